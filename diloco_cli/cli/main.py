@@ -1,0 +1,71 @@
+"""The `diloco` command: registers one file per command and is the one place where errors become text."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+
+import typer
+
+from diloco_cli import __version__
+from diloco_cli.cli.output import report_error, talk, wants_traceback
+from diloco_cli.errors import DilocoError
+
+BUG_STATUS = 1
+NO_SPACE_ERRNO = 28
+COMMANDS = (
+    "init", "plan", "launch", "status", "chaos", "stop", "resume", "logs", "runs", "verify", "export",
+    "learner", "syncer", "evaluator",
+)  # fmt: skip
+
+app = typer.Typer(
+    name="diloco",
+    help="Train one model on islands of accelerators that only share a bucket (Decoupled DiLoCo).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+) -> None:
+    """Train one model on islands of accelerators that only share a bucket (Decoupled DiLoCo)."""
+
+
+def register_commands() -> None:
+    """Each module in `cli/` named here offers `register(app)`; its heavy imports happen inside the command."""
+    for name in COMMANDS:
+        importlib.import_module(f"diloco_cli.cli.{name}").register(app)
+
+
+def main() -> None:
+    """Entry point: every declared error ends with its own exit status, and nobody sees a traceback unasked."""
+    register_commands()
+    try:
+        app(standalone_mode=True)
+    except DilocoError as error:
+        if wants_traceback():
+            traceback.print_exc()
+        report_error(error)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:
+        if wants_traceback():
+            raise
+        talk(f"error: a bug in diloco: {type(error).__name__}: {error}")
+        talk("hint: run the same command with DILOCO_DEBUG=1 and report what it prints")
+        sys.exit(BUG_STATUS)

@@ -1,0 +1,73 @@
+"""How every command speaks: data on stdout, talk on stderr, one JSON envelope, no traceback unless asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from diloco_cli.clock import utc_now_text
+from diloco_cli.environment import environment_flag, environment_value
+from diloco_cli.errors import DilocoError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FORMAT_VERSION = "1.0"
+WIDE = 240  # columns when the output is no terminal: Rich would cut tables at 80
+
+
+def talk(text: str) -> None:
+    """A line for people, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def console() -> Console:
+    """A Rich console on stdout that never cuts or colours what is piped."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    colour = terminal and not environment_value("NO_COLOR")
+    return Console(
+        width=None if terminal else WIDE,
+        no_color=not colour,
+        color_system="auto" if colour else None,
+        force_terminal=None if terminal else False,
+        highlight=False,
+        soft_wrap=not terminal,
+    )
+
+
+def envelope(
+    command: str, data: dict[str, Any], *, warnings: list[str] | None = None, error: DilocoError | None = None
+) -> str:
+    """The one JSON object of `--json`; see README, "For scripts"."""
+    body = {
+        "format_version": FORMAT_VERSION,
+        "command": command,
+        "ok": error is None,
+        "generated_at": utc_now_text(),
+        "data": data,
+        "warnings": warnings or [],
+        "error": None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
+    }
+    return json.dumps(body, allow_nan=False)
+
+
+def print_json(command: str, data: dict[str, Any], *, warnings: list[str] | None = None) -> None:
+    print(envelope(command, data, warnings=warnings), flush=True)
+
+
+def report_error(error: DilocoError) -> None:
+    """`error: ...`, then `hint: ...`; with --json the envelope on stdout instead."""
+    if "--json" in sys.argv:
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "diloco")
+        print(envelope(command, {}, error=error), flush=True)
+        return
+    talk(f"error: {error}")
+    if error.hint:
+        talk(f"hint: {error.hint}")
+
+
+def wants_traceback() -> bool:
+    return "--debug" in sys.argv or environment_flag("DILOCO_DEBUG")

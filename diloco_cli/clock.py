@@ -1,0 +1,24 @@
+"""The only module that reads a clock or sleeps."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+
+def monotonic_s() -> float:
+    """Seconds on this process's own monotonic clock; comparable only within one machine's uptime."""
+    return time.monotonic()
+
+
+def wall_s() -> float:
+    """Seconds since the epoch: for people's eyes and ages, never for a decision between two machines."""
+    return time.time()
+
+
+def sleep_s(seconds: float) -> None:
+    time.sleep(max(0.0, seconds))
+
+
+def utc_now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

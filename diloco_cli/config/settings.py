@@ -1,0 +1,195 @@
+"""The typed form of run.yaml and inventory.yaml. Units are last in the names; defaults are the paper's values
+(arXiv 2604.21428) where it states them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """A preset, a user's `module:function`, or (for `plan` and `simulate` alone) plain numbers."""
+
+    preset: str | None = None
+    entrypoint: str | None = None
+    args: Arguments = field(default_factory=dict)
+    parameters: int | None = None
+    layers: int | None = None
+    width: int | None = None
+    sequence: int | None = None
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """A preset or a user's `module:function`."""
+
+    preset: str | None = None
+    entrypoint: str | None = None
+    args: Arguments = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InnerSettings:
+    """The optimizer inside a learner. `save_every` is in rounds: how often its moments go to the store."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 3e-4
+    warmup_steps: int = 100
+    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+    save_every: int = 20
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """`tokens`: merged tokens at which the run ends. `batch_tokens`: tokens of one inner step of one learner."""
+
+    tokens: int = 20_000_000_000
+    batch_tokens: int = 524_288
+    seed: int = 0
+    threads: int = 1
+    inner: InnerSettings = field(default_factory=InnerSettings)
+
+
+@dataclass(frozen=True)
+class GraceSettings:
+    """gamma < 1: the share of the slack that the grace window may use (paper, section on the adaptive window)."""
+
+    gamma: float = 0.5
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """How fragments are exchanged. `every` is H, in steps of the fastest island; `overlap` is tau, in slots."""
+
+    every: int = 24
+    fragments: int = 24
+    overlap: int | Literal["auto"] = "auto"
+    quorum: int = 1
+    grace: GraceSettings = field(default_factory=GraceSettings)
+    merge: Literal["rda", "avg"] = "rda"
+    embedding_merge: Literal["rda", "avg"] = "avg"
+    granularity: Literal["fragment", "tensor", "row"] = "tensor"
+    weight: Literal["tokens2/steps", "tokens"] = "tokens2/steps"
+    codec: Literal["fp32", "bf16", "int8"] = "bf16"
+    broadcast: Literal["fp32", "bf16", "int8"] = "bf16"
+    adoption: Literal["on_arrival", "at_tau"] = "on_arrival"
+    staleness_rounds: int = 2
+    drift_rounds: int = 4
+    skip_after_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class OuterSettings:
+    """The optimizer on the syncer: SGD, or SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105)."""
+
+    name: Literal["nesterov", "sgd"] = "nesterov"
+    lr: float = 0.7
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """The OUTER parameters are evaluated every so many rounds on this many held-out sequences."""
+
+    every: int = 5
+    sequences: int = 64
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """run.yaml. `inventory` is a path relative to the run file."""
+
+    name: str
+    version: int = 1
+    inventory: str | None = None
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    sync: SyncSettings = field(default_factory=SyncSettings)
+    outer: OuterSettings = field(default_factory=OuterSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+
+@dataclass(frozen=True)
+class Link:
+    """An island's way to its bucket, in bits per second and seconds; None is unknown."""
+
+    up_bps: float | None = None
+    down_bps: float | None = None
+    rtt_s: float | None = None
+    emulate: bool = False
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """`H100-SXM:8` is Accelerators("H100-SXM", 8); also cpu:N and mps."""
+
+    name: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class IslandSettings:
+    """One island: accelerators with fast links inside, and so one learner."""
+
+    name: str
+    region: str
+    accelerators: Accelerators
+    infra: str = "local"
+    hosts: tuple[str, ...] = ()
+    nodes: int = 1
+    link: Link = field(default_factory=Link)
+    mtbf_s: float | None = None
+    restart_s: float | None = None
+    price_per_h: float = 0.0
+    egress_per_gb: float = 0.0
+    slowdown: float = 1.0
+    batch_tokens: int | None = None
+    mfu: float | None = None
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RegionSettings:
+    """`store` is the bucket that learners of this region use; None is the home bucket."""
+
+    store: str | None = None
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """The home bucket and prefix: it holds the commit log."""
+
+    url: str
+    region: str | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator: peak dense TFLOP/s (bf16, or fp16/fp32 where there is no bf16) and memory in GB."""
+
+    name: str
+    memory_gb: float
+    bf16_tflops: float | None = None
+    fp16_tflops: float | None = None
+    fp32_tflops: float | None = None
+    gbps: float | None = None
+    achievable: float | None = None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """inventory.yaml."""
+
+    store: StoreSettings
+    islands: tuple[IslandSettings, ...]
+    version: int = 1
+    regions: dict[str, RegionSettings] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)

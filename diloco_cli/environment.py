@@ -1,0 +1,22 @@
+"""The only module that reads or copies the process environment."""
+
+from __future__ import annotations
+
+import os
+
+
+def environment_value(name: str) -> str | None:
+    return os.environ.get(name) or None
+
+
+def environment_flag(name: str) -> bool:
+    return (environment_value(name) or "").lower() in {"1", "true", "yes", "on"}
+
+
+def environment_with(**values: str) -> dict[str, str]:
+    """A copy of this process's environment with `values` added: for a child process."""
+    return {**os.environ, **values}
+
+
+def set_environment_default(name: str, value: str) -> None:
+    os.environ.setdefault(name, value)

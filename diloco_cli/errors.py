@@ -1,0 +1,99 @@
+"""The one tree of errors: what failed, where, the allowed values, and a hint with a command.
+
+Every error carries the exit status that `diloco` ends with; the boundary that prints them is `cli/main.py`.
+"""
+
+from __future__ import annotations
+
+
+class DilocoError(Exception):
+    """Base of all declared errors. `where` is a place such as `run.yaml:12`; `hint` is one thing to try."""
+
+    code = "error"
+    exit_status = 1
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class UsageError(DilocoError):
+    """A wrong argument or an invalid file."""
+
+    code = "usage"
+    exit_status = 2
+
+
+class InfeasibleError(DilocoError):
+    """No plan exists for this hardware and this run."""
+
+    code = "infeasible"
+    exit_status = 3
+
+
+class NotFoundError(DilocoError):
+    """There is no such run or plan."""
+
+    code = "not_found"
+    exit_status = 4
+
+
+class DegradedError(DilocoError):
+    """The run works, but not as planned (`status --exit-code`)."""
+
+    code = "degraded"
+    exit_status = 5
+
+
+class StoreError(DilocoError):
+    """The store cannot be reached, forbids, or answered wrongly."""
+
+    code = "store"
+    exit_status = 6
+
+
+class RefusedError(DilocoError):
+    """A safety rail refused."""
+
+    code = "refused"
+    exit_status = 8
+
+
+class FencedError(DilocoError):
+    """A newer process has taken this one's place; nothing was changed."""
+
+    code = "fenced"
+    exit_status = 9
+
+
+class DataCheckError(DilocoError):
+    """What lies in the bucket is not what its log says."""
+
+    code = "data_check"
+    exit_status = 11
+
+
+class RunFailedError(DilocoError):
+    """The run cannot go on: non-finite loss, restarts exhausted."""
+
+    code = "run_failed"
+    exit_status = 12
+
+
+class NoSpaceError(DilocoError):
+    """A disk is full."""
+
+    code = "no_space"
+    exit_status = 13
+
+
+class TryAgainError(DilocoError):
+    """Not now; the same command may work later."""
+
+    code = "try_again"
+    exit_status = 75

@@ -1,0 +1,32 @@
+"""The only module that knows local paths: what a run keeps on this machine beside the bucket.
+
+    .diloco/<run>/run.json                 name and URL of the run
+    .diloco/<run>/supervisor.json          identity of the supervising process
+    .diloco/<run>/units/<unit>.json        identity of each living unit
+    .diloco/<run>/hold/<unit>              present: the supervisor must not restart this unit
+    .diloco/<run>/logs/<unit>.log          what a unit printed
+
+All of it may be lost without harm to the run: the bucket alone is enough to go on.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from diloco_cli.environment import environment_value
+
+
+def home_directory() -> Path:
+    """`.diloco` of the current directory, or $DILOCO_HOME."""
+    return Path(environment_value("DILOCO_HOME") or ".diloco").absolute()
+
+
+def run_directory(run: str) -> Path:
+    return home_directory() / run
+
+
+def templates_directory() -> Path:
+    """templates/ of the wheel, or of the source tree in an editable install."""
+    packaged = Path(str(resources.files("diloco_cli"))) / "templates"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "templates"
