@@ -1,4 +1,4 @@
-"""Shapes of the built-in models, as plain numbers: `plan` counts parameters and FLOPs without building a model."""
+"""Shapes of the built-in models, as plain numbers: `plan` counts parameters without building a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GPTShape:
 
     @property
     def num_parameters(self) -> int:
-        """Embedding (tied) + positions + per layer (attention 4 d^2, MLP 8 d^2, two norms) + the last norm."""
+        """Embedding (tied), positions; per layer attention 4 d^2, MLP 8 d^2, two norms; the last norm."""
         per_layer = 12 * self.width**2 + 2 * self.width
         return (self.vocabulary + self.sequence) * self.width + self.layers * per_layer + self.width
 

@@ -48,7 +48,7 @@ class InnerSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """`tokens`: merged tokens at which the run ends. `batch_tokens`: tokens of one inner step of one learner."""
+    """`tokens`: merged tokens at which the run ends. `batch_tokens`: of one inner step of one learner."""
 
     tokens: int = 20_000_000_000
     batch_tokens: int = 524_288
@@ -59,14 +59,14 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class GraceSettings:
-    """gamma < 1: the share of the slack that the grace window may use (paper, section on the adaptive window)."""
+    """gamma < 1: the share of the slack that the grace window may use (the paper's adaptive window)."""
 
     gamma: float = 0.5
 
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """How fragments are exchanged. `every` is H, in steps of the fastest island; `overlap` is tau, in slots."""
+    """How fragments are exchanged. `every`: H, in steps of the fastest island; `overlap`: tau, in slots."""
 
     every: int = 24
     fragments: int = 24
@@ -173,15 +173,22 @@ class StoreSettings:
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator: peak dense TFLOP/s (bf16, or fp16/fp32 where there is no bf16) and memory in GB."""
+    """One accelerator: peak dense TFLOP/s (bf16, or fp16/fp32 where there is no bf16) and memory in GB.
+
+    `memory_gb` None: shared with the host. `achievable`: share of the peak that large matrix products reach.
+    `unit`: what one entry counts (chip, gpu, device). `check`: the figure is not from a primary source.
+    """
 
     name: str
-    memory_gb: float
+    memory_gb: float | None
     bf16_tflops: float | None = None
     fp16_tflops: float | None = None
     fp32_tflops: float | None = None
     gbps: float | None = None
     achievable: float | None = None
+    unit: str | None = None
+    check: bool = False
+    note: str | None = None
 
 
 @dataclass(frozen=True)

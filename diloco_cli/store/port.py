@@ -1,8 +1,9 @@
-"""The port: few verbs, each with its guarantee. One contract suite (tests/contract) runs against every implementation.
+"""The port: few verbs, each with its guarantee. One contract suite (tests/contract) runs against every
+implementation.
 
-Keys are relative to the store's prefix: `[A-Za-z0-9._-]` parts joined by `/`, never empty, never `.` or `..`.
-Any verb may raise StoreError (exit 6); `retryable` tells whether the same call may work later. A verb that
-raised may or may not have taken effect, except that a failed create never leaves a torn object.
+Keys are relative to the store's prefix: `[A-Za-z0-9._-]` parts joined by `/`, never empty, never `.` or
+`..`. Any verb may raise StoreError (exit 6); `retryable` tells whether the same call may work later. A verb
+that raised may or may not have taken effect, except that a failed create never leaves a torn object.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from diloco_cli.errors import StoreError
 
 @dataclass(frozen=True)
 class Created:
-    """The object now holds exactly the bytes given: written by this call, or by an earlier try of the same bytes."""
+    """The object now holds exactly the bytes given, written by this call or by an earlier try of the same."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class Store(Protocol):
     url: str
 
     def create(self, key: str, data: bytes) -> Created | Exists:
-        """Atomic, whole, exclusive, durable on return. Same bytes under the same key count as one's own success
-        (a lost answer must not turn a success into a failure): callers put a nonce into what must be told apart."""
+        """Atomic, whole, exclusive, durable on return. Same bytes under the same key count as one's own
+        success (a lost answer must not turn a success into a failure): callers put a nonce into what must be
+        told apart."""
         ...
 
     def get(self, key: str) -> bytes | None:
@@ -71,8 +73,8 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        """At most `limit` keys that start with `prefix` and are greater than `after`, in lexical order. May lag behind
-        creates: never decide by it."""
+        """At most `limit` keys that start with `prefix` and are greater than `after`, in lexical order. May
+        lag behind creates: never decide by it."""
         ...
 
     def put(self, key: str, data: bytes) -> None:

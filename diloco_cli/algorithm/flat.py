@@ -1,0 +1,37 @@
+"""A model's parameters as the flat vectors of a layout's fragments, and back."""
+
+from __future__ import annotations
+
+import torch
+
+from diloco_cli.layout import Fragment, ParameterFact
+
+
+def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
+    """Every trained tensor once (tied weights share one name); those of torch.nn.Embedding count as embeddings.
+
+    Buffers are not exchanged: each learner keeps its own.
+    """
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
+    }
+    return [
+        ParameterFact(name, tuple(parameter.shape), id(parameter) in embeddings)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def gather(fragment: Fragment, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The fragment's tensors as one [n] float32 vector on the CPU."""
+    flat = torch.empty(fragment.num_parameters, dtype=torch.float32)
+    for slot in fragment.tensors:
+        flat[slot.start : slot.start + slot.num_elements].copy_(tensors[slot.name].detach().reshape(-1))
+    return flat
+
+
+@torch.no_grad()
+def scatter(fragment: Fragment, flat: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+    """Copy an [n] vector into the fragment's tensors, in place, on whatever device and dtype they have."""
+    for slot in fragment.tensors:
+        tensors[slot.name].copy_(flat[slot.start : slot.start + slot.num_elements].view(slot.shape))

@@ -1,0 +1,25 @@
+"""`diloco evaluator`: the syncer's child that evaluates the outer parameters; not meant for people."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("evaluator", hidden=True, help="Started by the syncer: evaluates committed versions.")(evaluator)
+
+
+def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix.")) -> None:
+    """Read evaluation requests from stdin, answer on stdout."""
+    from diloco_cli.clock import monotonic_s, sleep_s
+    from diloco_cli.protocol.driver import SystemClock, perform
+    from diloco_cli.protocol.log import read_format
+    from diloco_cli.store.open import open_store
+    from diloco_cli.store.retry import RetryingStore
+    from diloco_cli.syncer.evaluation import serve_evaluations
+
+    store = RetryingStore(open_store(run))
+    run_format = perform(read_format(run), store, SystemClock(monotonic_s, sleep_s, lambda: None))
+    serve_evaluations(run_format, store, sys.stdin, sys.stdout)

@@ -1,0 +1,151 @@
+"""Nodes -> settings dataclasses: the fields are the schema; rules add units, bounds, other spellings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from diloco_cli.config import readers
+from diloco_cli.config.fields import is_required, type_hints, without_none
+from diloco_cli.config.nearest import suggestion
+from diloco_cli.config.readers import Reader
+from diloco_cli.config.yaml_tree import Node
+from diloco_cli.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one field is written: `key` if the file calls it otherwise, `read` if its type does not say all."""
+
+    read: Reader | None = None
+    key: str | None = None
+
+
+Rules = Mapping[type, Mapping[str, Rule]]
+Origins = dict[str, str]
+
+
+@dataclass
+class Builder:
+    """Builds settings by `rules` and remembers where each value came from: {"sync.every": "run.yaml:12"}."""
+
+    rules: Rules
+    origins: Origins = field(default_factory=dict)
+
+    def build(self, cls: type[T], node: Node, path: str = "") -> T:
+        """One dataclass. Unknown and missing keys are errors; a missing key with a default keeps it."""
+        if not isinstance(node.value, dict):
+            raise UsageError(f"{_at(path)}must be a mapping, not {readers.shown(node)}", where=node.where)
+        hints = type_hints(cls)
+        by_key = {self._rule(cls, name).key or name: name for name in hints}
+        self._refuse_unknown(node.value, by_key, path)
+        values = {
+            by_key[key]: self._value(cls, by_key[key], hints[by_key[key]], child, _join(path, key))
+            for key, child in node.value.items()
+        }
+        for key, name in by_key.items():
+            if name not in values and is_required(cls, name):
+                raise UsageError(f"{_at(path)}the key '{key}' is missing", where=node.where)
+        return cls(**values)
+
+    def _rule(self, cls: type, name: str) -> Rule:
+        return self.rules.get(cls, {}).get(name, Rule())
+
+    def _refuse_unknown(self, entries: Mapping[str, Node], allowed: Mapping[str, str], path: str) -> None:
+        for key, child in entries.items():
+            if key not in allowed:
+                known = f"{suggestion(key, allowed)}; allowed: {', '.join(allowed)}"
+                raise UsageError(f"{_at(path)}unknown key '{key}'{known}", where=child.where)
+
+    def _value(self, cls: type, name: str, hint: Any, node: Node, path: str) -> Any:
+        """One field, by its rule or else by its type."""
+        optional, hint = without_none(hint)
+        if node.value is None and optional:
+            return None
+        rule = self._rule(cls, name)
+        if rule.read is None:
+            nested = self._nested(hint, node, path)
+            if nested is not None:
+                return nested
+        self.origins[path] = node.where
+        try:
+            return (rule.read or reader_for(hint))(node)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error.message}", where=error.where, hint=error.hint) from None
+
+    def _nested(self, hint: Any, node: Node, path: str) -> Any:
+        """A dataclass, a tuple of them, or a mapping of names to them; None if the field is none of these."""
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            return self.build(hint, node, path)
+        origin, members = get_origin(hint), get_args(hint)
+        item: Any = members[0 if origin is tuple else -1] if origin in (tuple, dict) else None
+        if not dataclasses.is_dataclass(item):
+            return None
+        cls: Any = item
+        return self._list(cls, node, path) if origin is tuple else self.build_named(cls, node, path)
+
+    def _list(self, cls: type[T], node: Node, path: str) -> tuple[T, ...]:
+        if not isinstance(node.value, list):
+            raise UsageError(f"{path}: must be a list, not {readers.shown(node)}", where=node.where)
+        return tuple(
+            self.build(cls, child, _item(path, index, child)) for index, child in enumerate(node.value)
+        )
+
+    def build_named(self, cls: type[T], node: Node, path: str) -> dict[str, T]:
+        """{name: {...}}; a class with a field `name` gets the key as its name."""
+        if not isinstance(node.value, dict):
+            raise UsageError(
+                f"{path}: must be a mapping of names, not {readers.shown(node)}", where=node.where
+            )
+        return {
+            key: self.build(cls, _with_name(cls, key, child), _join(path, key))
+            for key, child in node.value.items()
+        }
+
+
+def reader_for(hint: Any) -> Reader:
+    """The reader that a type implies."""
+    simple: dict[Any, Reader] = {
+        str: readers.text, bool: readers.boolean, int: readers.integer, float: readers.number,
+    }  # fmt: skip
+    if hint in simple:
+        return simple[hint]
+    if get_origin(hint) is Literal:
+        return readers.one_of(get_args(hint))
+    if get_origin(hint) is dict:
+        return arguments
+    raise TypeError(f"no reader for the type {hint}: give the field a rule")
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    if not isinstance(node.value, dict):
+        raise UsageError(f"must be a mapping, not {readers.shown(node)}", where=node.where)
+    return {key: readers.plain(child) for key, child in node.value.items()}
+
+
+def _with_name(cls: type, key: str, node: Node) -> Node:
+    if "name" not in type_hints(cls) or not isinstance(node.value, dict):
+        return Node({}, node.where) if node.value is None else node
+    if "name" in node.value:
+        raise UsageError(
+            f"{key}: unknown key 'name'; the key '{key}' is the name", where=node.value["name"].where
+        )
+    return Node({"name": Node(key, node.where, key), **node.value}, node.where)
+
+
+def _item(path: str, index: int, node: Node) -> str:
+    """`islands.iowa` where the item has a name, else `islands[2]`."""
+    named = node.value.get("name") if isinstance(node.value, dict) else None
+    return f"{path}.{named.text}" if named is not None and named.text else f"{path}[{index}]"
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _at(path: str) -> str:
+    return f"{path}: " if path else ""

@@ -1,0 +1,42 @@
+"""What a dataclass's annotations say about its fields: shared by the YAML builder and the JSON codec."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def type_hints(cls: Any) -> dict[str, Any]:
+    """Types of a dataclass's fields, in their order."""
+    return _type_hints(cls)
+
+
+def is_required(cls: Any, name: str) -> bool:
+    """Has the field no default?"""
+    return name in _required(cls)
+
+
+@cache
+def _type_hints(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+
+
+@cache
+def _required(cls: Any) -> frozenset[str]:
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(cls)
+    return frozenset(
+        item.name for item in fields if item.default is missing and item.default_factory is missing
+    )
+
+
+def without_none(hint: Any) -> tuple[bool, Any]:
+    """(may it be None, the type without None)."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return False, hint
+    members = tuple(member for member in get_args(hint) if member is not type(None))
+    optional = len(members) < len(get_args(hint))
+    return optional, members[0] if len(members) == 1 else Union[members]  # noqa: UP007

@@ -1,0 +1,155 @@
+"""Readers: one node -> one value, or an error that says what was expected. Bounds and units live here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from diloco_cli.config.nearest import suggestion
+from diloco_cli.config.yaml_tree import Node
+from diloco_cli.errors import UsageError
+
+T = TypeVar("T")
+Reader = Callable[[Node], Any]
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+NAME_RULE = "lower-case letters, digits and '-', at most 63, beginning with a letter or digit"
+ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def text(node: Node) -> str:
+    """A word or a quoted text. A bare number or true is not one: quote it if it is meant."""
+    if not isinstance(node.value, str) or not node.value.strip():
+        raise UsageError(f"must be text, not {shown(node)}", where=node.where)
+    return node.value
+
+
+def name(node: Node) -> str:
+    """A name that may become part of an object key; a number such as 7 counts as the word it looks like."""
+    if not isinstance(node.value, (str, int)) or NAME.fullmatch(node.text) is None:
+        raise UsageError(f"must be a name ({NAME_RULE}), not {shown(node)}", where=node.where)
+    return node.text
+
+
+def entrypoint(node: Node) -> str:
+    """`package.module:function`."""
+    value = text(node)
+    if ENTRYPOINT.fullmatch(value) is None:
+        raise UsageError(f"must be package.module:function, not '{value}'", where=node.where)
+    return value
+
+
+def boolean(node: Node) -> bool:
+    if not isinstance(node.value, bool):
+        raise UsageError(f"must be true or false, not {shown(node)}", where=node.where)
+    return node.value
+
+
+def integer(node: Node) -> int:
+    if not isinstance(node.value, int) or isinstance(node.value, bool):
+        raise UsageError(f"must be a whole number, not {shown(node)}", where=node.where)
+    return node.value
+
+
+def number(node: Node) -> float:
+    if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
+        raise UsageError(f"must be a number, not {shown(node)}", where=node.where)
+    if not math.isfinite(node.value):
+        raise UsageError(f"must be a finite number, not {shown(node)}", where=node.where)
+    return float(node.value)
+
+
+def one_of(allowed: Sequence[str]) -> Reader:
+    """One of a few words."""
+
+    def read(node: Node) -> str:
+        value = node.value
+        if not isinstance(value, str) or value not in allowed:
+            hint = suggestion(node.text, allowed)
+            raise UsageError(
+                f"must be one of {', '.join(allowed)}, not {shown(node)}{hint}", where=node.where
+            )
+        return value
+
+    return read
+
+
+def quantity(parse: Callable[[str], T]) -> Callable[[Node], T]:
+    """A value with a unit, through one of the parsers of `units`."""
+
+    def read(node: Node) -> T:
+        if isinstance(node.value, (dict, list, bool, type(None))):
+            raise UsageError(f"must be a quantity with a unit, not {shown(node)}", where=node.where)
+        try:
+            return parse(node.text)
+        except UsageError as error:
+            raise UsageError(error.message, where=node.where) from None
+
+    return read
+
+
+def at_least(bound: float, read: Reader) -> Reader:
+    return _bounded(read, lambda value: value >= bound, f"must be at least {bound:g}")
+
+
+def above(bound: float, read: Reader) -> Reader:
+    return _bounded(read, lambda value: value > bound, f"must be above {bound:g}")
+
+
+def between(low: float, high: float, read: Reader) -> Reader:
+    """Both ends included."""
+    return _bounded(read, lambda value: low <= value <= high, f"must be from {low:g} to {high:g}")
+
+
+def inside(low: float, high: float, read: Reader) -> Reader:
+    """Both ends excluded."""
+    return _bounded(read, lambda value: low < value < high, f"must be above {low:g} and below {high:g}")
+
+
+def from_zero_below(high: float, read: Reader) -> Reader:
+    return _bounded(read, lambda value: 0 <= value < high, f"must be at least 0 and below {high:g}")
+
+
+def _bounded(read: Reader, holds: Callable[[Any], bool], rule: str) -> Reader:
+    def bounded(node: Node) -> Any:
+        value = read(node)
+        if not holds(value):
+            raise UsageError(f"{rule}, not {shown(node)}", where=node.where)
+        return value
+
+    return bounded
+
+
+def either(word: str, read: Reader) -> Reader:
+    """The word itself (`auto`), or what `read` reads."""
+
+    def read_either(node: Node) -> Any:
+        if node.value == word:
+            return word
+        try:
+            return read(node)
+        except UsageError as error:
+            raise UsageError(f"{error.message}; '{word}' is allowed too", where=error.where) from None
+
+    return read_either
+
+
+def plain(node: Node) -> Any:
+    """The node as plain Python data, for arguments that are handed on unread."""
+    if isinstance(node.value, dict):
+        return {key: plain(child) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [plain(child) for child in node.value]
+    if isinstance(node.value, float):
+        return number(node)
+    return node.value
+
+
+def shown(node: Node) -> str:
+    """A value inside an error: what was written, or what it is."""
+    if isinstance(node.value, (dict, list)) or node.value is None:
+        return node.kind
+    written = node.text if len(node.text) <= 60 else node.text[:57] + "..."
+    return f"'{written}'" if isinstance(node.value, str) else written

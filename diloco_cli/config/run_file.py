@@ -1,0 +1,162 @@
+"""run.yaml -> RunSettings. The table holds the bounds; the checks below hold what relates two keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from diloco_cli.config import readers
+from diloco_cli.config.build import Builder, Origins, Rule, Rules
+from diloco_cli.config.overrides import apply_overrides
+from diloco_cli.config.presets import DATA_PRESETS, GPT_PRESETS
+from diloco_cli.config.readers import (
+    above,
+    at_least,
+    between,
+    from_zero_below,
+    inside,
+    integer,
+    number,
+    quantity,
+)
+from diloco_cli.config.settings import (
+    DataSettings,
+    EvaluationSettings,
+    GraceSettings,
+    InnerSettings,
+    ModelSettings,
+    OuterSettings,
+    RunSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.config.yaml_tree import Node, read_yaml_file
+from diloco_cli.errors import UsageError
+from diloco_cli.units import parse_count, parse_duration
+
+RUN_VERSION = 1
+MOST_FRAGMENTS = 4096
+MOST_THREADS = 1024
+COUNT = at_least(1, quantity(parse_count))
+WHOLE = at_least(1, integer)
+FRACTION = from_zero_below(1, number)
+
+RULES: Rules = {
+    RunSettings: {"name": Rule(readers.name)},
+    ModelSettings: {
+        "preset": Rule(readers.one_of(tuple(GPT_PRESETS))),
+        "entrypoint": Rule(readers.entrypoint),
+        "parameters": Rule(COUNT),
+        "layers": Rule(WHOLE),
+        "width": Rule(COUNT),
+        "sequence": Rule(COUNT),
+    },
+    DataSettings: {"preset": Rule(readers.one_of(DATA_PRESETS)), "entrypoint": Rule(readers.entrypoint)},
+    TrainSettings: {
+        "tokens": Rule(COUNT),
+        "batch_tokens": Rule(COUNT),
+        "seed": Rule(between(0, 2**32 - 1, integer)),
+        "threads": Rule(between(1, MOST_THREADS, integer)),
+    },
+    InnerSettings: {
+        "lr": Rule(above(0, number)),
+        "warmup_steps": Rule(at_least(0, quantity(parse_count))),
+        "weight_decay": Rule(at_least(0, number)),
+        "beta1": Rule(FRACTION),
+        "beta2": Rule(FRACTION),
+        "clip_norm": Rule(at_least(0, number)),
+        "save_every": Rule(WHOLE),
+    },
+    SyncSettings: {
+        "every": Rule(COUNT),
+        "fragments": Rule(between(1, MOST_FRAGMENTS, integer)),
+        "overlap": Rule(readers.either("auto", at_least(0, integer))),
+        "quorum": Rule(WHOLE),
+        "staleness_rounds": Rule(WHOLE),
+        "drift_rounds": Rule(WHOLE),
+        "skip_after_s": Rule(above(0, quantity(parse_duration)), key="skip_after"),
+    },
+    GraceSettings: {"gamma": Rule(inside(0, 1, number))},
+    OuterSettings: {"lr": Rule(above(0, number)), "momentum": Rule(FRACTION)},
+    EvaluationSettings: {"every": Rule(WHOLE), "sequences": Rule(WHOLE)},
+}
+
+
+def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunSettings:
+    """The settings of a run file, with `a.b=value` overrides from --set."""
+    return load_run_with_origins(path, overrides)[0]
+
+
+def load_run_with_origins(path: Path | str, overrides: Iterable[str] = ()) -> tuple[RunSettings, Origins]:
+    """The settings, and for each key that was given its place: {"sync.every": "run.yaml:12"}."""
+    tree = apply_overrides(read_yaml_file(Path(path)), overrides)
+    refuse_newer(tree, RUN_VERSION)
+    builder = Builder(RULES)
+    run = builder.build(RunSettings, tree)
+    _check_model(run.model, _place(tree, "model"))
+    _check_data(run, _place(tree, "data"))
+    _check_sync(run, builder.origins, tree.where)
+    return run, builder.origins
+
+
+def inventory_path_of(run: RunSettings, run_path: Path | str) -> Path | None:
+    """Where the run file's inventory lies: relative to the run file. None if it names none."""
+    return None if run.inventory is None else Path(run_path).parent / run.inventory
+
+
+def refuse_newer(tree: Node, version: int) -> None:
+    """A file of a newer format is not half understood: it is refused before any of its keys are."""
+    found = tree.value.get("version") if isinstance(tree.value, dict) else None
+    if found is None or found.value == version:
+        return
+    if not isinstance(found.value, int) or isinstance(found.value, bool) or found.value < 1:
+        raise UsageError(f"version: must be {version}, not {readers.shown(found)}", where=found.where)
+    raise UsageError(
+        f"version: {found.value} is newer than this diloco reads ({version})",
+        where=found.where,
+        hint="pip install --upgrade diloco",
+    )
+
+
+def _check_model(model: ModelSettings, where: str) -> None:
+    if model.preset and model.entrypoint:
+        raise UsageError("model: give a preset or an entrypoint, not both", where=where)
+    numbers = {key: getattr(model, key) for key in ("parameters", "layers", "width", "sequence")}
+    given = [key for key, value in numbers.items() if value is not None]
+    if model.preset and given:
+        raise UsageError(f"model: the preset already says '{given[0]}'; remove one of the two", where=where)
+    missing = [key for key, value in numbers.items() if value is None]
+    if given and missing:
+        raise UsageError(f"model: plain numbers need all four; missing: {', '.join(missing)}", where=where)
+    if not (model.preset or model.entrypoint or given):
+        allowed = (
+            f"a preset ({', '.join(GPT_PRESETS)}), an entrypoint, or parameters, layers, width and sequence"
+        )
+        raise UsageError(f"model: nothing says which model; give {allowed}", where=where)
+    if model.args and not model.entrypoint:
+        raise UsageError("model: args belong to an entrypoint, and there is none", where=where)
+
+
+def _check_data(run: RunSettings, where: str) -> None:
+    if run.data.preset and run.data.entrypoint:
+        raise UsageError("data: give a preset or an entrypoint, not both", where=where)
+    trainable = run.model.preset or run.model.entrypoint
+    if trainable and not (run.data.preset or run.data.entrypoint):
+        allowed = f"a preset ({', '.join(DATA_PRESETS)}) or an entrypoint"
+        raise UsageError(f"data: nothing says which data; give {allowed}", where=where)
+
+
+def _check_sync(run: RunSettings, origins: Origins, default_place: str) -> None:
+    sync = run.sync
+    if isinstance(sync.overlap, int) and sync.overlap >= sync.every:
+        raise UsageError(
+            f"sync.overlap: {sync.overlap} must be below sync.every ({sync.every}): "
+            "a fragment would be sent again before it came back",
+            where=origins.get("sync.overlap", default_place),
+        )
+
+
+def _place(tree: Node, key: str) -> str:
+    child: Any = tree.value.get(key) if isinstance(tree.value, dict) else None
+    return child.where if child is not None else tree.where

@@ -1,0 +1,108 @@
+"""A run comes into being: its format is created once, in the home bucket, and never changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from diloco_cli import __version__
+from diloco_cli.algorithm.flat import parameter_facts
+from diloco_cli.clock import utc_now_text
+from diloco_cli.config.codec import to_plain
+from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.layout import Layout, balanced_layout
+from diloco_cli.protocol.keys import FORMAT_KEY
+from diloco_cli.protocol.log import parse_format
+from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.protocol.wire import encode
+from diloco_cli.randomness import nonce
+from diloco_cli.store.port import Created, Store
+from diloco_cli.tasks.build import build_model_on_meta
+
+
+@dataclass(frozen=True)
+class IslandPace:
+    """What the plan says of an island that the inventory does not."""
+
+    batch_tokens: int
+    local_steps: int
+    tokens_per_s: float
+    step_s: float
+
+
+def layout_of(settings: RunSettings) -> Layout:
+    """The fragments of the run's model; nothing is allocated."""
+    return balanced_layout(parameter_facts(build_model_on_meta(settings)), settings.sync.fragments)
+
+
+def make_format(
+    settings: RunSettings, inventory: Inventory, url: str, paces: dict[str, IslandPace]
+) -> RunFormat:
+    """FORMAT.json of a new run at `url` with the islands named in `paces`."""
+    islands = tuple(
+        Island(
+            name=island.name,
+            region=island.region,
+            store_url=url,
+            batch_tokens=paces[island.name].batch_tokens,
+            local_steps=paces[island.name].local_steps,
+            tokens_per_s=paces[island.name].tokens_per_s,
+            step_s=paces[island.name].step_s,
+            accelerator=island.accelerators.name,
+            num_accelerators=island.accelerators.count,
+            infra=island.infra,
+            slowdown=island.slowdown,
+            link=island.link,
+        )
+        for island in sorted(inventory.islands, key=lambda i: i.name)
+        if island.name in paces
+    )
+    return RunFormat(
+        run_id=nonce(),
+        name=settings.name,
+        created_at=utc_now_text(),
+        settings=settings,
+        islands=islands,
+        layout=layout_of(settings),
+        software=__version__,
+    )
+
+
+def create_run(store: Store, fresh: RunFormat, where: str) -> tuple[RunFormat, Literal["created", "existed"]]:
+    """Create the run, or find the same run there already. Raises UsageError if other settings hold the name."""
+    answer = store.create(FORMAT_KEY, encode(fresh))
+    if isinstance(answer, Created):
+        return fresh, "created"
+    there = parse_format(answer.data, where)
+    different = differences(there, fresh)
+    if different:
+        raise UsageError(
+            f"a run named {fresh.name!r} exists already with other settings: {', '.join(different)}",
+            where=where,
+            hint=f"go on with it: diloco resume {fresh.name}; or start another: --set name={fresh.name}-2",
+        )
+    return there, "existed"
+
+
+def differences(there: RunFormat, fresh: RunFormat) -> list[str]:
+    """Names of the settings in which two formats differ, where that matters to the run."""
+    old, new = to_plain(there), to_plain(fresh)
+    found = _changed(old["settings"], new["settings"], "")
+    old_islands, new_islands = ({i["name"]: i for i in plain["islands"]} for plain in (old, new))
+    if set(old_islands) != set(new_islands):
+        found.append("islands")
+    if there.layout.digest != fresh.layout.digest:
+        found.append("model layout")
+    return found
+
+
+def _changed(old: dict[str, object], new: dict[str, object], prefix: str) -> list[str]:
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += _changed(before, after, f"{prefix}{key}.")
+        elif before != after and f"{prefix}{key}" != "inventory":
+            found.append(f"{prefix}{key} ({before} there, {after} here)")
+    return found

@@ -1,0 +1,147 @@
+"""Whether, when and why a unit that ended is started again. Pure: a function of (exits, now, policy)."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+DONE_STATUSES = {0: "it is done", 9: "a newer process has taken its place (fenced)"}
+# The world outside may heal, and the unit has already retried by itself: patience instead of a count.
+OUTSIDE_STATUSES = {6: "the store failed", 13: "no space is left", 75: "it asked to try again"}
+# The same start will end the same way: a few tries, for what a bucket may have healed meanwhile.
+HOPELESS_STATUSES = {
+    2: "its settings are not valid",
+    3: "its plan is infeasible",
+    4: "its run was not found",
+    8: "a safety rail refused",
+    11: "a data check failed",
+    12: "the run failed in it",
+}
+OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """`first_delay_s` is short: how fast a killed learner is back is what a fleet pays for every day."""
+
+    first_delay_s: float = 0.2
+    second_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    healthy_s: float = 60.0
+    settled_s: float = 5.0
+    max_restarts: int = 20
+    max_kills: int = 60
+    window_s: float = 600.0
+    max_hopeless: int = 3
+    patience_s: float = 3600.0
+
+
+@dataclass(frozen=True)
+class Exit:
+    """`status` is as subprocess tells it (-9: killed by signal 9); None: an adopted unit, not our child."""
+
+    at_s: float
+    status: int | None
+    lived_s: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`at_s`: when to start it again, on the clock of the exits; None unless `action` is restart."""
+
+    action: Literal["restart", "done", "give_up"]
+    reason: str
+    at_s: float | None = None
+
+
+def decide(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> Decision:
+    """What becomes of a unit after the last of its exits (oldest first, at least one)."""
+    last = exits[-1]
+    if last.status in DONE_STATUSES:
+        return Decision("done", DONE_STATUSES[last.status])
+    cause = describe_exit(last)
+    exhausted = _exhausted(exits, now_s, policy)
+    if exhausted is not None:
+        return Decision("give_up", f"{cause}; {exhausted}")
+    delay_s = _delay_s(_bad_lives(exits, policy), policy)
+    return Decision("restart", f"{cause}; restart in {delay_s:g} s", now_s + delay_s)
+
+
+def describe_exit(last: Exit) -> str:
+    lived = f"after {last.lived_s:.1f} s"
+    if last.status is None:
+        return f"ended {lived}, how is not known (it was adopted)"
+    if last.status < 0:
+        return f"killed by {_signal_name(-last.status)} {lived}"
+    why = OUTSIDE_STATUSES.get(last.status) or HOPELESS_STATUSES.get(last.status)
+    return f"ended with status {last.status} {lived}" + (f": {why}" if why else "")
+
+
+def is_healthy(life: Exit, policy: RestartPolicy) -> bool:
+    """A long life; or a shorter one that a signal from outside ended, which says nothing about the unit."""
+    killed = life.status is not None and -life.status in OUTSIDE_SIGNALS
+    return life.lived_s >= (policy.settled_s if killed else policy.healthy_s)
+
+
+def _bad_lives(exits: Sequence[Exit], policy: RestartPolicy) -> int:
+    """How many of the latest lives in a row were not healthy."""
+    count = 0
+    for life in reversed(exits):
+        if is_healthy(life, policy):
+            break
+        count += 1
+    return count
+
+
+def _delay_s(bad_lives: int, policy: RestartPolicy) -> float:
+    if bad_lives <= 1:
+        return policy.first_delay_s
+    doublings = min(bad_lives - 2, 32)
+    return min(policy.max_delay_s, policy.second_delay_s * 2**doublings)
+
+
+def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> str | None:
+    """Why there are no more tries, or None."""
+    last = exits[-1]
+    if last.status in OUTSIDE_STATUSES:
+        since_s = now_s - _outside_since_s(exits, policy)
+        return f"so for {since_s:.0f} s now" if since_s > policy.patience_s else None
+    if last.status in HOPELESS_STATUSES:
+        tries = _trailing_same(exits)
+        return f"{tries} times in a row, a restart does not heal it" if tries >= policy.max_hopeless else None
+    recent = [life for life in exits if now_s - life.at_s <= policy.window_s]
+    bad = sum(not is_healthy(life, policy) for life in recent)
+    for count, bound in ((bad, policy.max_restarts), (len(recent), policy.max_kills)):
+        if count > bound:
+            return f"restarts exhausted: {bound} within {policy.window_s:.0f} s"
+    return None
+
+
+def _trailing_same(exits: Sequence[Exit]) -> int:
+    count = 0
+    for life in reversed(exits):
+        if life.status != exits[-1].status:
+            break
+        count += 1
+    return count
+
+
+def _outside_since_s(exits: Sequence[Exit], policy: RestartPolicy) -> float:
+    """When the latest chain of outside failures began; a healthy life begins a new chain."""
+    since_s = exits[-1].at_s
+    for life in reversed(exits):
+        if life.status not in OUTSIDE_STATUSES:
+            break
+        since_s = life.at_s
+        if is_healthy(life, policy):
+            break
+    return since_s
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,111 @@
+"""One unit under supervision: its process, its exits, its state."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections import deque
+
+from diloco_cli.clock import monotonic_s, wall_s
+from diloco_cli.errors import RefusedError
+from diloco_cli.launch.events import UnitSummary
+from diloco_cli.launch.restart import Exit
+from diloco_cli.launch.states import LAST_STATES, Happening, State, next_state
+from diloco_cli.launch.units import UnitSpec, start_unit
+from diloco_cli.processes.identity import is_alive
+from diloco_cli.processes.registry import UnitRecord, is_held, read_unit
+from diloco_cli.processes.signals import signal_family, signal_process
+
+MAX_EXITS_KEPT = 200
+
+
+class SupervisedUnit:
+    """Mechanism only: what to do, and when, is the supervisor's and the restart policy's."""
+
+    def __init__(self, run: str, spec: UnitSpec) -> None:
+        self.run = run
+        self.spec = spec
+        self.state = State.STARTING
+        self.exits: deque[Exit] = deque(maxlen=MAX_EXITS_KEPT)
+        self.starts = 0
+        self.num_exits = 0
+        self.restart_at_s = 0.0
+        self.reason = ""
+        self.terminated = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._record: UnitRecord | None = None
+        self._alive_since_s = 0.0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in LAST_STATES
+
+    @property
+    def held(self) -> bool:
+        return is_held(self.run, self.spec.name)
+
+    @property
+    def pid(self) -> int | None:
+        return self._record.identity.pid if self._record else None
+
+    def go(self, happening: Happening, reason: str) -> None:
+        self.state = next_state(self.state, happening)
+        self.reason = reason
+
+    def adopt(self) -> bool:
+        """Takes over the process of an earlier supervisor, if it still lives."""
+        record = read_unit(self.run, self.spec.name)
+        if not isinstance(record, UnitRecord) or not is_alive(record.identity):
+            return False
+        self._child, self._record = None, record
+        self._alive_since_s = monotonic_s() - max(0.0, wall_s() - record.started_s)
+        self.starts += 1
+        return True
+
+    def start(self) -> None:
+        self._child, self._record = start_unit(self.run, self.spec)
+        self._alive_since_s = monotonic_s()
+        self.starts += 1
+
+    def poll(self) -> Exit | None:
+        """The exit, if its process has ended since the last call. What it left behind is ended as well."""
+        if self._record is None:
+            return None
+        status = self._child.poll() if self._child else None
+        if status is None and (self._child or is_alive(self._record.identity)):
+            return None
+        signal_family(self._record.identity, signal.SIGKILL)
+        self._child, self._record = None, None
+        now_s = monotonic_s()
+        return self.note(Exit(now_s, status, max(0.0, now_s - self._alive_since_s)))
+
+    def note(self, life: Exit) -> Exit:
+        self.exits.append(life)
+        self.num_exits += 1
+        return life
+
+    def terminate(self) -> None:
+        """SIGTERM, once; and SIGCONT, without which a paused process would never hear it."""
+        if not self.terminated:
+            self.terminated = True
+            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def summary(self) -> UnitSummary:
+        restarts = max(0, self.starts - 1)
+        exits = tuple(self.exits)
+        return UnitSummary(
+            self.spec.name, self.spec.kind, self.state, self.starts, restarts, self.reason, exits
+        )
+
+    def _signal(self, signum: int) -> None:
+        if self._record is None:
+            return
+        try:
+            signal_process(self._record.identity, signum)
+        except RefusedError:
+            # It ended just now: the next poll sees it.
+            return

@@ -1,0 +1,270 @@
+"""Keeps the units of a run alive on this machine until the run ends, is stopped, or cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from diloco_cli.clock import monotonic_s, sleep_s, wall_s
+from diloco_cli.errors import DilocoError, RunFailedError, UsageError
+from diloco_cli.launch.events import Event, EventKind, Outcome, Reason
+from diloco_cli.launch.restart import DONE_STATUSES, Exit, RestartPolicy, decide, describe_exit
+from diloco_cli.launch.states import Happening, State
+from diloco_cli.launch.supervised import SupervisedUnit
+from diloco_cli.launch.units import UnitSpec
+from diloco_cli.launch.watch import Asking, OnceInBackground, SignalCount
+from diloco_cli.processes.registry import SUPERVISOR, supervisor_lock
+
+ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped", "STOPPING": "stopped"}
+
+
+@dataclass(frozen=True)
+class StopPolicy:
+    """Bounds of a clean stop, from its beginning; together below 10 s.
+
+    A run that ended by itself leaves its units `leave_s` before they get SIGTERM. An interruption writes the
+    stop request (at most `request_s`), then sends SIGTERM. Whatever lives after `kill_s` gets SIGKILL.
+    """
+
+    leave_s: float = 4.0
+    request_s: float = 2.0
+    kill_s: float = 8.0
+    give_up_s: float = 9.5
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why and when the supervision comes to its end, on the monotonic clock."""
+
+    reason: Reason
+    text: str
+    terminate_at_s: float
+    kill_at_s: float
+    give_up_at_s: float
+
+
+def supervise(
+    run_name: str,
+    units: Sequence[UnitSpec],
+    *,
+    run_state: Callable[[], str],
+    on_event: Callable[[Event], None],
+    request_stop: Callable[[], None] | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+    poll_s: float = 0.2,
+    state_every_s: float = 1.0,
+    restart: RestartPolicy | None = None,
+    stop: StopPolicy | None = None,
+) -> Outcome:
+    """Starts (or adopts) every unit, restarts what dies, and returns when all have ended.
+
+    `run_state` tells the state of the run in the bucket: FINISHED, STOPPED or STOPPING end the supervision, any
+    other text does not; it is asked in a thread and may be slow or raise a declared error. The first SIGINT,
+    SIGTERM or SIGHUP (or `stop_requested`) calls `request_stop` and stops the units; the second kills them.
+    Raises RunFailedError if the syncer, or all learners, ended too often; RefusedError beside another supervisor.
+    """
+    _check(units)
+    with supervisor_lock(run_name), SignalCount() as signals, Asking(run_state, state_every_s) as asking:
+        supervisor = Supervisor(run_name, units, asking, signals, on_event, restart, stop)
+        return supervisor.run(request_stop, stop_requested, poll_s)
+
+
+class Supervisor:
+    """The loop behind `supervise`. Every decision on a single unit is `restart.decide`'s."""
+
+    def __init__(
+        self,
+        run_name: str,
+        units: Sequence[UnitSpec],
+        asking: Asking,
+        signals: SignalCount,
+        on_event: Callable[[Event], None],
+        restart: RestartPolicy | None = None,
+        stop: StopPolicy | None = None,
+    ) -> None:
+        self.units = [SupervisedUnit(run_name, spec) for spec in units]
+        self._run_name = run_name
+        self._asking = asking
+        self._signals = signals
+        self._on_event = on_event
+        self._restart = restart or RestartPolicy()
+        self._stop = stop or StopPolicy()
+        self._ending: Ending | None = None
+        self._request: OnceInBackground | None = None
+
+    def run(
+        self, request_stop: Callable[[], None] | None, stop_requested: Callable[[], bool], poll_s: float
+    ) -> Outcome:
+        began_s = monotonic_s()
+        while True:
+            self._listen(request_stop, stop_requested)
+            for unit in self.units:
+                self._advance(unit)
+            self._notice_failure()
+            if all(unit.ended for unit in self.units) or self._hasten():
+                break
+            sleep_s(self._pause_s(poll_s))
+        return self._outcome(monotonic_s() - began_s)
+
+    def _listen(self, request_stop: Callable[[], None] | None, stop_requested: Callable[[], bool]) -> None:
+        """Turns signals, a local wish to stop, and the run's own end into an Ending."""
+        now_s = monotonic_s()
+        state = self._asking.answer
+        wished = self._signals.count + stop_requested()
+        interrupted = self._ending is not None and self._ending.reason == "interrupted"
+        if self._signals.count >= 2 and self._ending is not None:
+            self._ending = replace(
+                self._ending, terminate_at_s=now_s, kill_at_s=min(now_s, self._ending.kill_at_s)
+            )
+        elif wished and not interrupted:
+            if request_stop is not None and self._ending is None:
+                self._request = OnceInBackground(request_stop)
+            self._end("interrupted", "asked to stop: again to stop at once", self._stop.request_s)
+        elif state in ENDINGS and self._ending is None:
+            self._end(ENDINGS[state], f"the run is {state}", self._stop.leave_s)
+
+    def _end(self, reason: Reason, text: str, terminate_after_s: float) -> None:
+        now_s = monotonic_s()
+        self._ending = Ending(
+            reason,
+            text,
+            terminate_at_s=now_s + terminate_after_s,
+            kill_at_s=now_s + self._stop.kill_s,
+            give_up_at_s=now_s + self._stop.give_up_s,
+        )
+        self._tell("stopping", None, text)
+
+    def _advance(self, unit: SupervisedUnit) -> None:
+        """One step of one unit, by its state."""
+        if unit.state is State.RUNNING:
+            life = unit.poll()
+            if life is not None:
+                self._settle(unit, life)
+        elif self._ending is not None and not unit.ended:
+            unit.go(Happening.RUN_OVER, self._ending.text)
+        elif unit.state is State.HELD:
+            if not unit.held:
+                self._move(unit, Happening.RELEASED, "released", "no longer held")
+        elif unit.state in {State.STARTING, State.BACKOFF} and unit.held:
+            hint = f"held down; `diloco chaos revive {unit.spec.name}` brings it back"
+            self._move(unit, Happening.HOLD, "held", hint)
+        elif unit.state is State.BACKOFF and monotonic_s() >= unit.restart_at_s:
+            unit.go(Happening.DUE, unit.reason)
+        if unit.state is State.STARTING and not unit.held and self._ending is None:
+            self._start(unit)
+
+    def _start(self, unit: SupervisedUnit) -> None:
+        try:
+            if unit.starts == 0 and unit.adopt():
+                self._move(unit, Happening.SPAWNED, "adopted", f"process {unit.pid} of an earlier supervisor")
+                return
+            unit.start()
+        except DilocoError as error:
+            self._settle(unit, unit.note(Exit(monotonic_s(), error.exit_status, 0.0)), str(error))
+            return
+        self._move(unit, Happening.SPAWNED, "started", f"process {unit.pid}")
+
+    def _settle(self, unit: SupervisedUnit, life: Exit, detail: str | None = None) -> None:
+        """Decides what follows the end of a unit's process."""
+        if self._ending is not None:
+            self._move(unit, Happening.FINISHED, "done", describe_exit(life))
+        elif unit.held and life.status not in DONE_STATUSES:
+            self._move(unit, Happening.HOLD, "held", f"{describe_exit(life)}; held down")
+        else:
+            decision = decide(tuple(unit.exits), monotonic_s(), self._restart)
+            reason = f"{detail}; {decision.reason}" if detail else decision.reason
+            unit.restart_at_s = decision.at_s or 0.0
+            happening, kind = AFTER_DECISION[decision.action]
+            self._move(unit, happening, kind, reason)
+
+    def _move(self, unit: SupervisedUnit, happening: Happening, kind: EventKind, reason: str) -> None:
+        unit.go(happening, reason)
+        self._tell(kind, unit.spec.name, reason)
+
+    def _notice_failure(self) -> None:
+        """A run goes on without some of its learners, but not without its syncer or without any learner."""
+        if self._ending is not None:
+            return
+        failed = [unit for unit in self.units if unit.state is State.FAILED]
+        learners = [unit for unit in self.units if unit.spec.kind == "learner"]
+        hopeless = bool(learners) and all(unit.state is State.FAILED for unit in learners)
+        if hopeless or any(unit.spec.kind == "syncer" for unit in failed):
+            names = ", ".join(unit.spec.name for unit in failed)
+            self._end("failed", f"cannot go on without {names}", 0.0)
+
+    def _hasten(self) -> bool:
+        """Terminates, then kills what is slow to leave. True if even that was in vain and time is up."""
+        ending, now_s = self._ending, monotonic_s()
+        if ending is None:
+            return False
+        asked = self._request is None or self._request.over
+        late = now_s >= ending.terminate_at_s or (ending.reason == "interrupted" and asked)
+        for unit in (unit for unit in self.units if unit.state is State.RUNNING):
+            if now_s >= ending.kill_at_s:
+                self._tell("killed", unit.spec.name, "did not leave in time, or was not to wait")
+                unit.kill()
+            elif late and not unit.terminated:
+                self._tell("terminated", unit.spec.name, "SIGTERM")
+                unit.terminate()
+        return now_s >= ending.give_up_at_s
+
+    def _pause_s(self, poll_s: float) -> float:
+        """Until the next poll, or until the next unit is due, if that is earlier."""
+        due = [unit.restart_at_s - monotonic_s() for unit in self.units if unit.state is State.BACKOFF]
+        return max(0.0, min([poll_s, *due]))
+
+    def _tell(self, kind: EventKind, unit: str | None, text: str) -> None:
+        try:
+            self._on_event(Event(wall_s(), kind, unit, text))
+        except OSError:
+            # The terminal is gone (its SIGHUP is handled elsewhere); talk must never stop the supervision.
+            self._on_event = _silence
+
+    def _outcome(self, wall_s: float) -> Outcome:
+        failed = [unit for unit in self.units if unit.state is State.FAILED]
+        reason = self._ending.reason if self._ending else self._reason_of_leaving(bool(failed))
+        if reason == "failed":
+            raise _run_failed(self._run_name, failed)
+        if self._request is not None and self._request.trouble:
+            self._tell("stopping", None, f"the stop request was not written: {self._request.trouble}")
+        summaries = tuple(unit.summary() for unit in self.units)
+        return Outcome(reason, self._signals.first, wall_s, summaries)
+
+    def _reason_of_leaving(self, any_failed: bool) -> Reason:
+        """All units have left by themselves: what does the bucket say?"""
+        state = self._asking.fresh_answer(self._stop.request_s)
+        if state in ENDINGS:
+            return ENDINGS[state]
+        if any_failed:
+            return "failed"
+        statuses = {unit.exits[-1].status for unit in self.units if unit.exits}
+        return "fenced" if statuses == {9} else "stopped"
+
+
+AFTER_DECISION: dict[str, tuple[Happening, EventKind]] = {
+    "restart": (Happening.DIED, "ended"),
+    "done": (Happening.FINISHED, "done"),
+    "give_up": (Happening.GAVE_UP, "failed"),
+}
+
+
+def _silence(event: Event) -> None:
+    """Nobody listens any more."""
+
+
+def _check(units: Sequence[UnitSpec]) -> None:
+    if not units:
+        raise UsageError("there is no unit to supervise")
+    names = [unit.name for unit in units]
+    twice = sorted({name for name in names if names.count(name) > 1} | ({SUPERVISOR} & set(names)))
+    if twice:
+        raise UsageError(f"names of units must be unique and not reserved: {', '.join(twice)}")
+
+
+def _run_failed(run_name: str, failed: Sequence[SupervisedUnit]) -> RunFailedError:
+    reasons = "; ".join(f"{unit.spec.name}: {unit.reason}" for unit in failed)
+    names = failed[0].spec.name if failed else ""
+    return RunFailedError(
+        f"run {run_name} cannot go on: {reasons}",
+        hint=f"read `diloco logs {names} --run {run_name}`, then `diloco resume {run_name}`",
+    )

@@ -1,0 +1,115 @@
+"""What a unit is, and how its process is started: a session of its own, a log, a secret, bounded threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+
+from diloco_cli.clock import wall_s
+from diloco_cli.environment import environment_with
+from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.processes.files import NO_SPACE_ERRNOS, checked_name, make_directory
+from diloco_cli.processes.identity import identify
+from diloco_cli.processes.kernel import TOKEN_VARIABLE
+from diloco_cli.processes.registry import SUPERVISOR, UnitRecord, log_path, write_unit
+from diloco_cli.randomness import nonce
+
+Kind = Literal["learner", "syncer"]
+SYNCER = "syncer"
+RESERVED_NAMES = frozenset({SYNCER, SUPERVISOR})
+MAX_LOG_BYTES = 16 * 1024 * 1024
+TRY_AGAIN_ERRNOS = frozenset({11, 12, 23, 24})  # EAGAIN, ENOMEM, ENFILE, EMFILE
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """One process to keep alive. `environment` is added to this process's own."""
+
+    name: str
+    kind: Kind
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, f"name of a {self.kind}")
+        if self.kind == "learner" and self.name in RESERVED_NAMES:
+            raise UsageError(f"a learner cannot be named {self.name}: reserved are syncer and supervisor")
+
+
+def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
+    """`--name=VALUE` in one word: a value can never become an option."""
+    command = (sys.executable, "-m", "diloco_cli", "learner", f"--run={run_url}", f"--name={name}")
+    return UnitSpec(name, "learner", command, thread_environment(threads))
+
+
+def syncer_unit(run_url: str, *, threads: int) -> UnitSpec:
+    command = (sys.executable, "-m", "diloco_cli", "syncer", f"--run={run_url}")
+    return UnitSpec(SYNCER, "syncer", command, thread_environment(threads))
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Keeps a laptop usable: numeric libraries would otherwise take every core, once per unit."""
+    if threads < 1:
+        raise UsageError(f"threads of a unit must be at least 1, got {threads}")
+    return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitRecord]:
+    """Starts the unit and notes who it is. It outlives this process: the next supervisor adopts it.
+
+    If this process dies between the two, nobody knows the unit; its successor then fences it off in the bucket.
+    """
+    token = nonce()
+    child = spawn(run, spec.name, spec.command, {**spec.environment, TOKEN_VARIABLE: token})
+    try:
+        record = UnitRecord(spec.name, spec.kind, identify(child.pid, token), wall_s())
+        write_unit(run, record)
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    return child, record
+
+
+def spawn(
+    run: str, log_name: str, command: tuple[str, ...], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, reading nothing, appending what it prints to its log."""
+    try:
+        with _open_log(log_path(run, log_name)) as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment_with(PYTHONUNBUFFERED="1", **environment),
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise _cannot_start(log_name, command, error) from error
+
+
+def _cannot_start(name: str, command: tuple[str, ...], error: OSError) -> DilocoError:
+    message = f"{name} cannot be started: {error.strerror}"
+    if error.errno in NO_SPACE_ERRNOS:
+        return NoSpaceError(message)
+    if error.errno in TRY_AGAIN_ERRNOS:
+        return TryAgainError(message)
+    return RunFailedError(message, where=command[0])
+
+
+@contextmanager
+def _open_log(path: Path) -> Iterator[IO[bytes]]:
+    make_directory(path.parent)
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        path.replace(path.with_name(f"{path.name}.1"))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "ab") as log:
+        yield log

@@ -1,0 +1,184 @@
+"""`diloco learner`: joins a run by its URL and a name, trains until the log says that the run is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+
+import torch
+
+from diloco_cli import __version__
+from diloco_cli.algorithm.flat import parameter_facts
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.errors import UsageError
+from diloco_cli.layout import balanced_layout
+from diloco_cli.learner.exchange import Exchange
+from diloco_cli.learner.inner import build_optimizer, restore_inner_state
+from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.driver import SystemClock, perform
+from diloco_cli.protocol.joining import Joined, join
+from diloco_cli.protocol.keys import beat_key
+from diloco_cli.protocol.log import read_format
+from diloco_cli.protocol.progress import Progress
+from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.randomness import nonce
+from diloco_cli.store.metered import MeteredStore
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store
+from diloco_cli.store.retry import RetryingStore
+from diloco_cli.store.wan import EmulatedLink
+from diloco_cli.tasks.build import build_data, build_model
+
+CLEAN_STOP_S = 5.0
+TERMINATED = 128 + signal.SIGTERM
+
+
+def run_learner(url: str, name: str, device: str | None) -> int:
+    """Exit status: 0 when the run is over, 143 after a clean stop by SIGTERM. Raises FencedError (9) and others."""
+    stop = threading.Event()
+    _stop_on_signals(stop)
+    bare = open_store(url)
+    clock = SystemClock(monotonic_s, lambda seconds: _interruptible_sleep(stop, seconds), lambda: None)
+    run = perform(read_format(url), RetryingStore(bare, stop=stop.is_set), clock)
+    island = run.island(name)
+    if island is None:
+        names = ", ".join(i.name for i in run.islands)
+        raise UsageError(f"run {run.name} has no island {name!r}; it has: {names}")
+    torch.set_num_threads(run.settings.train.threads)
+    meter = MeteredStore(_behind_its_link(bare, island))
+    store = RetryingStore(meter, stop=stop.is_set)
+    trainer = _prepare(run, island, store, meter, clock, device, stop)
+    try:
+        trainer.train()
+    finally:
+        trainer.facts.state = "DRAINING"
+        trainer.exchange.close(CLEAN_STOP_S)
+    return TERMINATED if stop.is_set() else 0
+
+
+def _prepare(
+    run: RunFormat, island: Island, store: Store, meter: MeteredStore, clock: SystemClock,
+    device_name: str | None, stop: threading.Event,
+) -> Trainer:  # fmt: skip
+    device = choose_device(device_name or island.accelerator)
+    data, model = build_data(run.settings), build_model(run.settings)
+    check_layout(run, model)
+    model.to(device)
+    optimizer = build_optimizer(model, run.settings.train.inner)
+    joined = perform(join(run, island.name, _claim()), store, clock)
+    progress = Progress(run, island.name, joined.incarnation, joined.state, joined.data_start)
+    facts = Facts(state="STARTING" if joined.incarnation == 1 else "RECOVERING")
+    earlier = _earlier_beat(store, island.name)
+
+    def beat() -> LearnerBeat:
+        return _beat(trainer, meter, earlier)
+
+    exchange = Exchange(run, progress, joined.state, store, clock, beat)
+    trainer = Trainer(run, progress, exchange, model, optimizer, data, device, stop.is_set, facts)
+    for arrival in exchange.load_all():  # the run's weights, never this process's own
+        trainer.adopt(arrival)
+    trainer.moments_lost = joined.data_start > 0 and not _restore_moments(trainer, joined, store)
+    exchange.start()
+    _say_hello(joined, run, trainer)
+    return trainer
+
+
+def _restore_moments(trainer: Trainer, joined: Joined, store: Store) -> bool:
+    data = store.get(joined.inner) if joined.inner else None
+    if data is None or not restore_inner_state(trainer.model, trainer.optimizer, data):
+        return False
+    trainer.exchange.inner = joined.inner
+    return True
+
+
+def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
+    moments = "lost, warming up anew" if trainer.moments_lost else "restored" if joined.inner else "new"
+    print(
+        f"{utc_now_text()} {trainer.progress.learner}: incarnation {joined.incarnation} of run {run.name} joins at commit "
+        f"{joined.state.n}, data from token {joined.data_start:,}, inner moments {moments}",
+        flush=True,
+    )
+
+
+def check_layout(run: RunFormat, model: torch.nn.Module) -> None:
+    """Every learner builds the same parameter list, or does not take part."""
+    layout = balanced_layout(parameter_facts(model), run.settings.sync.fragments)
+    if layout.digest != run.layout.digest:
+        raise UsageError(
+            "the model built here has other tensors (names, shapes or order) than the run's layout",
+            where="FORMAT.json",
+            hint="use the same version of the model's code on every island",
+        )
+
+
+def choose_device(accelerator: str) -> torch.device:
+    """cpu and mps by name; any other accelerator is CUDA. Raises UsageError if this machine has none."""
+    kind = accelerator.lower()
+    if kind.startswith("cpu"):
+        return torch.device("cpu")
+    available = {"mps": torch.backends.mps.is_available(), "cuda": torch.cuda.is_available()}
+    wanted = "mps" if kind.startswith(("mps", "apple")) else "cuda"
+    if not available[wanted]:
+        raise UsageError(
+            f"{accelerator} needs {wanted}, which torch {torch.__version__} does not see on this machine",
+            hint="run the island where the accelerator is, or give --device cpu",
+        )
+    return torch.device(kind if kind.startswith("cuda") else wanted)
+
+
+def _behind_its_link(store: Store, island: Island) -> Store:
+    link = island.link
+    if not link.emulate:
+        return store
+    return EmulatedLink(store, link.up_bps, link.down_bps, link.rtt_s or 0.0)
+
+
+def _claim() -> ProcessClaim:
+    return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
+
+
+def _earlier_beat(store: Store, name: str) -> LearnerBeat | None:
+    data = store.get(beat_key(name))
+    try:
+        return decode(LearnerBeat, data, beat_key(name)) if data is not None else None
+    except RecordError:
+        return None
+
+
+def _beat(trainer: Trainer, meter: MeteredStore, earlier: LearnerBeat | None) -> LearnerBeat:
+    facts, counts, progress = trainer.facts, meter.counts, trainer.progress
+    state = "UPLOADING" if facts.state == "TRAINING" and trainer.exchange.uploading else facts.state
+    return LearnerBeat(
+        state=state,
+        incarnation=progress.incarnation,
+        n=trainer.exchange.state.n,
+        step=progress.steps,
+        position=progress.position,
+        tokens_per_s=round(facts.tokens_per_s, 1),
+        behind=progress.behind(),
+        loss=facts.loss,
+        up_bytes=counts.bytes_up + (earlier.up_bytes if earlier else 0),
+        down_bytes=counts.bytes_down + (earlier.down_bytes if earlier else 0),
+        requests=counts.num_requests + (earlier.requests if earlier else 0),
+        blocked_percent=round(100 * facts.blocked_s / facts.busy_s, 3) if facts.busy_s else 0.0,
+        note=facts.note,
+    )
+
+
+def _interruptible_sleep(stop: threading.Event, seconds: float) -> None:
+    if stop.is_set():
+        sleep_s(seconds)
+    else:
+        stop.wait(seconds)
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)

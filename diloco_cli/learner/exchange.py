@@ -1,0 +1,211 @@
+"""The exchange behind the training loop: one thread uploads, one follows the log. Training never waits for the store.
+
+    training thread                  uploader                        follower
+    send(draft, parameters) ----->   delta, codec, digest,
+                                     payload, offer
+    heads(), arrivals()     <-----------------------------------     commit n+1, casts, beats, fences
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from diloco_cli.algorithm.codecs import codec
+from diloco_cli.algorithm.payload import to_bytes
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.digests import digest
+from diloco_cli.errors import FencedError
+from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.driver import Clock, perform
+from diloco_cli.protocol.joining import fetch_cast, newer_incarnation, publish
+from diloco_cli.protocol.keys import beat_key, inner_key
+from diloco_cli.protocol.log import next_commit
+from diloco_cli.protocol.progress import Draft, Progress
+from diloco_cli.protocol.quorum import moving_average
+from diloco_cli.protocol.records import Output, RunFormat, Timings
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.randomness import nonce
+from diloco_cli.store.port import Store
+
+BEAT_EVERY_S = 3.0
+FENCE_CHECK_EVERY_S = 5.0
+POLL_BOUNDS_S = (0.02, 0.5)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A committed version, decoded: [n] float32, and when this process first knew of it."""
+
+    output: Output
+    values: torch.Tensor
+    known_s: float
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A delta on its way: `values` are the parameters at the moment of sending, [n] float32."""
+
+    draft: Draft
+    base: torch.Tensor
+    values: torch.Tensor
+    loss: float | None
+
+
+class Exchange:
+    """Owned by the training thread; everything that waits happens on the other two."""
+
+    def __init__(
+        self, run: RunFormat, progress: Progress, state: RunState, store: Store, clock: Clock,
+        beat: Callable[[], LearnerBeat],
+    ) -> None:  # fmt: skip
+        self.run, self.progress = run, progress
+        self._store, self._clock, self._beat = store, clock, beat
+        self._upload_codec = codec(run.settings.sync.codec)
+        self._cast_codec = codec(run.settings.sync.broadcast)
+        self._uploads: queue.Queue[Upload | dict[str, torch.Tensor] | None] = queue.Queue()
+        self._arrivals: deque[Arrival] = deque()
+        self._bases: dict[int, torch.Tensor] = {}
+        self._fetched = {output.fragment: output.version for output in state.outputs}
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+        self.state = state
+        self.news = threading.Event()
+        self.timings = Timings(slot_s=progress.island.local_steps * progress.island.step_s / run.num_fragments)
+        self.inner: str | None = None
+        self.uploading = False
+
+    # -- called by the training thread --------------------------------------------------------------------------
+
+    def load_all(self) -> list[Arrival]:
+        """The newest committed version of every fragment: what a new incarnation starts from."""
+        return [self._fetch(output, monotonic_s()) for output in self.state.outputs]
+
+    def start(self) -> None:
+        for target in (self._upload_loop, self._follow_loop):
+            thread = threading.Thread(target=self._guarded, args=(target,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def arrivals(self) -> list[Arrival]:
+        """What has arrived since the last call, oldest first. Raises what ended a background thread."""
+        if self._failure is not None:
+            raise self._failure
+        found = []
+        while self._arrivals:
+            found.append(self._arrivals.popleft())
+        return found
+
+    def adopted(self, arrival: Arrival) -> None:
+        self._bases[arrival.output.fragment] = arrival.values
+        delay_s = monotonic_s() - arrival.known_s
+        self.timings = replace(self.timings, adoption_s=moving_average(self.timings.adoption_s or None, delay_s))
+
+    def slot_took(self, seconds: float) -> None:
+        self.timings = replace(self.timings, slot_s=moving_average(self.timings.slot_s or None, seconds))
+
+    def send(self, draft: Draft, values: torch.Tensor, loss: float | None) -> None:
+        """Offer fragment values [n] float32 against the base adopted last; returns at once."""
+        self._uploads.put(Upload(draft, self._bases[draft.fragment], values, loss))
+
+    def save_inner(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Write the inner optimizer's state in the background; later offers name it."""
+        self._uploads.put(tensors)
+
+    def close(self, timeout_s: float) -> None:
+        """Let the uploader finish what it has, within `timeout_s`; then both threads end."""
+        self._uploads.put(None)
+        self._threads[0].join(timeout_s)
+        self._stop.set()
+        self._threads[1].join(timeout_s)
+        self._store.put(beat_key(self.progress.learner), encode(self._beat()))
+
+    # -- the uploader -------------------------------------------------------------------------------------------
+
+    def _upload_loop(self) -> None:
+        while not self._stop.is_set():
+            job = self._uploads.get()
+            if job is None:
+                return
+            self.uploading = True
+            if isinstance(job, Upload):
+                self._upload(job)
+            else:
+                self._upload_inner(job)
+            self.uploading = not self._uploads.empty()
+
+    def _upload(self, job: Upload) -> None:
+        started_s = monotonic_s()
+        payload = self._upload_codec.to_bytes(job.base - job.values)
+        offer = self.progress.offer(
+            job.draft, digest(payload), len(payload), nonce(), self.timings, job.loss, self.inner
+        )
+        perform(publish(offer, payload), self._store, self._clock)
+        took_s = monotonic_s() - started_s
+        self.timings = replace(self.timings, upload_s=moving_average(self.timings.upload_s or None, took_s))
+
+    def _upload_inner(self, tensors: dict[str, torch.Tensor]) -> None:
+        data = to_bytes(tensors)
+        key = inner_key(self.progress.learner, self.progress.incarnation, int(tensors["step"][0]), digest(data))
+        self._store.create(key, data)
+        self.inner = key
+
+    # -- the follower -------------------------------------------------------------------------------------------
+
+    def _follow_loop(self) -> None:
+        next_beat_s = next_fence_s = monotonic_s()
+        while not self._stop.is_set():
+            now_s = monotonic_s()
+            if now_s >= next_beat_s:
+                next_beat_s = now_s + BEAT_EVERY_S
+                self._store.put(beat_key(self.progress.learner), encode(self._beat()))
+            if now_s >= next_fence_s:
+                next_fence_s = now_s + FENCE_CHECK_EVERY_S
+                self._check_fence()
+            if not self._follow_once(now_s):
+                low, high = POLL_BOUNDS_S
+                sleep_s(min(high, max(low, self.timings.slot_s / 20)))
+
+    def _follow_once(self, now_s: float) -> bool:
+        """Read one commit, fetch what it brings; False if there is none yet."""
+        state = perform(next_commit(self.run, self.state), self._store, self._clock)
+        if state is None:
+            return False
+        while (later := perform(next_commit(self.run, state), self._store, self._clock)) is not None:
+            state = later
+        self.state = state
+        for output in state.outputs:
+            if output.version > self._fetched[output.fragment]:
+                self._arrivals.append(self._fetch(output, now_s))
+                self._fetched[output.fragment] = output.version
+        self.news.set()
+        return True
+
+    def _fetch(self, output: Output, known_s: float) -> Arrival:
+        while True:
+            data = perform(fetch_cast(output), self._store, self._clock)
+            if data is not None:
+                size = self.run.layout.fragments[output.fragment].num_parameters
+                return Arrival(output, self._cast_codec.from_bytes(data, size), known_s)
+            self._clock.sleep_s(POLL_BOUNDS_S[1])
+
+    def _check_fence(self) -> None:
+        if perform(newer_incarnation(self.progress.learner, self.progress.incarnation), self._store, self._clock):
+            raise FencedError(
+                f"a newer process has taken the place of incarnation {self.progress.incarnation} of {self.progress.learner}"
+            )
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:  # handed to the training thread, which raises it
+            self._failure = error
+            self.news.set()
+

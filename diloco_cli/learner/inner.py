@@ -1,0 +1,81 @@
+"""The inner optimizer: AdamW with weight-decay groups, warm-up and cosine on the RUN's schedule, and its saved state."""
+
+from __future__ import annotations
+
+from math import cos, pi
+
+import torch
+from torch import nn
+
+from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes, to_bytes
+from diloco_cli.config.settings import InnerSettings
+
+FLOOR = 0.1  # the cosine ends at this share of the peak
+REWARM_STEPS = 20  # after moments were lost
+
+
+def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Optimizer:
+    """Weight decay for matrices only."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, lr=settings.lr)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
+
+
+def learning_rate(settings: InnerSettings, fraction: float, warmup_fraction: float) -> float:
+    """At `fraction` in [0, 1] of the run: linear warm-up, then cosine to a tenth of the peak, or constant."""
+    warm = min(1.0, fraction / warmup_fraction) if warmup_fraction > 0 else 1.0
+    if settings.schedule == "constant":
+        return settings.lr * warm
+    after = max(0.0, fraction - warmup_fraction) / max(1e-9, 1.0 - warmup_fraction)
+    return settings.lr * warm * (FLOOR + (1 - FLOOR) * 0.5 * (1 + cos(pi * min(1.0, after))))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def _spec(model: nn.Module) -> Spec:
+    spec: Spec = {"step": (torch.int64, (1,))}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            spec[f"exp_avg.{name}"] = (torch.float32, tuple(parameter.shape))
+            spec[f"exp_avg_sq.{name}"] = (torch.float32, tuple(parameter.shape))
+    return spec
+
+
+def inner_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
+    """Copies of AdamW's moments on the CPU, ready to be written; None if there are none (SGD, or no step yet)."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not all("exp_avg" in optimizer.state.get(p, {}) for _, p in named):
+        return None
+    tensors = {"step": torch.tensor([int(optimizer.state[named[0][1]]["step"])])}
+    for name, parameter in named:
+        for moment in ("exp_avg", "exp_avg_sq"):
+            tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].detach().float().cpu().clone()
+    return tensors
+
+
+def inner_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
+    return to_bytes(tensors)
+
+
+def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> bool:
+    """Put saved moments back; False (and nothing changed) if the bytes are not this model's moments."""
+    try:
+        tensors = from_bytes(data, _spec(model))
+    except PayloadError:
+        return False
+    step = float(tensors["step"][0])
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(step),
+                "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
+                "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
+            }
+    return True

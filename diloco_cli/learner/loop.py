@@ -1,0 +1,195 @@
+"""The training loop of one island, top to bottom (arXiv 2604.21428, algorithm 2, through a bucket).
+
+    adopt what has arrived; draw a batch; forward, backward, inner step; count; offer the fragment that is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from diloco_cli.algorithm.flat import gather, scatter
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.errors import RunFailedError
+from diloco_cli.learner.exchange import Arrival, Exchange
+from diloco_cli.learner.inner import REWARM_STEPS, inner_state, learning_rate, set_learning_rate
+from diloco_cli.protocol.progress import Draft, Progress
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.tasks.build import Data
+
+PAUSE_S = 0.2
+
+
+@dataclass
+class Facts:
+    """What the loop knows about itself, for beats and for the end's summary."""
+
+    state: str = "STARTING"
+    loss: float | None = None
+    tokens_per_s: float = 0.0
+    blocked_s: float = 0.0
+    busy_s: float = 0.0
+    note: str = ""
+
+
+@dataclass
+class Trainer:
+    """One incarnation of one learner. `stopping` is asked before every step."""
+
+    run: RunFormat
+    progress: Progress
+    exchange: Exchange
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    data: Data
+    device: torch.device
+    stopping: Callable[[], bool]
+    facts: Facts
+    moments_lost: bool = False
+    awaited: deque[tuple[int, Draft]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.tensors = dict(self.model.named_parameters())
+        names = [island.name for island in self.run.islands]
+        self.shard, self.num_shards = names.index(self.progress.learner), len(names)
+        self.at_tau = self.run.settings.sync.adoption == "at_tau"
+        self.held_back: dict[int, Arrival] = {}
+        self.rounds_saved = 0
+        self.joined_at = self.exchange.state.n
+
+    def train(self) -> None:
+        """Until the log says that the run is over, or `stopping` says so."""
+        self.model.train()
+        slot_started_s = monotonic_s()
+        while not self._over():
+            blocked_s = self._timed(self.hear)
+            if not self._may_step():
+                continue
+            started_s = monotonic_s()
+            self.step()
+            self._throttle(monotonic_s() - started_s)
+            for draft in self.progress.due():
+                blocked_s += self._timed(lambda draft=draft: self.send(draft))  # type: ignore[misc]
+                self.exchange.slot_took(monotonic_s() - slot_started_s)
+                slot_started_s = monotonic_s()
+            blocked_s += self._timed(self.await_merges)
+            self._save_inner_now_and_then()
+            self._note_speed(monotonic_s() - started_s, blocked_s)
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One inner step on one batch of this learner's shard."""
+        inner = self.run.settings.train.inner
+        batch_tokens = self.progress.island.batch_tokens
+        tokens, targets = self.data.batch(self.shard, self.num_shards, self.progress.position, batch_tokens)
+        set_learning_rate(self.optimizer, self.learning_rate())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.model(tokens.to(self.device), targets.to(self.device))
+        loss.backward()
+        if inner.clip_norm > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), inner.clip_norm)
+        self.optimizer.step()
+        self.facts.loss = float(loss.detach())
+        if self.facts.loss != self.facts.loss or self.facts.loss in (float("inf"), float("-inf")):
+            raise RunFailedError(
+                f"the loss of {self.progress.learner} is {self.facts.loss} at step {self.progress.steps}",
+                hint="lower train.inner.lr; a restart begins at the newest committed parameters",
+            )
+        self.progress.stepped()
+
+    def learning_rate(self) -> float:
+        settings = self.run.settings
+        warmup_tokens = settings.train.inner.warmup_steps * sum(i.batch_tokens for i in self.run.islands)
+        lr = learning_rate(settings.train.inner, self.progress.fraction(), warmup_tokens / settings.train.tokens)
+        if self.moments_lost:
+            lr *= min(1.0, (self.progress.steps + 1) / REWARM_STEPS)
+        return lr
+
+    def _throttle(self, compute_s: float) -> None:
+        """An emulated slower island: sleep so that a step takes `slowdown` times its own time."""
+        slowdown = self.progress.island.slowdown
+        if slowdown > 1.0:
+            sleep_s((slowdown - 1.0) * compute_s)
+
+    # -- the exchange -------------------------------------------------------------------------------------------
+
+    def hear(self) -> None:
+        """Adopt what has arrived (by replacement), and take note of the log's head."""
+        for arrival in self.exchange.arrivals():
+            if self.at_tau:
+                self.held_back[arrival.output.fragment] = arrival
+            else:
+                self.adopt(arrival)
+        self.progress.heard(self.exchange.state)
+
+    def adopt(self, arrival: Arrival) -> None:
+        fragment = self.run.layout.fragments[arrival.output.fragment]
+        scatter(fragment, arrival.values, self.tensors)
+        self.exchange.adopted(arrival)
+        self.progress.adopted(arrival.output)
+
+    def send(self, draft: Draft) -> None:
+        fragment = self.run.layout.fragments[draft.fragment]
+        self.exchange.send(draft, gather(fragment, self.tensors), self.facts.loss)
+        if self.at_tau:
+            overlap = self.run.settings.sync.overlap
+            assert overlap != "auto"
+            self.awaited.append((self.progress.slots_reached + overlap, draft))
+
+    def await_merges(self) -> None:
+        """`at_tau`: adopt each merge exactly tau slots after its send, waiting for it if need be."""
+        while self.awaited and self.awaited[0][0] <= self.progress.slots_reached:
+            _, draft = self.awaited.popleft()
+            while not self._over():
+                arrival = self.held_back.get(draft.fragment)
+                if arrival is not None and arrival.output.slot >= draft.slot:
+                    self.adopt(self.held_back.pop(draft.fragment))
+                    break
+                self.facts.state = "WAITING"
+                self.exchange.news.wait(PAUSE_S)
+                self.exchange.news.clear()
+                self.hear()
+        self.facts.state = "TRAINING"
+
+    def _over(self) -> bool:
+        """A stop that was in the log before this incarnation joined does not concern it: the run is being resumed."""
+        state = self.exchange.state
+        stopped = state.phase == "STOPPED" and state.n > self.joined_at
+        return self.stopping() or state.phase == "FINISHED" or stopped
+
+    def _may_step(self) -> bool:
+        permit = self.progress.may_step()
+        self.facts.note = permit.reason
+        if permit.allowed:
+            self.facts.state = "TRAINING"
+            return True
+        self.facts.state = "WAITING"
+        self.exchange.news.wait(PAUSE_S)
+        self.exchange.news.clear()
+        return False
+
+    def _save_inner_now_and_then(self) -> None:
+        every = self.run.settings.train.inner.save_every * self.progress.island.local_steps
+        if self.progress.steps // every > self.rounds_saved:
+            self.rounds_saved = self.progress.steps // every
+            tensors = inner_state(self.model, self.optimizer)
+            if tensors is not None:
+                self.exchange.save_inner(tensors)
+
+    # -- measuring ----------------------------------------------------------------------------------------------
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        started_s = monotonic_s()
+        work()
+        return monotonic_s() - started_s
+
+    def _note_speed(self, step_s: float, blocked_s: float) -> None:
+        self.facts.blocked_s += blocked_s
+        self.facts.busy_s += step_s
+        rate = self.progress.island.batch_tokens / max(step_s, 1e-9)
+        self.facts.tokens_per_s += (rate - self.facts.tokens_per_s) * (0.05 if self.facts.tokens_per_s else 1.0)

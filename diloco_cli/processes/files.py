@@ -1,0 +1,81 @@
+"""Small files of a run on this machine: written whole, readable by their owner alone, doubted when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from diloco_cli.errors import NoSpaceError, UsageError
+
+MAX_FILE_BYTES = 64 * 1024
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+NO_SPACE_ERRNOS = frozenset({28, 122})  # ENOSPC, EDQUOT
+
+
+class UnreadableError(ValueError):
+    """A torn, foreign or newer file; the text is the reason."""
+
+
+def checked_name(name: str, what: str) -> str:
+    """Names become file names: one alphabet, and so no way out of the run's directory."""
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{what} must match [a-z0-9][a-z0-9-]{{0,62}}, got {name!r}")
+    return name
+
+
+def write_json(path: Path, body: dict[str, Any]) -> None:
+    """Atomic and durable: a reader sees the old file or the new one, also after a power cut."""
+    try:
+        make_directory(path.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(json.dumps(body, allow_nan=False).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+    except OSError as error:
+        if error.errno in NO_SPACE_ERRNOS:
+            raise NoSpaceError("no space left to note the state of a unit", where=str(path)) from error
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in the file, None if there is no file; UnreadableError if it holds anything else."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise UnreadableError(f"longer than {MAX_FILE_BYTES} bytes")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError("not valid JSON (torn?)") from error
+    if not isinstance(body, dict):
+        raise UnreadableError("not a JSON object")
+    return body
+
+
+def make_directory(path: Path) -> None:
+    """With parents, for the owner alone: identities hold secrets."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

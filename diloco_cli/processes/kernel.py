@@ -1,0 +1,133 @@
+"""What the kernel says about a process: the facts behind every decision about it. Reads only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+TOKEN_VARIABLE = "DILOCO_UNIT_TOKEN"
+ZOMBIE = "Z"
+STOPPED = "T"
+DEAD_STATES = frozenset({ZOMBIE, "X"})
+MAX_ANCESTORS = 1024
+PROC = Path("/proc")
+_PSUTIL_STATES = {"zombie": ZOMBIE, "dead": "X", "stopped": STOPPED, "sleeping": "S", "running": "R"}
+
+
+@dataclass(frozen=True)
+class ProcessFacts:
+    """pid and `start_time` together are unique on this machine. `token`: None where it cannot be read."""
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    start_time: str
+    token: str | None
+
+    @property
+    def living(self) -> bool:
+        return self.state not in DEAD_STATES
+
+
+def read_process(pid: int) -> ProcessFacts | None:
+    """The facts about the process that holds `pid` now, or None."""
+    if pid <= 0:
+        return None
+    return _read_linux(pid) if sys.platform == "linux" else _read_portable(pid)
+
+
+def ancestors(pid: int) -> tuple[int, ...]:
+    """The parent of `pid`, its parent, and so on up to pid 1."""
+    line: list[int] = []
+    facts = read_process(pid)
+    while facts is not None and facts.parent > 0 and len(line) < MAX_ANCESTORS:
+        line.append(facts.parent)
+        facts = read_process(facts.parent)
+    return tuple(line)
+
+
+def holders_of(token: str) -> tuple[ProcessFacts, ...]:
+    """Every living process whose environment holds this secret: a unit and the children that inherited it."""
+    found = (read_process(pid) for pid in _all_pids())
+    return tuple(facts for facts in found if facts is not None and facts.living and facts.token == token)
+
+
+def _all_pids() -> list[int]:
+    if sys.platform == "linux":
+        return [int(entry) for entry in os.listdir(PROC) if entry.isdigit()]
+    import psutil
+
+    return psutil.pids()
+
+
+def _read_linux(pid: int) -> ProcessFacts | None:
+    try:
+        stat = (PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the command's name in brackets and may itself hold blanks and brackets.
+    fields = stat[stat.rindex(b")") + 2 :].decode("ascii").split()
+    return ProcessFacts(
+        pid=pid,
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start_time=f"{_boot_id()}:{fields[19]}",
+        token=_token_linux(pid),
+    )
+
+
+def _boot_id() -> str:
+    """Ticks since boot say nothing after a reboot; the boot's own name makes them unique."""
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "boot"
+
+
+def _token_linux(pid: int) -> str | None:
+    """From the environment that the process was started with; what cannot be read never matches."""
+    try:
+        environment = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    prefix = f"{TOKEN_VARIABLE}=".encode()
+    values = [entry[len(prefix) :] for entry in environment.split(b"\0") if entry.startswith(prefix)]
+    return values[0].decode("utf-8", "replace") if values else None
+
+
+def _read_portable(pid: int) -> ProcessFacts | None:
+    """Elsewhere (macOS): the same facts through psutil."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        state = _PSUTIL_STATES.get(process.status(), "S")
+        start_time = f"{process.create_time():.6f}"
+        parent = process.ppid()
+    except psutil.NoSuchProcess:
+        return None
+    return ProcessFacts(pid, parent, _session(pid), state, start_time, _token_portable(process))
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def _token_portable(process: psutil.Process) -> str | None:
+    import psutil
+
+    try:
+        return process.environ().get(TOKEN_VARIABLE)
+    except psutil.Error:
+        return None

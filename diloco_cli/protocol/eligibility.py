@@ -1,0 +1,65 @@
+"""Whether an offer may enter a merge: the checks that need no payload. A refusal is one of the words in REASONS."""
+
+from __future__ import annotations
+
+from diloco_cli.protocol.records import Offer, RunFormat
+from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.state import RunState
+
+REASONS: dict[str, str] = {
+    "unknown_learner": "the run's format names no such learner",
+    "old_incarnation": "a newer incarnation of this learner has been merged",
+    "settled": "this offer already has a fate",
+    "bad_claim": "slot, fragment, tokens, steps or data range contradict each other",
+    "unknown_base": "the base version is not in the log, or lies further back than the staleness limit",
+    "base_consumed": "an offer from this base, or from before the merge that used it, was already applied",
+    "data_overlap": "its data range overlaps what was already applied to this fragment",
+    "superseded": "a newer offer of the same learner and fragment took its place",
+    "missing_payload": "its payload is not in the bucket",
+    "digest_mismatch": "its payload has other bytes than the offer says",
+    "bad_payload": "its payload has another header, shape or type than the layout says",
+    "non_finite": "its payload holds values that are not finite",
+    "norm_cap": "its norm is far above what this fragment has seen lately",
+    "no_weight": "it brings no tokens or no steps, and nobody else offered any",
+    "bad_record": "the offer itself is not well formed",
+    "slot_skipped": "its slot was skipped",
+    "run_over": "the run ended",
+}
+
+
+def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
+    """The reason why `offer` can never be applied at this head, or None if it is eligible."""
+    known = state.learner(offer.learner)
+    if run.island(offer.learner) is None:
+        return "unknown_learner"
+    if offer.incarnation < known.floor:
+        return "old_incarnation"
+    if offer.incarnation == known.floor and known.has_fate(offer.seq):
+        return "settled"
+    if not _claims_are_possible(offer, run):
+        return "bad_claim"
+    base = state.version(offer.fragment, offer.base)
+    if base is None or base.cast_digest != offer.base_digest:
+        return "unknown_base"
+    if state.slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments:
+        return "unknown_base"
+    last = known.applied.get(offer.fragment)
+    if last is not None and offer.base < last.produced:
+        return "base_consumed"
+    if last is not None and offer.data_start < last.data_end:
+        return "data_overlap"
+    return None
+
+
+def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
+    island = run.island(offer.learner)
+    assert island is not None
+    return (
+        0 <= offer.fragment < run.num_fragments
+        and offer.slot >= 0
+        and fragment_of_slot(offer.slot, run.num_fragments) == offer.fragment
+        and offer.steps >= 0
+        and 0 <= offer.data_start <= offer.data_end
+        and offer.tokens == offer.data_end - offer.data_start
+        and offer.tokens == offer.steps * island.batch_tokens
+    )

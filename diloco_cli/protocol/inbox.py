@@ -1,0 +1,132 @@
+"""How a syncer discovers offers: it polls the next known key of every learner and never lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diloco_cli.protocol.eligibility import refusal
+from diloco_cli.protocol.keys import incarnation_key, offer_key
+from diloco_cli.protocol.operations import Get, Steps
+from diloco_cli.protocol.records import Fate, Offer, RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import RecordError, decode
+
+MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
+
+
+@dataclass
+class Mailbox:
+    """The offers of one incarnation of one learner."""
+
+    learner: str
+    incarnation: int
+    next_seq: int = 0
+    pending: list[Offer] = field(default_factory=list)
+
+
+@dataclass
+class Inbox:
+    """All pending offers, and when each learner was last heard (seconds on the syncer's clock)."""
+
+    run: RunFormat
+    mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
+    heard_s: dict[str, float] = field(default_factory=dict)
+    fates: list[Fate] = field(default_factory=list)
+
+    def open(self, state: RunState, now_s: float) -> None:
+        """Start from what the log knows. Every island counts as heard now: the benefit of the doubt."""
+        for island in self.run.islands:
+            known = state.learner(island.name)
+            self.heard_s[island.name] = now_s
+            self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
+
+    def _box(self, learner: str, incarnation: int) -> Mailbox:
+        return self.mailboxes.setdefault((learner, incarnation), Mailbox(learner, incarnation))
+
+    def newest_incarnation(self, learner: str) -> int:
+        return max(incarnation for name, incarnation in self.mailboxes if name == learner)
+
+    def look_for_incarnations(self, now_s: float) -> Steps[None]:
+        for island in self.run.islands:
+            following = self.newest_incarnation(island.name) + 1
+            if (yield Get(incarnation_key(island.name, following))) is not None:
+                self._box(island.name, following)
+                self.heard_s[island.name] = now_s
+
+    def poll(self, state: RunState, now_s: float) -> Steps[int]:
+        """Fetch offers that have appeared; returns how many."""
+        found = 0
+        for box in sorted(self.mailboxes.values(), key=lambda b: (b.learner, b.incarnation)):
+            for _ in range(MAX_OFFERS_PER_POLL):
+                key = offer_key(box.learner, box.incarnation, box.next_seq)
+                data = yield Get(key)
+                if data is None:
+                    break
+                self._receive(box, data, key)
+                self.heard_s[box.learner] = now_s
+                found += 1
+        self.sort_out(state)
+        return found
+
+    def _receive(self, box: Mailbox, data: bytes, key: str) -> None:
+        seq = box.next_seq
+        box.next_seq += 1
+        try:
+            offer = decode(Offer, data, key)
+            if offer.id != (box.learner, box.incarnation, seq):
+                raise RecordError("the offer names another learner, incarnation or number than its key", where=key)
+        except RecordError:
+            self.fates.append(Fate(box.learner, box.incarnation, seq, 0, "bad_record"))
+            return
+        box.pending.append(offer)
+
+    def sort_out(self, state: RunState) -> None:
+        """Give every pending offer that can never be applied its fate, and forget what is settled."""
+        for key, box in list(self.mailboxes.items()):
+            keep: list[Offer] = []
+            for offer in box.pending:
+                reason = refusal(offer, state, self.run)
+                if reason is None:
+                    keep.append(offer)
+                elif reason != "settled":
+                    self.refuse(offer, reason)
+            box.pending = keep
+            if box.incarnation < state.learner(box.learner).floor and not keep:
+                del self.mailboxes[key]
+
+    def refuse(self, offer: Offer, reason: str) -> None:
+        self.fates.append(Fate(*offer.id, offer.fragment, reason))
+
+    def drop(self, offer: Offer, reason: str) -> None:
+        """Refuse one pending offer, for a reason that only its payload could show."""
+        box = self.mailboxes[(offer.learner, offer.incarnation)]
+        box.pending.remove(offer)
+        self.refuse(offer, reason)
+
+    def candidates(self, fragment: int) -> list[Offer]:
+        """The newest pending offer per learner for a fragment, sorted by learner; older ones are superseded."""
+        newest: dict[str, Offer] = {}
+        for box in self.mailboxes.values():
+            for offer in list(box.pending):
+                if offer.fragment != fragment:
+                    continue
+                rival = newest.get(offer.learner)
+                if rival is not None:
+                    older, offer = sorted((rival, offer), key=lambda o: (o.incarnation, o.seq))
+                    self.drop(older, "superseded")
+                newest[offer.learner] = offer
+        return [newest[name] for name in sorted(newest)]
+
+    def waits_for_later(self, fragment: int) -> bool:
+        """Whether offers for other slots wait while this fragment's slot is due."""
+        return any(offer.fragment != fragment for box in self.mailboxes.values() for offer in box.pending)
+
+    def take_fates(self) -> tuple[Fate, ...]:
+        taken, self.fates = tuple(sorted(set(self.fates), key=lambda f: (f.learner, f.incarnation, f.seq))), []
+        return taken
+
+    def refuse_all(self, reason: str) -> None:
+        for box in self.mailboxes.values():
+            for offer in box.pending:
+                self.refuse(offer, reason)
+            box.pending = []

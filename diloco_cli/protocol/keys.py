@@ -1,0 +1,75 @@
+"""The only module that builds object keys of a run.
+
+    FORMAT.json                                  create-once: settings, islands, fragment layout
+    epoch/<e>.json                               create-once: which syncer claims epoch e
+    incarnation/<learner>/<i>.json               create-once: which process is incarnation i of a learner
+    offer/<learner>/<i>/<seq>.json               create-once, dense: a learner offers a delta
+    delta/<learner>/<i>/<seq>-<digest>           the delta itself, written before its offer
+    state/<fragment>/<version>-<epoch>-<digest>  float32 parameters and outer momentum, written before the commit
+    cast/<fragment>/<version>-<epoch>-<digest>   what learners download, written before the commit
+    commit/<n>.json                              the log: create-once, numbered without gaps, never deleted
+    snapshot/<n>.json                            create-once: the folded log up to commit n
+    inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
+    request/<r>.json                             create-once: an operator's intent
+    beat/<unit>.json, hint/head.json             overwritten now and then: hints, never trusted for safety
+
+The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
+"""
+
+from __future__ import annotations
+
+import re
+
+FORMAT_KEY = "FORMAT.json"
+HEAD_HINT_KEY = "hint/head.json"
+SYNCER = "syncer"
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name a run, a learner or a region."""
+    return NAME_PATTERN.fullmatch(text) is not None
+
+
+def epoch_key(epoch: int) -> str:
+    return f"epoch/{epoch:010d}.json"
+
+
+def incarnation_key(learner: str, incarnation: int) -> str:
+    return f"incarnation/{learner}/{incarnation:08d}.json"
+
+
+def offer_key(learner: str, incarnation: int, seq: int) -> str:
+    return f"offer/{learner}/{incarnation:08d}/{seq:010d}.json"
+
+
+def delta_key(learner: str, incarnation: int, seq: int, digest: str) -> str:
+    return f"delta/{learner}/{incarnation:08d}/{seq:010d}-{digest}"
+
+
+def state_key(fragment: int, version: int, epoch: int, digest: str) -> str:
+    return f"state/{fragment:04d}/{version:012d}-{epoch:010d}-{digest}"
+
+
+def cast_key(fragment: int, version: int, epoch: int, digest: str) -> str:
+    return f"cast/{fragment:04d}/{version:012d}-{epoch:010d}-{digest}"
+
+
+def commit_key(n: int) -> str:
+    return f"commit/{n:012d}.json"
+
+
+def snapshot_key(n: int) -> str:
+    return f"snapshot/{n:012d}.json"
+
+
+def inner_key(learner: str, incarnation: int, step: int, digest: str) -> str:
+    return f"inner/{learner}/{incarnation:08d}/{step:012d}-{digest}"
+
+
+def request_key(number: int) -> str:
+    return f"request/{number:010d}.json"
+
+
+def beat_key(unit: str) -> str:
+    return f"beat/{unit}.json"

@@ -1,0 +1,163 @@
+"""A learner's own books, pure: steps, counters, data ranges, outstanding offers, what to offer next.
+
+    c_steps[p], c_tokens[p]   inner steps and tokens since this learner last RECEIVED fragment p
+    (arXiv 2604.21428, algorithm 2), here together with the range of the data stream that they stand for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diloco_cli.protocol.records import Island, Offer, Output, RunFormat, Timings
+from diloco_cli.protocol.schedule import StepPermit, fragment_of_slot, may_step, slot_to_offer, slots_due
+from diloco_cli.protocol.state import RunState
+
+MAX_OUTSTANDING = 2  # offers without a fate, per fragment
+
+
+@dataclass
+class FragmentBooks:
+    """One fragment of one learner since its last adoption."""
+
+    base: Output
+    data_start: int
+    steps: int = 0
+    outstanding: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`."""
+
+    seq: int
+    slot: int
+    fragment: int
+    base: Output
+    data_start: int
+    data_end: int
+    steps: int
+    adopted: tuple[tuple[int, int, str], ...]
+
+
+class Progress:
+    """The books of one incarnation. `position` is where its data stream stands, in tokens."""
+
+    def __init__(self, run: RunFormat, learner: str, incarnation: int, state: RunState, position: int) -> None:
+        island = run.island(learner)
+        assert island is not None
+        self.run, self.learner, self.incarnation = run, learner, incarnation
+        self.island: Island = island
+        self.position = position
+        self.steps = 0
+        self.steps_since_commit = 0
+        self.slots_reached = 0
+        self.next_slot = 0
+        self.next_seq = 0
+        self.books = [FragmentBooks(output, position) for output in state.outputs]
+        self.adopted_since_offer: list[tuple[int, int, str]] = []
+        self.log_n = state.n
+        self.head_slot = state.slot
+        self.head_tokens = state.tokens(run.layout)
+        self._progress = 0.0
+
+    # -- stepping -----------------------------------------------------------------------------------------------
+
+    def may_step(self) -> StepPermit:
+        return may_step(self.steps_since_commit, self.island.local_steps, self.run.settings.sync.drift_rounds)
+
+    def stepped(self) -> None:
+        """One inner step on one batch was done."""
+        self.steps += 1
+        self.steps_since_commit += 1
+        self.position += self.island.batch_tokens
+        for book in self.books:
+            book.steps += 1
+
+    def fraction(self) -> float:
+        """Position on the learning-rate schedule in [0, 1]: merged tokens / target as of the newest known commit,
+        interpolated by own steps as if all islands kept the planned pace, never decreasing."""
+        planned = sum(i.local_steps * i.batch_tokens for i in self.run.islands)
+        own_round = self.island.local_steps
+        ahead = planned * min(self.steps_since_commit / own_round, float(self.run.settings.sync.drift_rounds))
+        target = self.run.settings.train.tokens
+        self._progress = min(1.0, max(self._progress, (self.head_tokens + ahead) / target))
+        return self._progress
+
+    # -- offering -----------------------------------------------------------------------------------------------
+
+    def due(self) -> list[Draft]:
+        """The offers to make after this step: usually none or one. While the bound of outstanding offers is full the
+        learner goes on stepping, and its next offer is the whole delta since adoption."""
+        reached = slots_due(self.steps, self.island.local_steps, self.run.num_fragments)
+        drafts = []
+        while self.slots_reached < reached:
+            self.slots_reached += 1
+            slot = slot_to_offer(self.next_slot, self.head_slot)
+            self.next_slot = slot + 1
+            draft = self._draft(slot)
+            if draft is not None:
+                drafts.append(draft)
+        return drafts
+
+    def _draft(self, slot: int) -> Draft | None:
+        fragment = fragment_of_slot(slot, self.run.num_fragments)
+        book = self.books[fragment]
+        if len(book.outstanding) >= MAX_OUTSTANDING or book.steps == 0:
+            return None
+        adopted, self.adopted_since_offer = tuple(self.adopted_since_offer), []
+        draft = Draft(self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps, adopted)
+        book.outstanding.add(draft.seq)
+        self.next_seq += 1
+        return draft
+
+    def offer(
+        self, draft: Draft, payload_digest: str, payload_bytes: int, nonce: str,
+        timings: Timings, loss: float | None, inner: str | None,
+    ) -> Offer:  # fmt: skip
+        """The record of a draft whose payload is encoded. Touches nothing of the books: any thread may call it."""
+        return Offer(
+            learner=self.learner,
+            incarnation=self.incarnation,
+            seq=draft.seq,
+            slot=draft.slot,
+            fragment=draft.fragment,
+            base=draft.base.version,
+            base_digest=draft.base.cast_digest,
+            data_start=draft.data_start,
+            data_end=draft.data_end,
+            tokens=draft.data_end - draft.data_start,
+            steps=draft.steps,
+            payload_digest=payload_digest,
+            payload_bytes=payload_bytes,
+            nonce=nonce,
+            timings=timings,
+            loss=loss,
+            inner=inner,
+            adopted=draft.adopted,
+        )
+
+    # -- hearing from the log -----------------------------------------------------------------------------------
+
+    def heard(self, state: RunState) -> None:
+        """A newer head is known: where the run is, and which own offers have their fate."""
+        if state.n <= self.log_n:
+            return
+        tokens = state.tokens(self.run.layout)
+        if state.slot > self.head_slot or tokens > self.head_tokens:
+            self.steps_since_commit = 0
+        self.log_n, self.head_slot, self.head_tokens = state.n, state.slot, tokens
+        known = state.learner(self.learner)
+        if known.floor == self.incarnation:
+            for book in self.books:
+                book.outstanding = {seq for seq in book.outstanding if not known.has_fate(seq)}
+
+    def adopted(self, output: Output) -> None:
+        """Fragment overwritten by a committed version (replacement): its counters start anew. What was trained on it
+        since the last offer is discarded, which the gap before the next data range records."""
+        book = self.books[output.fragment]
+        book.base, book.data_start, book.steps = output, self.position, 0
+        self.adopted_since_offer.append((output.fragment, output.version, output.cast_digest))
+
+    def behind(self) -> int:
+        """Slots between the log's head and this learner's next one; 0 when it leads."""
+        return max(0, self.head_slot - self.next_slot)

@@ -1,0 +1,93 @@
+"""When to merge: minimum quorum and the adaptive grace window, as pure functions that also give their reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+SMOOTHING = 0.5  # of the moving averages below
+
+
+def moving_average(average: float | None, value: float) -> float:
+    return value if average is None else average + SMOOTHING * (value - average)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds, smoothed. `slot_s`: the fastest participant's time between its slots. `quorum_s`: from a slot's first
+    offer to its quorum. `sync_s`: upload + load, merge and commit + adoption."""
+
+    slot_s: float
+    quorum_s: float = 0.0
+    sync_s: float = 0.0
+
+
+def overlap_slots(setting: int | Literal["auto"], pace: Pace) -> int:
+    """tau. `auto`: the smallest tau whose slots cover quorum and synchronisation, plus one slot, because the grace
+    window lives on what is left over (with no slack at all K = 1 merges single learners and quality collapses)."""
+    if setting != "auto":
+        return setting
+    if pace.slot_s <= 0:
+        return 1
+    return ceil((pace.quorum_s + pace.sync_s) / pace.slot_s) + 1
+
+
+@dataclass(frozen=True)
+class Grace:
+    """How long to go on waiting after the quorum, and why."""
+
+    seconds: float
+    reason: str
+
+
+def grace_window(setting: int | Literal["auto"], pace: Pace, gamma: float) -> Grace:
+    """xi_slack = tau * xi_step - (xi_quorum + xi_sync); the window is gamma * slack, at most one slot
+    (arXiv 2604.21428, adaptive grace window; through a bucket a slot takes the place of the paper's step)."""
+    tau = overlap_slots(setting, pace)
+    slack_s = tau * pace.slot_s - (pace.quorum_s + pace.sync_s)
+    if slack_s <= 0:
+        needed = overlap_slots("auto", pace)
+        return Grace(0.0, f"no slack: {tau} slots of overlap are too few, {needed} are needed")
+    seconds = min(gamma * slack_s, pace.slot_s)
+    return Grace(seconds, f"{gamma:g} of {slack_s:.2f} s slack, at most one slot of {pace.slot_s:.2f} s")
+
+
+@dataclass(frozen=True)
+class SlotFacts:
+    """What the syncer knows about the slot that is due. Times are seconds on the syncer's own clock."""
+
+    present: int
+    alive: int
+    quorum: int
+    first_offer_s: float | None
+    quorum_reached_s: float | None
+    later_offers: bool
+    waiting_since_s: float
+    now_s: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """merge, wait (until `until_s`, if that is known) or skip, with the reason that people read in `status`."""
+
+    action: Literal["merge", "wait", "skip"]
+    reason: str
+    until_s: float | None = None
+
+
+def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision:
+    """Merge at quorum plus grace; earlier when all who are alive are here; skip a slot that nobody can fill while
+    offers for later slots wait; otherwise wait, and say for what."""
+    if facts.present < facts.quorum:
+        missing = f"{facts.present} of the {facts.quorum} offers that the quorum needs"
+        if facts.later_offers and facts.now_s - facts.waiting_since_s >= skip_after_s:
+            return Decision("skip", f"{missing} after {skip_after_s:g} s, while later slots wait")
+        return Decision("wait", missing)
+    if facts.present >= facts.alive:
+        return Decision("merge", f"all {facts.present} learners alive are here")
+    reached_s = facts.quorum_reached_s if facts.quorum_reached_s is not None else facts.now_s
+    until_s = reached_s + grace.seconds
+    if facts.now_s >= until_s:
+        return Decision("merge", f"{facts.present} of {facts.alive} after {grace.seconds:.2f} s of grace ({grace.reason})")
+    return Decision("wait", f"{facts.present} of {facts.alive}, in the grace window ({grace.reason})", until_s)

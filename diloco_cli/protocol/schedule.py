@@ -1,0 +1,39 @@
+"""Slots: the paper's schedule through a bucket.
+
+Merges are numbered slots k = 0, 1, ... With P fragments, slot k belongs to fragment k mod P, so that each fragment is
+due once a round of H steps, on its own offset (arXiv 2604.21428, algorithm 1: t mod H = t_p, offsets spread evenly).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def fragment_of_slot(slot: int, num_fragments: int) -> int:
+    return slot % num_fragments
+
+
+def slots_due(steps: int, local_steps: int, num_fragments: int) -> int:
+    """How many slots a learner has reached after `steps` inner steps of its own: one each H_i / P steps."""
+    return steps * num_fragments // local_steps
+
+
+def slot_to_offer(own_next: int, head: int) -> int:
+    """The next slot this learner can still reach: it never offers for a slot that the log has passed."""
+    return max(own_next, head)
+
+
+@dataclass(frozen=True)
+class StepPermit:
+    """Whether a learner may step on, and if not, why."""
+
+    allowed: bool
+    reason: str = ""
+
+
+def may_step(steps_since_commit: int, local_steps: int, drift_rounds: int) -> StepPermit:
+    """The drift bound: without news from the log a learner steps on for `drift_rounds` rounds, then pauses."""
+    bound = drift_rounds * local_steps
+    if steps_since_commit < bound:
+        return StepPermit(True)
+    return StepPermit(False, f"no commit for {bound} own steps ({drift_rounds} rounds): the drift bound")

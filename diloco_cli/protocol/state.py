@@ -1,0 +1,244 @@
+"""The log, folded: what every reader of the same commits agrees on.
+
+`apply` is the only way to change it, one commit at a time; it is a pure function of the state and the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from diloco_cli.layout import Layout
+from diloco_cli.protocol.records import Commit, OfferId, Output
+from diloco_cli.protocol.wire import RecordError
+
+RECENT_MERGES = 10
+RECENT_NOTES = 20
+Phase = Literal["RUNNING", "STOPPED", "FINISHED"]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The last offer of one learner that a merge applied to one fragment."""
+
+    base: int
+    produced: int
+    data_end: int
+
+
+@dataclass(frozen=True)
+class LearnerRecord:
+    """What the log knows of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
+    `floor` with seq < next_seq has a fate, and so have those in `fated`."""
+
+    floor: int = 0
+    next_seq: int = 0
+    fated: tuple[int, ...] = ()
+    applied: dict[int, Applied] = field(default_factory=dict)
+    tokens: int = 0
+    merges: int = 0
+    refused: int = 0
+    data_end: int = 0
+
+    def has_fate(self, seq: int) -> bool:
+        return seq < self.next_seq or seq in self.fated
+
+
+@dataclass(frozen=True)
+class MergeNote:
+    """One of the last merges, for `status`."""
+
+    n: int
+    slot: int
+    time: str
+    participants: tuple[str, ...]
+    alive: int
+    quorum: int
+    grace_s: float
+    grace_used_s: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that people should see in `status`."""
+
+    time: str
+    kind: str
+    unit: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything that commits 0..n say. `token_parameters` = sum over applied offers of tokens x parameters of the
+    fragment, as an integer, so that no rounding ever enters the token count."""
+
+    n: int = -1
+    digest: str = ""
+    epoch: int = 0
+    phase: Phase = "RUNNING"
+    slot: int = 0
+    token_parameters: int = 0
+    outputs: tuple[Output, ...] = ()
+    history: tuple[Output, ...] = ()
+    learners: dict[str, LearnerRecord] = field(default_factory=dict)
+    next_request: int = 0
+    loss: float | None = None
+    evaluated: int | None = None
+    losses: tuple[tuple[int, float], ...] = ()
+    merges: int = 0
+    skips: int = 0
+    participation_sum: float = 0.0
+    offers_applied: int = 0
+    offers_refused: int = 0
+    recent_merges: tuple[MergeNote, ...] = ()
+    notes: tuple[Note, ...] = ()
+    started_at: str = ""
+    updated_at: str = ""
+
+    def tokens(self, layout: Layout) -> int:
+        """Merged tokens: sum over applied offers of tokens x (parameters of the fragment / all parameters)."""
+        return self.token_parameters // layout.num_parameters
+
+    def version(self, fragment: int, version: int) -> Output | None:
+        """A version that is still within reach of re-anchoring."""
+        return next((o for o in self.history if o.fragment == fragment and o.version == version), None)
+
+    def learner(self, name: str) -> LearnerRecord:
+        return self.learners.get(name, LearnerRecord())
+
+    @property
+    def participation(self) -> float | None:
+        """Mean over merges of participants / islands alive."""
+        return self.participation_sum / self.merges if self.merges else None
+
+
+def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_versions: int) -> RunState:
+    """The state after one more commit. Raises RecordError if the record does not continue this very log.
+
+    `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
+    """
+    _check_chain(state, commit)
+    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch, updated_at=commit.time)
+    if commit.request is not None:
+        state = replace(state, next_request=commit.request + 1)
+    state = _settle_fates(state, commit)
+    match commit.kind:
+        case "epoch_start":
+            state = replace(state, phase="RUNNING", started_at=state.started_at or commit.time)
+            state = _note(state, commit, "syncer", f"epoch {commit.epoch} starts")
+        case "merge":
+            state = _merge(state, commit, layout)
+        case "skip":
+            state = replace(state, slot=state.slot + 1, skips=state.skips + 1)
+            state = _note(state, commit, "syncer", commit.reason)
+        case "eval":
+            losses = (*state.losses, (state.tokens(layout), commit.loss)) if commit.loss is not None else state.losses
+            state = replace(state, loss=commit.loss, evaluated=commit.evaluated, losses=_thinned(losses))
+        case "stop":
+            state = _note(replace(state, phase="STOPPED"), commit, "syncer", f"stopped: {commit.reason}")
+        case "request_refused":
+            state = _note(state, commit, "syncer", f"request {commit.request} refused: {commit.reason}")
+        case "finish":
+            state = _note(replace(state, phase="FINISHED"), commit, "syncer", commit.reason)
+    return _adopt_outputs(state, commit.outputs, len(layout.fragments), kept_versions)
+
+
+def _check_chain(state: RunState, commit: Commit) -> None:
+    expected = (state.n + 1, state.digest)
+    if (commit.n, commit.previous) != expected:
+        raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
+    if commit.epoch < state.epoch:
+        raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
+    if commit.kind in ("merge", "skip") and commit.slot != state.slot:
+        raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
+
+
+def _settle_fates(state: RunState, commit: Commit) -> RunState:
+    if not commit.inputs and not commit.fates:
+        return state
+    settled: list[OfferId] = [(i.learner, i.incarnation, i.seq) for i in commit.inputs]
+    settled += [(f.learner, f.incarnation, f.seq) for f in commit.fates]
+    learners = dict(state.learners)
+    for name in sorted({learner for learner, _, _ in settled}):
+        mine = [(incarnation, seq) for learner, incarnation, seq in settled if learner == name]
+        learners[name] = _settle(state.learner(name), mine)
+    for fate in commit.fates:
+        known = learners[fate.learner]
+        learners[fate.learner] = replace(known, refused=known.refused + 1)
+        if fate.reason != "superseded":
+            text = f"offer {fate.incarnation}/{fate.seq} of fragment {fate.fragment} refused: {fate.reason}"
+            state = _note(state, commit, fate.learner, text)
+    return replace(state, learners=learners, offers_refused=state.offers_refused + len(commit.fates))
+
+
+def _settle(known: LearnerRecord, settled: list[tuple[int, int]]) -> LearnerRecord:
+    """The first offer of a newer incarnation that gets a fate, whichever, raises the floor."""
+    floor = max(incarnation for incarnation, _ in settled)
+    if floor > known.floor:
+        known = replace(known, floor=floor, next_seq=0, fated=())
+    fated = set(known.fated) | {seq for incarnation, seq in settled if incarnation == known.floor}
+    next_seq = known.next_seq
+    while next_seq in fated:
+        next_seq += 1
+    return replace(known, next_seq=next_seq, fated=tuple(sorted(seq for seq in fated if seq > next_seq)))
+
+
+def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
+    output = commit.outputs[0]
+    parameters = layout.fragments[output.fragment].num_parameters
+    learners = dict(state.learners)
+    for item in commit.inputs:
+        known = learners[item.learner]
+        applied = {**known.applied, output.fragment: Applied(item.base, output.version, item.data_end)}
+        learners[item.learner] = replace(
+            known,
+            applied=applied,
+            tokens=known.tokens + item.tokens * parameters,
+            merges=known.merges + 1,
+            data_end=max(known.data_end, item.data_end),
+        )
+    participants = tuple(sorted(item.learner for item in commit.inputs))
+    tokens = sum(item.tokens for item in commit.inputs)
+    note = MergeNote(
+        commit.n, state.slot, commit.time, participants, commit.alive, commit.quorum,
+        commit.grace_s, commit.grace_used_s, tokens,
+    )  # fmt: skip
+    return replace(
+        state,
+        slot=state.slot + 1,
+        learners=learners,
+        token_parameters=state.token_parameters + tokens * parameters,
+        merges=state.merges + 1,
+        participation_sum=state.participation_sum + len(participants) / max(1, commit.alive, len(participants)),
+        offers_applied=state.offers_applied + len(commit.inputs),
+        recent_merges=(*state.recent_merges, note)[-RECENT_MERGES:],
+    )
+
+
+def _adopt_outputs(state: RunState, outputs: Iterable[Output], num_fragments: int, kept: int) -> RunState:
+    current = {output.fragment: output for output in state.outputs}
+    history = list(state.history)
+    for output in outputs:
+        current[output.fragment] = output
+        versions = [o for o in history if o.fragment == output.fragment]
+        for old in versions[: max(0, len(versions) - kept + 1)]:
+            history.remove(old)
+        history.append(output)
+    if current and len(current) != num_fragments:
+        raise RecordError(f"the log knows {len(current)} of {num_fragments} fragments")
+    ordered = tuple(current[fragment] for fragment in sorted(current))
+    return replace(state, outputs=ordered, history=tuple(history))
+
+
+def _note(state: RunState, commit: Commit, unit: str, text: str) -> RunState:
+    note = Note(commit.time, commit.kind, unit, text)
+    return replace(state, notes=(*state.notes, note)[-RECENT_NOTES:])
+
+
+def _thinned(losses: tuple[tuple[int, float], ...], limit: int = 512) -> tuple[tuple[int, float], ...]:
+    """A bounded curve: when it is full, every second point but the newest goes."""
+    return losses if len(losses) <= limit else (*losses[:-1:2], losses[-1])
+

@@ -1,0 +1,396 @@
+"""The syncer as a state machine: it reads offers, decides, merges, and makes commits true.
+
+It holds no torch and no clock: arithmetic and evaluation come in as ports, everything else is yielded operations.
+
+    READING -> CLAIMING -> SERVING -> MERGING -> SERVING ... -> FINISHING -> DONE
+                                   \\-> (a higher epoch in the log) FENCED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from diloco_cli.errors import DataCheckError
+from diloco_cli.digests import digest
+from diloco_cli.protocol.inbox import Inbox
+from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, delta_key, request_key, state_key
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, append, claim_epoch, read_log, write_snapshot
+from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps
+from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average
+from diloco_cli.protocol.records import Commit, CommitKind, Input, Offer, Output, ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.weights import token_weight
+from diloco_cli.protocol.wire import RecordError, decode, encode
+from diloco_cli.store.port import Created
+
+BEAT_EVERY_S = 3.0
+REQUEST_EVERY_S = 1.0
+INCARNATIONS_EVERY_S = 1.0
+MIN_ALIVE_S = 15.0
+ALIVE_SLOTS = 4
+FINAL_EVALUATION_S = 120.0
+POLL_BOUNDS_S = (0.02, 0.5)
+
+SyncerState = Literal["READING", "CLAIMING", "SERVING", "MERGING", "FINISHING", "DONE"]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A fragment's new version as bytes: the state that syncers read, and the cast that learners adopt."""
+
+    state: bytes
+    cast: bytes
+
+
+class Arithmetic(Protocol):
+    """The numerical work. Deterministic: the same inputs in the same order give the same bytes."""
+
+    def initial(self) -> list[Merged]:
+        """Every fragment's first version."""
+        ...
+
+    def holds(self, fragment: int, state_digest: str) -> bool:
+        """Whether this version's parameters and momentum are in memory."""
+        ...
+
+    def restore(self, fragment: int, state_digest: str, state: bytes) -> None: ...
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+        """A delta ready to merge, re-anchored if the base's cast is given; or the reason of its refusal."""
+        ...
+
+    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged: ...
+
+    def settle(self, fragment: int, state_digest: str) -> None:
+        """The log says that this is the fragment's version now."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Evaluates the outer parameters somewhere else, without ever delaying a merge."""
+
+    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
+        """Start an evaluation as of commit n; False if one is still under way."""
+        ...
+
+    def result(self) -> tuple[int, float | None] | None:
+        """A finished evaluation: (n, loss in nats per token), the loss None if it failed."""
+        ...
+
+
+class Syncer:
+    """One syncer process of a run."""
+
+    def __init__(
+        self,
+        run: RunFormat,
+        claim: ProcessClaim,
+        arithmetic: Arithmetic,
+        evaluator: Evaluator,
+        time_text: Callable[[], str],
+        nonce: Callable[[], str],
+        on_commit: Callable[[RunState, Commit], None] = lambda state, commit: None,
+        beat_facts: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self.run, self.claim = run, claim
+        self.arithmetic, self.evaluator = arithmetic, evaluator
+        self.time_text, self.nonce = time_text, nonce
+        self.on_commit, self.beat_facts = on_commit, beat_facts
+        self.state = RunState()
+        self.epoch = 0
+        self.doing: SyncerState = "READING"
+        self.inbox = Inbox(run)
+        self.loaded: dict[tuple[str, int, int], Any] = {}
+        self.pace = Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments)
+        self.slot_due_s: float | None = None
+        self.first_offer_s: float | None = None
+        self.quorum_s: float | None = None
+        self.last_snapshot = 0
+        self.last_evaluated_slot = 0
+        self.next_beat_s = self.next_request_s = self.next_incarnations_s = 0.0
+        self.reason = ""
+
+    def serve(self) -> Steps[RunState]:
+        """Until the run is finished or stopped. Raises FencedError when a newer syncer has taken over."""
+        self.state = yield from read_log(self.run)
+        if self.state.phase == "FINISHED":
+            return self.state
+        yield from self._take_over()
+        while self.state.phase == "RUNNING":
+            if self.state.tokens(self.run.layout) >= self.run.settings.train.tokens:
+                yield from self._finish()
+                break
+            worked = yield from self._turn()
+            if not worked:
+                yield Sleep(self._poll_s())
+        self.doing = "DONE"
+        yield from self._beat((yield Now()), force=True)
+        return self.state
+
+    def _poll_s(self) -> float:
+        low, high = POLL_BOUNDS_S
+        return min(high, max(low, self.pace.slot_s / 20))
+
+    # -- becoming the syncer ------------------------------------------------------------------------------------
+
+    def _take_over(self) -> Steps[None]:
+        self.doing = "CLAIMING"
+        self.epoch = yield from claim_epoch(self.claim, self.state)
+        while self.state.epoch < self.epoch:
+            outputs = (yield from self._genesis()) if self.state.n < 0 else ()
+            yield from self._commit("epoch_start", outputs=outputs, reason=f"{self.claim.host} pid {self.claim.pid}")
+        self.last_snapshot = self.state.n
+        self.last_evaluated_slot = self.state.slot
+        self.inbox.open(self.state, (yield Now()))
+        self.doing = "SERVING"
+
+    def _genesis(self) -> Steps[tuple[Output, ...]]:
+        """Version 0 of every fragment: from then on, nobody ever starts from random weights again."""
+        outputs = []
+        for fragment, merged in enumerate(self.arithmetic.initial()):
+            outputs.append((yield from self._publish(fragment, merged, version=0, slot=-1)))
+        return tuple(outputs)
+
+    def _publish(self, fragment: int, merged: Merged, version: int, slot: int) -> Steps[Output]:
+        """State and cast, written and read back BEFORE the commit that names them."""
+        output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast))
+        yield from write_and_read_back(
+            state_key(fragment, version, self.epoch, output.state_digest), merged.state
+        )
+        yield from write_and_read_back(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
+        return output
+
+    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
+        """Append one record; True if it is in the log as drafted."""
+        draft = Commit(
+            n=0, kind=kind, epoch=self.epoch, nonce=self.nonce(), previous="", time=self.time_text(),
+            software=self.run.software, **fields,
+        )  # fmt: skip
+        before = self.state
+        self.state, mine = yield from append(self.run, self.state, draft)
+        if mine:
+            self.on_commit(self.state, replace(draft, n=self.state.n, previous=before.digest))
+        if self.state.n - self.last_snapshot >= SNAPSHOT_EVERY:
+            yield from write_snapshot(self.run, self.state)
+            self.last_snapshot = self.state.n
+        return mine
+
+    # -- one turn of the loop -----------------------------------------------------------------------------------
+
+    def _turn(self) -> Steps[bool]:
+        """Look once at everything; True if something was committed."""
+        now_s: float = yield Now()
+        yield from self._beat(now_s)
+        if now_s >= self.next_request_s:
+            self.next_request_s = now_s + REQUEST_EVERY_S
+            if (yield from self._carry_out_request()):
+                return True
+        if now_s >= self.next_incarnations_s:
+            self.next_incarnations_s = now_s + INCARNATIONS_EVERY_S
+            yield from self.inbox.look_for_incarnations(now_s)
+        yield from self.inbox.poll(self.state, now_s)
+        yield from self._evaluation()
+        return (yield from self._slot(now_s))
+
+    def _carry_out_request(self) -> Steps[bool]:
+        number = self.state.next_request
+        key = request_key(number)
+        data = yield Get(key)
+        if data is None:
+            return False
+        try:
+            request = decode(Request, data, key)
+        except RecordError as error:
+            return (yield from self._commit("request_refused", request=number, reason=str(error)))
+        self.inbox.refuse_all("run_over")
+        fates = self.inbox.take_fates()
+        return (yield from self._commit("stop", request=number, reason=request.reason or "by request", fates=fates))
+
+    def _evaluation(self) -> Steps[None]:
+        finished = self.evaluator.result()
+        if finished is not None and finished[1] is not None:
+            yield from self._commit("eval", evaluated=finished[0], loss=finished[1])
+        every = self.run.settings.evaluation.every * self.run.num_fragments
+        if self.state.slot - self.last_evaluated_slot >= every and self.evaluator.submit(
+            self.state.n, self.state.outputs, False
+        ):
+            self.last_evaluated_slot = self.state.slot
+
+    def _slot(self, now_s: float) -> Steps[bool]:
+        """Decide on the slot that is due."""
+        slot, sync = self.state.slot, self.run.settings.sync
+        fragment = fragment_of_slot(slot, self.run.num_fragments)
+        if self.slot_due_s is None:
+            self.slot_due_s = now_s
+        present = yield from self._load_candidates(fragment)
+        if present and self.first_offer_s is None:
+            self.first_offer_s = now_s
+        if len(present) >= sync.quorum and self.quorum_s is None:
+            self.quorum_s = now_s
+        grace = grace_window(sync.overlap, self.pace, sync.grace.gamma)
+        facts = SlotFacts(
+            present=len(present),
+            alive=self._alive(now_s),
+            quorum=sync.quorum,
+            first_offer_s=self.first_offer_s,
+            quorum_reached_s=self.quorum_s,
+            later_offers=self.inbox.waits_for_later(fragment),
+            waiting_since_s=self.slot_due_s,
+            now_s=now_s,
+        )
+        decision = decide_slot(facts, grace, sync.skip_after_s)
+        self.reason = decision.reason
+        if decision.action == "wait":
+            return False
+        if decision.action == "skip":
+            for offer in present:
+                self.inbox.drop(offer, "slot_skipped")
+            done = yield from self._commit("skip", slot=slot, reason=decision.reason, fates=self.inbox.take_fates())
+        else:
+            done = yield from self._merge(fragment, present, facts, grace, decision.reason)
+        self.slot_due_s = self.first_offer_s = self.quorum_s = None
+        return done
+
+    def _alive(self, now_s: float) -> int:
+        within_s = max(MIN_ALIVE_S, ALIVE_SLOTS * self.pace.slot_s)
+        return sum(now_s - heard_s <= within_s for heard_s in self.inbox.heard_s.values())
+
+    # -- merging ------------------------------------------------------------------------------------------------
+
+    def _load_candidates(self, fragment: int) -> Steps[list[Offer]]:
+        """The offers for this fragment whose payloads are here and sound; the others get their fate."""
+        sound = []
+        for offer in self.inbox.candidates(fragment):
+            if offer.id not in self.loaded:
+                loaded = yield from self._load(offer)
+                if isinstance(loaded, str):
+                    self.inbox.drop(offer, loaded)
+                    continue
+                self.loaded[offer.id] = loaded
+            sound.append(offer)
+        return sound
+
+    def _load(self, offer: Offer) -> Steps[Any | str]:
+        current = self.state.outputs[offer.fragment]
+        yield from self._make_resident(current)
+        key = delta_key(offer.learner, offer.incarnation, offer.seq, offer.payload_digest)
+        payload = yield Get(key)
+        if payload is None:
+            return "missing_payload"
+        if len(payload) != offer.payload_bytes or digest(payload) != offer.payload_digest:
+            return "digest_mismatch"
+        base_cast = None
+        if offer.base != current.version:
+            base = self.state.version(offer.fragment, offer.base)
+            if base is None:
+                return "unknown_base"
+            base_cast = yield Get(cast_key(base.fragment, base.version, base.epoch, base.cast_digest))
+            if base_cast is None or digest(base_cast) != base.cast_digest:
+                return "unknown_base"
+        return self.arithmetic.read_delta(offer, payload, base_cast)
+
+    def _make_resident(self, output: Output) -> Steps[None]:
+        if self.arithmetic.holds(output.fragment, output.state_digest):
+            return
+        key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+        data = yield Get(key)
+        if data is None or digest(data) != output.state_digest:
+            problem = "is missing" if data is None else "has other bytes than the log says"
+            raise DataCheckError(f"the committed state of fragment {output.fragment} {problem}", where=key)
+        self.arithmetic.restore(output.fragment, output.state_digest, data)
+
+    def _merge(self, fragment: int, offers: list[Offer], facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
+        self.doing = "MERGING"
+        sync = self.run.settings.sync
+        weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
+        if not any(weights.values()):
+            for offer in offers:
+                self.inbox.drop(offer, "no_weight")
+            return False
+        slot, version = self.state.slot, self.state.n + 1
+        merged = self.arithmetic.merge(fragment, [(self.loaded[o.id], weights[o.id]) for o in offers])
+        output = yield from self._publish(fragment, merged, version, slot)
+        used_s = facts.now_s - (facts.quorum_reached_s if facts.quorum_reached_s is not None else facts.now_s)
+        mine = yield from self._commit(
+            "merge",
+            slot=slot,
+            inputs=tuple(_input(offer, weights[offer.id]) for offer in offers),
+            fates=self.inbox.take_fates(),
+            outputs=(output,),
+            tokens=sum(offer.tokens for offer in offers),
+            quorum=sync.quorum,
+            alive=facts.alive,
+            grace_s=round(grace.seconds, 6),
+            grace_used_s=round(used_s, 6),
+            reason=reason,
+        )
+        if mine:
+            self.arithmetic.settle(fragment, output.state_digest)
+            self._measure(offers, facts, (yield Now()))
+        self.loaded = {}
+        self.inbox.sort_out(self.state)
+        self.doing = "SERVING"
+        return True
+
+    def _measure(self, offers: list[Offer], facts: SlotFacts, now_s: float) -> None:
+        """Moving averages from the participants' own timings and from this syncer's clock."""
+        paces = [offer.timings.slot_s for offer in offers if offer.timings.slot_s > 0]
+        quorum_s = (facts.quorum_reached_s or facts.now_s) - (facts.first_offer_s or facts.now_s)
+        sync_s = now_s - facts.now_s + max(o.timings.upload_s + o.timings.adoption_s for o in offers)
+        self.pace = Pace(
+            slot_s=moving_average(self.pace.slot_s, min(paces)) if paces else self.pace.slot_s,
+            quorum_s=moving_average(self.pace.quorum_s, quorum_s),
+            sync_s=moving_average(self.pace.sync_s, sync_s),
+        )
+
+    # -- ending, and being seen ---------------------------------------------------------------------------------
+
+    def _finish(self) -> Steps[None]:
+        """The last evaluation, then the `finish` commit with a fate for everything outstanding."""
+        self.doing = "FINISHING"
+        started_s: float = yield Now()
+        submitted = False
+        while (now_s := (yield Now())) - started_s < FINAL_EVALUATION_S:
+            yield from self._beat(now_s)
+            finished = self.evaluator.result()
+            if submitted and finished is not None:
+                if finished[1] is not None:
+                    yield from self._commit("eval", evaluated=finished[0], loss=finished[1])
+                break
+            submitted = submitted or self.evaluator.submit(self.state.n, self.state.outputs, True)
+            yield Sleep(POLL_BOUNDS_S[0])
+        yield from self.inbox.poll(self.state, now_s)
+        self.inbox.refuse_all("run_over")
+        tokens = self.state.tokens(self.run.layout)
+        yield from self._commit(
+            "finish", fates=self.inbox.take_fates(), reason=f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
+        )
+        yield from write_snapshot(self.run, self.state)
+
+    def _beat(self, now_s: float, force: bool = False) -> Steps[None]:
+        if now_s < self.next_beat_s and not force:
+            return
+        self.next_beat_s = now_s + BEAT_EVERY_S
+        facts = {
+            "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host,
+            "reason": self.reason, **self.beat_facts(),
+        }  # fmt: skip
+        yield Put(beat_key(SYNCER), encode(facts))
+
+
+def write_and_read_back(key: str, data: bytes) -> Steps[None]:
+    """A create whose bytes have been seen again: a torn object that got committed would stop progress for good."""
+    answer = yield Create(key, data)
+    seen = yield Get(key)
+    if not isinstance(answer, Created) or seen != data:
+        raise DataCheckError("the store holds other bytes than were written", where=key, hint="diloco doctor URL")
+
+
+def _input(offer: Offer, weight: float) -> Input:
+    return Input(
+        offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
+        offer.tokens, offer.steps, weight, offer.payload_digest, offer.payload_bytes,
+    )  # fmt: skip

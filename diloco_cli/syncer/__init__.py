@@ -1,0 +1,1 @@
+"""The syncer daemon: protocol + algorithm + store + clock."""

@@ -1,0 +1,1 @@
+"""Built-in models and data, and how a user's own come in: `module:function`."""

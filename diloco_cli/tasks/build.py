@@ -1,0 +1,67 @@
+"""From settings to a model and its data: presets, or a user's `module:function`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from diloco_cli.config.presets import DATA_PRESETS, GPT_PRESETS
+from diloco_cli.config.settings import RunSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.tasks.gpt import build as build_gpt
+from diloco_cli.tasks.text import ByteText
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Data(Protocol):
+    """A learner's stream of batches, addressed by position so that a restart continues exactly."""
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch: ...
+
+    def held_out(self, num_sequences: int) -> Iterator[Batch]: ...
+
+
+def build_model(run: RunSettings) -> nn.Module:
+    """A module whose forward(tokens, targets) gives the mean loss in nats per token; seeded by train.seed."""
+    torch.manual_seed(run.train.seed)
+    settings = run.model
+    if settings.entrypoint:
+        return cast(nn.Module, _function(settings.entrypoint, "model.entrypoint")(**settings.args))
+    if settings.preset not in GPT_PRESETS:
+        raise UsageError(
+            f"model: no preset {settings.preset!r} that can be trained; allowed: {', '.join(GPT_PRESETS)}",
+            hint="set model.preset, or model.entrypoint: package.module:function",
+        )
+    return build_gpt(GPT_PRESETS[settings.preset])
+
+
+def build_model_on_meta(run: RunSettings) -> nn.Module:
+    """Names and shapes only."""
+    with torch.device("meta"):
+        return build_model(run)
+
+
+def build_data(run: RunSettings) -> Data:
+    settings = run.data
+    if settings.entrypoint:
+        return cast(Data, _function(settings.entrypoint, "data.entrypoint")(**settings.args))
+    if settings.preset not in DATA_PRESETS:
+        raise UsageError(f"data: no preset {settings.preset!r}; allowed: {', '.join(DATA_PRESETS)}")
+    sequence = GPT_PRESETS[run.model.preset].sequence if run.model.preset in GPT_PRESETS else run.model.sequence
+    return ByteText(sequence or 128, run.train.seed)
+
+
+def _function(entrypoint: str, where: str) -> Callable[..., Any]:
+    module_name, _, name = entrypoint.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"cannot load {entrypoint!r}: {error}", where=where, hint="write it as package.module:function"
+        ) from error
+    return cast(Callable[..., Any], found)

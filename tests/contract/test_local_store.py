@@ -1,0 +1,196 @@
+"""What only a directory can get wrong: crashes, links, permissions, a full disk."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.errors import NoSpaceError
+from diloco_cli.store.keys import BadKeyError
+from diloco_cli.store.local import LocalStore
+from diloco_cli.store.port import Created, Exists, StoreBrokenError, StoreForbiddenError
+
+RACERS = Path(__file__).with_name("racers.py")
+SIZE_BYTES = 4 << 20
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(path)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no right to mount a small disk: {mounted.stderr.decode().strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_writer_killed_at_any_moment_leaves_no_short_file_under_a_final_name(root: Path) -> None:
+    chance = random.Random(7)
+    torn_temporaries = 0
+    for _ in range(12):
+        writer = subprocess.Popen(
+            [sys.executable, str(RACERS), str(root), str(SIZE_BYTES)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(chance.uniform(0.0, 0.15))
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        store = LocalStore(root)
+        for key in store.list(""):
+            data = store.get(key)
+            assert data is not None
+            assert data == data[:1] * SIZE_BYTES, f"{key} has {len(data)} bytes"
+        left = [*root.rglob(".tmp~*")]
+        torn_temporaries += sum(path.stat().st_size < SIZE_BYTES for path in left)
+        for path in (path for path in root.rglob("*") if path.is_file()):
+            path.unlink()
+    assert torn_temporaries > 0, "no kill came in the middle of a write: this test has shown nothing"
+
+
+def test_what_a_dead_writer_left_behind_is_never_listed_and_does_not_disturb(root: Path) -> None:
+    store = LocalStore(root)
+    store.create("a/k", b"x")
+    (root / "a" / ".tmp~0123").write_bytes(b"torn")
+    assert store.list("") == ["a/k"]
+    assert store.list("a/.") == []
+    assert store.create("a/l", b"y") == Created()
+
+
+def test_no_temporary_file_is_left_by_a_living_writer(root: Path) -> None:
+    store = LocalStore(root)
+    store.create("a/k", b"x")
+    store.create("a/k", b"y")
+    store.put("a/h", b"z")
+    assert sorted(os.listdir(root / "a")) == ["h", "k"]
+
+
+def test_files_and_directories_belong_to_their_owner_alone(root: Path) -> None:
+    old_mask = os.umask(0)
+    try:
+        LocalStore(root).create("a/b/c", b"x")
+    finally:
+        os.umask(old_mask)
+    assert [oct((root / path).stat().st_mode & 0o777) for path in ("a", "a/b", "a/b/c")] == [
+        "0o700",
+        "0o700",
+        "0o600",
+    ]
+
+
+def test_a_link_out_of_the_store_is_not_followed(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    (root / "directory").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    (root / "dangling").symlink_to(outside / "new")
+    store = LocalStore(root)
+    assert store.list("") == []
+    for key in ("directory/secret", "file", "directory/new", "dangling"):
+        with pytest.raises(BadKeyError):
+            store.get(key)
+        with pytest.raises(BadKeyError):
+            store.create(key, b"x")
+    with pytest.raises(BadKeyError):
+        store.put("directory/secret", b"x")
+    with pytest.raises(BadKeyError):
+        store.delete("directory/secret")
+    assert store.stat("file") is None
+    store.put("file", b"replaces the link")
+    store.delete("dangling")
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert os.listdir(outside) == ["secret"]
+
+
+def test_a_planted_pipe_does_not_hang_a_reader(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    with pytest.raises(BadKeyError):
+        LocalStore(root).get("pipe")
+    assert LocalStore(root).list("") == []
+
+
+def test_a_key_below_another_key_is_refused(root: Path) -> None:
+    store = LocalStore(root)
+    store.create("a", b"x")
+    with pytest.raises(BadKeyError):
+        store.create("a/b", b"x")
+    store.create("d/e", b"x")
+    with pytest.raises(BadKeyError):
+        store.create("d", b"x")
+
+
+def test_the_root_may_itself_be_reached_by_a_link(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root)
+    LocalStore(tmp_path / "link").create("k", b"x")
+    assert LocalStore(root).get("k") == b"x"
+
+
+def test_a_store_that_vanished_is_not_an_empty_store(root: Path) -> None:
+    store = LocalStore(root)
+    root.rmdir()
+    with pytest.raises(StoreBrokenError):
+        store.get("k")
+    with pytest.raises(StoreBrokenError):
+        store.list("")
+    with pytest.raises(StoreBrokenError):
+        store.create("k", b"x")
+
+
+def test_a_full_disk_is_said_and_harms_nothing(small_disk: Path) -> None:
+    store = LocalStore(small_disk)
+    store.create("a/small", b"x" * 1000)
+    with pytest.raises(NoSpaceError) as full:
+        store.create("a/large", b"x" * (2 << 20))
+    assert full.value.exit_status == 13
+    with pytest.raises(NoSpaceError):
+        store.put("a/small", b"y" * (2 << 20))
+    assert store.list("") == ["a/small"]
+    assert store.get("a/small") == b"x" * 1000
+    assert store.create("a/other", b"fits") == Created()
+
+
+def test_a_read_only_disk_can_be_read_and_forbids_the_rest(small_disk: Path) -> None:
+    store = LocalStore(small_disk)
+    store.create("a/k", b"x")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert store.get("a/k") == b"x"
+    assert store.create("a/k", b"y") == Exists(b"x")
+    with pytest.raises(StoreForbiddenError):
+        store.create("a/l", b"x")
+    with pytest.raises(StoreForbiddenError):
+        store.put("a/k", b"x")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_forbids(root: Path) -> None:
+    store = LocalStore(root)
+    store.create("a/k", b"x")
+    (root / "a").chmod(0o500)
+    with pytest.raises(StoreForbiddenError):
+        store.create("a/l", b"x")
+    (root / "a").chmod(0o700)

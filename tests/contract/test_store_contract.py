@@ -1,0 +1,214 @@
+"""The port's guarantees, demanded of every implementation in the same words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import Backend
+from racers import race_in_processes
+
+from diloco_cli.errors import StoreError
+from diloco_cli.store.keys import BadKeyError
+from diloco_cli.store.port import Created, Exists, Store
+
+NUM_THREADS = 8
+NUM_PROCESSES = 4
+MEGABYTE = 1 << 20
+
+BAD_KEYS = [
+    "", ".", "..", "/", "/etc/passwd", "a/", "a//b", "a/../b", "../a", "./a", "a/..", "a b", "a\n", "a\x00b",
+    "a\x1b[31m", "ä", "a\\b", "a:b", "~a", "a?b", "a#b", "a%2e", "a*",
+    "-/\u2215", "x" * 201, "/".join(["x" * 99] * 10),
+]  # fmt: skip
+
+
+def test_a_created_object_holds_its_bytes_and_is_seen_at_once_by_another_client(backend: Backend) -> None:
+    for number, data in enumerate([b"", b"x", bytes(range(256)) * 5000, b"--==0==--\r\n\r\n"]):
+        key = f"some/where/{number}"
+        assert backend.open_again().create(key, data) == Created()
+        assert backend.open_again().get(key) == data
+
+
+def test_a_second_creator_gets_the_holders_bytes_and_changes_nothing(store: Store) -> None:
+    assert store.create("k", b"first") == Created()
+    assert store.create("k", b"second") == Exists(b"first")
+    assert store.create("k", b"") == Exists(b"first")
+    assert store.get("k") == b"first"
+
+
+def test_the_same_bytes_under_the_same_key_are_ones_own_success(backend: Backend) -> None:
+    assert backend.open_again().create("k", b"mine") == Created()
+    assert backend.open_again().create("k", b"mine") == Created()
+
+
+def test_of_eight_racing_threads_exactly_one_wins_each_round(backend: Backend) -> None:
+    num_rounds = 25 if backend.name == "gcs" else 100
+    barrier = threading.Barrier(NUM_THREADS)
+    store = backend.open_again()
+
+    def race(me: int) -> list[Created | Exists]:
+        outcomes = []
+        for number in range(num_rounds):
+            barrier.wait(20)
+            outcomes.append(store.create(f"race/{number:06d}", f"{me} of {number}".encode() * 100))
+        return outcomes
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        by_thread = list(pool.map(race, range(NUM_THREADS)))
+    for number, outcomes in enumerate(zip(*by_thread, strict=True)):
+        held = store.get(f"race/{number:06d}")
+        winners = [me for me, outcome in enumerate(outcomes) if outcome == Created()]
+        assert len(winners) == 1
+        assert held == f"{winners[0]} of {number}".encode() * 100
+        assert all(outcome in (Created(), Exists(held)) for outcome in outcomes)
+
+
+def test_of_four_racing_processes_exactly_one_wins_each_round(backend: Backend) -> None:
+    if backend.url is None:
+        pytest.skip("lives in one process")
+    num_rounds = 25 if backend.name == "gcs" else 200
+    by_process = race_in_processes(backend.url, NUM_PROCESSES, num_rounds)
+    assert [sum(outcomes) for outcomes in zip(*by_process, strict=True)] == [1] * num_rounds
+
+
+def test_readers_see_nothing_or_the_whole_object_while_it_is_created(backend: Backend) -> None:
+    num_objects = 10
+    store = backend.open_again()
+    torn: list[str] = []
+    done = threading.Event()
+
+    def read() -> None:
+        reader = backend.open_again()
+        while not done.is_set():
+            for number in range(num_objects):
+                data = reader.get(f"new/{number}")
+                if data is not None and data != bytes([number]) * MEGABYTE:
+                    torn.append(f"new/{number}: {len(data)} bytes")
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(num_objects):
+        store.create(f"new/{number}", bytes([number]) * MEGABYTE)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert torn == []
+
+
+def test_an_overwrite_is_seen_whole_or_not_at_all(backend: Backend) -> None:
+    store = backend.open_again()
+    store.put("hint", bytes([0]) * MEGABYTE)
+    done = threading.Event()
+    seen: set[bytes | None] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(store.get("hint"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    expected = {bytes([number]) * MEGABYTE for number in range(10)}
+    for data in sorted(expected):
+        store.put("hint", data)
+    done.set()
+    reader.join()
+    assert seen <= expected
+    assert store.get("hint") == bytes([9]) * MEGABYTE
+
+
+def test_a_missing_object_is_none_for_every_reading_verb(store: Store) -> None:
+    store.create("there/a", b"x")
+    for key in ("missing", "there/b", "no/such/place"):
+        assert store.get(key) is None
+        assert store.get_range(key, 0, 10) is None
+        assert store.get_range(key, 5, 5) is None
+        assert store.stat(key) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [(0, 10, b"0123456789"), (0, 1, b"0"), (3, 7, b"3456"), (8, 99, b"89"), (10, 20, b""), (50, 60, b""),
+     (4, 4, b""), (7, 3, b""), (-5, 2, b"01")],
+)  # fmt: skip
+def test_a_range_is_clipped_to_the_object(store: Store, start: int, end: int, expected: bytes) -> None:
+    store.create("digits", b"0123456789")
+    assert store.get_range("digits", start, end) == expected
+
+
+def test_listing_is_in_lexical_order_and_honours_prefix_after_and_limit(store: Store) -> None:
+    keys = ["a", "a-b", "a.b", "ab/c", "ab/c0", "ab/d/e", "ab/d.e", "ab0", "b/1", "b/10", "b/2", "c"]
+    for key in reversed(keys):
+        store.create(key, b"x")
+    assert store.list("") == sorted(keys)
+    for prefix in ("", "a", "ab", "ab/", "ab/c", "ab/d", "b/1", "b/10", "nothing", "no/thing", "c", "c/"):
+        matching = [key for key in sorted(keys) if key.startswith(prefix)]
+        assert store.list(prefix) == matching
+        for after in ("", "a", "a.", "ab", "ab/", "ab/c", "ab/d/e", "ab/dz", "b", "b/10", "zzz"):
+            behind = [key for key in matching if key > after]
+            assert store.list(prefix, after) == behind
+            assert store.list(prefix, after, 2) == behind[:2]
+    assert store.list("", limit=0) == []
+
+
+def test_a_listing_can_be_walked_page_by_page(store: Store) -> None:
+    keys = [f"commit/{number:012d}.json" for number in range(50)]
+    for key in keys:
+        store.create(key, b"x")
+    walked: list[str] = []
+    while page := store.list("commit/", walked[-1] if walked else "", limit=7):
+        walked += page
+    assert walked == keys
+
+
+def test_a_listing_forgets_what_was_deleted(store: Store) -> None:
+    store.create("d/1", b"x")
+    store.create("d/2", b"x")
+    store.delete("d/1")
+    assert store.list("d/") == ["d/2"]
+
+
+def test_delete_may_be_repeated_and_frees_the_key(store: Store) -> None:
+    store.delete("never/was")
+    store.create("k", b"old")
+    store.delete("k")
+    store.delete("k")
+    assert store.get("k") is None
+    assert store.create("k", b"new") == Created()
+
+
+def test_stat_tells_size_and_a_time_that_moves_on(store: Store) -> None:
+    store.create("k", b"12345")
+    first = store.stat("k")
+    store.put("k", b"123")
+    second = store.stat("k")
+    assert first is not None
+    assert second is not None
+    assert (first.key, first.size_bytes, second.size_bytes) == ("k", 5, 3)
+    assert 0 <= second.modified_s - first.modified_s < 60
+
+
+@pytest.mark.parametrize("key", BAD_KEYS, ids=ascii)
+def test_a_bad_key_is_refused_by_every_verb(store: Store, key: str) -> None:
+    verbs: list[Callable[[], object]] = [
+        lambda: store.create(key, b"x"),
+        lambda: store.get(key),
+        lambda: store.get_range(key, 0, 1),
+        lambda: store.put(key, b"x"),
+        lambda: store.delete(key),
+        lambda: store.stat(key),
+    ]
+    for verb in verbs:
+        with pytest.raises(BadKeyError) as refused:
+            verb()
+        assert isinstance(refused.value, StoreError)
+        assert refused.value.message.isprintable()
+
+
+@pytest.mark.parametrize("prefix", ["/", "/a", "../", "a/../", "a//", "a\n", "\x1b", "*"], ids=ascii)
+def test_a_bad_prefix_is_refused(store: Store, prefix: str) -> None:
+    with pytest.raises(BadKeyError):
+        store.list(prefix)
