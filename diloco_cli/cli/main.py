@@ -16,7 +16,7 @@ BUG_STATUS = 1
 NO_SPACE_ERRNO = 28
 COMMANDS = (
     "init", "plan", "launch", "status", "chaos", "stop", "resume", "logs", "runs", "verify", "export",
-    "learner", "syncer", "evaluator",
+    "config", "learner", "syncer", "evaluator",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from diloco_cli.config.build import Builder
 from diloco_cli.config.nearest import nearest
@@ -12,6 +12,7 @@ from diloco_cli.config.settings import Device
 from diloco_cli.config.yaml_tree import parse_yaml
 from diloco_cli.errors import UsageError
 
+CATALOGUE = Path(__file__).with_name("devices.yaml")
 CPU = "cpu"
 MPS = "mps"
 HOST_DEVICES = {  # their speed depends on the machine: `plan` guesses it and says so, or takes tokens_per_s
@@ -41,9 +42,11 @@ ALIASES = {  # other spellings of exactly one device
 def find_device(name: str, own: Mapping[str, Device]) -> Device:
     """The inventory's own devices first, then the catalogue; upper and lower case do not matter."""
     wanted = name.lower()
-    for known in (_by_lower_case(own), _catalogue_by_lower_case()):
-        if wanted in known:
-            return known[wanted]
+    described = _by_lower_case({**HOST_DEVICES, **own})
+    if wanted in described:  # without reading the catalogue
+        return described[wanted]
+    if wanted in _catalogue_by_lower_case():
+        return _catalogue_by_lower_case()[wanted]
     names = nearest(name, [*own, *catalogue(), *HOST_DEVICES, *ALIASES])
     likely = f"; nearest: {', '.join(names)}" if names else ""
     own_entry = f"devices: {{{name}: {{bf16_tflops: 120, memory_gb: 24}}}}"
@@ -55,14 +58,13 @@ def find_device(name: str, own: Mapping[str, Device]) -> Device:
 @cache
 def catalogue() -> dict[str, Device]:
     """Every device of the packaged file, by its name."""
-    source = resources.files("diloco_cli.config").joinpath("devices.yaml")
-    tree = parse_yaml(source.read_text(encoding="utf-8"), "devices.yaml")
+    tree = parse_yaml(CATALOGUE.read_text(encoding="utf-8"), CATALOGUE.name)
     return Builder({}).build_named(Device, tree, "devices")
 
 
 @cache
 def _catalogue_by_lower_case() -> dict[str, Device]:
-    devices = _by_lower_case({**catalogue(), **HOST_DEVICES})
+    devices = _by_lower_case(catalogue())
     return {**devices, **{alias.lower(): devices[name.lower()] for alias, name in ALIASES.items()}}
 
 

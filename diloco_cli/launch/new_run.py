@@ -66,6 +66,7 @@ def make_format(
         islands=islands,
         layout=layout_of(settings),
         software=__version__,
+        home_region=inventory.store.region,
     )
 
 

@@ -99,7 +99,7 @@ def _delay_s(bad_lives: int, policy: RestartPolicy) -> float:
     if bad_lives <= 1:
         return policy.first_delay_s
     doublings = min(bad_lives - 2, 32)
-    return min(policy.max_delay_s, policy.second_delay_s * 2**doublings)
+    return min(policy.max_delay_s, policy.second_delay_s * 2.0**doublings)
 
 
 def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> str | None:

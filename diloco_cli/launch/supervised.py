@@ -31,7 +31,7 @@ class SupervisedUnit:
         self.num_exits = 0
         self.restart_at_s = 0.0
         self.reason = ""
-        self.terminated = False
+        self._told: set[int] = set()
         self._child: subprocess.Popen[bytes] | None = None
         self._record: UnitRecord | None = None
         self._alive_since_s = 0.0
@@ -84,15 +84,12 @@ class SupervisedUnit:
         self.num_exits += 1
         return life
 
-    def terminate(self) -> None:
-        """SIGTERM, once; and SIGCONT, without which a paused process would never hear it."""
-        if not self.terminated:
-            self.terminated = True
-            self._signal(signal.SIGTERM)
-            self._signal(signal.SIGCONT)
+    def terminate(self) -> bool:
+        """SIGTERM, and SIGCONT, without which a paused process would not hear it. Once: False after that."""
+        return self._signal_once(signal.SIGTERM, signal.SIGCONT)
 
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+    def kill(self) -> bool:
+        return self._signal_once(signal.SIGKILL)
 
     def summary(self) -> UnitSummary:
         restarts = max(0, self.starts - 1)
@@ -101,11 +98,14 @@ class SupervisedUnit:
             self.spec.name, self.spec.kind, self.state, self.starts, restarts, self.reason, exits
         )
 
-    def _signal(self, signum: int) -> None:
-        if self._record is None:
-            return
+    def _signal_once(self, *signums: int) -> bool:
+        if self._record is None or self._told.issuperset(signums):
+            return False
+        self._told.update(signums)
         try:
-            signal_process(self._record.identity, signum)
+            for signum in signums:
+                signal_process(self._record.identity, signum)
         except RefusedError:
             # It ended just now: the next poll sees it.
-            return
+            return False
+        return True

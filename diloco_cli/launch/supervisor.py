@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from diloco_cli.clock import monotonic_s, sleep_s, wall_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
-from diloco_cli.launch.events import Event, EventKind, Outcome, Reason
+from diloco_cli.launch.ending import ENDINGS, Ending, StopPolicy, Wishes, begin_ending, next_ending
+from diloco_cli.launch.events import FENCED_STATUS, Event, EventKind, Outcome, Reason
 from diloco_cli.launch.restart import DONE_STATUSES, Exit, RestartPolicy, decide, describe_exit
 from diloco_cli.launch.states import Happening, State
 from diloco_cli.launch.supervised import SupervisedUnit
@@ -15,32 +15,7 @@ from diloco_cli.launch.units import UnitSpec
 from diloco_cli.launch.watch import Asking, OnceInBackground, SignalCount
 from diloco_cli.processes.registry import SUPERVISOR, supervisor_lock
 
-ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped", "STOPPING": "stopped"}
-
-
-@dataclass(frozen=True)
-class StopPolicy:
-    """Bounds of a clean stop, from its beginning; together below 10 s.
-
-    A run that ended by itself leaves its units `leave_s` before they get SIGTERM. An interruption writes the
-    stop request (at most `request_s`), then sends SIGTERM. Whatever lives after `kill_s` gets SIGKILL.
-    """
-
-    leave_s: float = 4.0
-    request_s: float = 2.0
-    kill_s: float = 8.0
-    give_up_s: float = 9.5
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Why and when the supervision comes to its end, on the monotonic clock."""
-
-    reason: Reason
-    text: str
-    terminate_at_s: float
-    kill_at_s: float
-    give_up_at_s: float
+LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
 
 
 def supervise(
@@ -58,10 +33,12 @@ def supervise(
 ) -> Outcome:
     """Starts (or adopts) every unit, restarts what dies, and returns when all have ended.
 
-    `run_state` tells the state of the run in the bucket: FINISHED, STOPPED or STOPPING end the supervision, any
-    other text does not; it is asked in a thread and may be slow or raise a declared error. The first SIGINT,
-    SIGTERM or SIGHUP (or `stop_requested`) calls `request_stop` and stops the units; the second kills them.
-    Raises RunFailedError if the syncer, or all learners, ended too often; RefusedError beside another supervisor.
+    `run_state` tells the state of the run in the bucket: FINISHED, STOPPED or STOPPING end the supervision,
+    any other text does not; it is asked in a thread and may be slow or raise a declared error. The first
+    SIGINT, SIGTERM or SIGHUP (or `stop_requested`) calls `request_stop`, also in a thread, and waits for
+    the units to leave, with signals in the end; the second kills them.
+    Raises RunFailedError if the syncer, or all learners, ended too often, and RefusedError if another
+    supervisor of the run lives on this machine.
     """
     _check(units)
     with supervisor_lock(run_name), SignalCount() as signals, Asking(run_state, state_every_s) as asking:
@@ -107,32 +84,16 @@ class Supervisor:
         return self._outcome(monotonic_s() - began_s)
 
     def _listen(self, request_stop: Callable[[], None] | None, stop_requested: Callable[[], bool]) -> None:
-        """Turns signals, a local wish to stop, and the run's own end into an Ending."""
-        now_s = monotonic_s()
-        state = self._asking.answer
-        wished = self._signals.count + stop_requested()
-        interrupted = self._ending is not None and self._ending.reason == "interrupted"
-        if self._signals.count >= 2 and self._ending is not None:
-            self._ending = replace(
-                self._ending, terminate_at_s=now_s, kill_at_s=min(now_s, self._ending.kill_at_s)
-            )
-        elif wished and not interrupted:
-            if request_stop is not None and self._ending is None:
-                self._request = OnceInBackground(request_stop)
-            self._end("interrupted", "asked to stop: again to stop at once", self._stop.request_s)
-        elif state in ENDINGS and self._ending is None:
-            self._end(ENDINGS[state], f"the run is {state}", self._stop.leave_s)
-
-    def _end(self, reason: Reason, text: str, terminate_after_s: float) -> None:
-        now_s = monotonic_s()
-        self._ending = Ending(
-            reason,
-            text,
-            terminate_at_s=now_s + terminate_after_s,
-            kill_at_s=now_s + self._stop.kill_s,
-            give_up_at_s=now_s + self._stop.give_up_s,
-        )
-        self._tell("stopping", None, text)
+        """Turns what was heard into an ending, and begins it."""
+        wishes = Wishes(self._signals.count, stop_requested(), self._asking.answer)
+        ending = next_ending(self._ending, wishes, monotonic_s(), self._stop)
+        if ending is None:
+            return
+        if self._ending is None and ending.reason == "interrupted" and request_stop is not None:
+            self._request = OnceInBackground(request_stop)
+        if self._ending is None or self._ending.reason != ending.reason:
+            self._tell("stopping", None, ending.text)
+        self._ending = ending
 
     def _advance(self, unit: SupervisedUnit) -> None:
         """One step of one unit, by its state."""
@@ -190,22 +151,23 @@ class Supervisor:
         hopeless = bool(learners) and all(unit.state is State.FAILED for unit in learners)
         if hopeless or any(unit.spec.kind == "syncer" for unit in failed):
             names = ", ".join(unit.spec.name for unit in failed)
-            self._end("failed", f"cannot go on without {names}", 0.0)
+            text = f"cannot go on without {names}"
+            self._ending = begin_ending("failed", text, monotonic_s(), 0.0, self._stop)
+            self._tell("stopping", None, text)
 
     def _hasten(self) -> bool:
         """Terminates, then kills what is slow to leave. True if even that was in vain and time is up."""
         ending, now_s = self._ending, monotonic_s()
         if ending is None:
             return False
-        asked = self._request is None or self._request.over
-        late = now_s >= ending.terminate_at_s or (ending.reason == "interrupted" and asked)
+        unasked = self._request is None or self._request.trouble is not None
+        late = now_s >= ending.terminate_at_s or (ending.reason == "interrupted" and unasked)
         for unit in (unit for unit in self.units if unit.state is State.RUNNING):
             if now_s >= ending.kill_at_s:
-                self._tell("killed", unit.spec.name, "did not leave in time, or was not to wait")
-                unit.kill()
-            elif late and not unit.terminated:
+                if unit.kill():
+                    self._tell("killed", unit.spec.name, "SIGKILL")
+            elif late and unit.terminate():
                 self._tell("terminated", unit.spec.name, "SIGTERM")
-                unit.terminate()
         return now_s >= ending.give_up_at_s
 
     def _pause_s(self, poll_s: float) -> float:
@@ -232,13 +194,13 @@ class Supervisor:
 
     def _reason_of_leaving(self, any_failed: bool) -> Reason:
         """All units have left by themselves: what does the bucket say?"""
-        state = self._asking.fresh_answer(self._stop.request_s)
+        state = self._asking.fresh_answer(LAST_ANSWER_S)
         if state in ENDINGS:
             return ENDINGS[state]
         if any_failed:
             return "failed"
         statuses = {unit.exits[-1].status for unit in self.units if unit.exits}
-        return "fenced" if statuses == {9} else "stopped"
+        return "fenced" if statuses == {FENCED_STATUS} else "stopped"
 
 
 AFTER_DECISION: dict[str, tuple[Happening, EventKind]] = {

@@ -64,7 +64,7 @@ def thread_environment(threads: int) -> dict[str, str]:
 def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitRecord]:
     """Starts the unit and notes who it is. It outlives this process: the next supervisor adopts it.
 
-    If this process dies between the two, nobody knows the unit; its successor then fences it off in the bucket.
+    If this process dies between the two, nobody knows the unit; its successor fences it off in the bucket.
     """
     token = nonce()
     child = spawn(run, spec.name, spec.command, {**spec.environment, TOKEN_VARIABLE: token})

@@ -14,7 +14,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalCount:
-    """Counts requests to stop. An ignored signal stays ignored (`nohup`); outside the main thread it hears none."""
+    """Counts requests to stop. An ignored signal stays ignored (`nohup`). Only the main thread can hear."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -90,17 +90,13 @@ class Asking:
 
 
 class OnceInBackground:
-    """One call in a thread; `over` when it has ended, well or not."""
+    """One call in a thread; `trouble` is why it failed."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self.trouble: str | None = None
         self._thread = threading.Thread(target=self._run, name="request-stop", daemon=True)
         self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

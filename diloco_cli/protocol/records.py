@@ -45,6 +45,7 @@ class RunFormat:
     islands: tuple[Island, ...]
     layout: Layout
     software: str
+    home_region: str | None = None
     schema: int = SCHEMA
     digest_algorithm: str = "blake3"
 

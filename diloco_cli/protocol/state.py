@@ -36,10 +36,11 @@ class LearnerRecord:
     next_seq: int = 0
     fated: tuple[int, ...] = ()
     applied: dict[int, Applied] = field(default_factory=dict)
-    tokens: int = 0
+    token_parameters: int = 0
     merges: int = 0
     refused: int = 0
     data_end: int = 0
+    payload_bytes: int = 0
 
     def has_fate(self, seq: int) -> bool:
         return seq < self.next_seq or seq in self.fated
@@ -47,7 +48,7 @@ class LearnerRecord:
 
 @dataclass(frozen=True)
 class MergeNote:
-    """One of the last merges, for `status`."""
+    """One of the last merges, for `status`. `tokens` are the run's merged tokens after it."""
 
     n: int
     slot: int
@@ -168,7 +169,7 @@ def _settle_fates(state: RunState, commit: Commit) -> RunState:
     for fate in commit.fates:
         known = learners[fate.learner]
         learners[fate.learner] = replace(known, refused=known.refused + 1)
-        if fate.reason != "superseded":
+        if fate.reason not in ("superseded", "run_over"):
             text = f"offer {fate.incarnation}/{fate.seq} of fragment {fate.fragment} refused: {fate.reason}"
             state = _note(state, commit, fate.learner, text)
     return replace(state, learners=learners, offers_refused=state.offers_refused + len(commit.fates))
@@ -196,21 +197,23 @@ def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
         learners[item.learner] = replace(
             known,
             applied=applied,
-            tokens=known.tokens + item.tokens * parameters,
+            token_parameters=known.token_parameters + item.tokens * parameters,
+            payload_bytes=known.payload_bytes + item.payload_bytes,
             merges=known.merges + 1,
             data_end=max(known.data_end, item.data_end),
         )
     participants = tuple(sorted(item.learner for item in commit.inputs))
     tokens = sum(item.tokens for item in commit.inputs)
+    token_parameters = state.token_parameters + tokens * parameters
     note = MergeNote(
         commit.n, state.slot, commit.time, participants, commit.alive, commit.quorum,
-        commit.grace_s, commit.grace_used_s, tokens,
+        commit.grace_s, commit.grace_used_s, token_parameters // layout.num_parameters,
     )  # fmt: skip
     return replace(
         state,
         slot=state.slot + 1,
         learners=learners,
-        token_parameters=state.token_parameters + tokens * parameters,
+        token_parameters=token_parameters,
         merges=state.merges + 1,
         participation_sum=state.participation_sum + len(participants) / max(1, commit.alive, len(participants)),
         offers_applied=state.offers_applied + len(commit.inputs),

@@ -10,12 +10,13 @@ from diloco_cli.algorithm.codecs import codec
 from diloco_cli.algorithm.flat import gather, parameter_facts
 from diloco_cli.algorithm.merge import merge
 from diloco_cli.algorithm.outer import outer_step
-from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes, to_bytes
+from diloco_cli.algorithm.payload import PayloadError, from_bytes, to_bytes
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import balanced_layout
 from diloco_cli.protocol.records import Offer, RunFormat
 from diloco_cli.protocol.syncer import Merged
+from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
 
 NORM_CAP = 8.0  # times the running median of a fragment's merged deltas
@@ -29,10 +30,6 @@ class FragmentState:
     digest: str
     parameters: torch.Tensor
     momentum: torch.Tensor
-
-
-def state_spec(num_parameters: int) -> Spec:
-    return {"parameters": (torch.float32, (num_parameters,)), "momentum": (torch.float32, (num_parameters,))}
 
 
 class TorchArithmetic:

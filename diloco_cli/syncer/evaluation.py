@@ -15,12 +15,14 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import IO
 
-from diloco_cli.digests import digest
+import torch
+
+from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import environment_with
-from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.keys import state_key
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.store.port import Store
+from diloco_cli.syncer.versions import load_versions
+from diloco_cli.tasks.build import build_data, build_model
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
@@ -40,10 +42,9 @@ class EvaluatorProcess:
             return False
         if self._child is None or self._child.poll() is not None:
             self._child = self._start()
-        keys = [[o.fragment, state_key(o.fragment, o.version, o.epoch, o.state_digest), o.state_digest] for o in outputs]
         assert self._child.stdin is not None
         try:
-            self._child.stdin.write(json.dumps({"n": n, "states": keys, "final": final}) + "\n")
+            self._child.stdin.write(json.dumps({"n": n, "outputs": to_plain(outputs), "final": final}) + "\n")
             self._child.stdin.flush()
         except BrokenPipeError:
             return False  # it died just now; the next call starts another
@@ -84,17 +85,14 @@ class EvaluatorProcess:
 
 def serve_evaluations(run: RunFormat, store: Store, requests: IO[str], answers: IO[str]) -> None:
     """The child's loop: one JSON line in, one out; ends when the syncer's end of the pipe closes."""
-    import torch
-
-    from diloco_cli.tasks.build import build_data, build_model
-
     os.nice(NICENESS)
     torch.set_num_threads(1)
     model, data = build_model(run.settings), build_data(run.settings)
     model.eval()
     for line in requests:
         request = json.loads(line)
-        load_outer_parameters(run, store, request["states"], model)
+        outputs = [from_plain(Output, plain) for plain in request["outputs"]]
+        load_versions(run, outputs, store, dict(model.named_parameters()))
         sequences = run.settings.evaluation.sequences * (FINAL_FACTOR if request["final"] else 1)
         total, count = 0.0, 0
         with torch.inference_mode():
@@ -102,21 +100,3 @@ def serve_evaluations(run: RunFormat, store: Store, requests: IO[str], answers: 
                 total += float(model(tokens, targets)) * targets.numel()
                 count += targets.numel()
         print(json.dumps({"n": request["n"], "loss": total / count}), file=answers, flush=True)
-
-
-def load_outer_parameters(run: RunFormat, store: Store, states: list[list[object]], model: object) -> None:
-    """Copy a committed version set into a model. Raises DataCheckError if a state is missing or damaged."""
-    import torch
-
-    from diloco_cli.algorithm.flat import scatter
-    from diloco_cli.algorithm.payload import from_bytes
-    from diloco_cli.syncer.arithmetic import state_spec
-
-    assert isinstance(model, torch.nn.Module)
-    tensors = dict(model.named_parameters())
-    for index, key, expected in states:
-        fragment = run.layout.fragments[int(str(index))]
-        data = store.get(str(key))
-        if data is None or digest(data) != expected:
-            raise DataCheckError("a committed state is missing or has other bytes than the log says", where=str(key))
-        scatter(fragment, from_bytes(data, state_spec(fragment.num_parameters))["parameters"], tensors)

@@ -1,0 +1,117 @@
+"""Doing it: rails first, then the record, then the fault, then the proof; and healing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from subprocess import TimeoutExpired
+
+from diloco_cli.chaos.faults import Fault, Kill, Pause
+from diloco_cli.chaos.healer import Healer
+from diloco_cli.chaos.journal import Entry, read_entries, record, record_plan
+from diloco_cli.chaos.rails import Action, hint_for, refusal
+from diloco_cli.chaos.targets import Target, find_target, list_targets
+from diloco_cli.errors import RefusedError
+from diloco_cli.processes.registry import release
+
+
+def _nothing(entry: Entry) -> None:
+    """The default for those who do not want to hear."""
+
+
+def plan_kill(run: str, unit: str, *, hold: bool = False) -> Kill:
+    """Raises RefusedError, with the reason, unless the rails let it pass."""
+    target = find_target(run, unit)
+    _check("kill", target, refusal("kill", target, hold=hold))
+    return Kill(target, hold)
+
+
+def plan_pause(run: str, unit: str, *, for_s: float | None = None) -> Pause:
+    target = find_target(run, unit)
+    _check("pause", target, refusal("pause", target, for_s=for_s))
+    return Pause(target, for_s)
+
+
+def execute(fault: Fault, *, seed: int | None = None) -> Entry:
+    """Records, injects, verifies. The fault stays until somebody heals it."""
+    target = fault.target
+    entry = record_plan(target.run, fault.kind, target.name, pid=target.pid, seed=seed)
+    return _inject(fault, entry)
+
+
+def execute_pause(
+    fault: Pause, *, seed: int | None = None, on_paused: Callable[[Entry], None] = _nothing
+) -> Entry:
+    """A pause with an end waits for it; Ctrl-C ends it at once, and so does the death of this process."""
+    if fault.for_s is None or fault.target.identity is None:
+        return execute(fault, seed=seed)
+    target = fault.target
+    entry = record_plan(target.run, fault.kind, target.name, pid=target.pid, seed=seed, for_s=fault.for_s)
+    try:
+        with Healer(target.run, fault.target.identity, entry, fault.for_s) as healer:
+            entry = _inject(fault, entry)
+            on_paused(entry)
+            with suppress(TimeoutExpired):  # a stuck healer: this process heals below
+                healer.wait()
+    finally:
+        healed = fault.heal()
+        entry = record(target.run, entry, healed=healed)
+    return entry
+
+
+@dataclass(frozen=True)
+class Revival:
+    """What was taken back. `restarts`: the supervisor lives and will start the unit again."""
+
+    entry: Entry
+    continued: bool
+    released: bool
+    restarts: bool
+
+
+def plan_revive(run: str, unit: str) -> Target:
+    target = find_target(run, unit)
+    _check("revive", target, refusal("revive", target))
+    return target
+
+
+def revive(target: Target) -> Revival:
+    """SIGCONT if it is paused; no hold any more, so that the supervisor starts it again."""
+    entry = record_plan(target.run, "revive", target.name, pid=target.pid)
+    paused = target.condition == "paused"
+    continued = paused and Pause(target).heal()
+    released = target.held and release(target.run, target.name)
+    done = (continued or not paused) and (released or not target.held)
+    entry = record(target.run, entry, injected=True, verified=done)
+    for earlier in read_entries(target.run):
+        if done and earlier.target == target.name and earlier.injected and earlier.healed is None:
+            record(target.run, earlier, healed=True)
+    return Revival(entry, continued, released, target.supervised and target.condition == "dead")
+
+
+@dataclass(frozen=True)
+class UnitLine:
+    """A line of `chaos list`."""
+
+    target: Target
+    last_fault: Entry | None
+
+
+def overview(run: str) -> list[UnitLine]:
+    last = {entry.target: entry for entry in read_entries(run)}
+    return [UnitLine(target, last.get(target.name)) for target in list_targets(run)]
+
+
+def _inject(fault: Fault, entry: Entry) -> Entry:
+    try:
+        fault.inject()
+    except RefusedError as error:
+        record(fault.target.run, entry, injected=False, skipped=str(error))
+        raise
+    return record(fault.target.run, entry, injected=True, verified=fault.verify())
+
+
+def _check(action: Action, target: Target, reason: str | None) -> None:
+    if reason is not None:
+        raise RefusedError(f"refused to {action} {target.name}: {reason}", hint=hint_for(action, target))

@@ -1,0 +1,127 @@
+"""One fault is one small object: inject it, verify that it really happened, heal it, describe it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from diloco_cli.chaos.targets import Target
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.errors import RefusedError
+from diloco_cli.processes.identity import Identity, is_alive, is_paused
+from diloco_cli.processes.registry import hold, release
+from diloco_cli.processes.signals import signal_family, signal_process
+
+VERIFY_S = 2.0
+VERIFY_POLL_S = 0.01
+
+
+class Fault(Protocol):
+    """Something bad that can happen to a target."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def target(self) -> Target: ...
+
+    def describe(self) -> str:
+        """What `inject` will do, for people."""
+        ...
+
+    def inject(self) -> None:
+        """Raises RefusedError, and has changed nothing, if the target is not what it was."""
+        ...
+
+    def verify(self) -> bool:
+        """Whether it really happened; waits a moment for it."""
+        ...
+
+    def heal(self) -> bool:
+        """Takes it back as far as that can be done; whether it is gone. May be called again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL. With `held`, the supervisor leaves the unit down until it is revived."""
+
+    target: Target
+    held: bool = False
+    kind: str = "kill"
+
+    def describe(self) -> str:
+        after = "and hold it down until it is revived" if self.held else "its supervisor will restart it"
+        if self.target.kind == "supervisor":
+            after = "its units go on without it"
+        return f"kill {self.target.name} (process {self.target.pid}) with SIGKILL; {after}"
+
+    def inject(self) -> None:
+        identity = _identity(self.target)
+        if self.held:
+            hold(self.target.run, self.target.name)
+        try:
+            signal_process(identity, signal.SIGKILL)
+        except RefusedError:
+            self.heal()
+            raise
+        signal_family(identity, signal.SIGKILL)
+
+    def verify(self) -> bool:
+        identity = _identity(self.target)
+        return _soon(lambda: not is_alive(identity))
+
+    def heal(self) -> bool:
+        """A dead process stays dead: that it may be started again is all there is to heal."""
+        if self.held:
+            release(self.target.run, self.target.name)
+        return True
+
+
+@dataclass(frozen=True)
+class Pause:
+    """SIGSTOP, healed by SIGCONT: a straggler, or a zombie that wakes up after others took its place."""
+
+    target: Target
+    for_s: float | None = None
+    kind: str = "pause"
+
+    def describe(self) -> str:
+        how_long = "until it is revived" if self.for_s is None else f"for {self.for_s:g} s"
+        return f"pause {self.target.name} (process {self.target.pid}) with SIGSTOP {how_long}"
+
+    def inject(self) -> None:
+        signal_process(_identity(self.target), signal.SIGSTOP)
+
+    def verify(self) -> bool:
+        identity = _identity(self.target)
+        return _soon(lambda: is_paused(identity))
+
+    def heal(self) -> bool:
+        return resume_process(_identity(self.target))
+
+
+def resume_process(identity: Identity) -> bool:
+    """SIGCONT; whether the process is paused no longer (a dead one is not)."""
+    try:
+        signal_process(identity, signal.SIGCONT)
+    except RefusedError:
+        return not is_alive(identity)
+    return _soon(lambda: not is_paused(identity))
+
+
+def _identity(target: Target) -> Identity:
+    if target.identity is None:
+        raise RefusedError(f"{target.name} has no process on this machine: {target.why}")
+    return target.identity
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    deadline_s = monotonic_s() + VERIFY_S
+    while not condition():
+        if monotonic_s() > deadline_s:
+            return False
+        sleep_s(VERIFY_POLL_S)
+    return True

@@ -1,0 +1,97 @@
+"""What was planned and done to a run: one JSON object a line, appended, never rewritten.
+
+A fault has several lines under one `id`: its plan, before anything is done, then what became of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from diloco_cli.clock import utc_now_text
+from diloco_cli.paths import run_directory
+from diloco_cli.processes.files import checked_name, make_directory
+from diloco_cli.randomness import nonce
+
+MAX_READ_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`injected`, `verified`, `healed`: None as long as it is not known. `seed`: None if a person chose."""
+
+    id: str
+    time: str
+    seed: int | None
+    fault: str
+    target: str
+    pid: int | None = None
+    for_s: float | None = None
+    injected: bool | None = None
+    verified: bool | None = None
+    healed: bool | None = None
+    skipped: str | None = None
+
+
+def record_plan(
+    run: str, fault: str, target: str, *, pid: int | None, seed: int | None = None, for_s: float | None = None
+) -> Entry:
+    """Written and synced before the fault happens."""
+    return _append(run, Entry(nonce(), utc_now_text(), seed, fault, target, pid, for_s))
+
+
+def record(run: str, entry: Entry, **changes: Any) -> Entry:
+    return _append(run, replace(entry, **changes))
+
+
+def read_entries(run: str) -> list[Entry]:
+    """The latest state of every fault, in the order of their plans. Torn lines are left out."""
+    try:
+        with _path(run).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MAX_READ_BYTES))
+            lines = file.read(MAX_READ_BYTES).splitlines()
+    except FileNotFoundError:
+        return []
+    entries: dict[str, Entry] = {}
+    for entry in filter(None, map(_parse, lines)):
+        entries[entry.id] = _merged(entries.get(entry.id), entry)
+    return list(entries.values())
+
+
+def _merged(before: Entry | None, after: Entry) -> Entry:
+    """What one writer knew, another (the healer) need not know: None never takes back an answer."""
+    if before is None:
+        return after
+    known = {name: value for name, value in asdict(after).items() if value is not None}
+    return replace(before, **known)
+
+
+def _append(run: str, entry: Entry) -> Entry:
+    path = _path(run)
+    make_directory(path.parent)
+    # A torn last line of a crashed writer must not swallow this one: blank lines cost nothing.
+    line = b"\n" + json.dumps(asdict(entry), allow_nan=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return entry
+
+
+def _parse(line: bytes) -> Entry | None:
+    try:
+        body = json.loads(line)
+        names = {field.name for field in fields(Entry)}
+        return Entry(**{name: value for name, value in body.items() if name in names})
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _path(run: str) -> Path:
+    return run_directory(checked_name(run, "name of a run")) / "chaos.jsonl"

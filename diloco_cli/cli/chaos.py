@@ -1,0 +1,159 @@
+"""`diloco chaos`: break a unit of a run on this machine, on purpose and on the record."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from diloco_cli.cli.output import print_json, talk
+from diloco_cli.errors import TryAgainError
+
+if TYPE_CHECKING:
+    from diloco_cli.chaos.actions import UnitLine
+    from diloco_cli.chaos.faults import Fault
+    from diloco_cli.chaos.journal import Entry
+
+UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.")
+RUN = typer.Option(None, "--run", help="Name or URL of the run; the newest one here if not given.")
+JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
+DRY_RUN = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
+
+chaos = typer.Typer(
+    help="Break a unit of a run on this machine: only own units, on the record, and healed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(chaos, name="chaos")
+
+
+@chaos.command("kill")
+def kill(
+    unit: str = UNIT,
+    run: str | None = RUN,
+    hold: bool = typer.Option(False, "--hold", help="Keep it down until `diloco chaos revive`."),
+    json_output: bool = JSON,
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Kill a unit with SIGKILL; its supervisor restarts it unless --hold is given."""
+    from diloco_cli.chaos.actions import execute, plan_kill
+
+    name = _run_name(run)
+    fault = plan_kill(name, unit, hold=hold)
+    _say_plan(fault, dry_run)
+    _show("chaos kill", name, None if dry_run else execute(fault), fault, json_output)
+
+
+@chaos.command("pause")
+def pause(
+    unit: str = UNIT,
+    run: str | None = RUN,
+    duration: str | None = typer.Option(
+        None, "--for", help="Such as 10 s or 2 min; waits, and ends the pause."
+    ),
+    json_output: bool = JSON,
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Pause a unit with SIGSTOP until --for is over (Ctrl-C: earlier), or until `diloco chaos revive`."""
+    from diloco_cli.chaos.actions import execute_pause, plan_pause
+    from diloco_cli.units import parse_duration
+
+    for_s = None if duration is None else parse_duration(duration)
+    name = _run_name(run)
+    fault = plan_pause(name, unit, for_s=for_s)
+    _say_plan(fault, dry_run)
+    _show("chaos pause", name, None if dry_run else execute_pause(fault), fault, json_output)
+
+
+@chaos.command("revive")
+def revive(
+    unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dry_run: bool = DRY_RUN
+) -> None:
+    """Take back a pause or a hold: the unit goes on, or its supervisor starts it again."""
+    from diloco_cli.chaos.actions import plan_revive
+    from diloco_cli.chaos.actions import revive as do_revive
+
+    name = _run_name(run)
+    target = plan_revive(name, unit)
+    if dry_run:
+        talk(f"would revive {target.name} ({target.condition}{', held' if target.held else ''})")
+        if json_output:
+            print_json("chaos revive", {"run": name, "target": target.name, "dry_run": True})
+        return
+    revival = do_revive(target)
+    if target.held and not target.supervised:
+        talk(f"no supervisor lives here; go on with `diloco resume {name}`")
+    if json_output:
+        facts = {"continued": revival.continued, "released": revival.released, "restarts": revival.restarts}
+        print_json("chaos revive", {"run": name, "target": target.name, "dry_run": False, **facts})
+        return
+    done = [
+        text for text, true in _revival_texts(revival.continued, revival.released, revival.restarts) if true
+    ]
+    print(f"{target.name}: {', '.join(done) or 'nothing to do'}")
+
+
+@chaos.command("list")
+def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
+    """List the units of a run on this machine: how they are, and what was last done to them."""
+    from diloco_cli.chaos.actions import overview
+
+    name = _run_name(run)
+    rows = [_row(line) for line in overview(name)]
+    if json_output:
+        print_json("chaos list", {"run": name, "units": rows})
+        return
+    widths = {key: max(len(key), *(len(str(row[key] or "-")) for row in rows)) for key in COLUMNS}
+    for cells in ({key: key.upper() for key in COLUMNS}, *rows):
+        print("  ".join(f"{cells[key] or '-'!s:<{widths[key]}}" for key in COLUMNS).rstrip())
+
+
+COLUMNS = ("name", "state", "pid", "held", "last_fault")
+
+
+def _row(line: UnitLine) -> dict[str, Any]:
+    target, fault = line.target, line.last_fault
+    return {
+        "name": target.name,
+        "kind": target.kind,
+        "state": target.condition,
+        "pid": target.pid if target.condition in {"running", "paused"} else None,
+        "held": "held" if target.held else None,
+        "why": target.why,
+        "last_fault": f"{fault.fault} {fault.time}" if fault else None,
+    }
+
+
+def _revival_texts(continued: bool, released: bool, restarts: bool) -> tuple[tuple[str, bool], ...]:
+    return (
+        ("goes on", continued),
+        ("no longer held", released),
+        ("its supervisor starts it again", restarts),
+    )
+
+
+def _run_name(text: str | None) -> str:
+    from diloco_cli.cli.run_argument import find_run
+
+    return find_run(text).name
+
+
+def _say_plan(fault: Fault, dry_run: bool) -> None:
+    talk(f"{'would ' if dry_run else ''}{fault.describe()}")
+
+
+def _show(command: str, run: str, entry: Entry | None, fault: Fault, json_output: bool) -> None:
+    """`entry` None: a dry run."""
+    if entry is not None and not entry.verified:
+        raise TryAgainError(f"{fault.kind} of {fault.target.name} was sent, but it did not happen in time")
+    if json_output:
+        faults = [] if entry is None else [asdict(entry)]
+        data = {"run": run, "plan": fault.describe(), "dry_run": entry is None, "faults": faults}
+        print_json(command, data)
+    elif entry is not None:
+        healed = ", healed" if entry.healed else ""
+        print(f"{fault.kind} {fault.target.name}: injected, verified{healed}")

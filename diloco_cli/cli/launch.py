@@ -1,0 +1,129 @@
+"""`diloco launch`: plans (or takes a plan), creates the run in its bucket, starts what runs here, and watches."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from diloco_cli.cli.output import talk
+from diloco_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from diloco_cli.launch.new_run import IslandPace
+    from diloco_cli.plan.plan import Plan
+
+
+def register(app: typer.Typer) -> None:
+    app.command("launch", help="Start a run: learners of every region and the syncer; watch, restart what dies.")(launch)
+
+
+def launch(
+    file: Path = typer.Argument(..., metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."),
+    region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
+    backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
+    detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
+    dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what would start; change nothing."),
+    overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+) -> None:
+    """Start a run."""
+    if backend != "local":
+        raise UsageError(
+            f"unknown backend {backend!r}; allowed: local",
+            hint="start islands elsewhere with: diloco learner --run URL --name NAME",
+        )
+    plan = read_plan(file, overrides)
+    for warning in _warnings(plan):
+        talk(f"warning: {warning}")
+    if plan.inventory.store.url.startswith("memory:"):
+        raise UsageError("memory:// lives in one process; learners could not meet there", hint="use a directory or gs://")
+    if dry_run:
+        _say_plan(plan, region)
+        return
+    sys.exit(_start(plan, region, detach, as_json))
+
+
+def read_plan(file: Path, overrides: list[str]) -> Plan:
+    """A plan file as it is, or the plan of a run file and its inventory."""
+    from diloco_cli.config.inventory_file import load_inventory
+    from diloco_cli.config.run_file import inventory_path_of, load_run
+    from diloco_cli.plan.model_facts import model_facts
+    from diloco_cli.plan.plan_file import load_plan
+    from diloco_cli.plan.planner import make_plan
+
+    if _is_plan(file):
+        if overrides:
+            raise UsageError("--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ...")
+        return load_plan(file)
+    run = load_run(file, overrides)
+    inventory_path = inventory_path_of(run, file)
+    if inventory_path is None:
+        raise UsageError("the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`")
+    return make_plan(run, load_inventory(inventory_path), model_facts(run.model))
+
+
+def _is_plan(file: Path) -> bool:
+    """Plans are JSON objects; run files are YAML, where nobody starts with a brace."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(1) == b"{"
+    except OSError:
+        return False  # the reader of run files says what is wrong
+
+
+def _start(plan: Plan, region: str | None, detach: bool, as_json: bool) -> int:
+    from diloco_cli.cli.resume import go_on
+    from diloco_cli.cli.run_argument import open_known_run
+    from diloco_cli.launch.new_run import create_run, make_format
+    from diloco_cli.processes.runs import remember_run
+    from diloco_cli.store.open import join_url, open_store
+
+    url = join_url(plan.inventory.store.url, plan.run.name)
+    fresh = make_format(plan.run, plan.inventory, url, _paces(plan))
+    run, how = create_run(open_store(url, create=True), fresh, url)
+    known = remember_run(run.name, url)
+    if how == "existed":
+        talk(f"run {run.name} exists already at {url}: going on with it")
+    return go_on(open_known_run(known), region, detach, as_json, "launch")
+
+
+def _paces(plan: Plan) -> dict[str, IslandPace]:
+    """The plan's speeds; islands that share this machine's cores share its speed."""
+    from diloco_cli.launch.new_run import IslandPace
+
+    cores = os.cpu_count() or 1
+    by_name = {island.name: island for island in plan.inventory.islands}
+    sharing = [i for i in plan.islands if by_name[i.name].infra == "local" and i.accelerators.startswith("cpu")]
+    busy = sum(i.devices / by_name[i.name].slowdown for i in sharing)
+    share = min(1.0, cores / busy) if busy else 1.0
+    if share < 1.0:
+        talk(f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {share:.2f}")
+    return {
+        i.name: IslandPace(
+            batch_tokens=i.batch_tokens,
+            local_steps=i.local_steps,
+            tokens_per_s=i.tokens_per_s * (share if i in sharing else 1.0),
+            step_s=i.step_s / (share if i in sharing else 1.0),
+        )
+        for i in plan.islands
+    }
+
+
+def _warnings(plan: Plan) -> list[str]:
+    found = [f"{island.name}: {text}" for island in plan.islands for text in island.warnings]
+    return found
+
+
+def _say_plan(plan: Plan, region: str | None) -> None:
+    print(f"run {plan.run.name}: {plan.verdict}: {plan.why}")
+    for island in plan.islands:
+        if region in (None, island.region):
+            print(
+                f"  learner {island.name} ({island.region}, {island.accelerators}): {island.tokens_per_s:,.0f} tokens/s, "
+                f"{island.local_steps} local steps of {island.batch_tokens:,} tokens"
+            )
+    print(f"  syncer, bucket {plan.inventory.store.url}/{plan.run.name}")

@@ -1,0 +1,62 @@
+"""`diloco resume`: goes on with a run from the bucket alone."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
+
+
+def register(app: typer.Typer) -> None:
+    app.command("resume", help="Go on with a run from its bucket alone; living units are adopted.")(resume)
+
+
+def resume(
+    run: str | None = RunArgument,
+    region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
+    detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+) -> None:
+    """Go on with a run from its bucket alone."""
+    from diloco_cli.processes.runs import remember_run
+
+    opened = open_run(run)
+    remember_run(opened.name, opened.url)
+    sys.exit(go_on(opened, region, detach, as_json, "resume"))
+
+
+def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str) -> int:
+    """Start (or adopt) what runs here, and watch it, or leave that to a background process."""
+    from dataclasses import asdict
+
+    from diloco_cli.cli.supervision import read_summary, say_what_runs_elsewhere, supervise_run, units_here
+    from diloco_cli.observe.summary import summary_text
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.log import read_log
+
+    if perform(read_log(opened.format), opened.store, opened.clock).phase == "FINISHED":
+        talk(f"run {opened.name} is FINISHED; start another with: --set name={opened.name}-2")
+        summary = read_summary(opened)
+        print_json(command, asdict(summary)) if as_json else print(summary_text(summary))
+        return 0
+    units = units_here(opened.format, opened.url, region, opened.format.home_region)
+    say_what_runs_elsewhere(opened.format, opened.url, region)
+    if detach:
+        return _detached(opened, region, as_json, command)
+    return supervise_run(opened, units, region is None, command, as_json)
+
+
+def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str) -> int:
+    from diloco_cli.launch.detach import start_detached
+
+    words = [sys.executable, "-m", "diloco_cli", "resume", opened.url]
+    identity = start_detached(opened.name, (*words, f"--region={region}") if region else tuple(words))
+    if as_json:
+        print_json(command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid})
+    else:
+        print(f"run {opened.name} goes on in the background (supervisor pid {identity.pid})")
+        talk(f"hint: diloco status {opened.name} --watch 1; diloco stop {opened.name}")
+    return 0

@@ -1,0 +1,80 @@
+"""`diloco status`: the run at a glance, from the bucket alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from diloco_cli.cli.output import console, print_json
+from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
+from diloco_cli.clock import sleep_s
+from diloco_cli.errors import DegradedError
+
+if TYPE_CHECKING:
+    from diloco_cli.observe.status import Status
+    from diloco_cli.protocol.state import RunState
+
+DEGRADED = frozenset({"DEGRADED", "SILENT"})
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status", help="Show the run at a glance, read from the bucket alone.")(status)
+
+
+def status(
+    run: str | None = RunArgument,
+    watch: float | None = typer.Option(None, "-w", "--watch", metavar="S", help="Refresh every S seconds."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object (with --watch: one a line)."),
+    exit_code: bool = typer.Option(False, "--exit-code", help="Exit 5 if the run is degraded."),
+) -> None:
+    """Show the run at a glance."""
+    opened = open_run(run)
+    if watch is not None:
+        _watch(opened, max(0.2, watch), as_json)
+        return
+    current, _ = read_status(opened)
+    if as_json:
+        print_json("status", status_json(current))
+    else:
+        from diloco_cli.observe.render import status_view
+
+        console().print(status_view(current))
+    if exit_code and current.state in DEGRADED:
+        raise DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
+
+
+def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
+    """`known` is the state returned by the call before: then only what is new is read."""
+    from diloco_cli.observe.facts import read_facts
+    from diloco_cli.observe.status import status_of
+
+    facts = read_facts(opened.url, opened.format, opened.store, opened.clock, known)
+    return status_of(facts), facts.state
+
+
+def status_json(current: Status) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(current)
+
+
+def _watch(opened: OpenRun, every_s: float, as_json: bool) -> None:
+    from rich.live import Live
+
+    from diloco_cli.observe.render import plain_line, status_view
+
+    current, known = read_status(opened)
+    if as_json or not sys.stdout.isatty():
+        while True:
+            print_json("status", status_json(current)) if as_json else print(plain_line(current), flush=True)
+            if current.state in ("FINISHED", "STOPPED"):
+                return
+            sleep_s(every_s)
+            current, known = read_status(opened, known)
+    with Live(status_view(current), console=console(), screen=True, auto_refresh=False) as live:
+        while True:
+            sleep_s(every_s)
+            current, known = read_status(opened, known)
+            live.update(status_view(current), refresh=True)

@@ -1,0 +1,69 @@
+"""`diloco stop`: ends a run cleanly, wherever its processes are; `diloco resume` goes on with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import typer
+
+from diloco_cli import __version__
+from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.errors import TryAgainError
+from diloco_cli.protocol.driver import perform
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.records import ProcessClaim
+from diloco_cli.protocol.requests import ask_to_stop, stop_without_syncer
+from diloco_cli.protocol.state import RunState
+from diloco_cli.randomness import nonce
+
+SYNCER_ANSWERS_S = 10.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("stop", help="Stop a run cleanly; `diloco resume` goes on with it.")(stop)
+
+
+def stop(
+    run: str | None = RunArgument,
+    timeout_s: float = typer.Option(SYNCER_ANSWERS_S, "--timeout", help="Seconds to wait for the syncer."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+) -> None:
+    """Stop a run cleanly."""
+    opened = open_run(run)
+    state = perform(read_log(opened.format), opened.store, opened.clock)
+    if state.phase == "RUNNING":
+        state = stop_run(opened, timeout_s)
+    else:
+        talk(f"run {opened.name} is {state.phase} already")
+    if as_json:
+        print_json("stop", {"run": opened.name, "state": state.phase, "commit": state.n})
+    elif state.phase == "STOPPED":
+        print(f"run {opened.name} STOPPED at commit {state.n}; go on with: diloco resume {opened.name}")
+
+
+def stop_run(opened: OpenRun, timeout_s: float) -> RunState:
+    """Ask the syncer to commit a stop; with no syncer alive, commit it here."""
+    state = request_stop(opened, "diloco stop")
+    deadline_s = monotonic_s() + timeout_s
+    while state.phase == "RUNNING" and monotonic_s() < deadline_s:
+        sleep_s(0.1)
+        state = perform(read_log(opened.format, state), opened.store, opened.clock)
+    if state.phase != "RUNNING":
+        return state
+    talk("no syncer answers: committing the stop from here")
+    claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
+    steps = stop_without_syncer(opened.format, claim, utc_now_text(), "diloco stop, no syncer alive")
+    state = perform(steps, opened.store, opened.clock)
+    if state.phase == "RUNNING":
+        raise TryAgainError("the run could not be stopped", hint=f"diloco status {opened.name}")
+    return state
+
+
+def request_stop(opened: OpenRun, reason: str) -> RunState:
+    """Write the request; the syncer carries it out."""
+    state = perform(read_log(opened.format), opened.store, opened.clock)
+    perform(ask_to_stop(state, nonce(), utc_now_text(), reason), opened.store, opened.clock)
+    return state

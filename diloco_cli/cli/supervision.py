@@ -1,0 +1,157 @@
+"""What `launch` and `resume` share: units of a run on this machine, watched until the run ends here."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.run_argument import OpenRun
+from diloco_cli.cli.status import read_status
+from diloco_cli.cli.stop import request_stop
+from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.launch.events import Event, Outcome
+from diloco_cli.launch.supervisor import supervise
+from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_unit
+from diloco_cli.protocol.driver import perform
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.state import RunState
+
+if TYPE_CHECKING:
+    from diloco_cli.observe.summary import Summary
+
+LINE_EVERY_S = 5.0
+SCREEN_EVERY_S = 1.0
+QUIET_EVENTS = frozenset({"started", "done"})
+
+
+def units_here(run: RunFormat, url: str, region: str | None, home_region: str | None) -> list[UnitSpec]:
+    """The learners of `region` (or of all regions) whose islands are local, and the syncer in the home region."""
+    regions = sorted({island.region for island in run.islands})
+    if region is not None and region not in regions:
+        raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
+    threads = run.settings.train.threads
+    units = [
+        learner_unit(island.name, url, threads=threads)
+        for island in run.islands
+        if island.infra == "local" and region in (None, island.region)
+    ]
+    if region is None or region == (home_region or regions[0]):
+        units.append(syncer_unit(url, threads=1))
+    if not units:
+        raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
+    return units
+
+
+def say_what_runs_elsewhere(run: RunFormat, url: str, region: str | None) -> None:
+    for island in run.islands:
+        if island.infra != "local" and region in (None, island.region):
+            talk(f"{island.name} ({island.infra}): start it there: diloco learner --run {url} --name {island.name}")
+
+
+def supervise_run(
+    opened: OpenRun, units: list[UnitSpec], whole_run: bool, command: str, as_json: bool
+) -> int:
+    """Watch until the run ends here; print its summary; return the exit status."""
+    with Progress(opened) as progress:
+        outcome = supervise(
+            opened.name,
+            units,
+            run_state=_phase_reader(opened),
+            on_event=progress.tell,
+            request_stop=(lambda: request_only(opened)) if whole_run else None,
+        )
+    return _report(opened, outcome, command, as_json)
+
+
+def request_only(opened: OpenRun) -> None:
+    request_stop(opened, "interrupted")
+
+
+def _phase_reader(opened: OpenRun) -> Callable[[], str]:
+    """The run's phase in the bucket. A stop from before this supervision does not count: the run is being resumed."""
+    known = perform(read_log(opened.format), opened.store, opened.clock)
+    stopped_at = known.n if known.phase == "STOPPED" else None
+
+    def phase() -> str:
+        nonlocal known
+        known = perform(read_log(opened.format, known), opened.store, opened.clock)
+        return "RUNNING" if known.n == stopped_at else known.phase
+
+    return phase
+
+
+def _report(opened: OpenRun, outcome: Outcome, command: str, as_json: bool) -> int:
+    from diloco_cli.observe.summary import summary_text
+
+    summary = read_summary(opened)
+    if outcome.reason in ("interrupted", "stopped"):
+        talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.name}")
+    if as_json:
+        print_json(command, asdict(summary))
+    else:
+        print(summary_text(summary))
+    return outcome.exit_status
+
+
+def read_summary(opened: OpenRun) -> Summary:
+    from diloco_cli.observe.facts import read_facts
+    from diloco_cli.observe.summary import summary_of
+
+    return summary_of(read_facts(opened.url, opened.format, opened.store, opened.clock))
+
+
+class Progress:
+    """Talks on stderr while the supervision works: a live screen on a terminal, plain lines otherwise."""
+
+    def __init__(self, opened: OpenRun) -> None:
+        self._opened = opened
+        self._known: RunState | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="progress", daemon=True)
+        self._live: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
+            self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join(2.0)
+        if self._live is not None:
+            self._live.stop()
+
+    def tell(self, event: Event) -> None:
+        """One line about a unit."""
+        line = f"{event.unit or 'run'}: {event.kind}: {event.text}"
+        if self._live is None:
+            talk(line)
+        elif event.kind not in QUIET_EVENTS:
+            self._live.console.print(line, markup=False)
+
+    def _loop(self) -> None:
+        from diloco_cli.observe.render import plain_line, status_view
+
+        while not self._ended.wait(SCREEN_EVERY_S if self._live else LINE_EVERY_S):
+            try:
+                status, self._known = read_status(self._opened, self._known)
+            except DilocoError as error:
+                talk(f"status: {error}")
+                continue
+            if self._live is not None:
+                self._live.update(status_view(status), refresh=True)
+            else:
+                talk(plain_line(status))

@@ -1,0 +1,64 @@
+"""A supervisor that stays when its terminal goes."""
+
+from __future__ import annotations
+
+import subprocess
+
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.errors import RunFailedError, TryAgainError
+from diloco_cli.launch.units import spawn
+from diloco_cli.processes.identity import Identity, is_alive
+from diloco_cli.processes.kernel import TOKEN_VARIABLE
+from diloco_cli.processes.registry import SUPERVISOR, log_path, read_supervisor
+from diloco_cli.randomness import nonce
+
+POLL_S = 0.05
+QUOTED_LOG_BYTES = 2000
+
+
+def start_detached(run: str, command: tuple[str, ...], *, timeout_s: float = 30.0) -> Identity:
+    """Starts `command`, which must call `supervise`, in a session of its own; returns once it has registered.
+
+    Raises RunFailedError with its last words if it ended instead; TryAgainError, and ends it, if too slow.
+    """
+    offset = _log_size(run)
+    child = spawn(run, SUPERVISOR, command, {TOKEN_VARIABLE: nonce()})
+    deadline_s = monotonic_s() + timeout_s
+    while monotonic_s() < deadline_s:
+        identity = read_supervisor(run)
+        if identity is not None and identity.pid == child.pid and is_alive(identity):
+            return identity
+        if child.poll() is not None:
+            raise _ended(run, child.returncode, offset)
+        sleep_s(POLL_S)
+    _end(child)
+    raise TryAgainError(
+        f"the supervisor of run {run} did not register within {timeout_s:g} s, and was ended",
+        where=str(log_path(run, SUPERVISOR)),
+        hint=f"read `diloco logs {SUPERVISOR} --run {run}`, or launch without --detach",
+    )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+
+
+def _log_size(run: str) -> int:
+    path = log_path(run, SUPERVISOR)
+    return path.stat().st_size if path.exists() else 0
+
+
+def _ended(run: str, status: int, offset: int) -> RunFailedError:
+    path = log_path(run, SUPERVISOR)
+    # A log that is shorter than before was rotated: all of it is this supervisor's.
+    start = offset if _log_size(run) >= offset else 0
+    with path.open("rb") as log:
+        log.seek(max(start, _log_size(run) - QUOTED_LOG_BYTES))
+        words = log.read(QUOTED_LOG_BYTES).decode("utf-8", "replace").strip()
+    last = words.splitlines()[-1] if words else "it said nothing"
+    return RunFailedError(
+        f"the supervisor of run {run} ended with status {status} before it registered: {last}",
+        where=str(path),
+        hint=f"read `diloco logs {SUPERVISOR} --run {run}`",
+    )

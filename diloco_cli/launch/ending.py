@@ -1,0 +1,65 @@
+"""How a supervision comes to its end: who asked for it, and how long units may take. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from diloco_cli.launch.events import Reason
+
+ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped", "STOPPING": "stopped"}
+
+
+@dataclass(frozen=True)
+class StopPolicy:
+    """Bounds of a clean stop, from its beginning; together below 10 s.
+
+    Units that can know from the bucket that the run ended, or shall stop, have `leave_s` before they get SIGTERM;
+    where no stop request could be written, they get it at once. Whatever lives after `kill_s` gets SIGKILL.
+    """
+
+    leave_s: float = 4.0
+    kill_s: float = 8.0
+    give_up_s: float = 9.5
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why and when, on the monotonic clock."""
+
+    reason: Reason
+    text: str
+    terminate_at_s: float
+    kill_at_s: float
+    give_up_at_s: float
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the supervisor has heard: signals, a local wish to stop, the state of the run in the bucket."""
+
+    num_signals: int
+    stop_requested: bool
+    run_state: str | None
+
+
+def next_ending(ending: Ending | None, wishes: Wishes, now_s: float, policy: StopPolicy) -> Ending | None:
+    """What follows from what was heard: a person's wish outranks the run's own end, a second one hurries."""
+    if ending is not None and wishes.num_signals >= 2:
+        return replace(ending, terminate_at_s=now_s, kill_at_s=min(now_s, ending.kill_at_s))
+    if wishes.num_signals or wishes.stop_requested:
+        if ending is not None and ending.reason == "interrupted":
+            return ending
+        delay_s = policy.leave_s if ending is None else 0.0
+        fresh = begin_ending(
+            "interrupted", "asked to stop; ask again to stop at once", now_s, delay_s, policy
+        )
+        return fresh if ending is None else replace(fresh, kill_at_s=ending.kill_at_s)
+    if ending is None and wishes.run_state in ENDINGS:
+        reason = ENDINGS[wishes.run_state]
+        return begin_ending(reason, f"the run is {wishes.run_state}", now_s, policy.leave_s, policy)
+    return ending
+
+
+def begin_ending(reason: Reason, text: str, now_s: float, delay_s: float, policy: StopPolicy) -> Ending:
+    """SIGTERM comes after `delay_s`."""
+    return Ending(reason, text, now_s + delay_s, now_s + policy.kill_s, now_s + policy.give_up_s)

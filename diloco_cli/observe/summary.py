@@ -1,0 +1,133 @@
+"""What a run came to: the data of `launch --json`, and its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diloco_cli.observe.facts import RunFacts
+from diloco_cli.observe.status import goodput, status_of, wall_seconds
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.units import format_duration, format_size
+
+GRADIENT_BYTES = 2  # data-parallel training exchanges bf16 gradients
+
+
+@dataclass(frozen=True)
+class LearnerSummary:
+    name: str
+    region: str
+    tokens: int
+    share: float
+    merges: int
+    incarnations: int
+
+
+@dataclass(frozen=True)
+class SyncerSummary:
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Tokens are merged tokens. `bytes_up` and `bytes_down` are what the islands' links carried, records and saved inner
+    states included; the syncer's own traffic with its home bucket is told apart."""
+
+    run: str
+    url: str
+    state: str
+    commits: int
+    merges: int
+    step: int
+    tokens: int
+    loss: float | None
+    wall_s: float
+    goodput: float | None
+    participation: float | None
+    participants_mean: float | None
+    bytes_up: int
+    bytes_down: int
+    syncer_bytes_up: int
+    syncer_bytes_down: int
+    data_parallel_bytes: int
+    learners: list[LearnerSummary]
+    syncer: SyncerSummary
+
+
+def summary_of(facts: RunFacts) -> Summary:
+    run, state, status = facts.run, facts.state, status_of(facts)
+    assert status.store is not None
+    up_bytes = sum(learner.up_bytes for learner in status.learners)
+    down_bytes = sum(learner.down_bytes for learner in status.learners)
+    learners = [
+        LearnerSummary(
+            name=learner.name,
+            region=learner.region,
+            tokens=learner.tokens,
+            share=learner.tokens / status.tokens if status.tokens else 0.0,
+            merges=state.learner(learner.name).merges,
+            incarnations=learner.incarnation,
+        )
+        for learner in status.learners
+    ]
+    return Summary(
+        run=run.name,
+        url=facts.url,
+        state=status.state,
+        commits=state.n + 1,
+        merges=state.merges,
+        step=status.step,
+        tokens=status.tokens,
+        loss=status.loss,
+        wall_s=wall_seconds(facts),
+        goodput=goodput(facts),
+        participation=state.participation,
+        participants_mean=state.offers_applied / state.merges if state.merges else None,
+        bytes_up=up_bytes,
+        bytes_down=down_bytes,
+        syncer_bytes_up=status.store.bytes_up - up_bytes,
+        syncer_bytes_down=status.store.bytes_down - down_bytes,
+        data_parallel_bytes=data_parallel_bytes(run, status.tokens),
+        learners=learners,
+        syncer=SyncerSummary(state.epoch),
+    )
+
+
+def data_parallel_bytes(run: RunFormat, tokens: int) -> int:
+    """What data-parallel training over the same islands would have moved for as many tokens, up and down: each step
+    every island sends, and receives, 2 (M - 1) / M of the bf16 gradients (ring all-reduce)."""
+    islands = len(run.islands)
+    steps = tokens / max(1, sum(island.batch_tokens for island in run.islands))
+    sent = steps * 2 * (islands - 1) * run.layout.num_parameters * GRADIENT_BYTES
+    return int(2 * sent)
+
+
+def summary_text(summary: Summary) -> str:
+    """The last screen of `launch`."""
+    moved = summary.bytes_up + summary.bytes_down
+    loss = f"{summary.loss:.4f} nats per token, held out" if summary.loss is not None else "not evaluated"
+    lines = [
+        f"run {summary.run} {summary.state} in {format_duration(summary.wall_s)}",
+        f"  loss           {loss}",
+        f"  tokens         {summary.tokens:,} merged",
+    ]
+    lines += [
+        f"    {learner.name:<12} {learner.tokens:>12,}  {100 * learner.share:4.1f}%  in {learner.merges} merges, "
+        f"{learner.incarnations} incarnation{'s' if learner.incarnations != 1 else ''}  ({learner.region})"
+        for learner in summary.learners
+    ]
+    lines += [
+        f"  merges         {summary.merges} ({summary.participants_mean or 0:.2f} participants on average, "
+        f"participation {100 * (summary.participation or 0):.0f}%)",
+        f"  goodput        {_percent(summary.goodput)} of the planned tokens/s",
+        f"  bytes moved    {format_size(summary.bytes_up)} up, {format_size(summary.bytes_down)} down over the islands' links; "
+        f"data-parallel: {format_size(summary.data_parallel_bytes)} ({summary.data_parallel_bytes / max(1, moved):.0f}x)",
+        f"  syncer         {summary.syncer.epochs} epoch{'s' if summary.syncer.epochs != 1 else ''}",
+        f"  bucket         {summary.url}",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{100 * value:.1f}%"
+
+

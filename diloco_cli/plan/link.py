@@ -1,0 +1,59 @@
+"""What an island's link must carry: every parameter once up and once down in every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diloco_cli.config.settings import IslandSettings, Link, SyncSettings
+from diloco_cli.plan.model_facts import ModelFacts
+
+CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.25}  # per parameter, scales of blocks of 128 counted
+ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the commit, get the merged fragment
+GUESSED_RTT_S = 0.05  # of one request to a bucket
+FULL = 0.8  # a link used beyond this share of its capacity is worth a warning
+MBPS = 1e6
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bits of one round, up and down."""
+
+    up_bits: float
+    down_bits: float
+
+    def up_bps(self, round_s: float) -> float:
+        return self.up_bits / round_s
+
+    def down_bps(self, round_s: float) -> float:
+        return self.down_bits / round_s
+
+    def shortest_round_s(self, link: Link) -> float:
+        """The shortest round that the link can carry; 0 for an unknown link."""
+        up = self.up_bits / link.up_bps if link.up_bps else 0.0
+        down = self.down_bits / link.down_bps if link.down_bps else 0.0
+        return max(up, down)
+
+
+def need_of_round(model: ModelFacts, codec: str, broadcast: str) -> Need:
+    return Need(model.parameters * CODEC_BITS[codec], model.parameters * CODEC_BITS[broadcast])
+
+
+def transfer_s(link: Link, model: ModelFacts, sync: SyncSettings, num_fragments: int) -> float:
+    """Upload and download of the largest fragment, with round trips; an unknown rate costs nothing."""
+    parameters = model.largest_fragment(num_fragments)
+    up = parameters * CODEC_BITS[sync.codec] / link.up_bps if link.up_bps else 0.0
+    down = parameters * CODEC_BITS[sync.broadcast] / link.down_bps if link.down_bps else 0.0
+    return up + down + ROUND_TRIPS * (GUESSED_RTT_S if link.rtt_s is None else link.rtt_s)
+
+
+def link_warnings(island: IslandSettings, need: Need, round_s: float) -> list[str]:
+    """Directions that will be nearly full: a slower hour would make the island late."""
+    pairs = (
+        ("up", need.up_bps(round_s), island.link.up_bps),
+        ("down", need.down_bps(round_s), island.link.down_bps),
+    )
+    return [
+        f"{island.name}: {way}link {100 * needed / have:.0f} % full in steady state"
+        for way, needed, have in pairs
+        if have is not None and needed > FULL * have
+    ]

@@ -1,0 +1,75 @@
+"""What planning needs to know of a model: six numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diloco_cli.config.presets import GPT_PRESETS
+from diloco_cli.config.settings import ModelSettings
+from diloco_cli.errors import UsageError
+
+TENSORS_PER_LAYER = 6  # attention in and out, MLP in and out, two norms
+TENSORS_BESIDE_LAYERS = 3  # embedding, positions, last norm
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """`embedding_parameters` travel in a fragment of their own; `sequence` is in tokens."""
+
+    parameters: int
+    layers: int
+    width: int
+    sequence: int
+    embedding_parameters: int
+    num_tensors: int
+
+    @property
+    def flops_per_token(self) -> float:
+        """6 N + 12 L d S: forward and backward, weights and attention (PaLM, arXiv 2204.02311, B)."""
+        return 6.0 * self.parameters + 12.0 * self.layers * self.width * self.sequence
+
+    @property
+    def vocabulary(self) -> float:
+        """Rows of the embedding, as far as the numbers tell."""
+        return self.embedding_parameters / self.width
+
+    def largest_fragment(self, num_fragments: int) -> float:
+        """Parameters of the largest fragment: the embedding alone in one, the rest spread over the others."""
+        if num_fragments == 1:
+            return float(self.parameters)
+        if self.embedding_parameters == 0:
+            return self.parameters / num_fragments
+        others = (self.parameters - self.embedding_parameters) / (num_fragments - 1)
+        return max(float(self.embedding_parameters), others)
+
+
+def model_facts(model: ModelSettings) -> ModelFacts:
+    """The facts of a preset or of plain numbers; an entrypoint has to be built, which is not done here."""
+    if model.preset is not None:
+        return _facts_of_preset(model.preset)
+    if model.parameters and model.layers and model.width and model.sequence:
+        return facts_from_numbers(model.parameters, model.layers, model.width, model.sequence)
+    numbers = "{parameters: 1.0B, layers: 16, width: 2048, sequence: 2048}"
+    raise UsageError(
+        "model: plan knows presets and plain numbers; the size of an entrypoint's model is unknown",
+        hint=f"diloco plan INVENTORY -f RUN --set model='{numbers}'",
+    )
+
+
+def facts_from_numbers(parameters: int, layers: int, width: int, sequence: int) -> ModelFacts:
+    """A transformer's layers hold 12 d^2 parameters each; what remains is taken for the embedding."""
+    embedding = max(0, parameters - 12 * layers * width**2)
+    num_tensors = TENSORS_BESIDE_LAYERS + TENSORS_PER_LAYER * layers
+    return ModelFacts(parameters, layers, width, sequence, embedding, num_tensors)
+
+
+def _facts_of_preset(preset: str) -> ModelFacts:
+    shape = GPT_PRESETS[preset]
+    return ModelFacts(
+        parameters=shape.num_parameters,
+        layers=shape.layers,
+        width=shape.width,
+        sequence=shape.sequence,
+        embedding_parameters=shape.vocabulary * shape.width,
+        num_tensors=TENSORS_BESIDE_LAYERS + TENSORS_PER_LAYER * shape.layers,
+    )

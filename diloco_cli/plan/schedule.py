@@ -1,0 +1,81 @@
+"""When fragments travel: rounds, slots, the overlap that hides the exchange, the grace window inside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.plan import Schedule
+
+MERGE_PARAMETERS_PER_S = 1e8  # guessed: parameters of one learner that one syncer core merges in a second
+
+
+def local_steps(round_s: float, step_s: float) -> int:
+    """H_i = max(1, round(T / t_i)): every island ends its round when the fastest does."""
+    return max(1, round(round_s / step_s))
+
+
+def make_schedule(
+    sync: SyncSettings,
+    model: ModelFacts,
+    num_fragments: int,
+    step_s: Sequence[float],
+    transfer_s: Sequence[float],
+) -> Schedule:
+    """`step_s` and `transfer_s` per island taking part.
+
+    xi_slack = tau x slot - exchange and grace <= gamma x xi_slack, at most one slot (arXiv 2604.21428,
+    adaptive grace window; through a bucket its inner step is one slot). `auto` adds one slot to the smallest
+    overlap that hides the exchange: without it the slack, and so the grace window, would be next to nothing.
+    """
+    round_s = sync.every * min(step_s)
+    slot_s = round_s / num_fragments
+    merge_s = model.largest_fragment(num_fragments) * len(step_s) / MERGE_PARAMETERS_PER_S
+    exchange_s = max(transfer_s) + quorum_s(sync.quorum, step_s) + merge_s
+    if sync.overlap == "auto":
+        overlap = min(slots_to_hide(exchange_s, slot_s) + 1, longest_overlap(num_fragments))
+    else:
+        overlap = sync.overlap
+    slack_s = overlap * slot_s - exchange_s
+    grace_s = min(max(0.0, sync.grace.gamma * slack_s), slot_s)
+    return Schedule(
+        fragments=num_fragments,
+        sync_every=sync.every,
+        overlap=overlap,
+        quorum=sync.quorum,
+        grace_s=grace_s,
+        codec=sync.codec,
+        round_s=round_s,
+        slot_s=slot_s,
+        exchange_s=exchange_s,
+        slack_s=slack_s,
+    )
+
+
+def slots_to_hide(exchange_s: float, slot_s: float) -> int:
+    """The smallest tau with tau x slot >= exchange, and at least 1."""
+    return max(1, math.ceil(exchange_s / slot_s))
+
+
+def longest_overlap(num_fragments: int) -> int:
+    """A fragment must be back before it is sent again, one round of slots later."""
+    return max(1, num_fragments - 1)
+
+
+def quorum_s(quorum: int, step_s: Sequence[float]) -> float:
+    """Offers appear at the ends of steps: the K-th may come one step of its island after the first."""
+    return 0.0 if quorum == 1 else sorted(step_s)[quorum - 1]
+
+
+def schedule_warnings(schedule: Schedule) -> list[str]:
+    if schedule.slack_s > 0:
+        return []
+    needed = slots_to_hide(schedule.exchange_s, schedule.slot_s) + 1
+    have = f"the overlap of {schedule.overlap} slots of {schedule.slot_s:.3g} s"
+    head = f"{have} does not hide an exchange of {schedule.exchange_s:.3g} s, so there is no grace window"
+    if needed <= longest_overlap(schedule.fragments):
+        return [f"{head}: --set sync.overlap={needed}"]
+    every = math.ceil(schedule.sync_every * needed / longest_overlap(schedule.fragments))
+    return [f"{head}: it takes {needed} slots, more than a round has; --set sync.every={every}"]

@@ -1,0 +1,37 @@
+"""An operator's intents: written into the bucket, carried out by the syncer as a commit that names them."""
+
+from __future__ import annotations
+
+from diloco_cli.protocol.keys import request_key
+from diloco_cli.protocol.log import append, claim_epoch, read_log
+from diloco_cli.protocol.operations import Create, Steps
+from diloco_cli.protocol.records import Commit, ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.store.port import Created
+
+
+def ask_to_stop(state: RunState, nonce: str, time: str, reason: str) -> Steps[int]:
+    """Write a stop request under the next free number, which is returned."""
+    number = state.next_request
+    while True:
+        mine = encode(Request(number, "stop", nonce, time, reason))
+        answer = yield Create(request_key(number), mine)
+        if isinstance(answer, Created) or answer.data == mine:
+            return number
+        number += 1
+
+
+def stop_without_syncer(run: RunFormat, claim: ProcessClaim, time: str, reason: str) -> Steps[RunState]:
+    """With no syncer alive the command itself claims the next epoch, commits the stop, and leaves."""
+    state = yield from read_log(run)
+    epoch = yield from claim_epoch(claim, state)
+    for kind in ("epoch_start", "stop"):
+        mine = False
+        while not mine:
+            draft = Commit(
+                n=0, kind=kind, epoch=epoch, nonce=claim.nonce, previous="", time=time, software=claim.software,
+                reason=reason, request=state.next_request if kind == "stop" else None,
+            )  # fmt: skip
+            state, mine = yield from append(run, state, draft)
+    return state

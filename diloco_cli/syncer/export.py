@@ -1,0 +1,32 @@
+"""The newest committed outer parameters as one safetensors file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from diloco_cli.errors import TryAgainError
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.versions import load_versions
+
+
+def outer_parameters(run: RunFormat, state: RunState, store: Store) -> dict[str, torch.Tensor]:
+    """Every parameter by its name, float32, as of the head of the log."""
+    if not state.outputs:
+        raise TryAgainError(f"run {run.name} has no committed version yet", hint="diloco status")
+    tensors = {t.name: torch.empty(t.shape) for fragment in run.layout.fragments for t in fragment.tensors}
+    load_versions(run, state.outputs, store, tensors)
+    return tensors
+
+
+def export(run: RunFormat, state: RunState, store: Store, path: Path) -> int:
+    """Write `path`; returns its size in bytes. Appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.partial")
+    metadata = {"run": run.name, "run_id": run.run_id, "commit": str(state.n), "format": "pt"}
+    save_file(outer_parameters(run, state, store), temporary, metadata=metadata)
+    temporary.replace(path)
+    return path.stat().st_size

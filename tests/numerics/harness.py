@@ -1,0 +1,130 @@
+"""A whole run in one process: the product's learners and syncer in threads, meeting in a memory store."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import torch
+
+from diloco_cli.algorithm.flat import gather
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.config.settings import (
+    DataSettings, InnerSettings, ModelSettings, OuterSettings, RunSettings, SyncSettings, TrainSettings,
+)  # fmt: skip
+from diloco_cli.launch.new_run import layout_of
+from diloco_cli.learner.exchange import Exchange
+from diloco_cli.learner.inner import build_optimizer
+from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.driver import SystemClock, perform
+from diloco_cli.protocol.joining import join
+from diloco_cli.protocol.keys import FORMAT_KEY
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.progress import Progress
+from diloco_cli.protocol.records import Island, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.protocol.wire import encode
+from diloco_cli.randomness import nonce
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.syncer.versions import load_versions
+from diloco_cli.tasks.build import build_data, build_model
+from tests.numerics.tiny import ROWS
+
+CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)
+
+
+class NoEvaluator:
+    """Answers every evaluation with a failure, at once."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+
+    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
+        self.asked = n
+        return True
+
+    def result(self) -> tuple[int, float | None] | None:
+        asked, self.asked = self.asked, None
+        return None if asked is None else (asked, None)
+
+
+def make_run(
+    learners: int, rounds: int, sync: SyncSettings, outer: OuterSettings, inner: InnerSettings,
+    model: str = "regression", data: str = "stream",
+) -> RunFormat:  # fmt: skip
+    """Equal islands; the run ends after `rounds` rounds of everybody."""
+    settings = RunSettings(
+        name="tiny",
+        model=ModelSettings(entrypoint=f"tests.numerics.tiny:{model}"),
+        data=DataSettings(entrypoint=f"tests.numerics.tiny:{data}"),
+        train=TrainSettings(tokens=rounds * sync.every * learners * ROWS, batch_tokens=ROWS, inner=inner),
+        sync=replace(sync, codec="fp32", broadcast="fp32", skip_after_s=600.0),
+        outer=outer,
+    )
+    islands = tuple(Island(f"l{i}", "here", "memory://tiny", ROWS, sync.every, 100.0, 0.01) for i in range(learners))
+    return RunFormat("id", "tiny", utc_now_text(), settings, islands, layout_of(settings), "test")
+
+
+def run_to_end(run: RunFormat, store: Store | None = None) -> tuple[Store, dict[str, torch.Tensor]]:
+    """Train until the run is finished; returns the store and the outer parameters by name."""
+    store = store or MemoryStore()
+    store.create(FORMAT_KEY, encode(run))
+    failures: list[BaseException] = []
+
+    def guarded(work, *arguments):  # type: ignore[no-untyped-def]
+        try:
+            work(*arguments)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(serve, run, store), daemon=True)]
+    threads += [threading.Thread(target=guarded, args=(learn, run, store, i.name), daemon=True) for i in run.islands]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "the run did not end"
+    return store, outer_parameters(run, store)
+
+
+def claim() -> ProcessClaim:
+    return ProcessClaim(0, nonce(), "test", 1, utc_now_text(), "test")
+
+
+def serve(run: RunFormat, store: Store) -> None:
+    syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), utc_now_text, nonce)
+    perform(syncer.serve(), store, CLOCK)
+
+
+def learn(run: RunFormat, store: Store, name: str) -> None:
+    joined = perform(join(run, name, claim()), store, CLOCK)
+    progress = Progress(run, name, joined.incarnation, joined.state, joined.data_start)
+    exchange = Exchange(run, progress, joined.state, store, CLOCK, lambda: LearnerBeat("", 1, 0, 0, 0, 0.0, 0))
+    model = build_model(run.settings)
+    optimizer = build_optimizer(model, run.settings.train.inner)
+    trainer = Trainer(
+        run, progress, exchange, model, optimizer, build_data(run.settings), torch.device("cpu"), lambda: False, Facts()
+    )
+    for arrival in exchange.load_all():
+        trainer.adopt(arrival)
+    exchange.start()
+    try:
+        trainer.train()
+    finally:
+        exchange.close(5.0)
+
+
+def outer_parameters(run: RunFormat, store: Store) -> dict[str, torch.Tensor]:
+    state = perform(read_log(run), store, CLOCK)
+    tensors = {t.name: torch.empty(t.shape) for fragment in run.layout.fragments for t in fragment.tensors}
+    load_versions(run, state.outputs, store, tensors)
+    return tensors
+
+
+def flat(run: RunFormat, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([gather(fragment, tensors) for fragment in run.layout.fragments])

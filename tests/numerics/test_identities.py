@@ -1,0 +1,118 @@
+"""The algorithm reduces to what everybody knows: plain training, DiLoCo, Streaming DiLoCo (adoption `at_tau`)."""
+
+from __future__ import annotations
+
+import torch
+
+from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.syncer.replay import Replayer
+from diloco_cli.tasks.build import build_data, build_model
+from tests.numerics.harness import flat, make_run, run_to_end
+from tests.numerics.tiny import ROWS
+
+ADAMW = InnerSettings(lr=0.02, warmup_steps=3, weight_decay=0.1, clip_norm=1.0)
+CONSTANT = InnerSettings(lr=0.02, warmup_steps=0, schedule="constant", weight_decay=0.1)
+DYADIC = InnerSettings(name="sgd", lr=0.25, warmup_steps=0, schedule="constant", weight_decay=0.0, clip_norm=0.0)
+
+
+def no_overlap(**changes: object) -> SyncSettings:
+    settings = {"every": 6, "fragments": 1, "overlap": 0, "merge": "avg", "adoption": "at_tau", **changes}
+    return SyncSettings(**settings)  # type: ignore[arg-type]
+
+
+def inner_step(run: RunFormat, model: torch.nn.Module, optimizer: torch.optim.Optimizer, shard: int, step: int) -> None:
+    """One step of the reference: the product's learning rate, everything else written out."""
+    train, learners = run.settings.train, len(run.islands)
+    fraction = step * learners * ROWS / train.tokens
+    warmup = train.inner.warmup_steps * learners * ROWS / train.tokens
+    set_learning_rate(optimizer, learning_rate(train.inner, fraction, warmup))
+    optimizer.zero_grad()
+    model(*build_data(run.settings).batch(shard, learners, step * ROWS, ROWS)).backward()
+    if train.inner.clip_norm > 0:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.inner.clip_norm)
+    optimizer.step()
+
+
+def plain_training(run: RunFormat, steps: int) -> torch.Tensor:
+    model = build_model(run.settings)
+    optimizer = build_optimizer(model, run.settings.train.inner)
+    for step in range(steps):
+        inner_step(run, model, optimizer, 0, step)
+    return flat(run, dict(model.named_parameters()))
+
+
+def streaming_diloco(run: RunFormat, slots: int) -> torch.Tensor:
+    """Synchronous (Streaming) DiLoCo in 30 lines: slot k averages fragment k mod P by everybody after (k + 1) H / P steps."""
+    fragments, every = run.layout.fragments, run.settings.sync.every
+    models = [build_model(run.settings) for _ in run.islands]
+    optimizers = [build_optimizer(model, run.settings.train.inner) for model in models]
+    theta = {name: p.detach().clone() for name, p in models[0].named_parameters()}
+    outer = {
+        name: torch.optim.SGD(
+            [torch.nn.Parameter(value)], lr=run.settings.outer.lr, momentum=run.settings.outer.momentum, nesterov=True
+        )
+        for name, value in theta.items()
+    }
+    assert every % len(fragments) == 0
+    step = 0
+    for slot in range(slots):
+        for _ in range(every // len(fragments)):
+            for shard, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                inner_step(run, model, optimizer, shard, step)
+            step += 1
+        for tensor in fragments[slot % len(fragments)].tensors:
+            parameter = outer[tensor.name].param_groups[0]["params"][0]
+            replicas = [dict(model.named_parameters())[tensor.name] for model in models]
+            parameter.grad = torch.stack([parameter.detach() - replica.detach() for replica in replicas]).mean(dim=0)
+            outer[tensor.name].step()
+            for replica in replicas:
+                replica.data.copy_(parameter.detach())
+    final = {name: optimizer.param_groups[0]["params"][0].detach() for name, optimizer in outer.items()}
+    return flat(run, final)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.linalg.vector_norm(found - expected) <= 1e-6 * torch.linalg.vector_norm(expected)
+
+
+def test_one_learner_with_outer_lr_1_and_no_momentum_is_plain_training() -> None:
+    run = make_run(1, 4, no_overlap(), OuterSettings("sgd", 1.0, 0.0), ADAMW)
+    store, found = run_to_end(run)
+    assert_close(flat(run, found), plain_training(run, steps=24))
+    assert Replayer(store, run).replay().ok
+
+
+def test_one_learner_is_plain_training_bit_for_bit_on_dyadic_values() -> None:
+    run = make_run(1, 3, no_overlap(), OuterSettings("sgd", 1.0, 0.0), DYADIC, "slope", "dyadic_stream")
+    assert torch.equal(flat(run, run_to_end(run)[1]), plain_training(run, steps=18))
+
+
+def test_all_learners_without_overlap_are_synchronous_diloco() -> None:
+    run = make_run(3, 4, no_overlap(quorum=3), OuterSettings("nesterov", 0.7, 0.9), ADAMW)
+    store, found = run_to_end(run)
+    assert_close(flat(run, found), streaming_diloco(run, slots=4))
+    assert Replayer(store, run).replay().ok
+
+
+def test_all_learners_with_fragments_are_synchronous_streaming_diloco() -> None:
+    run = make_run(2, 4, no_overlap(quorum=2, fragments=3), OuterSettings("nesterov", 0.7, 0.9), CONSTANT)
+    assert len(run.layout.fragments) == 3
+    store, found = run_to_end(run)
+    slots = Replayer(store, run).replay().merges
+    assert slots > 12, "offsets make the first round shorter, so that the target takes a little longer"
+    assert_close(flat(run, found), streaming_diloco(run, slots))
+
+
+def test_diloco_with_four_dyadic_learners_is_exact() -> None:
+    run = make_run(4, 2, no_overlap(quorum=4), OuterSettings("nesterov", 0.5, 0.5), DYADIC, "slope", "dyadic_stream")
+    assert torch.equal(flat(run, run_to_end(run)[1]), streaming_diloco(run, slots=2))
+
+
+def test_the_references_can_fail() -> None:
+    """The same comparison with another outer learning rate does not come out equal."""
+    run = make_run(2, 2, no_overlap(quorum=2), OuterSettings("nesterov", 0.7, 0.9), ADAMW)
+    other = make_run(2, 2, no_overlap(quorum=2), OuterSettings("nesterov", 0.6, 0.9), ADAMW)
+    difference = flat(run, run_to_end(run)[1]) - streaming_diloco(other, slots=2)
+    assert torch.linalg.vector_norm(difference) > 1e-4
