@@ -11,7 +11,7 @@ from diloco_cli.chaos.targets import Target
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import RefusedError
 from diloco_cli.processes.identity import Identity, is_alive, is_paused
-from diloco_cli.processes.registry import hold, release
+from diloco_cli.processes.registry import SUPERVISOR, hold, release
 from diloco_cli.processes.signals import signal_family, signal_process
 
 VERIFY_S = 2.0
@@ -53,10 +53,16 @@ class Kill:
     kind: str = "kill"
 
     def describe(self) -> str:
-        after = "and hold it down until it is revived" if self.held else "its supervisor will restart it"
-        if self.target.kind == "supervisor":
-            after = "its units go on without it"
-        return f"kill {self.target.name} (process {self.target.pid}) with SIGKILL; {after}"
+        return f"kill {self.target.name} (process {self.target.pid}) with SIGKILL; {self._after()}"
+
+    def _after(self) -> str:
+        if self.target.kind == SUPERVISOR:
+            return "its units go on without it"
+        if self.held:
+            return "it is held down until it is revived"
+        if self.target.supervised:
+            return "its supervisor will restart it"
+        return "no supervisor lives that could restart it"
 
     def inject(self) -> None:
         identity = _identity(self.target)

@@ -107,12 +107,10 @@ def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
     if json_output:
         print_json("chaos list", {"run": name, "units": rows})
         return
-    widths = {key: max(len(key), *(len(str(row[key] or "-")) for row in rows)) for key in COLUMNS}
-    for cells in ({key: key.upper() for key in COLUMNS}, *rows):
-        print("  ".join(f"{cells[key] or '-'!s:<{widths[key]}}" for key in COLUMNS).rstrip())
+    _print_table([COLUMNS, *map(_cells, rows)])
 
 
-COLUMNS = ("name", "state", "pid", "held", "last_fault")
+COLUMNS = ("NAME", "STATE", "PID", "HELD", "LAST FAULT")
 
 
 def _row(line: UnitLine) -> dict[str, Any]:
@@ -122,10 +120,22 @@ def _row(line: UnitLine) -> dict[str, Any]:
         "kind": target.kind,
         "state": target.condition,
         "pid": target.pid if target.condition in {"running", "paused"} else None,
-        "held": "held" if target.held else None,
+        "held": target.held,
         "why": target.why,
-        "last_fault": f"{fault.fault} {fault.time}" if fault else None,
+        "last_fault": asdict(fault) if fault else None,
     }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    fault = row["last_fault"]
+    held, last = "held" if row["held"] else "-", f"{fault['fault']} {fault['time']}" if fault else "-"
+    return (row["name"], row["state"], str(row["pid"] or "-"), held, last)
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _revival_texts(continued: bool, released: bool, restarts: bool) -> tuple[tuple[str, bool], ...]:

@@ -43,15 +43,17 @@ def _root(
     """Train one model on islands of accelerators that only share a bucket (Decoupled DiLoCo)."""
 
 
-def register_commands() -> None:
-    """Each module in `cli/` named here offers `register(app)`; its heavy imports happen inside the command."""
-    for name in COMMANDS:
+def register_commands(words: list[str]) -> None:
+    """Each module in `cli/` named here offers `register(app)`. A command that is named first is loaded alone: starting up
+    costs what it needs and no more."""
+    named = words[:1] if words and words[0] in COMMANDS else COMMANDS
+    for name in named:
         importlib.import_module(f"diloco_cli.cli.{name}").register(app)
 
 
 def main() -> None:
     """Entry point: every declared error ends with its own exit status, and nobody sees a traceback unasked."""
-    register_commands()
+    register_commands(sys.argv[1:])
     try:
         app(standalone_mode=True)
     except DilocoError as error:

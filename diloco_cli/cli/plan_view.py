@@ -84,7 +84,7 @@ def _schedule(plan: Plan) -> list[str]:
     step, round_, slot = (format_duration(x) for x in (s.round_s / s.sync_every, s.round_s, s.slot_s))
     exchange, grace = format_duration(s.exchange_s), format_duration(s.grace_s)
     return [
-        f"round T    {s.sync_every} steps of the fastest island x {step} = {round_}; H_i = round(T / step)",
+        f"round T    {s.sync_every} x {step}, the fastest step, = {round_}; H_i = round(T / step)",
         f"slot       {round_} / {s.fragments} fragments = {slot}, {s.codec}",
         f"overlap    {s.overlap} slots for an exchange of {exchange}: slack {_signed_duration(s.slack_s)}",
         f"quorum     {s.quorum}, grace {grace} ({gamma:g} of the slack, at most one slot)",

@@ -13,8 +13,8 @@ ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped", "STO
 class StopPolicy:
     """Bounds of a clean stop, from its beginning; together below 10 s.
 
-    Units that can know from the bucket that the run ended, or shall stop, have `leave_s` before they get SIGTERM;
-    where no stop request could be written, they get it at once. Whatever lives after `kill_s` gets SIGKILL.
+    Units that can know from the bucket that the run ended, or shall stop, have `leave_s` before they get
+    SIGTERM; where no stop request was written, they get it at once. What lives after `kill_s` gets SIGKILL.
     """
 
     leave_s: float = 4.0

@@ -102,10 +102,12 @@ class SupervisedUnit:
         if self._record is None or self._told.issuperset(signums):
             return False
         self._told.update(signums)
+        reached = False
         try:
             for signum in signums:
                 signal_process(self._record.identity, signum)
+                reached = True
         except RefusedError:
-            # It ended just now: the next poll sees it.
-            return False
-        return True
+            # It ended just now, perhaps by the first of these signals: the next poll sees it.
+            return reached
+        return reached

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from diloco_cli.observe.status import LearnerStatus, Status
+from diloco_cli.observe.status import TOOK_PART, LearnerStatus, Status
 from diloco_cli.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def pulse(status: Status) -> str:
 
 
 def participation_bar(learner: LearnerStatus) -> str:
-    return "".join("█" if took_part else "·" for took_part in learner.in_last_10)
+    return learner.last_10.replace(TOOK_PART, "█").replace(".", "·")
 
 
 def status_view(status: Status) -> RenderableType:

@@ -14,6 +14,7 @@ from diloco_cli.protocol.state import MergeNote, RunState
 SUSPECT_S = 8.0  # one beat is missing
 LOST_S = 30.0
 RECENT_SHOWN = 12
+TOOK_PART = "#"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class LastMerge:
 
 @dataclass(frozen=True)
 class LearnerStatus:
+    """`last_10` is a mark per merge of the last ten, the newest last: `#` took part, `.` did not; `in_last_10` counts."""
+
     name: str
     region: str
     state: str
@@ -37,7 +40,8 @@ class LearnerStatus:
     step: int
     tokens: int
     tokens_per_s: float
-    in_last_10: list[int]
+    in_last_10: int
+    last_10: str
     loss: float | None
     up_bytes: int
     down_bytes: int
@@ -181,6 +185,7 @@ def _last_merge(facts: RunFacts) -> LastMerge | None:
 def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
     heard = facts.learners.get(island.name)
     known = facts.state.learner(island.name)
+    took_part = "".join(TOOK_PART if island.name in n.participants else "." for n in facts.state.recent_merges)
     beat = heard.beat if heard else LearnerBeat("STARTING", known.floor, -1, 0, 0, 0.0, 0)
     return LearnerStatus(
         name=island.name,
@@ -192,7 +197,8 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
         step=beat.step,
         tokens=known.token_parameters // facts.run.layout.num_parameters,
         tokens_per_s=beat.tokens_per_s,
-        in_last_10=[int(island.name in note.participants) for note in facts.state.recent_merges],
+        in_last_10=took_part.count(TOOK_PART),
+        last_10=took_part,
         loss=beat.loss,
         up_bytes=beat.up_bytes,
         down_bytes=beat.down_bytes,

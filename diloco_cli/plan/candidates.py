@@ -44,15 +44,16 @@ def select(
     """(taking part, left out). An island whose link fails even the round it would set itself goes first."""
     left_out = [_does_not_fit(candidate) for candidate in everyone if not candidate.fit.fits]
     fitting = [candidate for candidate in everyone if candidate.fit.fits]
+    total = sum(candidate.speed.tokens_per_s for candidate in fitting)
     while fitting and not _link_carries(fitting[0], _round_of(fitting[0], run), run.sync, model):
-        left_out.append(_link_too_slow(fitting[0], fitting[0], fitting, run, model))
+        left_out.append(_link_too_slow(fitting[0], fitting[0], total, run, model))
         fitting = fitting[1:]
     kept = []
     for candidate in fitting:
         if _link_carries(candidate, _round_of(fitting[0], run), run.sync, model):
             kept.append(candidate)
         else:
-            left_out.append(_link_too_slow(candidate, fitting[0], fitting, run, model))
+            left_out.append(_link_too_slow(candidate, fitting[0], total, run, model))
     return kept, left_out
 
 
@@ -96,7 +97,7 @@ def _does_not_fit(candidate: Candidate) -> LeftOut:
 def _link_too_slow(
     candidate: Candidate,
     fastest: Candidate,
-    fitting: Sequence[Candidate],
+    fleet_tokens_per_s: float,
     run: RunSettings,
     model: ModelFacts,
 ) -> LeftOut:
@@ -106,18 +107,16 @@ def _link_too_slow(
     need = need_of_round(model, sync.codec, sync.broadcast)
     pairs = (("up", need.up_bps(round_s), link.up_bps), ("down", need.down_bps(round_s), link.down_bps))
     short = [(way, bps, have) for way, bps, have in pairs if have is not None and bps > have]
-    missing = " and ".join(
+    missing = "; ".join(
         f"{format_bandwidth(bps)} {way}, has {format_bandwidth(have)}" for way, bps, have in short
     )
     reason = f"needs {missing} ({sync.codec}, a round of {format_duration(round_s)})"
     faster = " and ".join(f"{math.ceil(bps / MBPS)} Mbps {way}" for way, bps, _ in short)
-    share = 100 * candidate.speed.tokens_per_s / sum(c.speed.tokens_per_s for c in fitting)
-    rounds = _longer_rounds(candidate, fastest, run, model)
-    return LeftOut(
-        candidate.island.name,
-        reason,
-        (*rounds, f"a link of {faster}", f"do without it, as this plan does: -{share:.1f} % tokens/s"),
-    )
+    ways = [*_longer_rounds(candidate, fastest, run, model), f"a link of {faster}"]
+    share = candidate.speed.tokens_per_s / fleet_tokens_per_s
+    if share < 1:
+        ways.append(f"do without it, as this plan does: -{100 * share:.1f} % tokens/s")
+    return LeftOut(candidate.island.name, reason, tuple(ways))
 
 
 def _longer_rounds(

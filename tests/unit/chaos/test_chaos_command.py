@@ -1,0 +1,70 @@
+"""`diloco chaos` and `diloco logs` as a person meets them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from diloco_cli.cli import chaos, logs
+from diloco_cli.errors import NotFoundError, RefusedError
+from diloco_cli.processes.registry import log_path
+from diloco_cli.processes.runs import remember_run
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture
+def invoke():
+    app = typer.Typer()
+    chaos.register(app)
+    logs.register(app)
+    remember_run("nano", "file:///bucket/nano")
+
+    def run(*words: str, error: type[Exception] | None = None) -> str:
+        result = CliRunner().invoke(app, words)
+        assert isinstance(result.exception, error) if error else result.exception is None
+        return result.stdout
+
+    return run
+
+
+def test_a_dry_run_does_nothing(invoke, start_unit_of, home):
+    child, _ = start_unit_of("nano", "iowa")
+    invoke("chaos", "kill", "iowa", "--dry-run")
+    invoke("chaos", "pause", "iowa", "-n", "--for", "10s")
+    assert child.poll() is None
+    assert not (home / "nano/chaos.jsonl").exists()
+
+
+def test_kill_answers_in_json(invoke, start_unit_of):
+    child, _ = start_unit_of("nano", "iowa")
+    body = json.loads(invoke("chaos", "kill", "iowa", "--hold", "--json"))
+    assert child.wait() == -9
+    fault = body["data"]["faults"][0]
+    assert (body["command"], fault["fault"], fault["target"]) == ("chaos kill", "kill", "iowa")
+    assert (fault["injected"], fault["verified"]) == (True, True)
+    unit = json.loads(invoke("chaos", "list", "--json"))["data"]["units"][0]
+    assert (unit["state"], unit["held"], unit["last_fault"]["fault"]) == ("dead", True, "kill")
+    assert json.loads(invoke("chaos", "revive", "iowa", "--json"))["data"]["released"] is True
+
+
+def test_a_pause_with_a_duration_is_healed(invoke, start_unit_of):
+    start_unit_of("nano", "iowa")
+    assert "injected, verified, healed" in invoke("chaos", "pause", "iowa", "--for", "100ms", "--run", "nano")
+    assert "running" in invoke("chaos", "list")
+
+
+def test_what_the_rails_refuse_is_an_error(invoke):
+    invoke("chaos", "kill", "iowa", error=RefusedError)
+    invoke("chaos", "kill", "iowa", "--run", "other", error=NotFoundError)
+
+
+def test_logs_name_their_units_if_there_are_several(invoke):
+    for unit in ("iowa", "syncer"):
+        log_path("nano", unit).parent.mkdir(parents=True, exist_ok=True)
+        log_path("nano", unit).write_text(f"one\n\x1b[31m{unit}\n")
+    assert invoke("logs", "-n", "1") == "iowa   | \\x1b[31miowa\nsyncer | \\x1b[31msyncer\n"
+    assert invoke("logs", "syncer") == "one\n\\x1b[31msyncer\n"

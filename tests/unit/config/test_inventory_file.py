@@ -1,0 +1,142 @@
+"""inventory.yaml: islands, links and stores, strictly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.config.hostlist import expand_hostlist
+from diloco_cli.config.inventory_file import load_inventory
+from diloco_cli.config.settings import Accelerators
+from diloco_cli.config.store_url import normalise_store_url
+from diloco_cli.errors import UsageError
+
+HEAD = "store: {url: bucket, region: here}\nregions: {here: {}, there: {store: gs://far/runs}}\nislands:\n"
+ISLAND = (
+    "  - {name: a, region: here, accelerators: 'H100-SXM:8', "
+    "link: {up: 2 Gbps, down: 300 Mbps, rtt: 5 ms, emulate: true},"
+    " emulate: {slowdown: 2.0}, mtbf: 6 h, restart: 4 min, price: 112.0/h, egress: 0.02/GB}\n"
+)
+
+
+def load(tmp_path: Path, text: str):
+    path = tmp_path / "inventory.yaml"
+    path.write_text(text)
+    return load_inventory(path)
+
+
+def test_an_island_is_typed_in_base_units(tmp_path):
+    island = load(tmp_path, HEAD + ISLAND).islands[0]
+    assert island.accelerators == Accelerators("H100-SXM", 8)
+    assert (island.link.up_bps, island.link.down_bps, island.link.rtt_s) == (2e9, 300e6, 0.005)
+    assert island.link.emulate
+    assert (island.slowdown, island.mtbf_s, island.restart_s) == (2.0, 21600.0, 240.0)
+    assert (island.price_per_h, island.egress_per_gb) == (112.0, 0.02)
+
+
+def test_a_relative_store_lies_beside_the_inventory(tmp_path):
+    inventory = load(tmp_path, HEAD + ISLAND)
+    assert inventory.store.url == f"file://{tmp_path}/bucket"
+    assert inventory.regions["there"].store == "gs://far/runs"
+
+
+def test_hosts_count_as_nodes(tmp_path):
+    text = HEAD + "  - {name: a, region: here, accelerators: RTX-4090:1, infra: ssh, hosts: 'box[1-2]'}\n"
+    island = load(tmp_path, text).islands[0]
+    assert (island.hosts, island.nodes) == (("box1", "box2"), 2)
+
+
+def test_own_devices_come_before_the_catalogue(tmp_path):
+    text = HEAD + "  - {name: a, region: here, accelerators: MyChip:4}\n"
+    inventory = load(tmp_path, text + "devices: {MyChip: {bf16_tflops: 120, memory_gb: 24}}\n")
+    assert inventory.devices["MyChip"].bf16_tflops == 120
+
+
+MALFORMED = [
+    ("H100-SXM:8", "H100-SMX:8", "islands.a.accelerators: unknown device 'H100-SMX'; nearest: H100-SXM"),
+    ("H100-SXM:8", "V100-SXM2:4", "nearest: V100-SXM2-16GB, V100-SXM2-32GB"),
+    ("H100-SXM:8", "H100-SXM:0", "must be NAME:COUNT such as H100-SXM:8"),
+    ("2 Gbps", "2000", "islands.a.link.up: bandwidth '2000' has no unit, so bits or bytes is unclear"),
+    ("2 Gbps", "fast", "bandwidth 'fast' is no number with a unit"),
+    ("300 Mbps", "300 mb", "unknown unit 'mb'"),
+    ("5 ms", "5", "duration '5' has no unit"),
+    ("emulate: true", "emulate: yes", "islands.a.link.emulate: must be true or false, not 'yes'"),
+    ("slowdown: 2.0", "slowdown: 0.5", "islands.a.emulate: must be from 1 to 1000, not 0.5"),
+    ("slowdown: 2.0", "speed: 2.0", "must be {slowdown: NUMBER}"),
+    ("112.0/h", "112", "islands.a.price: price '112' does not end in '/h'"),
+    ("0.02/GB", "0.02", "islands.a.egress: egress price '0.02' does not end in '/GB'"),
+    ("name: a", "name: A", "must be a name (lower-case letters"),
+    ("name: a", "nam: a", "unknown key 'nam'; did you mean name?"),
+    ("region: here, acc", "region: heer, acc", "'heer' is not in regions (here, there); did you mean"),
+    ("region: here, acc", "acc", "the key 'region' is missing"),
+    ("restart: 4 min", "infra: slrum/x", "must be one of local, ssh, slurm/PARTITION"),
+    ("restart: 4 min", "infra: slurm", "must be one of local, ssh, slurm/PARTITION"),
+    ("restart: 4 min", "hosts: 'box[2-1]'", "counts backwards"),
+    ("restart: 4 min", "hosts: 'box[1-3]', nodes: 2", "nodes: 2, but hosts names 3"),
+    ("restart: 4 min", "nodes: 0", "islands.a.nodes: must be from 1 to 100000, not 0"),
+    ("restart: 4 min", "mfu: 1.4", "islands.a.mfu: must be above 0 and below 1, not 1.4"),
+    ("url: bucket", "url: 'http://x/y'", "unknown store scheme 'http://'; allowed: gs://BUCKET/PREFIX"),
+    ("url: bucket", "url: 'gs://'", "no valid bucket name"),
+    ("region: here}", "region: nowhere}", "store.region: 'nowhere' is not in regions"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), MALFORMED, ids=[new for _, new, _ in MALFORMED])
+def test_malformed_inventories_are_refused_with_what_is_allowed(tmp_path, old, new, message):
+    text = (HEAD + ISLAND).replace(old, new, 1)
+    assert text != HEAD + ISLAND
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, text)
+    assert message in str(caught.value)
+    assert str(tmp_path / "inventory.yaml") in caught.value.where
+
+
+def test_two_islands_of_one_name_are_refused_with_both_places(tmp_path):
+    with pytest.raises(UsageError, match=r"two islands are called 'a' \(the other: .*:4\)") as caught:
+        load(tmp_path, HEAD + ISLAND + ISLAND)
+    assert caught.value.where.endswith(":5")
+
+
+@pytest.mark.parametrize(
+    "text", ["store: {url: b}\nislands: []\n", "store: {url: b}\n", "[]\n", "just words\n"]
+)
+def test_an_inventory_without_islands_is_refused(tmp_path, text):
+    with pytest.raises(UsageError, match=r"islands|mapping"):
+        load(tmp_path, text)
+
+
+def test_hostlists_keep_order_and_leading_zeros():
+    assert expand_hostlist("n[08-10,12],login") == ("n08", "n09", "n10", "n12", "login")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,,b", "n[1-", "n[a-b]", "n[1-99999]", "a,a", "-oProxyCommand=x", "a b"]
+)
+def test_hostlists_that_are_none_are_refused(text):
+    with pytest.raises(UsageError, match="hostlist"):
+        expand_hostlist(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("bucket", "file:///base/bucket"),
+        ("../b", "file:///b"),
+        ("/abs/x/", "file:///abs/x"),
+        ("file:///a/../b", "file:///b"),
+        ("gs://my-bucket/runs/", "gs://my-bucket/runs"),
+        ("s3://my.bucket", "s3://my.bucket"),
+        ("memory://test", "memory://test"),
+    ],
+)
+def test_store_urls_become_absolute(text, url):
+    assert normalise_store_url(text, Path("/base")) == url
+
+
+@pytest.mark.parametrize(
+    "text", ["ftp://x/y", "s3://key:secret@b", "gs://b/../c", "file://relative", "a\nb", "GS://b"]
+)
+def test_other_store_urls_are_refused(text):
+    with pytest.raises(UsageError):
+        normalise_store_url(text, Path("/base"))
