@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from diloco_cli.config.settings import IslandSettings, Link, SyncSettings
 from diloco_cli.plan.model_facts import ModelFacts
 
-CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.25}  # per parameter, scales of blocks of 128 counted
+CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125}  # per parameter; int8 with one float32 scale per 256
 ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the commit, get the merged fragment
 GUESSED_RTT_S = 0.05  # of one request to a bucket
 FULL = 0.8  # a link used beyond this share of its capacity is worth a warning

@@ -1,0 +1,90 @@
+"""A run loses units, its supervisor, everything at once; it never loses what is committed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.end_to_end.conftest import SMALL, Playground
+
+
+def commits(place: Playground) -> dict[str, bytes]:
+    """The log as it lies in the bucket."""
+    folder = place.directory / "quickstart" / "bucket" / "quickstart" / "commit"
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def learner(status: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(item for item in status["learners"] if item["name"] == name)
+    return found
+
+
+def test_a_run_survives_learner_syncer_and_supervisor_and_verifies(playground: Playground) -> None:
+    playground.launch(tokens=250_000)
+    playground.wait_for(lambda s: s["commit"] >= 6)
+    playground.kill("iowa")
+    playground.wait_for(lambda s: learner(s, "iowa")["incarnation"] == 2)
+    playground.kill("syncer")
+    playground.wait_for(lambda s: s["syncer"]["epoch"] == 2)
+    playground.kill("supervisor")
+    before = playground.pids()
+    resumed = playground.run("resume", "quickstart", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "adopted" in resumed.stderr and playground.pids()["belgium"] == before["belgium"]
+    status = playground.json("status", "quickstart")
+    assert status["state"] == "FINISHED" and status["tokens"] >= 250_000
+    assert status["syncer"]["epoch"] >= 2 and learner(status, "iowa")["incarnation"] >= 2
+    assert status["loss"] < 4.0
+    found = playground.json("verify", "quickstart")
+    assert found["ok"] and found["duplicates"] == 0 and found["missing"] == 0 and found["mismatches"] == []
+
+
+def test_everything_dead_at_once_resumes_from_the_last_commit(playground: Playground) -> None:
+    playground.launch(tokens=200_000)
+    playground.wait_for(lambda s: s["commit"] >= 8)
+    playground.kill("supervisor", "belgium", "iowa", "ohio", "syncer")
+    time.sleep(0.5)
+    survived = commits(playground)
+    resumed = playground.run("resume", "quickstart")
+    assert resumed.returncode == 0, resumed.stderr
+    after = commits(playground)
+    assert {name: after[name] for name in survived} == survived, "a committed record changed or vanished"
+    assert playground.json("verify", "quickstart")["ok"]
+    assert playground.json("status", "quickstart")["state"] == "FINISHED"
+
+
+def test_a_run_resumes_without_this_machines_own_files(playground: Playground, tmp_path: Path) -> None:
+    """Another machine has the bucket and nothing else; Ctrl-C stops it cleanly there, `stop` needs no syncer."""
+    playground.launch(tokens=10_000_000)
+    playground.wait_for(lambda s: s["commit"] >= 4)
+    stopped = playground.run("stop", "quickstart")
+    assert stopped.returncode == 0 and "STOPPED" in stopped.stdout, stopped.stderr
+    url = playground.json("status", "quickstart")["store"]["url"]
+    playground.wait_for(lambda s: s["state"] == "STOPPED")
+    at = playground.json("status", "quickstart")["commit"]
+    playground.environment["DILOCO_HOME"] = str(tmp_path / "elsewhere")
+    supervisor = playground.start("resume", url)
+    deadline = time.monotonic() + 90
+    while playground.json("status", url)["commit"] < at + 6:
+        assert time.monotonic() < deadline and supervisor.poll() is None
+        time.sleep(0.3)
+    os.kill(supervisor.pid, signal.SIGINT)
+    began = time.monotonic()
+    out, err = supervisor.communicate(timeout=30)
+    assert time.monotonic() - began < 12
+    assert supervisor.returncode == 130, err
+    assert "Traceback" not in err + out
+    assert playground.json("status", url)["state"] == "STOPPED"
+    assert playground.json("verify", url)["ok"]
+
+
+def test_launching_again_with_other_settings_is_refused_and_with_the_same_goes_on(playground: Playground) -> None:
+    first = playground.run("launch", "quickstart/run.yaml", "--set", "train.tokens=20000", *SMALL)
+    assert first.returncode == 0, first.stderr
+    other = playground.run("launch", "quickstart/run.yaml", "--set", "train.tokens=30000", *SMALL)
+    assert other.returncode == 2 and "train.tokens" in other.stderr and "hint:" in other.stderr
+    again = playground.run("launch", "quickstart/run.yaml", "--set", "train.tokens=20000", *SMALL)
+    assert again.returncode == 0 and "FINISHED" in again.stdout + again.stderr

@@ -1,0 +1,143 @@
+"""The house rules as tests: imports go one way, the world stays at the edge, files stay small."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "diloco_cli"
+LAYERS: list[set[str]] = [
+    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout"},
+    {"config"},
+    {"store", "algorithm", "protocol", "processes"},
+    {"plan", "tasks"},
+    {"learner", "syncer", "launch", "chaos", "observe"},
+    {"cli"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+SHARED = {("protocol", "diloco_cli.store.port")}  # the port is an interface: protocol code knows its answers
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 50
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Every imported module's full name and line, function-level imports included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module, node.lineno
+
+
+def part_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path) -> None:
+    importer = part_of(path)
+    if importer in ("__init__", "__main__"):
+        return
+    assert importer in RANK, f"{importer} has no layer; add it to LAYERS"
+    for module, line in imports_of(path):
+        if not module.startswith("diloco_cli."):
+            continue
+        imported = module.split(".")[1]
+        if imported == importer or (importer, module) in SHARED:
+            continue
+        allowed = RANK[imported] < RANK[importer] or (RANK[imported] == RANK[importer] == 0)
+        assert allowed, f"{path.name}:{line}: {importer} must not import {module}"
+
+
+@pytest.mark.parametrize(
+    ("part", "forbidden"),
+    [
+        ("protocol", {"torch", "time", "random", "os", "socket", "threading", "numpy", "fsspec", "pathlib"}),
+        ("plan", {"torch", "time", "random", "os", "socket", "threading", "numpy", "fsspec"}),
+        ("config", {"torch", "time", "random", "socket", "threading", "numpy", "fsspec"}),
+        ("algorithm", {"time", "random", "os", "socket", "threading", "fsspec", "pathlib"}),
+    ],
+)
+def test_the_centre_knows_no_world(part: str, forbidden: set[str]) -> None:
+    for path in sorted((PACKAGE / part).rglob("*.py")):
+        for module, line in imports_of(path):
+            assert module.split(".")[0] not in forbidden, f"{path.name}:{line}: {part}/ must not import {module}"
+            if part == "protocol":
+                assert not module.startswith(("diloco_cli.clock", "diloco_cli.randomness", "diloco_cli.environment"))
+
+
+@pytest.mark.parametrize(
+    ("module", "owner"),
+    [("time", "clock.py"), ("random", "none"), ("secrets", "randomness.py"), ("pickle", "none"), ("shelve", "none")],
+)
+def test_time_and_randomness_have_one_home(module: str, owner: str) -> None:
+    users = {path.name for path in MODULES for name, _ in imports_of(path) if name.split(".")[0] == module}
+    assert users <= {owner}
+
+
+def test_nobody_calls_what_is_dangerous() -> None:
+    """No eval, exec, torch.load, os.environ outside its module, shell=True, bare except."""
+    for path in MODULES:
+        where = path.relative_to(ROOT)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler):
+                assert node.type is not None, f"{where}:{node.lineno}: bare except"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = f"{node.value.id}.{node.attr}"
+                assert name not in ("torch.load", "torch.save", "os.system"), f"{where}:{node.lineno}: {name}"
+                assert name != "os.environ" or path.name == "environment.py", f"{where}:{node.lineno}: {name}"
+            if isinstance(node, ast.Call):
+                called = node.func.id if isinstance(node.func, ast.Name) else ""
+                assert called not in ("eval", "exec", "compile"), f"{where}:{node.lineno}: {called}()"
+                shell = [k for k in node.keywords if k.arg == "shell"]
+                assert not shell, f"{where}:{node.lineno}: shell="
+
+
+def test_files_and_functions_stay_small() -> None:
+    for path in MODULES:
+        text = path.read_text()
+        assert text.count("\n") <= MAX_LINES, f"{path.relative_to(ROOT)} has {text.count(chr(10))} lines"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert lines <= MAX_FUNCTION_LINES, f"{path.relative_to(ROOT)}: {node.name} has {lines} lines"
+
+
+def test_no_vague_names() -> None:
+    vague = {"utils", "helpers", "common", "core", "manager", "misc"}
+    assert not [path for path in PACKAGE.rglob("*") if path.stem in vague]
+
+
+def test_top_level_is_what_the_readme_shows() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    top = {name.split("/")[0] for name in listed}
+    visible = {name for name in top if not name.startswith(".")}
+    assert visible <= {
+        "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "diloco_cli", "templates", "tests", "examples",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["plan", "templates/inventory.yaml"], ["status", "nowhere"], ["chaos", "list"], ["runs"]],
+    ids=lambda words: words[0],
+)
+def test_light_commands_import_no_torch_and_no_cloud_client(words: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv[0] = 'diloco'\n"
+        "from diloco_cli.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'gcsfs', 'fsspec', 'aiohttp', 'numpy', 'safetensors'} & set(sys.modules)\n"
+        "print('heavy:', sorted(heavy), file=sys.stderr)"
+    )
+    words = [str(ROOT / word) if word.startswith("templates/") else word for word in words]
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "heavy: []" in done.stderr, done.stderr
