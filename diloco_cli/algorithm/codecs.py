@@ -29,7 +29,7 @@ class Codec:
     bits: float
     spec: Callable[[int], Spec]
     encode: Callable[[torch.Tensor], dict[str, torch.Tensor]]
-    decode: Callable[[dict[str, torch.Tensor], torch.Tensor], None]
+    decode: Callable[[dict[str, torch.Tensor], torch.Tensor], object]
 
     def to_bytes(self, values: torch.Tensor) -> bytes:
         """[n] float32 on the CPU -> payload."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from diloco_cli.layout import Fragment, ParameterFact
@@ -12,9 +14,7 @@ def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
 
     Buffers are not exchanged: each learner keeps its own.
     """
-    embeddings = {
-        id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
-    }
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     return [
         ParameterFact(name, tuple(parameter.shape), id(parameter) in embeddings)
         for name, parameter in model.named_parameters()
@@ -22,7 +22,7 @@ def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
     ]
 
 
-def gather(fragment: Fragment, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The fragment's tensors as one [n] float32 vector on the CPU."""
     flat = torch.empty(fragment.num_parameters, dtype=torch.float32)
     for slot in fragment.tensors:
@@ -31,7 +31,7 @@ def gather(fragment: Fragment, tensors: dict[str, torch.Tensor]) -> torch.Tensor
 
 
 @torch.no_grad()
-def scatter(fragment: Fragment, flat: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+def scatter(fragment: Fragment, flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy an [n] vector into the fragment's tensors, in place, on whatever device and dtype they have."""
     for slot in fragment.tensors:
         tensors[slot.name].copy_(flat[slot.start : slot.start + slot.num_elements].view(slot.shape))

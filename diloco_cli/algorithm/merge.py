@@ -1,7 +1,8 @@
 """Merging deltas: weighted mean (Avg) and radial-directional averaging (RDA), arXiv 2604.21428, merge.
 
     Avg: delta = sum_m w_m delta_m / sum_m w_m
-    RDA: delta = (sum_m w_m |delta_m| / sum_m w_m) * phi(sum_m w_m phi(delta_m) / sum_m w_m),  phi(x) = x / |x|, phi(0) = 0
+    RDA: delta = (sum_m w_m |delta_m| / sum_m w_m) * phi(sum_m w_m phi(delta_m) / sum_m w_m)
+         phi(x) = x / |x|, phi(0) = 0
 
 Learners' deltas are nearly orthogonal, so a plain mean of M equal norms shrinks like 1 / sqrt(M); RDA keeps the norm at
 the weighted mean of norms. Where directions cancel, RDA falls back to Avg.
@@ -87,7 +88,8 @@ def _rda_block(deltas: list[torch.Tensor], shares: list[float], out: torch.Tenso
 
 def row_norms(block: torch.Tensor) -> torch.Tensor:
     """[rows, width] float32 -> [rows] float64."""
-    return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+    norms: torch.Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+    return norms
 
 
 def merge(

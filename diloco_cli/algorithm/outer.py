@@ -1,9 +1,9 @@
 """Outer optimizers: how a merged delta moves the syncer's parameters. Delta is old minus new, so it is a gradient.
 
-    Nesterov (DiLoCo, arXiv 2311.08105; torch.optim.SGD with nesterov=True):
-        buffer = momentum * buffer + delta;  parameters -= lr * (delta + momentum * buffer)
-    SGD:
-        parameters -= lr * delta
+Nesterov (DiLoCo, arXiv 2311.08105; torch.optim.SGD with nesterov=True):
+    buffer = momentum * buffer + delta;  parameters -= lr * (delta + momentum * buffer)
+SGD:
+    parameters -= lr * delta
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def to_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
 
 
 def from_bytes(data: bytes, spec: Spec) -> dict[str, torch.Tensor]:
-    """The tensors of `spec`, as views of a private copy. Raises PayloadError unless header and size are exactly right."""
+    """The tensors of `spec`, in memory of their own. Raises PayloadError unless header and size are right."""
     header = header_bytes(spec)
     sizes = [torch.Size(shape).numel() * dtype.itemsize for dtype, shape in spec.values()]
     if len(data) != len(header) + sum(sizes):

@@ -40,9 +40,7 @@ def execute(fault: Fault, *, seed: int | None = None) -> Entry:
     return _inject(fault, entry)
 
 
-def execute_pause(
-    fault: Pause, *, seed: int | None = None, on_paused: Callable[[Entry], None] = _nothing
-) -> Entry:
+def execute_pause(fault: Pause, *, seed: int | None = None, on_paused: Callable[[Entry], None] = _nothing) -> Entry:
     """A pause with an end waits for it; Ctrl-C ends it at once, and so does the death of this process."""
     if fault.for_s is None or fault.target.identity is None:
         return execute(fault, seed=seed)

@@ -52,9 +52,7 @@ def kill(
 def pause(
     unit: str = UNIT,
     run: str | None = RUN,
-    duration: str | None = typer.Option(
-        None, "--for", help="Such as 10 s or 2 min; waits, and ends the pause."
-    ),
+    duration: str | None = typer.Option(None, "--for", help="Such as 10 s or 2 min; waits, and ends the pause."),
     json_output: bool = JSON,
     dry_run: bool = DRY_RUN,
 ) -> None:
@@ -70,9 +68,7 @@ def pause(
 
 
 @chaos.command("revive")
-def revive(
-    unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dry_run: bool = DRY_RUN
-) -> None:
+def revive(unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dry_run: bool = DRY_RUN) -> None:
     """Take back a pause or a hold: the unit goes on, or its supervisor starts it again."""
     from diloco_cli.chaos.actions import plan_revive
     from diloco_cli.chaos.actions import revive as do_revive
@@ -91,9 +87,7 @@ def revive(
         facts = {"continued": revival.continued, "released": revival.released, "restarts": revival.restarts}
         print_json("chaos revive", {"run": name, "target": target.name, "dry_run": False, **facts})
         return
-    done = [
-        text for text, true in _revival_texts(revival.continued, revival.released, revival.restarts) if true
-    ]
+    done = [text for text, true in _revival_texts(revival.continued, revival.released, revival.restarts) if true]
     print(f"{target.name}: {', '.join(done) or 'nothing to do'}")
 
 

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("launch", help="Start a run: learners of every region and the syncer; watch, restart what dies.")(launch)
+    app.command("launch", help="Start a run: learners of every region and the syncer; watch, restart what dies.")(
+        launch
+    )
 
 
 def launch(
-    file: Path = typer.Argument(..., metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."),
+    file: Path = typer.Argument(
+        ..., metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
+    ),
     region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
     backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
     detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
@@ -37,10 +41,12 @@ def launch(
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
     plan = read_plan(file, overrides)
-    for warning in _warnings(plan):
+    for warning in plan.warnings:
         talk(f"warning: {warning}")
     if plan.inventory.store.url.startswith("memory:"):
-        raise UsageError("memory:// lives in one process; learners could not meet there", hint="use a directory or gs://")
+        raise UsageError(
+            "memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
+        )
     if dry_run:
         _say_plan(plan, region)
         return
@@ -57,12 +63,16 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
 
     if _is_plan(file):
         if overrides:
-            raise UsageError("--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ...")
+            raise UsageError(
+                "--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ..."
+            )
         return load_plan(file)
     run = load_run(file, overrides)
     inventory_path = inventory_path_of(run, file)
     if inventory_path is None:
-        raise UsageError("the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`")
+        raise UsageError(
+            "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
+        )
     return make_plan(run, load_inventory(inventory_path), model_facts(run.model))
 
 
@@ -113,17 +123,11 @@ def _paces(plan: Plan) -> dict[str, IslandPace]:
     }
 
 
-def _warnings(plan: Plan) -> list[str]:
-    found = [f"{island.name}: {text}" for island in plan.islands for text in island.warnings]
-    return found
-
-
 def _say_plan(plan: Plan, region: str | None) -> None:
     print(f"run {plan.run.name}: {plan.verdict}: {plan.why}")
     for island in plan.islands:
         if region in (None, island.region):
-            print(
-                f"  learner {island.name} ({island.region}, {island.accelerators}): {island.tokens_per_s:,.0f} tokens/s, "
-                f"{island.local_steps} local steps of {island.batch_tokens:,} tokens"
-            )
+            where = f"{island.region}, {island.accelerators}"
+            work = f"{island.local_steps} local steps of {island.batch_tokens:,} tokens"
+            print(f"  learner {island.name} ({where}): {island.tokens_per_s:,.0f} tokens/s, {work}")
     print(f"  syncer, bucket {plan.inventory.store.url}/{plan.run.name}")

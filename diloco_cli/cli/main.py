@@ -44,8 +44,8 @@ def _root(
 
 
 def register_commands(words: list[str]) -> None:
-    """Each module in `cli/` named here offers `register(app)`. A command that is named first is loaded alone: starting up
-    costs what it needs and no more."""
+    """Each module in `cli/` named here offers `register(app)`. A command that is named first is loaded alone:
+    starting up costs what it needs and no more."""
     named = words[:1] if words and words[0] in COMMANDS else COMMANDS
     for name in named:
         importlib.import_module(f"diloco_cli.cli.{name}").register(app)

@@ -66,7 +66,5 @@ def _inventory_of(named: str | None, run_path: Path | None) -> Path:
 
     if run_path is None or named is None:
         where = None if run_path is None else str(run_path)
-        raise UsageError(
-            "no inventory given", where=where, hint="diloco plan INVENTORY, or first: diloco init"
-        )
+        raise UsageError("no inventory given", where=where, hint="diloco plan INVENTORY, or first: diloco init")
     return run_path.parent / named

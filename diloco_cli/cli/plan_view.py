@@ -117,9 +117,7 @@ def _outcome(plan: Plan) -> list[str]:
     ]
     if p.price_per_h or p.egress_per_day:
         total = p.days_to_target * (24 * p.price_per_h + p.egress_per_day)
-        lines.append(
-            f"money {p.price_per_h:.2f}/h, egress {p.egress_per_day:.2f}/day, {total:.0f} to the target"
-        )
+        lines.append(f"money {p.price_per_h:.2f}/h, egress {p.egress_per_day:.2f}/day, {total:.0f} to the target")
     return lines
 
 

@@ -55,7 +55,9 @@ def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str) 
     words = [sys.executable, "-m", "diloco_cli", "resume", opened.url]
     identity = start_detached(opened.name, (*words, f"--region={region}") if region else tuple(words))
     if as_json:
-        print_json(command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid})
+        print_json(
+            command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}
+        )
     else:
         print(f"run {opened.name} goes on in the background (supervisor pid {identity.pid})")
         talk(f"hint: diloco status {opened.name} --watch 1; diloco stop {opened.name}")

@@ -17,7 +17,8 @@ def register(app: typer.Typer) -> None:
 
 def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object.")) -> None:
     """List the runs of this directory."""
-    rows, warnings = [], []
+    rows: list[dict[str, object]] = []
+    warnings: list[str] = []
     for known in known_runs():
         try:
             current, _ = read_status(open_known_run(known))

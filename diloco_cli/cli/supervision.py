@@ -54,9 +54,7 @@ def say_what_runs_elsewhere(run: RunFormat, url: str, region: str | None) -> Non
             talk(f"{island.name} ({island.infra}): start it there: diloco learner --run {url} --name {island.name}")
 
 
-def supervise_run(
-    opened: OpenRun, units: list[UnitSpec], whole_run: bool, command: str, as_json: bool
-) -> int:
+def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, command: str, as_json: bool) -> int:
     """Watch until the run ends here; print its summary; return the exit status."""
     with Progress(opened) as progress:
         outcome = supervise(

@@ -30,8 +30,8 @@ def verify(
         print_json("verify", {"run": opened.name, **asdict(found), "missing": len(found.missing), "ok": found.ok})
     else:
         print(
-            f"run {opened.name}: {found.commits} commits, {found.merges} merges, {found.offers_applied} offers applied, "
-            f"{found.offers_rejected} not used, {found.tokens:,} tokens, {found.epochs} epochs"
+            f"run {opened.name}: {found.commits} commits, {found.merges} merges, "
+            f"{found.offers_applied} offers applied, {found.offers_rejected} not used, {found.tokens:,} tokens, {found.epochs} epochs"
         )
     if found.ok:
         if not as_json:

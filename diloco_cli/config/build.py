@@ -91,19 +91,14 @@ class Builder:
     def _list(self, cls: type[T], node: Node, path: str) -> tuple[T, ...]:
         if not isinstance(node.value, list):
             raise UsageError(f"{path}: must be a list, not {readers.shown(node)}", where=node.where)
-        return tuple(
-            self.build(cls, child, _item(path, index, child)) for index, child in enumerate(node.value)
-        )
+        return tuple(self.build(cls, child, _item(path, index, child)) for index, child in enumerate(node.value))
 
     def build_named(self, cls: type[T], node: Node, path: str) -> dict[str, T]:
         """{name: {...}}; a class with a field `name` gets the key as its name."""
         if not isinstance(node.value, dict):
-            raise UsageError(
-                f"{path}: must be a mapping of names, not {readers.shown(node)}", where=node.where
-            )
+            raise UsageError(f"{path}: must be a mapping of names, not {readers.shown(node)}", where=node.where)
         return {
-            key: self.build(cls, _with_name(cls, key, child), _join(path, key))
-            for key, child in node.value.items()
+            key: self.build(cls, _with_name(cls, key, child), _join(path, key)) for key, child in node.value.items()
         }
 
 
@@ -131,9 +126,7 @@ def _with_name(cls: type, key: str, node: Node) -> Node:
     if "name" not in type_hints(cls) or not isinstance(node.value, dict):
         return Node({}, node.where) if node.value is None else node
     if "name" in node.value:
-        raise UsageError(
-            f"{key}: unknown key 'name'; the key '{key}' is the name", where=node.value["name"].where
-        )
+        raise UsageError(f"{key}: unknown key 'name'; the key '{key}' is the name", where=node.value["name"].where)
     return Node({"name": Node(key, node.where, key), **node.value}, node.where)
 
 

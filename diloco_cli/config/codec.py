@@ -35,9 +35,7 @@ def from_plain(cls: type[T], data: Any, *, strict: bool = True, path: str = "") 
     if missing:
         raise UsageError(f"{path or cls.__name__}: the key '{missing[0]}' is missing")
     prefix = f"{path}." if path else ""
-    return cls(
-        **{name: _decode(hints[name], data[name], strict, prefix + name) for name in hints if name in data}
-    )
+    return cls(**{name: _decode(hints[name], data[name], strict, prefix + name) for name in hints if name in data})
 
 
 def _decode(hint: Any, data: Any, strict: bool, path: str) -> Any:
@@ -91,12 +89,7 @@ def _decode_scalar(hint: Any, data: Any, path: str) -> Any:
         return data
     if get_origin(hint) is Literal and data in get_args(hint):
         return data
-    if (
-        hint is float
-        and isinstance(data, (int, float))
-        and not isinstance(data, bool)
-        and math.isfinite(data)
-    ):
+    if hint is float and isinstance(data, (int, float)) and not isinstance(data, bool) and math.isfinite(data):
         return float(data)
     if isinstance(hint, type) and type(data) is hint and hint is not float:
         return data

@@ -50,9 +50,7 @@ def find_device(name: str, own: Mapping[str, Device]) -> Device:
     names = nearest(name, [*own, *catalogue(), *HOST_DEVICES, *ALIASES])
     likely = f"; nearest: {', '.join(names)}" if names else ""
     own_entry = f"devices: {{{name}: {{bf16_tflops: 120, memory_gb: 24}}}}"
-    raise UsageError(
-        f"unknown device '{name}'{likely}", hint=f"name a known device, or describe yours: {own_entry}"
-    )
+    raise UsageError(f"unknown device '{name}'{likely}", hint=f"name a known device, or describe yours: {own_entry}")
 
 
 @cache

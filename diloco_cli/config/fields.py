@@ -28,9 +28,7 @@ def _type_hints(cls: Any) -> dict[str, Any]:
 def _required(cls: Any) -> frozenset[str]:
     missing = dataclasses.MISSING
     fields = dataclasses.fields(cls)
-    return frozenset(
-        item.name for item in fields if item.default is missing and item.default_factory is missing
-    )
+    return frozenset(item.name for item in fields if item.default is missing and item.default_factory is missing)
 
 
 def without_none(hint: Any) -> tuple[bool, Any]:

@@ -101,9 +101,7 @@ def _store_url(node: Node, folder: Path) -> str:
 def _accelerators(node: Node) -> Accelerators:
     match = ACCELERATORS.fullmatch(node.text) if isinstance(node.value, str) else None
     if match is None or int(match[2] or 1) > MOST_ACCELERATORS:
-        raise UsageError(
-            f"must be NAME:COUNT such as H100-SXM:8 or cpu:1, not {readers.shown(node)}", where=node.where
-        )
+        raise UsageError(f"must be NAME:COUNT such as H100-SXM:8 or cpu:1, not {readers.shown(node)}", where=node.where)
     return Accelerators(match[1], int(match[2] or 1))
 
 
@@ -141,15 +139,11 @@ def _island_entries(tree: Node) -> list[Node]:
 def _check_islands(inventory: Inventory, places: list[str], where: str) -> None:
     if not 1 <= len(inventory.islands) <= MOST_ISLANDS:
         count = len(inventory.islands)
-        raise UsageError(
-            f"islands: needs 1 to {MOST_ISLANDS} islands, not {count}", where=where, hint="diloco init"
-        )
+        raise UsageError(f"islands: needs 1 to {MOST_ISLANDS} islands, not {count}", where=where, hint="diloco init")
     seen: dict[str, str] = {}
     for island, place in zip(inventory.islands, places, strict=True):
         if island.name in seen:
-            raise UsageError(
-                f"two islands are called '{island.name}' (the other: {seen[island.name]})", where=place
-            )
+            raise UsageError(f"two islands are called '{island.name}' (the other: {seen[island.name]})", where=place)
         seen[island.name] = place
         try:
             find_device(island.accelerators.name, inventory.devices)

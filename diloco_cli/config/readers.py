@@ -68,9 +68,7 @@ def one_of(allowed: Sequence[str]) -> Reader:
         value = node.value
         if not isinstance(value, str) or value not in allowed:
             hint = suggestion(node.text, allowed)
-            raise UsageError(
-                f"must be one of {', '.join(allowed)}, not {shown(node)}{hint}", where=node.where
-            )
+            raise UsageError(f"must be one of {', '.join(allowed)}, not {shown(node)}{hint}", where=node.where)
         return value
 
     return read

@@ -130,9 +130,7 @@ def _check_model(model: ModelSettings, where: str) -> None:
     if given and missing:
         raise UsageError(f"model: plain numbers need all four; missing: {', '.join(missing)}", where=where)
     if not (model.preset or model.entrypoint or given):
-        allowed = (
-            f"a preset ({', '.join(GPT_PRESETS)}), an entrypoint, or parameters, layers, width and sequence"
-        )
+        allowed = f"a preset ({', '.join(GPT_PRESETS)}), an entrypoint, or parameters, layers, width and sequence"
         raise UsageError(f"model: nothing says which model; give {allowed}", where=where)
     if model.args and not model.entrypoint:
         raise UsageError("model: args belong to an entrypoint, and there is none", where=where)

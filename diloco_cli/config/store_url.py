@@ -27,9 +27,7 @@ def normalise_store_url(text: str, base: Path) -> str:
         raise UsageError(f"unknown store scheme '{scheme}://'; {ALLOWED}")
     if scheme == "file":
         if not rest.startswith("/"):
-            raise UsageError(
-                f"'{text}' needs an absolute path (three slashes), or write the path alone; {ALLOWED}"
-            )
+            raise UsageError(f"'{text}' needs an absolute path (three slashes), or write the path alone; {ALLOWED}")
         return "file://" + _absolute(Path(rest), base)
     if scheme in BUCKET_SCHEMES and BUCKET.fullmatch(rest.partition("/")[0]) is None:
         raise UsageError(f"'{text}' has no valid bucket name (credentials do not belong here); {ALLOWED}")

@@ -69,9 +69,7 @@ def parse_yaml(text: str, source: str, *, fixed_place: bool = False) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if fixed_place or mark is None else f":{mark.line + 1}"
-        raise UsageError(
-            f"not valid YAML: {error.problem or error.context}", where=f"{source}{line}"
-        ) from None
+        raise UsageError(f"not valid YAML: {error.problem or error.context}", where=f"{source}{line}") from None
     except yaml.YAMLError as error:
         first_line = str(error).splitlines()[0]
         raise UsageError(f"not valid YAML: {first_line}", where=source) from None

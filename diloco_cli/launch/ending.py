@@ -50,9 +50,7 @@ def next_ending(ending: Ending | None, wishes: Wishes, now_s: float, policy: Sto
         if ending is not None and ending.reason == "interrupted":
             return ending
         delay_s = policy.leave_s if ending is None else 0.0
-        fresh = begin_ending(
-            "interrupted", "asked to stop; ask again to stop at once", now_s, delay_s, policy
-        )
+        fresh = begin_ending("interrupted", "asked to stop; ask again to stop at once", now_s, delay_s, policy)
         return fresh if ending is None else replace(fresh, kill_at_s=ending.kill_at_s)
     if ending is None and wishes.run_state in ENDINGS:
         reason = ENDINGS[wishes.run_state]

@@ -36,9 +36,7 @@ def layout_of(settings: RunSettings) -> Layout:
     return balanced_layout(parameter_facts(build_model_on_meta(settings)), settings.sync.fragments)
 
 
-def make_format(
-    settings: RunSettings, inventory: Inventory, url: str, paces: dict[str, IslandPace]
-) -> RunFormat:
+def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: dict[str, IslandPace]) -> RunFormat:
     """FORMAT.json of a new run at `url` with the islands named in `paces`."""
     islands = tuple(
         Island(

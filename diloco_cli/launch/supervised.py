@@ -94,9 +94,7 @@ class SupervisedUnit:
     def summary(self) -> UnitSummary:
         restarts = max(0, self.starts - 1)
         exits = tuple(self.exits)
-        return UnitSummary(
-            self.spec.name, self.spec.kind, self.state, self.starts, restarts, self.reason, exits
-        )
+        return UnitSummary(self.spec.name, self.spec.kind, self.state, self.starts, restarts, self.reason, exits)
 
     def _signal_once(self, *signums: int) -> bool:
         if self._record is None or self._told.issuperset(signums):

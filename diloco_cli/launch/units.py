@@ -78,9 +78,7 @@ def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitR
     return child, record
 
 
-def spawn(
-    run: str, log_name: str, command: tuple[str, ...], environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+def spawn(run: str, log_name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process in a session of its own, reading nothing, appending what it prints to its log."""
     try:
         with _open_log(log_path(run, log_name)) as log:

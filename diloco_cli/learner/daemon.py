@@ -98,8 +98,8 @@ def _restore_moments(trainer: Trainer, joined: Joined, store: Store) -> bool:
 def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
     moments = "lost, warming up anew" if trainer.moments_lost else "restored" if joined.inner else "new"
     print(
-        f"{utc_now_text()} {trainer.progress.learner}: incarnation {joined.incarnation} of run {run.name} joins at commit "
-        f"{joined.state.n}, data from token {joined.data_start:,}, inner moments {moments}",
+        f"{utc_now_text()} {trainer.progress.learner}: incarnation {joined.incarnation} of run {run.name} joins "
+        f"at commit {joined.state.n}, data from token {joined.data_start:,}, inner moments {moments}",
         flush=True,
     )
 

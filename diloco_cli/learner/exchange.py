@@ -1,9 +1,9 @@
 """The exchange behind the training loop: one thread uploads, one follows the log. Training never waits for the store.
 
-    training thread                  uploader                        follower
-    send(draft, parameters) ----->   delta, codec, digest,
-                                     payload, offer
-    heads(), arrivals()     <-----------------------------------     commit n+1, casts, beats, fences
+training thread                  uploader                        follower
+send(draft, parameters) ----->   delta, codec, digest,
+                                 payload, offer
+heads(), arrivals()     <-----------------------------------     commit n+1, casts, beats, fences
 """
 
 from __future__ import annotations
@@ -197,10 +197,9 @@ class Exchange:
             self._clock.sleep_s(POLL_BOUNDS_S[1])
 
     def _check_fence(self) -> None:
-        if perform(newer_incarnation(self.progress.learner, self.progress.incarnation), self._store, self._clock):
-            raise FencedError(
-                f"a newer process has taken the place of incarnation {self.progress.incarnation} of {self.progress.learner}"
-            )
+        learner, incarnation = self.progress.learner, self.progress.incarnation
+        if perform(newer_incarnation(learner, incarnation), self._store, self._clock):
+            raise FencedError(f"a newer process has taken the place of incarnation {incarnation} of {learner}")
 
     def _guarded(self, target: Callable[[], None]) -> None:
         try:
@@ -208,4 +207,3 @@ class Exchange:
         except BaseException as error:  # handed to the training thread, which raises it
             self._failure = error
             self.news.set()
-

@@ -1,4 +1,4 @@
-"""The inner optimizer: AdamW with weight-decay groups, warm-up and cosine on the RUN's schedule, and its saved state."""
+"""The inner optimizer: AdamW with weight-decay groups, warm-up and cosine on the RUN's schedule; its saved state."""
 
 from __future__ import annotations
 

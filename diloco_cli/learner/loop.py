@@ -1,6 +1,6 @@
 """The training loop of one island, top to bottom (arXiv 2604.21428, algorithm 2, through a bucket).
 
-    adopt what has arrived; draw a batch; forward, backward, inner step; count; offer the fragment that is due.
+adopt what has arrived; draw a batch; forward, backward, inner step; count; offer the fragment that is due.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import nn
@@ -95,7 +96,7 @@ class Trainer:
             nn.utils.clip_grad_norm_(self.model.parameters(), inner.clip_norm)
         self.optimizer.step()
         self.facts.loss = float(loss.detach())
-        if self.facts.loss != self.facts.loss or self.facts.loss in (float("inf"), float("-inf")):
+        if not isfinite(self.facts.loss):
             raise RunFailedError(
                 f"the loss of {self.progress.learner} is {self.facts.loss} at step {self.progress.steps}",
                 hint="lower train.inner.lr; a restart begins at the newest committed parameters",

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 GOOD, BAD, CALM = "green", "red", "yellow"
 STATE_STYLES = {
-    "RUNNING": GOOD, "TRAINING": GOOD, "UPLOADING": GOOD, "SERVING": GOOD, "MERGING": GOOD, "FINISHED": GOOD, "DONE": GOOD,
-    "LOST": BAD, "FAILED": BAD, "SILENT": BAD,
-}  # fmt: skip
+    **dict.fromkeys(("RUNNING", "TRAINING", "UPLOADING", "SERVING", "MERGING", "FINISHED", "DONE"), GOOD),
+    **dict.fromkeys(("LOST", "FAILED", "SILENT"), BAD),
+}
 
 
 def escaped(text: str) -> str:
@@ -61,10 +61,8 @@ def status_view(status: Status) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    title = Text.assemble(
-        ("run ", ""), (status.run, "bold"), "   ", (status.state, f"bold {STATE_STYLES.get(status.state, CALM)}"), "   ",
-        headline(status),
-    )  # fmt: skip
+    state = (status.state, f"bold {STATE_STYLES.get(status.state, CALM)}")
+    title = Text.assemble("run ", (status.run, "bold"), "   ", state, "   ", headline(status))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("LEARNER", "STATE"):
         table.add_column(name, no_wrap=True)

@@ -29,7 +29,7 @@ class LastMerge:
 
 @dataclass(frozen=True)
 class LearnerStatus:
-    """`last_10` is a mark per merge of the last ten, the newest last: `#` took part, `.` did not; `in_last_10` counts."""
+    """`last_10` has a mark per merge, the newest last: `#` took part, `.` did not; `in_last_10` counts them."""
 
     name: str
     region: str
@@ -128,7 +128,7 @@ def status_of(facts: RunFacts) -> Status:
 
 
 def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStatus | None) -> str:
-    """FINISHED and STOPPED come from the log. A running one is SILENT when nobody is heard, DEGRADED when some are not."""
+    """FINISHED and STOPPED come from the log. SILENT: nobody is heard; DEGRADED: some are not."""
     if facts.state.phase != "RUNNING":
         return facts.state.phase
     heard = [learner for learner in learners if learner.state not in ("LOST", "STARTING", "FAILED")]

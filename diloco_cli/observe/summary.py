@@ -29,8 +29,8 @@ class SyncerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Tokens are merged tokens. `bytes_up` and `bytes_down` are what the islands' links carried, records and saved inner
-    states included; the syncer's own traffic with its home bucket is told apart."""
+    """Tokens are merged tokens. `bytes_up` and `bytes_down` are what the islands' links carried, records and saved
+    inner states included; the syncer's own traffic with its home bucket is told apart."""
 
     run: str
     url: str
@@ -119,8 +119,9 @@ def summary_text(summary: Summary) -> str:
         f"  merges         {summary.merges} ({summary.participants_mean or 0:.2f} participants on average, "
         f"participation {100 * (summary.participation or 0):.0f}%)",
         f"  goodput        {_percent(summary.goodput)} of the planned tokens/s",
-        f"  bytes moved    {format_size(summary.bytes_up)} up, {format_size(summary.bytes_down)} down over the islands' links; "
-        f"data-parallel: {format_size(summary.data_parallel_bytes)} ({summary.data_parallel_bytes / max(1, moved):.0f}x)",
+        f"  bytes moved    {format_size(summary.bytes_up)} up, {format_size(summary.bytes_down)} down over the links;"
+        f" data-parallel: {format_size(summary.data_parallel_bytes)}"
+        f" ({summary.data_parallel_bytes / max(1, moved):.0f}x)",
         f"  syncer         {summary.syncer.epochs} epoch{'s' if summary.syncer.epochs != 1 else ''}",
         f"  bucket         {summary.url}",
     ]  # fmt: skip
@@ -129,5 +130,3 @@ def summary_text(summary: Summary) -> str:
 
 def _percent(value: float | None) -> str:
     return "unknown" if value is None else f"{100 * value:.1f}%"
-
-

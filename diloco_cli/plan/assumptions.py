@@ -27,9 +27,7 @@ def assumptions(run: RunSettings, kept: Sequence[Candidate], model: ModelFacts) 
         ),
     ]
     if run.model.preset is None:
-        guesses.append(
-            f"model: {format_count(model.embedding_parameters)} of the parameters are its embedding"
-        )
+        guesses.append(f"model: {format_count(model.embedding_parameters)} of the parameters are its embedding")
     guesses.append("memory: float32 weights, gradients and AdamW; one sequence a device at a time")
     guesses.append("islands fail independently of each other")
     return (

@@ -38,9 +38,7 @@ def candidates(run: RunSettings, inventory: Inventory, model: ModelFacts) -> lis
     return sorted(found, key=lambda candidate: (candidate.step_s, candidate.island.name))
 
 
-def select(
-    everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts
-) -> tuple[list[Candidate], list[LeftOut]]:
+def select(everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts) -> tuple[list[Candidate], list[LeftOut]]:
     """(taking part, left out). An island whose link fails even the round it would set itself goes first."""
     left_out = [_does_not_fit(candidate) for candidate in everyone if not candidate.fit.fits]
     fitting = [candidate for candidate in everyone if candidate.fit.fits]
@@ -57,9 +55,7 @@ def select(
     return kept, left_out
 
 
-def _candidate(
-    island: IslandSettings, run: RunSettings, inventory: Inventory, model: ModelFacts
-) -> Candidate:
+def _candidate(island: IslandSettings, run: RunSettings, inventory: Inventory, model: ModelFacts) -> Candidate:
     batch_tokens = island.batch_tokens or run.train.batch_tokens
     if batch_tokens % model.sequence:
         whole = max(1, round(batch_tokens / model.sequence)) * model.sequence
@@ -76,10 +72,7 @@ def _round_of(fastest: Candidate, run: RunSettings) -> float:
 
 def _link_carries(candidate: Candidate, round_s: float, sync: SyncSettings, model: ModelFacts) -> bool:
     own_round_s = max(round_s, candidate.step_s)
-    return (
-        need_of_round(model, sync.codec, sync.broadcast).shortest_round_s(candidate.island.link)
-        <= own_round_s
-    )
+    return need_of_round(model, sync.codec, sync.broadcast).shortest_round_s(candidate.island.link) <= own_round_s
 
 
 def _does_not_fit(candidate: Candidate) -> LeftOut:
@@ -87,9 +80,7 @@ def _does_not_fit(candidate: Candidate) -> LeftOut:
     have = f"{fit.available_gb:g} GB, of which {100 * USABLE:.0f} % are usable"
     reason = f"needs {fit.needed_gb:.3g} GB on each accelerator ({fit.sharding}), has {have}"
     more = (
-        [f"{fit.devices_needed} accelerators instead of {num_devices(candidate.island)}"]
-        if fit.devices_needed
-        else []
+        [f"{fit.devices_needed} accelerators instead of {num_devices(candidate.island)}"] if fit.devices_needed else []
     )
     return LeftOut(name, reason, (*more, f"accelerators with at least {fit.needed_gb / USABLE:.0f} GB"))
 
@@ -107,9 +98,7 @@ def _link_too_slow(
     need = need_of_round(model, sync.codec, sync.broadcast)
     pairs = (("up", need.up_bps(round_s), link.up_bps), ("down", need.down_bps(round_s), link.down_bps))
     short = [(way, bps, have) for way, bps, have in pairs if have is not None and bps > have]
-    missing = "; ".join(
-        f"{format_bandwidth(bps)} {way}, has {format_bandwidth(have)}" for way, bps, have in short
-    )
+    missing = "; ".join(f"{format_bandwidth(bps)} {way}, has {format_bandwidth(have)}" for way, bps, have in short)
     reason = f"needs {missing} ({sync.codec}, a round of {format_duration(round_s)})"
     faster = " and ".join(f"{math.ceil(bps / MBPS)} Mbps {way}" for way, bps, _ in short)
     ways = [*_longer_rounds(candidate, fastest, run, model), f"a link of {faster}"]
@@ -119,9 +108,7 @@ def _link_too_slow(
     return LeftOut(candidate.island.name, reason, tuple(ways))
 
 
-def _longer_rounds(
-    candidate: Candidate, fastest: Candidate, run: RunSettings, model: ModelFacts
-) -> list[str]:
+def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, model: ModelFacts) -> list[str]:
     """The shortest round that the link carries, for the codec in use and for every smaller one."""
     now = CODEC_BITS[run.sync.codec]
     ways = []

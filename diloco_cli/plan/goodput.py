@@ -33,9 +33,7 @@ def kept_work(island: IslandSettings, at_risk_s: float) -> float:
 
 def probability_at_least(quorum: int, availabilities: Sequence[float]) -> float:
     """Poisson-binomial: P(at least `quorum` islands are there), the islands failing independently."""
-    few = [1.0] + [0.0] * (
-        quorum - 1
-    )  # few[k] = P(exactly k of those seen so far are there), k below the quorum
+    few = [1.0] + [0.0] * (quorum - 1)  # few[k] = P(exactly k of those seen so far are there), k below the quorum
     for p in availabilities:
         shifted = [0.0, *few[:-1]]
         few = [stay * (1 - p) + come * p for stay, come in zip(few, shifted, strict=True)]
@@ -58,9 +56,7 @@ def synchronous_tokens_per_s(
 
 def _all_reduce_s(islands: Sequence[IslandSettings], model: ModelFacts) -> float:
     """2 (M - 1) / M of the gradients pass through every link, both ways; the slowest decides."""
-    known = [
-        bps for island in islands for bps in (island.link.up_bps, island.link.down_bps) if bps is not None
-    ]
+    known = [bps for island in islands for bps in (island.link.up_bps, island.link.down_bps) if bps is not None]
     if len(islands) == 1 or not known:
         return 0.0
     share = 2 * (len(islands) - 1) / len(islands)

@@ -32,16 +32,12 @@ def plan_from_text(text: str, where: str) -> Plan:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError(
-            "not a plan file (no JSON)", where=where, hint="diloco plan INVENTORY -o PLAN"
-        ) from None
+        raise UsageError("not a plan file (no JSON)", where=where, hint="diloco plan INVENTORY -o PLAN") from None
     if not isinstance(body, dict) or body.get("format") != PLAN_FORMAT:
         raise UsageError("not a plan file", where=where, hint="diloco plan INVENTORY -o PLAN")
     version = body.get("version")
     if not isinstance(version, int) or version < 1:
-        raise UsageError(
-            f"the plan's version is {version!r}, not a number from 1 to {PLAN_VERSION}", where=where
-        )
+        raise UsageError(f"the plan's version is {version!r}, not a number from 1 to {PLAN_VERSION}", where=where)
     if version > PLAN_VERSION:
         raise UsageError(
             f"the plan is of version {version}, newer than this diloco reads ({PLAN_VERSION})",
@@ -73,9 +69,7 @@ def load_plan(path: Path | str) -> Plan:
         with path.open("rb") as stream:
             raw = stream.read(LARGEST_PLAN_BYTES + 1)
     except FileNotFoundError:
-        raise NotFoundError(
-            "no such plan", where=str(path), hint=f"diloco plan INVENTORY -o {path}"
-        ) from None
+        raise NotFoundError("no such plan", where=str(path), hint=f"diloco plan INVENTORY -o {path}") from None
     except OSError as error:
         raise UsageError(f"cannot read the plan: {(error.strerror or '').lower()}", where=str(path)) from None
     if len(raw) > LARGEST_PLAN_BYTES:

@@ -131,6 +131,4 @@ def _why(islands: Sequence[PlannedIsland], left_out: Sequence[LeftOut], warnings
     if left_out:
         return f"{len(islands)} of {total} islands take part; without {', '.join(i.name for i in left_out)}"
     everyone = "the island takes part" if total == 1 else f"all {total} islands take part"
-    return (
-        f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"
-    )
+    return f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"

@@ -34,9 +34,7 @@ def island_speed(island: IslandSettings, inventory: Inventory, model: ModelFacts
     flops_per_s, assumption = _flops_per_s(island, inventory, model)
     tokens_per_s = island.tokens_per_s or flops_per_s / model.flops_per_token
     if island.tokens_per_s:
-        assumption = Assumption(
-            f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory", "measured"
-        )
+        assumption = Assumption(f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory", "measured")
     return Speed(tokens_per_s / island.slowdown, assumption)
 
 
@@ -45,9 +43,7 @@ def _flops_per_s(island: IslandSettings, inventory: Inventory, model: ModelFacts
     count = num_devices(island)
     if device.name == CPU:
         per_core = min(CPU_GFLOPS_PER_WIDTH * model.width, CPU_GFLOPS_MOST)
-        text = (
-            f"{island.name}: {per_core:.0f} GFLOP/s a core at width {model.width}; tokens_per_s replaces it"
-        )
+        text = f"{island.name}: {per_core:.0f} GFLOP/s a core at width {model.width}; tokens_per_s replaces it"
         return count * per_core * GIGA, Assumption(text, "guessed")
     if device.name == MPS:
         text = f"{island.name}: {MPS_GFLOPS:.0f} GFLOP/s on mps; tokens_per_s replaces it"

@@ -49,7 +49,7 @@ class SystemClock:
     """This machine's clock; `interrupted` is asked after every sleep and may raise to end the work."""
 
     def __init__(
-        self, now_s: Callable[[], float], sleep_s: Callable[[float], None], interrupted: Callable[[], None]
+        self, now_s: Callable[[], float], sleep_s: Callable[[float], object], interrupted: Callable[[], None]
     ) -> None:
         self._now_s, self._sleep_s, self._interrupted = now_s, sleep_s, interrupted
 

@@ -110,11 +110,11 @@ class Inbox:
             for offer in list(box.pending):
                 if offer.fragment != fragment:
                     continue
-                rival = newest.get(offer.learner)
-                if rival is not None:
-                    older, offer = sorted((rival, offer), key=lambda o: (o.incarnation, o.seq))
+                rival = newest.get(offer.learner, offer)
+                older, newer = sorted((rival, offer), key=lambda o: (o.incarnation, o.seq))
+                if older is not newer:
                     self.drop(older, "superseded")
-                newest[offer.learner] = offer
+                newest[offer.learner] = newer
         return [newest[name] for name in sorted(newest)]
 
     def waits_for_later(self, fragment: int) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
-from diloco_cli.errors import FencedError
 from diloco_cli.digests import digest
+from diloco_cli.errors import FencedError
 from diloco_cli.protocol.keys import cast_key, delta_key, incarnation_key, offer_key
 from diloco_cli.protocol.log import claim_number, read_log
 from diloco_cli.protocol.operations import Create, Get, Sleep, Steps
@@ -38,9 +39,7 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         yield Sleep(WAIT_FOR_GENESIS_S)
         state = yield from read_log(run, state)
     known = state.learner(learner)
-    incarnation = yield from claim_number(
-        claim, max(1, known.floor), lambda number: incarnation_key(learner, number)
-    )
+    incarnation = yield from claim_number(claim, max(1, known.floor), lambda number: incarnation_key(learner, number))
     data_start, inner = known.data_end, None
     for earlier in range(max(1, known.floor), incarnation):
         last = yield from _newest_offer(learner, earlier, known.next_seq if earlier == known.floor else 0)
@@ -58,10 +57,8 @@ def _newest_offer(learner: str, incarnation: int, settled: int) -> Steps[Offer |
         data = yield Get(key)
         if data is None:
             return newest
-        try:
+        with suppress(RecordError):  # the syncer gives it its fate; its successor in the walk may be sound
             newest = decode(Offer, data, key)
-        except RecordError:
-            pass  # the syncer gives it its fate; its successor in the walk may be sound
         seq += 1
 
 

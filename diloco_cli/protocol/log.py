@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from diloco_cli.errors import FencedError, NotFoundError
 from diloco_cli.digests import digest
+from diloco_cli.errors import FencedError, NotFoundError
 from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, epoch_key, snapshot_key
 from diloco_cli.protocol.operations import Create, Get, Put, Steps
 from diloco_cli.protocol.records import SCHEMA, Commit, ProcessClaim, RunFormat
@@ -36,7 +36,7 @@ class HeadHint:
 
 
 def read_format(where: str) -> Steps[RunFormat]:
-    """FORMAT.json of the run at `where` (a URL, for the error text). Raises NotFoundError; a newer schema is refused."""
+    """FORMAT.json of the run at `where` (a URL, for errors). Raises NotFoundError; a newer schema is refused."""
     data = yield Get(FORMAT_KEY)
     if data is None:
         raise NotFoundError(f"no run at {where}", hint="list the runs of this directory: diloco runs")

@@ -1,7 +1,7 @@
 """A learner's own books, pure: steps, counters, data ranges, outstanding offers, what to offer next.
 
-    c_steps[p], c_tokens[p]   inner steps and tokens since this learner last RECEIVED fragment p
-    (arXiv 2604.21428, algorithm 2), here together with the range of the data stream that they stand for.
+c_steps[p], c_tokens[p]   inner steps and tokens since this learner last RECEIVED fragment p
+(arXiv 2604.21428, algorithm 2), here together with the range of the data stream that they stand for.
 """
 
 from __future__ import annotations

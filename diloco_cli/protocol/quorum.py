@@ -89,5 +89,7 @@ def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision
     reached_s = facts.quorum_reached_s if facts.quorum_reached_s is not None else facts.now_s
     until_s = reached_s + grace.seconds
     if facts.now_s >= until_s:
-        return Decision("merge", f"{facts.present} of {facts.alive} after {grace.seconds:.2f} s of grace ({grace.reason})")
+        return Decision(
+            "merge", f"{facts.present} of {facts.alive} after {grace.seconds:.2f} s of grace ({grace.reason})"
+        )
     return Decision("wait", f"{facts.present} of {facts.alive}, in the grace window ({grace.reason})", until_s)

@@ -244,4 +244,3 @@ def _note(state: RunState, commit: Commit, unit: str, text: str) -> RunState:
 def _thinned(losses: tuple[tuple[int, float], ...], limit: int = 512) -> tuple[tuple[int, float], ...]:
     """A bounded curve: when it is full, every second point but the newest goes."""
     return losses if len(losses) <= limit else (*losses[:-1:2], losses[-1])
-

@@ -12,14 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from diloco_cli.errors import DataCheckError
 from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, delta_key, request_key, state_key
 from diloco_cli.protocol.log import SNAPSHOT_EVERY, append, claim_epoch, read_log, write_snapshot
 from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average
-from diloco_cli.protocol.records import Commit, CommitKind, Input, Offer, Output, ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.records import (
+    Commit,
+    CommitKind,
+    Input,
+    Offer,
+    Output,
+    ProcessClaim,
+    Request,
+    RunFormat,
+)
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.weights import token_weight
@@ -157,9 +166,7 @@ class Syncer:
     def _publish(self, fragment: int, merged: Merged, version: int, slot: int) -> Steps[Output]:
         """State and cast, written and read back BEFORE the commit that names them."""
         output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast))
-        yield from write_and_read_back(
-            state_key(fragment, version, self.epoch, output.state_digest), merged.state
-        )
+        yield from write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         yield from write_and_read_back(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
         return output
 

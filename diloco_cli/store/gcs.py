@@ -89,9 +89,7 @@ class GCSStore:
             return None if self.stat(key) is None else b""
         wanted = {"Range": f"bytes={start}-{end - 1}"}
         try:
-            _, data = self._call(
-                "GET", name, alt="media", headers=wanted, deadline_s=_deadline_s(end - start)
-            )
+            _, data = self._call("GET", name, alt="media", headers=wanted, deadline_s=_deadline_s(end - start))
         except FileNotFoundError:
             return None
         except _RangeError:
@@ -297,9 +295,7 @@ def _start_client() -> Any:
         token="anon" if emulator else None,
         use_listings_cache=False,
         skip_instance_cache=True,
-        requests_timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S
-        ),
+        requests_timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S),
     )
 
 

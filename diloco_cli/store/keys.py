@@ -45,11 +45,7 @@ def check_prefix(prefix: str) -> str:
     whole, _, last = prefix.rpartition("/")
     if whole:
         check_key(whole)
-    if (
-        (prefix.startswith("/"))
-        or (last.strip(".") and not is_key_part(last))
-        or len(last) > MAX_PART_CHARACTERS
-    ):
+    if (prefix.startswith("/")) or (last.strip(".") and not is_key_part(last)) or len(last) > MAX_PART_CHARACTERS:
         raise BadKeyError(f"not a prefix of keys: {prefix[:MAX_PART_CHARACTERS]!a}")
     return prefix
 

@@ -56,15 +56,11 @@ class LocalStore:
             if holder is None:
                 with _temporary(directory, data) as temporary:
                     try:
-                        os.link(
-                            temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False
-                        )
+                        os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
                     except FileExistsError:
                         holder = _read(directory, name)
                         if holder is None:
-                            raise StoreUnavailableError(
-                                "the object was deleted while it was created"
-                            ) from None
+                            raise StoreUnavailableError("the object was deleted while it was created") from None
                     except OSError as error:
                         raise _without_links(error) from error
             # Also for a holder: its writer may have died between link and fsync, and our caller relies on it.
@@ -167,9 +163,7 @@ class LocalStore:
             if not name.endswith("/"):
                 if is_between(path, prefix, after):
                     yield path
-            elif (path.startswith(prefix) or prefix.startswith(path)) and (
-                after < path or after.startswith(path)
-            ):
+            elif (path.startswith(prefix) or prefix.startswith(path)) and (after < path or after.startswith(path)):
                 yield from self._keys_below(path[:-1], prefix, after)
 
     @contextmanager

@@ -26,9 +26,7 @@ class PrefixedStore:
         return self._store.get_range(self._full(key), start, end)
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        keys = self._store.list(
-            self._prefix + check_prefix(prefix), self._prefix + after if after else "", limit
-        )
+        keys = self._store.list(self._prefix + check_prefix(prefix), self._prefix + after if after else "", limit)
         return [key.removeprefix(self._prefix) for key in keys]
 
     def put(self, key: str, data: bytes) -> None:

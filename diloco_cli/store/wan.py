@@ -17,9 +17,7 @@ payload."""
 class _Direction:
     """One direction of a link; all threads queue for it."""
 
-    def __init__(
-        self, bits_per_s: float | None, sleep: Callable[[float], object], now: Callable[[], float]
-    ) -> None:
+    def __init__(self, bits_per_s: float | None, sleep: Callable[[float], object], now: Callable[[], float]) -> None:
         self._bytes_per_s = bits_per_s / 8 if bits_per_s else None
         self._sleep = sleep
         self._now = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 
@@ -77,7 +78,7 @@ class TorchArithmetic:
         except PayloadError:
             return "bad_payload"
         norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
-        if norm != norm or norm == float("inf"):
+        if not isfinite(norm):
             return "non_finite"
         return "norm_cap" if self.check_norms and self._above_cap(offer.fragment, norm) else delta
 

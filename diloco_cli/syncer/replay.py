@@ -22,7 +22,7 @@ from diloco_cli.syncer.arithmetic import TorchArithmetic
 
 @dataclass
 class Replay:
-    """What a replay found. `mismatches` and `missing` name keys or commits; `duplicates` counts offers applied twice."""
+    """What a replay found. `mismatches` and `missing` name keys; `duplicates` counts offers applied twice."""
 
     commits: int = 0
     merges: int = 0
@@ -113,7 +113,9 @@ class Replayer:
         self.found.offers_applied += 1
         self.found.duplicates += offer_id in self.applied
         self._expect(base_id not in self.bases, f"{key}: base {item.base} of {item.learner} used twice")
-        self._expect(item.incarnation >= self.floors.get(item.learner, 0), f"{key}: an old incarnation of {item.learner}")
+        self._expect(
+            item.incarnation >= self.floors.get(item.learner, 0), f"{key}: an old incarnation of {item.learner}"
+        )
         end = self.ranges.get((item.learner, fragment), 0)
         self._expect(item.data_start >= end, f"{key}: data of {item.learner} merged twice into fragment {fragment}")
         weight = token_weight(item.tokens, item.steps, self.run.settings.sync.weight)
@@ -143,7 +145,7 @@ class Replayer:
         if isinstance(delta, str):
             self.found.mismatches.append(f"{payload_at}: {delta}")
             return None
-        return delta  # type: ignore[no-any-return]
+        return delta
 
     def _check_output(self, output: Output, computed: bool) -> None:
         """The bytes in the bucket are those that the log names; the first versions are where a replay starts."""

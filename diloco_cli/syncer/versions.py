@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -20,9 +20,7 @@ def state_spec(num_parameters: int) -> Spec:
     return {"parameters": (torch.float32, (num_parameters,)), "momentum": (torch.float32, (num_parameters,))}
 
 
-def load_versions(
-    run: RunFormat, outputs: Iterable[Output], store: Store, tensors: dict[str, torch.Tensor]
-) -> None:
+def load_versions(run: RunFormat, outputs: Iterable[Output], store: Store, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy the named versions into `tensors`. Raises DataCheckError if one is missing or damaged."""
     for output in outputs:
         fragment = run.layout.fragments[output.fragment]

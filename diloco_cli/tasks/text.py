@@ -35,8 +35,8 @@ def is_held_out(path: Path) -> bool:
 class ByteText:
     """Sequences of bytes from the corpus, in a seeded order that every learner can compute.
 
-    A learner's stream is its shard: sequence i of shard s is number i * shards + s of the shuffled corpus; when the corpus
-    is used up, it is shuffled anew.
+    A learner's stream is its shard: sequence i of shard s is number i * shards + s of the shuffled corpus; when the
+    corpus is used up, it is shuffled anew.
     """
 
     def __init__(self, sequence: int, seed: int) -> None:
@@ -51,7 +51,7 @@ class ByteText:
         return (len(self._train) - 1) // self.sequence
 
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
-        """(tokens, targets), each [batch_tokens / sequence, sequence] int64, starting at `position` tokens of the shard."""
+        """(tokens, targets), each [batch_tokens / sequence, sequence] int64, from `position` tokens of the shard on."""
         first = position // self.sequence
         wanted = range(first, first + batch_tokens // self.sequence)
         return self._cut(self._train, [self._window(i * num_shards + shard) for i in wanted])

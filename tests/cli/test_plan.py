@@ -103,7 +103,5 @@ def test_planning_imports_nothing_heavy():
         f"found = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "sys.exit(f'imported {found}' if found else 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -55,9 +55,7 @@ class FakeGCS:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._stop: asyncio.Event = asyncio.Event()
-        self._thread = threading.Thread(
-            target=lambda: self._loop.run_until_complete(self._serve()), daemon=True
-        )
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()), daemon=True)
 
     def __enter__(self) -> FakeGCS:
         self._thread.start()
@@ -179,9 +177,7 @@ class FakeGCS:
         self._sessions.pop(request.match_info["session"], None)
         return web.Response(status=499)
 
-    def _store(
-        self, bucket: str, name: str, data: bytes, exclusive: bool, crc32c: str | None
-    ) -> web.Response:
+    def _store(self, bucket: str, name: str, data: bytes, exclusive: bool, crc32c: str | None) -> web.Response:
         """No await inside: one atomic step of the server's one thread."""
         if bucket not in self.objects:
             return _error(404, "The specified bucket does not exist.")

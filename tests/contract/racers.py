@@ -34,9 +34,7 @@ def race_in_processes(url: str, num_processes: int, num_rounds: int) -> list[Out
             process.kill()
 
 
-def _race(
-    url: str, me: str, num_rounds: int, barrier: Barrier, answers: multiprocessing.Queue[Outcomes]
-) -> None:
+def _race(url: str, me: str, num_rounds: int, barrier: Barrier, answers: multiprocessing.Queue[Outcomes]) -> None:
     store = open_store(url)
     store.get("warm/up")  # the client is started before the gun
     won: Outcomes = []

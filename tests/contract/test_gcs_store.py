@@ -37,9 +37,7 @@ def test_a_create_that_lost_its_answer_to_anothers_object_is_not(gcs: FakeGCS, s
     assert store.create("k", b"mine") == Exists(b"theirs")
 
 
-def test_a_create_that_never_arrived_is_an_error_and_works_when_repeated(
-    gcs: FakeGCS, store: GCSStore
-) -> None:
+def test_a_create_that_never_arrived_is_an_error_and_works_when_repeated(gcs: FakeGCS, store: GCSStore) -> None:
     gcs.inject("503", "POST", times=3)
     with pytest.raises(StoreUnavailableError):
         store.create("k", b"mine")
@@ -54,9 +52,7 @@ def test_a_create_survives_a_lost_answer_and_a_failing_read_back(gcs: FakeGCS, s
 
 
 @pytest.mark.parametrize("kind", ["503", "429", "cut_body", "flip_bit"])
-def test_a_spoilt_download_is_never_returned_and_may_be_repeated(
-    gcs: FakeGCS, store: GCSStore, kind: Kind
-) -> None:
+def test_a_spoilt_download_is_never_returned_and_may_be_repeated(gcs: FakeGCS, store: GCSStore, kind: Kind) -> None:
     store.create("k", b"payload" * 100_000)
     gcs.inject(kind, "GET")
     with pytest.raises(StoreUnavailableError):
@@ -64,9 +60,7 @@ def test_a_spoilt_download_is_never_returned_and_may_be_repeated(
     assert store.get("k") == b"payload" * 100_000
 
 
-def test_a_stalled_request_ends_by_itself(
-    gcs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_request_ends_by_itself(gcs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcs_module, "SILENCE_TIMEOUT_S", 0.3)
     store.create("k", b"x")
     gcs.inject("stall", "GET")
@@ -157,9 +151,7 @@ def test_a_call_is_one_request(gcs: FakeGCS, store: GCSStore) -> None:
     assert gcs.requests - before == 5
 
 
-def test_an_emulator_that_is_not_on_this_machine_needs_tls(
-    gcs: FakeGCS, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_emulator_that_is_not_on_this_machine_needs_tls(gcs: FakeGCS, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://storage.example.com")
     with pytest.raises(StoreForbiddenError, match="loopback"):
         GCSStore("bucket").get("k")

@@ -10,7 +10,13 @@ import torch
 from diloco_cli.algorithm.flat import gather
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.settings import (
-    DataSettings, InnerSettings, ModelSettings, OuterSettings, RunSettings, SyncSettings, TrainSettings,
+    DataSettings,
+    InnerSettings,
+    ModelSettings,
+    OuterSettings,
+    RunSettings,
+    SyncSettings,
+    TrainSettings,
 )  # fmt: skip
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.exchange import Exchange

@@ -44,7 +44,7 @@ def plain_training(run: RunFormat, steps: int) -> torch.Tensor:
 
 
 def streaming_diloco(run: RunFormat, slots: int) -> torch.Tensor:
-    """Synchronous (Streaming) DiLoCo in 30 lines: slot k averages fragment k mod P by everybody after (k + 1) H / P steps."""
+    """Synchronous (Streaming) DiLoCo in 30 lines: slot k averages fragment k mod P after (k + 1) H / P steps."""
     fragments, every = run.layout.fragments, run.settings.sync.every
     models = [build_model(run.settings) for _ in run.islands]
     optimizers = [build_optimizer(model, run.settings.train.inner) for model in models]

@@ -139,5 +139,7 @@ def test_light_commands_import_no_torch_and_no_cloud_client(words: list[str], tm
         "print('heavy:', sorted(heavy), file=sys.stderr)"
     )
     words = [str(ROOT / word) if word.startswith("templates/") else word for word in words]
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert "heavy: []" in done.stderr, done.stderr

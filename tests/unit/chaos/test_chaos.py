@@ -168,9 +168,7 @@ def test_a_pause_with_an_end_lasts_as_long_as_asked(start_unit_of):
 def test_a_pause_is_healed_when_the_chaos_command_is_ended(start_unit_of, eventually, signum):
     _, identity = start_unit_of(RUN, "iowa")
     command = [sys.executable, "-c", PAUSER]
-    pauser = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_with()
-    )
+    pauser = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_with())
     assert pauser.stdout.readline() == b"paused\n"
     assert is_paused(identity)
     os.kill(pauser.pid, signum)

@@ -9,9 +9,7 @@ from diloco_cli.config.settings import Device
 from diloco_cli.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    "name", ["L4", "l4", "L40S", "A10", "A10G", "h100-sxm", "RTX4090", "V100-32GB", "cpu", "mps"]
-)
+@pytest.mark.parametrize("name", ["L4", "l4", "L40S", "A10", "A10G", "h100-sxm", "RTX4090", "V100-32GB", "cpu", "mps"])
 def test_names_and_aliases_are_found_in_any_case(name):
     assert find_device(name, {}).name
 

@@ -98,9 +98,7 @@ def test_two_islands_of_one_name_are_refused_with_both_places(tmp_path):
     assert caught.value.where.endswith(":5")
 
 
-@pytest.mark.parametrize(
-    "text", ["store: {url: b}\nislands: []\n", "store: {url: b}\n", "[]\n", "just words\n"]
-)
+@pytest.mark.parametrize("text", ["store: {url: b}\nislands: []\n", "store: {url: b}\n", "[]\n", "just words\n"])
 def test_an_inventory_without_islands_is_refused(tmp_path, text):
     with pytest.raises(UsageError, match=r"islands|mapping"):
         load(tmp_path, text)
@@ -110,9 +108,7 @@ def test_hostlists_keep_order_and_leading_zeros():
     assert expand_hostlist("n[08-10,12],login") == ("n08", "n09", "n10", "n12", "login")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a,,b", "n[1-", "n[a-b]", "n[1-99999]", "a,a", "-oProxyCommand=x", "a b"]
-)
+@pytest.mark.parametrize("text", ["", "a,,b", "n[1-", "n[a-b]", "n[1-99999]", "a,a", "-oProxyCommand=x", "a b"])
 def test_hostlists_that_are_none_are_refused(text):
     with pytest.raises(UsageError, match="hostlist"):
         expand_hostlist(text)
@@ -134,9 +130,7 @@ def test_store_urls_become_absolute(text, url):
     assert normalise_store_url(text, Path("/base")) == url
 
 
-@pytest.mark.parametrize(
-    "text", ["ftp://x/y", "s3://key:secret@b", "gs://b/../c", "file://relative", "a\nb", "GS://b"]
-)
+@pytest.mark.parametrize("text", ["ftp://x/y", "s3://key:secret@b", "gs://b/../c", "file://relative", "a\nb", "GS://b"])
 def test_other_store_urls_are_refused(text):
     with pytest.raises(UsageError):
         normalise_store_url(text, Path("/base"))

@@ -327,9 +327,7 @@ def test_one_signal_stops_cleanly(supervisor_process, eventually, signum):
 
 def test_a_second_ctrl_c_kills_at_once(eventually):
     code = SUPERVISOR.replace("import time; time.sleep(60)", STUBBORN.replace("'up'", "1"))
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment_with()
-    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment_with())
     wait_for_units(eventually)
     eventually(lambda: all(log_path(RUN, name).stat().st_size for name in ("a", "b")))
     child.send_signal(signal.SIGINT)
@@ -365,9 +363,7 @@ def test_a_unit_has_its_own_session_bounded_threads_a_private_log_and_no_secret_
         "import os; print(os.getsid(0) == os.getpid(), os.environ['OMP_NUM_THREADS'], os.read(0, 1),"
         " len(os.environ['DILOCO_UNIT_TOKEN']))"
     )
-    spec = UnitSpec(
-        "a", "learner", (sys.executable, "-S", "-c", code), learner_unit("a", "x", threads=2).environment
-    )
+    spec = UnitSpec("a", "learner", (sys.executable, "-S", "-c", code), learner_unit("a", "x", threads=2).environment)
     child, record = start_unit(RUN, spec)
     child.wait()
     path = log_path(RUN, "a")

@@ -83,9 +83,7 @@ def test_a_plan_cannot_be_written_into_a_folder_that_is_not_there(made, tmp_path
 
 def test_differences_name_what_changed_came_and_went(made):
     first, *others = made.islands
-    changed = replace(
-        made, islands=(replace(first, local_steps=7), replace(others[0], name="new"), *others[1:])
-    )
+    changed = replace(made, islands=(replace(first, local_steps=7), replace(others[0], name="new"), *others[1:]))
     lines = plan_differences(made, changed)
     assert f"~ islands.{first.name}.local_steps: {first.local_steps} -> 7" in lines
     assert f"- islands.{others[0].name}" in lines

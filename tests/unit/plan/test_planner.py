@@ -37,9 +37,7 @@ MODEL = facts_from_numbers(1_000_000_000, 16, 2048, 2048)
 
 
 def island(name, device, count, mfu, batch, link=FAST, **more):
-    return IslandSettings(
-        name, "here", Accelerators(device, count), mfu=mfu, batch_tokens=batch, link=link, **more
-    )
+    return IslandSettings(name, "here", Accelerators(device, count), mfu=mfu, batch_tokens=batch, link=link, **more)
 
 
 IOWA = island("iowa", "H100-SXM", 8, 0.40, 524_288)
@@ -158,9 +156,7 @@ def test_a_measured_speed_replaces_the_catalogue():
 
 
 def test_a_batch_that_is_no_whole_number_of_sequences_is_refused():
-    with pytest.raises(
-        UsageError, match="iowa: a batch of 5000 tokens is no whole number of sequences of 2048"
-    ):
+    with pytest.raises(UsageError, match="iowa: a batch of 5000 tokens is no whole number of sequences of 2048"):
         plan(fleet(replace(IOWA, batch_tokens=5000)))
 
 
@@ -179,9 +175,7 @@ def test_failures_cost_their_share_and_synchronous_training_more():
 
 
 def test_money_is_the_price_of_every_island_and_what_leaves_it():
-    priced = plan(
-        fleet(replace(IOWA, price_per_h=100.0, egress_per_gb=0.02), replace(SPOT, price_per_h=10.0))
-    )
+    priced = plan(fleet(replace(IOWA, price_per_h=100.0, egress_per_gb=0.02), replace(SPOT, price_per_h=10.0)))
     assert priced.prediction.price_per_h == 110.0
     gigabytes_a_day = 2.0 * 86_400 / priced.schedule.round_s
     assert priced.prediction.egress_per_day == pytest.approx(0.02 * gigabytes_a_day)
@@ -219,9 +213,7 @@ def test_more_bandwidth_and_fewer_failures_never_predict_worse(up, more, mtbf):
         link = Link(up_bps=up * factor, down_bps=up * factor, rtt_s=0.01)
         islands = [replace(i, link=link, mtbf_s=mtbf_s, restart_s=300.0) for i in (IOWA, SPOT, OLD)]
         try:
-            return plan(
-                fleet(*islands), replace(RUN, sync=replace(RUN.sync, overlap=4))
-            ).prediction.tokens_per_s
+            return plan(fleet(*islands), replace(RUN, sync=replace(RUN.sync, overlap=4))).prediction.tokens_per_s
         except InfeasibleError:
             return 0.0
 

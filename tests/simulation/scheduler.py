@@ -1,0 +1,132 @@
+"""One thread, one virtual clock, one bucket: actors are protocol generators that advance one operation at a time.
+
+An operation of an actor is its yield; it takes effect when the actor is next advanced, so that anything may happen in
+between. Faults are asked for before each store operation, by actor and operation number:
+
+    CRASH         the actor dies before the effect (dying after it is dying before the next operation)
+    LOST_ANSWER   the effect happens, the actor sees an exception instead of the answer
+    PAUSE         the actor freezes before the effect and stays frozen until `resume`
+    TWICE         the effect happens, and the same call is made again, as a client's retry does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from diloco_cli.protocol.operations import Create, Get, Now, Operation, Put, Sleep, Steps
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import StoreUnavailableError
+
+LATENCY_S = 0.001  # of one store operation, on the virtual clock
+
+
+class Fault(Enum):
+    CRASH = auto()
+    LOST_ANSWER = auto()
+    PAUSE = auto()
+    TWICE = auto()
+
+
+@dataclass
+class Actor:
+    """A process. `result` or `error` is there once it has ended; `operations` counts those on the store."""
+
+    name: str
+    steps: Steps[Any]
+    wake_s: float = 0.0
+    answer: Any = None
+    pending: Operation | None = None
+    operations: int = 0
+    paused: bool = False
+    ended: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+NO_FAULTS: dict[tuple[str, int], Fault] = {}
+
+
+@dataclass
+class World:
+    """Advances whoever is due first; ties go to the one that was started first."""
+
+    store: MemoryStore = field(default_factory=MemoryStore)
+    faults: dict[tuple[str, int], Fault] = field(default_factory=dict)
+    now_s: float = 0.0
+    actors: list[Actor] = field(default_factory=list)
+    on_end: Callable[[Actor], None] = lambda actor: None
+    trace: list[tuple[str, str]] = field(default_factory=list)
+
+    def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
+        actor = Actor(name, steps, self.now_s + delay_s)
+        self.actors.append(actor)
+        return actor
+
+    def run(self, until: Callable[[], bool], within_s: float) -> bool:
+        """Go on until the condition holds; False if it does not within so many virtual seconds."""
+        deadline_s = self.now_s + within_s
+        while not until():
+            runnable = [actor for actor in self.actors if not (actor.ended or actor.paused)]
+            if not runnable or self.now_s > deadline_s:
+                return False
+            self.advance(min(runnable, key=lambda actor: actor.wake_s))
+        return True
+
+    def resume(self, actor: Actor) -> None:
+        actor.paused, actor.wake_s = False, self.now_s
+
+    def advance(self, actor: Actor) -> None:
+        """Perform the actor's pending operation, hand it the answer, and hold what it asks next."""
+        self.now_s = max(self.now_s, actor.wake_s)
+        if actor.pending is not None and not self._perform(actor, actor.pending):
+            return
+        try:
+            actor.pending = actor.steps.send(actor.answer)
+        except StopIteration as stop:
+            self._end(actor, result=stop.value)
+        except Exception as error:
+            self._end(actor, error=error)
+        else:
+            pause_s = actor.pending.seconds if isinstance(actor.pending, Sleep) else LATENCY_S
+            actor.wake_s = self.now_s + (0.0 if isinstance(actor.pending, Now) else pause_s)
+
+    def _perform(self, actor: Actor, operation: Operation) -> bool:
+        """False if the actor does not go on from here."""
+        fault = None
+        if not isinstance(operation, Now | Sleep):
+            fault = self.faults.pop((actor.name, actor.operations), None)
+            if fault is Fault.PAUSE:
+                actor.paused = True
+                return False
+            actor.operations += 1
+        if fault is Fault.CRASH:
+            self._end(actor)
+            return False
+        actor.answer = self._effect(actor.name, operation)
+        if fault is Fault.TWICE:
+            actor.answer = self._effect(actor.name, operation)
+        if fault is Fault.LOST_ANSWER:
+            self._end(actor, error=StoreUnavailableError("the answer was lost"))
+            return False
+        return True
+
+    def _effect(self, name: str, operation: Operation) -> Any:
+        match operation:
+            case Get(key):
+                return self.store.get(key)
+            case Create(key, data):
+                self.trace.append((name, key))
+                return self.store.create(key, data)
+            case Put(key, data):
+                return self.store.put(key, data)
+            case Now():
+                return self.now_s
+        return None
+
+    def _end(self, actor: Actor, result: Any = None, error: BaseException | None = None) -> None:
+        actor.steps.close()
+        actor.ended, actor.result, actor.error = True, result, error
+        self.on_end(actor)
