@@ -29,10 +29,8 @@ def verify(
     if as_json:
         print_json("verify", {"run": opened.name, **asdict(found), "missing": len(found.missing), "ok": found.ok})
     else:
-        print(
-            f"run {opened.name}: {found.commits} commits, {found.merges} merges, "
-            f"{found.offers_applied} offers applied, {found.offers_rejected} not used, {found.tokens:,} tokens, {found.epochs} epochs"
-        )
+        counted = f"{found.commits} commits, {found.merges} merges, {found.epochs} epochs, {found.tokens:,} tokens"
+        print(f"run {opened.name}: {counted}, {found.offers_applied} offers applied, {found.offers_rejected} not used")
     if found.ok:
         if not as_json:
             print("ok: the replay gives bit-identical outer parameters; nothing missing, nothing applied twice")

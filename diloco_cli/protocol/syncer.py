@@ -9,8 +9,8 @@ It holds no torch and no clock: arithmetic and evaluation come in as ports, ever
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any, Literal
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
@@ -18,6 +18,7 @@ from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, delta_key, request_key, state_key
 from diloco_cli.protocol.log import SNAPSHOT_EVERY, append, claim_epoch, read_log, write_snapshot
 from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps
+from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged
 from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average
 from diloco_cli.protocol.records import (
     Commit,
@@ -44,50 +45,6 @@ FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
 
 SyncerState = Literal["READING", "CLAIMING", "SERVING", "MERGING", "FINISHING", "DONE"]
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A fragment's new version as bytes: the state that syncers read, and the cast that learners adopt."""
-
-    state: bytes
-    cast: bytes
-
-
-class Arithmetic(Protocol):
-    """The numerical work. Deterministic: the same inputs in the same order give the same bytes."""
-
-    def initial(self) -> list[Merged]:
-        """Every fragment's first version."""
-        ...
-
-    def holds(self, fragment: int, state_digest: str) -> bool:
-        """Whether this version's parameters and momentum are in memory."""
-        ...
-
-    def restore(self, fragment: int, state_digest: str, state: bytes) -> None: ...
-
-    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
-        """A delta ready to merge, re-anchored if the base's cast is given; or the reason of its refusal."""
-        ...
-
-    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged: ...
-
-    def settle(self, fragment: int, state_digest: str) -> None:
-        """The log says that this is the fragment's version now."""
-        ...
-
-
-class Evaluator(Protocol):
-    """Evaluates the outer parameters somewhere else, without ever delaying a merge."""
-
-    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
-        """Start an evaluation as of commit n; False if one is still under way."""
-        ...
-
-    def result(self) -> tuple[int, float | None] | None:
-        """A finished evaluation: (n, loss in nats per token), the loss None if it failed."""
-        ...
 
 
 class Syncer:

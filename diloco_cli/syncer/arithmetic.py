@@ -15,8 +15,8 @@ from diloco_cli.algorithm.payload import PayloadError, from_bytes, to_bytes
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import balanced_layout
+from diloco_cli.protocol.ports import Merged
 from diloco_cli.protocol.records import Offer, RunFormat
-from diloco_cli.protocol.syncer import Merged
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
 
@@ -34,7 +34,7 @@ class FragmentState:
 
 
 class TorchArithmetic:
-    """Implements protocol.syncer.Arithmetic."""
+    """Implements protocol.ports.Arithmetic."""
 
     def __init__(self, run: RunFormat, *, check_norms: bool = True) -> None:
         self.run, self.check_norms = run, check_norms

@@ -29,7 +29,7 @@ NICENESS = 10
 
 
 class EvaluatorProcess:
-    """Implements protocol.syncer.Evaluator with `diloco evaluator` as a child. One evaluation at a time."""
+    """Implements protocol.ports.Evaluator with `diloco evaluator` as a child. One evaluation at a time."""
 
     def __init__(self, url: str) -> None:
         self._url = url

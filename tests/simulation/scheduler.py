@@ -51,14 +51,15 @@ NO_FAULTS: dict[tuple[str, int], Fault] = {}
 
 @dataclass
 class World:
-    """Advances whoever is due first; ties go to the one that was started first."""
+    """Advances whoever is due first; ties go to the one that was started first. `writes` notes every create that took
+    effect or was refused: who, as its which operation, and the key."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     faults: dict[tuple[str, int], Fault] = field(default_factory=dict)
     now_s: float = 0.0
     actors: list[Actor] = field(default_factory=list)
     on_end: Callable[[Actor], None] = lambda actor: None
-    trace: list[tuple[str, str]] = field(default_factory=list)
+    writes: list[tuple[str, int, str]] = field(default_factory=list)
 
     def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
         actor = Actor(name, steps, self.now_s + delay_s)
@@ -105,20 +106,20 @@ class World:
         if fault is Fault.CRASH:
             self._end(actor)
             return False
-        actor.answer = self._effect(actor.name, operation)
+        actor.answer = self._effect(actor, operation)
         if fault is Fault.TWICE:
-            actor.answer = self._effect(actor.name, operation)
+            actor.answer = self._effect(actor, operation)
         if fault is Fault.LOST_ANSWER:
             self._end(actor, error=StoreUnavailableError("the answer was lost"))
             return False
         return True
 
-    def _effect(self, name: str, operation: Operation) -> Any:
+    def _effect(self, actor: Actor, operation: Operation) -> Any:
         match operation:
             case Get(key):
                 return self.store.get(key)
             case Create(key, data):
-                self.trace.append((name, key))
+                self.writes.append((actor.name, actor.operations - 1, key))
                 return self.store.create(key, data)
             case Put(key, data):
                 return self.store.put(key, data)

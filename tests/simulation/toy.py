@@ -207,7 +207,7 @@ class Fleet:
         assert self.world.run(self.ended, within_s), f"not over after {within_s} s: {self.log_tail()}"
 
     def log_tail(self) -> list[str]:
-        return [key for _, key in self.world.trace if key.startswith("commit/")][-3:]
+        return [key for _, _, key in self.world.writes if key.startswith("commit/")][-3:]
 
     def _ended(self, actor: Actor) -> None:
         """A crash (no result) or a lost answer is restarted; an error of the code's own is not hidden."""

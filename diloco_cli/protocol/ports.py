@@ -1,0 +1,52 @@
+"""What a syncer needs beside a store and a clock: arithmetic and evaluation, real or simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from diloco_cli.protocol.records import Offer, Output
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A fragment's new version as bytes: the state that syncers read, and the cast that learners adopt."""
+
+    state: bytes
+    cast: bytes
+
+
+class Arithmetic(Protocol):
+    """The numerical work. Deterministic: the same inputs in the same order give the same bytes."""
+
+    def initial(self) -> list[Merged]:
+        """Every fragment's first version."""
+        ...
+
+    def holds(self, fragment: int, state_digest: str) -> bool:
+        """Whether this version's parameters and momentum are in memory."""
+        ...
+
+    def restore(self, fragment: int, state_digest: str, state: bytes) -> None: ...
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+        """A delta ready to merge, re-anchored if the base's cast is given; or the reason of its refusal."""
+        ...
+
+    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged: ...
+
+    def settle(self, fragment: int, state_digest: str) -> None:
+        """The log says that this is the fragment's version now."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Evaluates the outer parameters somewhere else, without ever delaying a merge."""
+
+    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
+        """Start an evaluation as of commit n; False if one is still under way."""
+        ...
+
+    def result(self) -> tuple[int, float | None] | None:
+        """A finished evaluation: (n, loss in nats per token), the loss None if it failed."""
+        ...
