@@ -66,7 +66,11 @@ class GraceSettings:
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """How fragments are exchanged. `every`: H, in steps of the fastest island; `overlap`: tau, in slots."""
+    """How fragments are exchanged. `every`: H, in steps of the fastest island; `overlap`: tau, in slots.
+
+    `mixing`: what becomes of a learner's progress while a fragment was in flight: `replace` throws it away (the
+    paper's alpha = 0), `rebase` puts it on top of the new version. `local_steps`: H_i by measured speed, or as planned.
+    """
 
     every: int = 24
     fragments: int = 24
@@ -80,6 +84,8 @@ class SyncSettings:
     codec: Literal["fp32", "bf16", "int8"] = "bf16"
     broadcast: Literal["fp32", "bf16", "int8"] = "bf16"
     adoption: Literal["on_arrival", "at_tau"] = "on_arrival"
+    mixing: Literal["replace", "rebase"] = "replace"
+    local_steps: Literal["measured", "planned"] = "measured"
     staleness_rounds: int = 2
     drift_rounds: int = 4
     skip_after_s: float = 60.0

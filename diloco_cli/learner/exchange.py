@@ -72,6 +72,7 @@ class Exchange:
         self._uploads: queue.Queue[Upload | dict[str, torch.Tensor] | None] = queue.Queue()
         self._arrivals: deque[Arrival] = deque()
         self._bases: dict[int, torch.Tensor] = {}
+        self._sent: dict[int, dict[int, torch.Tensor]] = {f: {} for f in range(run.num_fragments)}
         self._fetched = {output.fragment: output.version for output in state.outputs}
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -105,14 +106,29 @@ class Exchange:
 
     def adopted(self, arrival: Arrival) -> None:
         self._bases[arrival.output.fragment] = arrival.values
+        self._sent[arrival.output.fragment] = {}
         delay_s = monotonic_s() - arrival.known_s
         self.timings = replace(self.timings, adoption_s=moving_average(self.timings.adoption_s or None, delay_s))
+
+    def has_base(self, fragment: int) -> bool:
+        return fragment in self._bases
+
+    def sent_values(self, fragment: int, draft: Draft | None) -> torch.Tensor:
+        """The parameters as they were sent with `draft`; without one, as they were adopted. [n] float32."""
+        return self._bases[fragment] if draft is None else self._sent[fragment][draft.seq]
+
+    def step_took(self, seconds: float) -> None:
+        """A slow average: one step's time is noisy, and H_i follows it."""
+        average = self.timings.step_s
+        self.timings = replace(self.timings, step_s=average + 0.05 * (seconds - average) if average else seconds)
 
     def slot_took(self, seconds: float) -> None:
         self.timings = replace(self.timings, slot_s=moving_average(self.timings.slot_s or None, seconds))
 
     def send(self, draft: Draft, values: torch.Tensor, loss: float | None) -> None:
         """Offer fragment values [n] float32 against the base adopted last; returns at once."""
+        if self.run.settings.sync.mixing == "rebase":
+            self._sent[draft.fragment][draft.seq] = values
         self._uploads.put(Upload(draft, self._bases[draft.fragment], values, loss))
 
     def save_inner(self, tensors: dict[str, torch.Tensor]) -> None:

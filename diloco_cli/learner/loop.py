@@ -73,6 +73,7 @@ class Trainer:
             started_s = monotonic_s()
             self.step()
             self._throttle(monotonic_s() - started_s)
+            self.exchange.step_took(monotonic_s() - started_s)
             for draft in self.progress.due():
                 blocked_s += self._timed(lambda draft=draft: self.send(draft))  # type: ignore[misc]
                 self.exchange.slot_took(monotonic_s() - slot_started_s)
@@ -126,13 +127,21 @@ class Trainer:
                 self.held_back[arrival.output.fragment] = arrival
             else:
                 self.adopt(arrival)
-        self.progress.heard(self.exchange.state)
+        self.progress.heard(self.exchange.state, self.exchange.timings.step_s)
 
     def adopt(self, arrival: Arrival) -> None:
-        fragment = self.run.layout.fragments[arrival.output.fragment]
-        scatter(fragment, arrival.values, self.tensors)
+        """Take over a committed version: by replacement, or keeping what was learned while it was in flight."""
+        output = arrival.output
+        fragment = self.run.layout.fragments[output.fragment]
+        if self.run.settings.sync.mixing == "replace" or not self.exchange.has_base(output.fragment):
+            scatter(fragment, arrival.values, self.tensors)
+            self.progress.adopted(output)
+        else:
+            since = self.progress.kept_since(output, self.exchange.state)
+            reference = self.exchange.sent_values(output.fragment, since)
+            scatter(fragment, arrival.values + (gather(fragment, self.tensors) - reference), self.tensors)
+            self.progress.rebased(output, since)
         self.exchange.adopted(arrival)
-        self.progress.adopted(arrival.output)
 
     def send(self, draft: Draft) -> None:
         fragment = self.run.layout.fragments[draft.fragment]

@@ -9,20 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.records import Island, Offer, Output, RunFormat, Timings
-from diloco_cli.protocol.schedule import StepPermit, fragment_of_slot, may_step, slot_to_offer, slots_due
+from diloco_cli.protocol.schedule import (
+    StepPermit,
+    fragment_of_slot,
+    may_step,
+    measured_local_steps,
+    slot_to_offer,
+    slots_reached,
+)
 from diloco_cli.protocol.state import RunState
 
 MAX_OUTSTANDING = 2  # offers without a fate, per fragment
-
-
-@dataclass
-class FragmentBooks:
-    """One fragment of one learner since its last adoption."""
-
-    base: Output
-    data_start: int
-    steps: int = 0
-    outstanding: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,17 @@ class Draft:
     adopted: tuple[tuple[int, int, str], ...]
 
 
+@dataclass
+class FragmentBooks:
+    """One fragment of one learner since its last adoption. `sent`: what was offered since, oldest first."""
+
+    base: Output
+    data_start: int
+    steps: int = 0
+    outstanding: set[int] = field(default_factory=set)
+    sent: list[Draft] = field(default_factory=list)
+
+
 class Progress:
     """The books of one incarnation. `position` is where its data stream stands, in tokens."""
 
@@ -50,7 +58,9 @@ class Progress:
         self.position = position
         self.steps = 0
         self.steps_since_commit = 0
+        self.local_steps = island.local_steps
         self.slots_reached = 0
+        self._credit = 0
         self.next_slot = 0
         self.next_seq = 0
         self.books = [FragmentBooks(output, position) for output in state.outputs]
@@ -63,7 +73,7 @@ class Progress:
     # -- stepping -----------------------------------------------------------------------------------------------
 
     def may_step(self) -> StepPermit:
-        return may_step(self.steps_since_commit, self.island.local_steps, self.run.settings.sync.drift_rounds)
+        return may_step(self.steps_since_commit, self.local_steps, self.run.settings.sync.drift_rounds)
 
     def stepped(self) -> None:
         """One inner step on one batch was done."""
@@ -77,8 +87,7 @@ class Progress:
         """Position on the learning-rate schedule in [0, 1]: merged tokens / target as of the newest known commit,
         interpolated by own steps as if all islands kept the planned pace, never decreasing."""
         planned = sum(i.local_steps * i.batch_tokens for i in self.run.islands)
-        own_round = self.island.local_steps
-        ahead = planned * min(self.steps_since_commit / own_round, float(self.run.settings.sync.drift_rounds))
+        ahead = planned * min(self.steps_since_commit / self.local_steps, float(self.run.settings.sync.drift_rounds))
         target = self.run.settings.train.tokens
         self._progress = min(1.0, max(self._progress, (self.head_tokens + ahead) / target))
         return self._progress
@@ -88,9 +97,9 @@ class Progress:
     def due(self) -> list[Draft]:
         """The offers to make after this step: usually none or one. While the bound of outstanding offers is full the
         learner goes on stepping, and its next offer is the whole delta since adoption."""
-        reached = slots_due(self.steps, self.island.local_steps, self.run.num_fragments)
+        due, self._credit = slots_reached(self._credit, self.local_steps, self.run.num_fragments)
         drafts = []
-        while self.slots_reached < reached:
+        for _ in range(due):
             self.slots_reached += 1
             slot = slot_to_offer(self.next_slot, self.head_slot)
             self.next_slot = slot + 1
@@ -107,6 +116,7 @@ class Progress:
         adopted, self.adopted_since_offer = tuple(self.adopted_since_offer), []
         draft = Draft(self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps, adopted)
         book.outstanding.add(draft.seq)
+        book.sent.append(draft)
         self.next_seq += 1
         return draft
 
@@ -138,8 +148,8 @@ class Progress:
 
     # -- hearing from the log -----------------------------------------------------------------------------------
 
-    def heard(self, state: RunState) -> None:
-        """A newer head is known: where the run is, and which own offers have their fate."""
+    def heard(self, state: RunState, own_step_s: float = 0.0) -> None:
+        """A newer head is known: where the run is, which own offers have their fate, how fast the others step."""
         if state.n <= self.log_n:
             return
         tokens = state.tokens(self.run.layout)
@@ -150,12 +160,38 @@ class Progress:
         if known.floor == self.incarnation:
             for book in self.books:
                 book.outstanding = {seq for seq in book.outstanding if not known.has_fate(seq)}
+        sync = self.run.settings.sync
+        if sync.local_steps == "measured" and sync.adoption == "on_arrival" and own_step_s > 0:
+            paces = [record.step_s for record in state.learners.values() if record.step_s > 0]
+            fastest = min([own_step_s, *paces])
+            self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
 
     def adopted(self, output: Output) -> None:
         """Fragment overwritten by a committed version (replacement): its counters start anew. What was trained on it
         since the last offer is discarded, which the gap before the next data range records."""
         book = self.books[output.fragment]
-        book.base, book.data_start, book.steps = output, self.position, 0
+        book.data_start, book.steps = self.position, 0
+        self._note_adoption(output)
+
+    def rebased(self, output: Output, since: Draft | None) -> None:
+        """Fragment moved onto a committed version with the progress made after `since`: counters go on from there."""
+        book = self.books[output.fragment]
+        if since is not None:
+            book.data_start, book.steps = since.data_end, book.steps - since.steps
+        self._note_adoption(output)
+
+    def kept_since(self, output: Output, state: RunState) -> Draft | None:
+        """With `rebase`: the send after which own progress is neither in `output` nor on its way in an offer: the
+        send that the merge applied, else the newest one; None is the adoption before."""
+        sent = self.books[output.fragment].sent
+        applied = state.learner(self.learner).applied.get(output.fragment)
+        if applied is not None and (applied.produced, applied.incarnation) == (output.version, self.incarnation):
+            return next((draft for draft in sent if draft.seq == applied.seq), None)
+        return sent[-1] if sent else None
+
+    def _note_adoption(self, output: Output) -> None:
+        book = self.books[output.fragment]
+        book.base, book.sent = output, []
         self.adopted_since_offer.append((output.fragment, output.version, output.cast_digest))
 
     def behind(self) -> int:

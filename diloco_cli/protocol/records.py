@@ -71,9 +71,10 @@ class ProcessClaim:
 
 @dataclass(frozen=True)
 class Timings:
-    """A learner's own moving averages, seconds on its own clock: between its slots, to upload a delta, and from a
-    commit's appearance to its adoption."""
+    """A learner's own moving averages, seconds on its own clock: one inner step, between its slots, to upload a delta,
+    and from a commit's appearance to its adoption."""
 
+    step_s: float = 0.0
     slot_s: float = 0.0
     upload_s: float = 0.0
     adoption_s: float = 0.0
@@ -130,6 +131,7 @@ class Input:
     weight: float
     payload_digest: str
     payload_bytes: int
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,15 @@ def fragment_of_slot(slot: int, num_fragments: int) -> int:
     return slot % num_fragments
 
 
-def slots_due(steps: int, local_steps: int, num_fragments: int) -> int:
-    """How many slots a learner has reached after `steps` inner steps of its own: one each H_i / P steps."""
-    return steps * num_fragments // local_steps
+def slots_reached(credit: int, local_steps: int, num_fragments: int) -> tuple[int, int]:
+    """After one more inner step: (slots that came due, credit left). A learner reaches one slot each H_i / P steps;
+    `credit` counts in steps x P, so that nothing is rounded and H_i may change on the way."""
+    return divmod(credit + num_fragments, local_steps)
+
+
+def measured_local_steps(every: int, own_step_s: float, fastest_step_s: float) -> int:
+    """H_i = round(H * fastest step / own step): every island reaches its sync at the same time as the fastest."""
+    return max(1, round(every * min(1.0, fastest_step_s / own_step_s)))
 
 
 def slot_to_offer(own_next: int, head: int) -> int:

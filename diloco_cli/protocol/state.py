@@ -25,6 +25,8 @@ class Applied:
     base: int
     produced: int
     data_end: int
+    incarnation: int
+    seq: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class LearnerRecord:
     refused: int = 0
     data_end: int = 0
     payload_bytes: int = 0
+    step_s: float = 0.0
 
     def has_fate(self, seq: int) -> bool:
         return seq < self.next_seq or seq in self.fated
@@ -193,12 +196,14 @@ def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
     learners = dict(state.learners)
     for item in commit.inputs:
         known = learners[item.learner]
-        applied = {**known.applied, output.fragment: Applied(item.base, output.version, item.data_end)}
+        now = Applied(item.base, output.version, item.data_end, item.incarnation, item.seq)
+        applied = {**known.applied, output.fragment: now}
         learners[item.learner] = replace(
             known,
             applied=applied,
             token_parameters=known.token_parameters + item.tokens * parameters,
             payload_bytes=known.payload_bytes + item.payload_bytes,
+            step_s=item.step_s,
             merges=known.merges + 1,
             data_end=max(known.data_end, item.data_end),
         )

@@ -357,4 +357,5 @@ def _input(offer: Offer, weight: float) -> Input:
     return Input(
         offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
         offer.tokens, offer.steps, weight, offer.payload_digest, offer.payload_bytes,
+        offer.timings.step_s,
     )  # fmt: skip

@@ -1,0 +1,147 @@
+"""Whoever dies, wherever: the bucket alone is enough to go on, and nothing is merged twice or lost silently."""
+
+from __future__ import annotations
+
+import pytest
+
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.records import RunFormat
+from tests.simulation.bucket_check import commits_of
+from tests.simulation.scheduler import Fault, World
+from tests.simulation.sweeps import check, histories, points_around_writes
+from tests.simulation.toy import Fleet, make_run
+
+RUN = make_run(merges=8)
+
+
+def log_bytes(fleet: Fleet) -> list[bytes | None]:
+    return [fleet.world.store.get(key) for key in fleet.world.store.list("commit/")]
+
+
+def finishes_soundly(fleet: Fleet, run: RunFormat = RUN) -> None:
+    fleet.finish()
+    assert fleet.errors() == []
+    found = check(fleet)
+    assert found.kinds.count("finish") == 1 and found.kinds[-1] == "finish"
+    assert found.tokens >= run.settings.train.tokens
+
+
+def test_a_history_without_faults_is_sound() -> None:
+    fleet = Fleet(RUN).start()
+    finishes_soundly(fleet)
+    assert check(fleet).kinds.count("merge") >= 8
+
+
+def test_the_syncer_may_die_around_every_write() -> None:
+    points = points_around_writes(RUN, "syncer")
+    restarts = 0
+    for _, fleet in histories(RUN, "syncer", Fault.CRASH, points):
+        finishes_soundly(fleet)
+        restarts += len([a for a in fleet.world.actors if a.name == "syncer"]) - 1
+    assert restarts == len(points) > 40
+
+
+@pytest.mark.long
+def test_the_syncer_may_die_before_every_operation() -> None:
+    for _, fleet in histories(RUN, "syncer", Fault.CRASH, list(range(max(points_around_writes(RUN, "syncer"))))):
+        finishes_soundly(fleet)
+
+
+def test_a_learner_may_die_around_every_write() -> None:
+    restarts = 0
+    for _, fleet in histories(RUN, "l0", Fault.CRASH, points_around_writes(RUN, "l0")):
+        finishes_soundly(fleet)
+        restarts += len([a for a in fleet.world.actors if a.name == "l0"]) - 1
+    assert restarts > 30
+
+
+@pytest.mark.parametrize("actor", ["syncer", "l0"])
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.TWICE])
+def test_answers_may_be_lost_and_calls_repeated(actor: str, fault: Fault) -> None:
+    for _, fleet in histories(RUN, actor, fault, points_around_writes(RUN, actor)[1::3]):
+        finishes_soundly(fleet)
+
+
+def test_everybody_may_die_at_once() -> None:
+    fleet = Fleet(RUN).start()
+    fleet.world.run(lambda: len(fleet.world.store.list("commit/")) >= 5, 30)
+    for actor in list(fleet.world.actors):
+        actor.steps.close()
+        actor.ended = True
+    before = log_bytes(fleet)
+    fleet.start()
+    finishes_soundly(fleet)
+    assert log_bytes(fleet)[: len(before)] == before
+    assert check(fleet).kinds.count("epoch_start") == 2
+
+
+def test_reading_the_log_twice_gives_the_same_state_and_so_does_a_snapshot() -> None:
+    fleet = Fleet(RUN).start()
+    fleet.finish()
+    world = World(fleet.world.store)
+    assert world.store.get("hint/head.json") is not None
+    with_snapshot = world.start("reader", read_log(RUN))
+    world.run(lambda: with_snapshot.ended, 10)
+    world.store.delete("hint/head.json")
+    from_zero = world.start("reader", read_log(RUN))
+    world.run(lambda: from_zero.ended, 10)
+    assert with_snapshot.operations < from_zero.operations, "the snapshot was used"
+    assert with_snapshot.result == from_zero.result
+
+
+@pytest.mark.parametrize("hint", [b"", b"{", b"[]", b'{"snapshot":99}', b'{"snapshot":0}', b'{"snapshot":-1}'])
+def test_a_damaged_hint_costs_time_only(hint: bytes) -> None:
+    fleet = Fleet(RUN).start()
+    fleet.finish()
+    good = fleet.world.start("reader", read_log(RUN))
+    fleet.world.run(lambda: good.ended, 10)
+    fleet.world.store.put("hint/head.json", hint)
+    reader = fleet.world.start("reader", read_log(RUN))
+    fleet.world.run(lambda: reader.ended, 10)
+    assert reader.result == good.result
+
+
+def test_a_damaged_snapshot_costs_time_only() -> None:
+    fleet = Fleet(RUN).start()
+    fleet.finish()
+    good = fleet.world.start("reader", read_log(RUN))
+    fleet.world.run(lambda: good.ended, 10)
+    (key,) = fleet.world.store.list("snapshot/")
+    data = fleet.world.store.get(key) or b""
+    for damaged in (data[:-1], b"{}", data.replace(b'"run_id":"id"', b'"run_id":"no"')):
+        fleet.world.store.put(key, damaged)
+        reader = fleet.world.start("reader", read_log(RUN))
+        fleet.world.run(lambda reader=reader: reader.ended, 10)  # type: ignore[misc]
+        assert reader.result == good.result
+
+
+@pytest.mark.parametrize("fault", [None, Fault.CRASH])
+def test_the_same_history_gives_the_same_log_bytes(fault: Fault | None) -> None:
+    logs = []
+    for _ in range(2):
+        fleet = Fleet(RUN, World(faults={("syncer", 97): fault} if fault else {})).start()
+        fleet.finish()
+        logs.append(log_bytes(fleet))
+    assert logs[0] == logs[1] and len(logs[0]) > 8
+
+
+def test_the_check_notices_planted_mistakes() -> None:
+    """An independent replayer that cannot fail proves nothing."""
+    for mistake in ("chain", "twice", "tokens", "state"):
+        fleet = Fleet(RUN).start()
+        fleet.finish()
+        store, last = fleet.world.store, len(commits_of(fleet.world.store)) - 1
+        merge_key = f"commit/{last - 1:012d}.json"
+        data = store.get(merge_key) or b""
+        match mistake:
+            case "chain":
+                store.put(merge_key, data.replace(b'"software":"test"', b'"software":"best"'))
+            case "twice":
+                store.put(f"commit/{last:012d}.json", data)
+            case "tokens":
+                store.put(merge_key, data.replace(b'"tokens":', b'"tokens":1', 1))
+            case "state":
+                (key,) = [k for k in store.list("state/") if f"/{last - 1:012d}-" in k]
+                store.put(key, b"state:1:1")
+        with pytest.raises(AssertionError):
+            check(fleet)

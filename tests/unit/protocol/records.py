@@ -1,0 +1,69 @@
+"""Records to change one field of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from diloco_cli.config.settings import RunSettings, SyncSettings
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.log import kept_versions
+from diloco_cli.protocol.records import Commit, Fate, Input, Island, Offer, Output, RunFormat
+from diloco_cli.protocol.state import RunState, apply
+
+BATCH = 4
+
+
+def make_run(fragments: int = 2, **sync: Any) -> RunFormat:
+    settings = RunSettings(name="toy", sync=replace(SyncSettings(every=4, fragments=fragments), **sync))
+    layout = balanced_layout([ParameterFact(f"w{i}", (3,), False) for i in range(fragments)], fragments)
+    islands = tuple(Island(name, "here", "memory://toy", BATCH, 4, 100.0, 0.1) for name in ("l0", "l1"))
+    return RunFormat("id", "toy", "then", settings, islands, layout, "test")
+
+
+RUN = make_run()
+
+
+def output(fragment: int, version: int, slot: int) -> Output:
+    return Output(fragment, version, slot, 1, f"state-{version}", f"cast-{fragment}-{version}")
+
+
+def commit(state: RunState, kind: Any, **fields: Any) -> Commit:
+    """The next record of this log."""
+    defaults: dict[str, Any] = {"n": state.n + 1, "previous": state.digest, "epoch": max(1, state.epoch)}
+    return Commit(**{"kind": kind, "nonce": "", "time": "t", "software": "test", **defaults, **fields})
+
+
+def follow(state: RunState, kind: Any, run: RunFormat = RUN, **fields: Any) -> RunState:
+    record = commit(state, kind, **fields)
+    return apply(state, record, f"digest-{record.n}", run.layout, kept_versions(run))
+
+
+def genesis(run: RunFormat = RUN) -> RunState:
+    return follow(RunState(), "epoch_start", run, outputs=tuple(output(f, 0, -1) for f in range(run.num_fragments)))
+
+
+def applied(learner: str = "l0", seq: int = 0, **fields: Any) -> Input:
+    defaults: dict[str, Any] = {
+        "incarnation": 1, "base": 0, "data_start": 0, "data_end": 8, "tokens": 8, "steps": 2, "weight": 32.0,
+        "payload_digest": "d", "payload_bytes": 1,
+    }  # fmt: skip
+    return Input(learner=learner, seq=seq, **{**defaults, **fields})
+
+
+def merge(state: RunState, *inputs: Input, fates: tuple[Fate, ...] = (), run: RunFormat = RUN) -> RunState:
+    fragment = state.slot % run.num_fragments
+    made = output(fragment, state.n + 1, state.slot)
+    return follow(state, "merge", run, slot=state.slot, inputs=inputs, fates=fates, outputs=(made,), alive=2)
+
+
+def offer(state: RunState, fragment: int = 0, **fields: Any) -> Offer:
+    """An eligible offer on the current version; `steps` sets tokens and data_end too."""
+    current = state.outputs[fragment]
+    start, steps = fields.pop("data_start", 0), fields.pop("steps", 2)
+    defaults: dict[str, Any] = {
+        "learner": "l0", "incarnation": 1, "seq": 0, "slot": fragment, "fragment": fragment, "base": current.version,
+        "base_digest": current.cast_digest, "data_start": start, "data_end": start + steps * BATCH,
+        "tokens": steps * BATCH, "steps": steps, "payload_digest": "d", "payload_bytes": 1, "nonce": "n",
+    }  # fmt: skip
+    return Offer(**{**defaults, **fields})

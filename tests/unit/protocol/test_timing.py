@@ -1,0 +1,150 @@
+"""Schedule, weights, quorum and grace: pure functions with their properties."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average, overlap_slots
+from diloco_cli.protocol.schedule import fragment_of_slot, may_step, slot_to_offer, slots_due
+from diloco_cli.protocol.weights import token_weight
+
+seconds = st.floats(0.0, 1e4)
+paces = st.builds(Pace, st.floats(1e-3, 1e4), seconds, seconds)
+overlaps = st.one_of(st.integers(0, 50), st.just("auto"))
+quick = settings(max_examples=60, deadline=None)
+
+
+# -- schedule ---------------------------------------------------------------------------------------------------
+
+
+def test_every_fragment_is_due_once_a_round() -> None:
+    assert sorted(fragment_of_slot(slot, 5) for slot in range(15, 20)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("local_steps", "fragments"), [(24, 24), (10, 4), (7, 3), (3, 8), (1, 5), (100, 7)])
+def test_a_round_of_own_steps_reaches_each_fragment_exactly_once(local_steps: int, fragments: int) -> None:
+    due = [slots_due(steps, local_steps, fragments) for steps in range(3 * local_steps + 1)]
+    assert due[0] == 0 and due[local_steps] == fragments and due[-1] == 3 * fragments
+    gaps = {later - earlier for earlier, later in zip(due, due[1:], strict=False)}
+    assert gaps <= {fragments // local_steps, fragments // local_steps + 1}
+
+
+def test_after_falling_behind_the_heads_slot_is_offered() -> None:
+    assert (slot_to_offer(3, 9), slot_to_offer(9, 3)) == (9, 9)
+
+
+def test_the_drift_bound_pauses_with_a_reason() -> None:
+    assert may_step(39, 10, 4).allowed
+    assert not may_step(40, 10, 4).allowed and "drift" in may_step(40, 10, 4).reason
+
+
+# -- weights ----------------------------------------------------------------------------------------------------
+
+
+def test_half_the_batch_at_equal_steps_weighs_a_quarter() -> None:
+    assert token_weight(400, 10, "tokens2/steps") == 4 * token_weight(200, 10, "tokens2/steps") == 16_000
+    assert token_weight(200, 10, "tokens") == 200
+
+
+def test_equal_batches_weigh_in_proportion_to_steps() -> None:
+    assert token_weight(800, 20, "tokens2/steps") == 2 * token_weight(400, 10, "tokens2/steps")
+
+
+@pytest.mark.parametrize("rule", ["tokens2/steps", "tokens"])
+@pytest.mark.parametrize(("tokens", "steps"), [(0, 0), (0, 5), (5, 0), (-4, 2), (4, -2)])
+def test_no_tokens_or_no_steps_weigh_nothing(rule: Any, tokens: int, steps: int) -> None:
+    assert token_weight(tokens, steps, rule) == 0.0
+
+
+# -- grace ------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(overlaps, paces, st.floats(0.0, 0.99))
+def test_grace_is_never_negative_nor_above_one_slot_nor_above_its_share_of_the_slack(
+    overlap: int | Literal["auto"], pace: Pace, gamma: float
+) -> None:
+    grace = grace_window(overlap, pace, gamma)
+    slack_s = overlap_slots(overlap, pace) * pace.slot_s - pace.quorum_s - pace.sync_s
+    assert 0.0 <= grace.seconds <= pace.slot_s
+    assert grace.seconds <= max(0.0, slack_s)
+    assert grace.reason
+
+
+@quick
+@given(paces, st.floats(0.01, 0.99))
+def test_auto_overlap_always_leaves_slack(pace: Pace, gamma: float) -> None:
+    assert grace_window("auto", pace, gamma).seconds > 0
+    tau = overlap_slots("auto", pace)
+    assert (tau - 1) * pace.slot_s >= (pace.quorum_s + pace.sync_s) * (1 - 1e-12)
+
+
+def test_without_slack_there_is_no_grace_and_the_reason_names_the_overlap_needed() -> None:
+    grace = grace_window(2, Pace(1.13, 0.0, 4.7), 0.5)
+    assert grace.seconds == 0.0 and "6 are needed" in grace.reason
+
+
+def test_overlap_of_an_unknown_pace_is_one() -> None:
+    assert overlap_slots("auto", Pace(0.0)) == 1 and grace_window("auto", Pace(0.0), 0.5).seconds == 0.0
+
+
+def test_the_first_value_of_a_moving_average_is_the_value() -> None:
+    assert moving_average(None, 3.0) == 3.0 and moving_average(1.0, 3.0) == 2.0
+
+
+# -- the decision -----------------------------------------------------------------------------------------------
+
+FACTS = SlotFacts(
+    present=1, alive=3, quorum=1, first_offer_s=10.0, quorum_reached_s=10.0, later_offers=False,
+    waiting_since_s=9.0, now_s=10.5,
+)  # fmt: skip
+ONE_SECOND = Grace(1.0, "test")
+
+
+def test_grace_is_waited_out_from_the_quorum_on() -> None:
+    waiting = decide_slot(FACTS, ONE_SECOND, 60)
+    assert (waiting.action, waiting.until_s) == ("wait", 11.0)
+    assert decide_slot(replace(FACTS, now_s=11.0), ONE_SECOND, 60).action == "merge"
+
+
+def test_it_merges_early_when_everybody_alive_is_here() -> None:
+    assert decide_slot(replace(FACTS, present=3), ONE_SECOND, 60).action == "merge"
+    assert decide_slot(replace(FACTS, alive=1), ONE_SECOND, 60).action == "merge"
+    assert decide_slot(replace(FACTS, alive=0), ONE_SECOND, 60).action == "merge"
+
+
+def test_it_merges_at_once_without_slack() -> None:
+    assert decide_slot(FACTS, Grace(0.0, "no slack"), 60).action == "merge"
+
+
+def test_a_quorum_above_those_alive_waits_with_a_reason_and_never_merges() -> None:
+    facts = replace(FACTS, quorum=5, present=3, quorum_reached_s=None, now_s=1e6)
+    decision = decide_slot(facts, ONE_SECOND, 60)
+    assert decision.action == "wait" and "3 of the 5" in decision.reason
+
+
+def test_a_slot_is_skipped_only_while_later_offers_wait_and_only_after_the_bound() -> None:
+    empty = replace(FACTS, present=0, quorum_reached_s=None)
+    assert decide_slot(replace(empty, now_s=69.0), ONE_SECOND, 60).action == "wait"
+    assert decide_slot(replace(empty, now_s=68.9, later_offers=True), ONE_SECOND, 60).action == "wait"
+    assert decide_slot(replace(empty, now_s=69.0, later_offers=True), ONE_SECOND, 60).action == "skip"
+
+
+@quick
+@given(
+    st.builds(
+        SlotFacts, st.integers(0, 5), st.integers(0, 5), st.integers(1, 5), st.none(), st.one_of(st.none(), seconds),
+        st.booleans(), seconds, seconds,
+    ),
+    seconds,
+)  # fmt: skip
+def test_a_decision_has_a_reason_and_a_merge_has_its_quorum(facts: SlotFacts, grace_s: float) -> None:
+    decision = decide_slot(facts, Grace(grace_s, "drawn"), 60)
+    assert decision.reason
+    assert (decision.action == "merge") <= (facts.present >= facts.quorum)
+    assert (decision.action == "skip") <= (facts.present < facts.quorum and facts.later_offers)
