@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average, overlap_slots
-from diloco_cli.protocol.schedule import fragment_of_slot, may_step, slot_to_offer, slots_due
+from diloco_cli.protocol.schedule import fragment_of_slot, may_step, measured_local_steps, slot_to_offer, slots_reached
 from diloco_cli.protocol.weights import token_weight
 
 seconds = st.floats(0.0, 1e4)
@@ -28,10 +28,19 @@ def test_every_fragment_is_due_once_a_round() -> None:
 
 @pytest.mark.parametrize(("local_steps", "fragments"), [(24, 24), (10, 4), (7, 3), (3, 8), (1, 5), (100, 7)])
 def test_a_round_of_own_steps_reaches_each_fragment_exactly_once(local_steps: int, fragments: int) -> None:
-    due = [slots_due(steps, local_steps, fragments) for steps in range(3 * local_steps + 1)]
-    assert due[0] == 0 and due[local_steps] == fragments and due[-1] == 3 * fragments
-    gaps = {later - earlier for earlier, later in zip(due, due[1:], strict=False)}
-    assert gaps <= {fragments // local_steps, fragments // local_steps + 1}
+    credit, due = 0, []
+    for _ in range(3 * local_steps):
+        slots, credit = slots_reached(credit, local_steps, fragments)
+        due.append(slots)
+    assert [sum(due[:rounds]) for rounds in (local_steps, 3 * local_steps)] == [fragments, 3 * fragments]
+    assert set(due) <= {fragments // local_steps, fragments // local_steps + 1}
+
+
+@pytest.mark.parametrize(
+    ("own_s", "fastest_s", "expected"), [(1.0, 1.0, 24), (2.0, 1.0, 12), (1.0, 2.0, 24), (99.0, 1.0, 1)]
+)
+def test_slower_islands_make_fewer_steps_a_round_but_never_none(own_s: float, fastest_s: float, expected: int) -> None:
+    assert measured_local_steps(24, own_s, fastest_s) == expected
 
 
 def test_after_falling_behind_the_heads_slot_is_offered() -> None:

@@ -1,0 +1,131 @@
+"""Whatever a user gets wrong: what, where, allowed values, a hint, the documented exit status, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Diloco
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def quickstart(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "examples" / "quickstart", tmp_path / "q", ignore=shutil.ignore_patterns("bucket"))
+    return tmp_path / "q"
+
+
+def edited(folder: Path, name: str, old: str, new: str) -> None:
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("run.yaml", "fragments: 4", "fragmentz: 4", ["run.yaml:", "fragmentz", "fragments"]),
+        ("run.yaml", "codec: bf16", "codec: bf61", ["run.yaml:", "bf61", "bf16", "int8"]),
+        ("run.yaml", "tokens: 4M", "tokens: lots", ["run.yaml:", "lots"]),
+        ("run.yaml", "every: 40", "every: 0", ["run.yaml:", "every"]),
+        ("run.yaml", "lr: 0.7", "lr: 0.7, lr: 0.8", ["run.yaml:", "lr"]),
+        ("run.yaml", "version: 1", "version: 99", ["run.yaml:", "99", "newer"]),
+        ("inventory.yaml", "accelerators: cpu:1", "accelerators: H1000:8", ["inventory.yaml:", "H1000"]),
+        ("inventory.yaml", "up: 100 Mbps", "up: 100", ["inventory.yaml:", "Mbps"]),
+        ("inventory.yaml", "url: bucket", "url: ftp://host/x", ["inventory.yaml:", "gs"]),
+        ("inventory.yaml", "slowdown: 2.0", "slowdown: fast", ["inventory.yaml:", "fast"]),
+    ],
+)
+def test_a_wrong_line_is_named_with_what_is_allowed(
+    diloco: Diloco, quickstart: Path, file: str, old: str, new: str, says: list[str]
+) -> None:
+    edited(quickstart, file, old, new)
+    done = diloco("launch", "q/run.yaml", "--dry-run")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("Traceback") == 0
+    for text in says:
+        assert text in done.stderr
+
+
+def test_an_inventory_without_islands_is_refused(diloco: Diloco, quickstart: Path) -> None:
+    (quickstart / "inventory.yaml").write_text("version: 1\nstore: {url: bucket}\nislands: []\n")
+    done = diloco("plan", "q/inventory.yaml", "-f", "q/run.yaml")
+    assert done.returncode == 2 and "islands" in done.stderr
+
+
+def test_a_missing_run_file_is_named(diloco: Diloco) -> None:
+    done = diloco("launch", "nowhere.yaml")
+    assert done.returncode in (2, 4) and "nowhere.yaml" in done.stderr and "hint:" in done.stderr
+
+
+def test_a_store_that_cannot_be_made_ends_with_status_6(diloco: Diloco, quickstart: Path) -> None:
+    (quickstart / "bucket").write_text("a file is in the way")
+    done = diloco("launch", "q/run.yaml")
+    assert done.returncode == 6 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_memory_stores_are_refused_for_processes(diloco: Diloco, quickstart: Path) -> None:
+    edited(quickstart, "inventory.yaml", "url: bucket", "url: memory://here")
+    done = diloco("launch", "q/run.yaml")
+    assert done.returncode == 2 and "memory://" in done.stderr
+
+
+def test_an_unknown_run_ends_with_status_4_also_in_json(diloco: Diloco) -> None:
+    for words in (["status", "nobody"], ["verify", "nobody"], ["stop", "nobody"], ["resume", "nobody"]):
+        plain = diloco(*words)
+        assert plain.returncode == 4 and "nobody" in plain.stderr and "hint:" in plain.stderr
+    body = json.loads(diloco("status", "nobody", "--json").stdout)
+    assert body["ok"] is False and body["error"]["code"] == "not_found" and body["error"]["hint"]
+
+
+def test_a_bucket_without_a_run_ends_with_status_4(diloco: Diloco, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert diloco("status", f"file://{tmp_path}/empty").returncode == 4
+    assert diloco("status", f"file://{tmp_path}/absent").returncode == 6
+
+
+def test_a_plan_from_a_newer_version_is_refused(diloco: Diloco, quickstart: Path) -> None:
+    assert diloco("plan", "q/inventory.yaml", "-f", "q/run.yaml", "-o", "plan.json").returncode == 0
+    path = quickstart.parent / "plan.json"
+    body = json.loads(path.read_text())
+    body["version"] = 99
+    path.write_text(json.dumps(body))
+    done = diloco("launch", "plan.json")
+    assert done.returncode == 2 and "99" in done.stderr and "newer" in done.stderr
+
+
+def test_a_plan_is_launched_exactly_as_it_is(diloco: Diloco, quickstart: Path) -> None:
+    assert diloco("plan", "q/inventory.yaml", "-f", "q/run.yaml", "-o", "plan.json").returncode == 0
+    assert diloco("launch", "plan.json", "--dry-run").returncode == 0
+    assert diloco("launch", "plan.json", "--dry-run", "--set", "train.tokens=1").returncode == 2
+
+
+def test_a_run_written_by_a_newer_version_is_refused(diloco: Diloco, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "FORMAT.json").write_text('{"schema": 99}')
+    done = diloco("status", f"file://{tmp_path}/new")
+    assert done.returncode == 11 and "schema 99" in done.stderr and "upgrade" in done.stderr
+
+
+def test_a_damaged_format_is_a_data_error_and_not_a_bug(diloco: Diloco, tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    for damage in ("", "{", "[]", '{"schema": 1}', '{"a": NaN}', '{"a": 1, "a": 2}', "\x00\xff"):
+        (tmp_path / "bad" / "FORMAT.json").write_text(damage)
+        done = diloco("status", f"file://{tmp_path}/bad")
+        assert done.returncode == 11 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_an_unknown_region_names_the_known_ones(diloco: Diloco, quickstart: Path) -> None:
+    done = diloco("launch", "q/run.yaml", "--region", "mars")
+    assert done.returncode == 2 and "mars" in done.stderr and "europe-west4" in done.stderr
+
+
+def test_export_and_verify_need_a_run_and_export_never_overwrites(diloco: Diloco, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("mine")
+    done = diloco("export", "nobody")
+    assert done.returncode == 2 and "exists already" in done.stderr
+    assert (tmp_path / "model.safetensors").read_text() == "mine"

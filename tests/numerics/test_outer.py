@@ -1,0 +1,101 @@
+"""The outer optimizers against the field's reference, and their sign."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from diloco_cli.algorithm.outer import outer_step
+from diloco_cli.config.settings import OuterSettings
+
+SIZE, STEPS = 257, 20
+
+
+def deltas(dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randn(SIZE, generator=generator, dtype=torch.float64).to(dtype) for _ in range(STEPS)]
+
+
+def reference(settings: OuterSettings, start: Tensor) -> list[Tensor]:
+    parameter = torch.nn.Parameter(start.clone())
+    nesterov = settings.name == "nesterov"
+    optimizer = torch.optim.SGD(
+        [parameter], lr=settings.lr, momentum=settings.momentum if nesterov else 0.0, nesterov=nesterov
+    )
+    path = []
+    for delta in deltas(start.dtype):
+        parameter.grad = delta
+        optimizer.step()
+        path.append(parameter.detach().clone())
+    return path
+
+
+def ours(settings: OuterSettings, start: Tensor) -> list[Tensor]:
+    parameters, buffer, path = start, torch.zeros_like(start), []
+    for delta in deltas(start.dtype):
+        parameters, buffer = outer_step(settings, parameters, buffer, delta)
+        path.append(parameters)
+    return path
+
+
+def ulps(a: Tensor, b: Tensor) -> float:
+    """Distance in units of the last place of the largest value on the way."""
+    scale = torch.maximum(a.abs(), b.abs()).clamp(min=1.0)
+    return float(((a - b).abs() / (scale * torch.finfo(a.dtype).eps)).max())
+
+
+@pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (0.4, 0.5), (1.0, 0.99)])
+def test_nesterov_follows_torch_step_by_step_in_float64(lr: float, momentum: float) -> None:
+    settings, start = OuterSettings("nesterov", lr, momentum), torch.ones(SIZE, dtype=torch.float64)
+    for step, (found, expected) in enumerate(zip(ours(settings, start), reference(settings, start), strict=True), 1):
+        assert ulps(found, expected) <= 2 * step, step  # at most 2 ulp a step
+
+
+def test_one_nesterov_step_is_within_two_ulp_of_torch() -> None:
+    start = torch.ones(SIZE, dtype=torch.float64)
+    settings = OuterSettings("nesterov", 0.7, 0.9)
+    assert ulps(ours(settings, start)[0], reference(settings, start)[0]) <= 2
+
+
+def test_nesterov_equals_torch_bit_for_bit_on_dyadic_values() -> None:
+    parameters, buffer = torch.tensor([1.0, -2.0]), torch.zeros(2)
+    reference_parameter = torch.nn.Parameter(parameters.clone())
+    optimizer = torch.optim.SGD([reference_parameter], lr=0.5, momentum=0.5, nesterov=True)
+    for delta in (torch.tensor([0.5, 0.25]), torch.tensor([-1.0, 0.125])):
+        parameters, buffer = outer_step(OuterSettings("nesterov", 0.5, 0.5), parameters, buffer, delta)
+        reference_parameter.grad = delta
+        optimizer.step()
+        assert torch.equal(parameters, reference_parameter.detach())
+
+
+def test_sgd_equals_torch() -> None:
+    settings, start = OuterSettings("sgd", 0.7, 0.9), torch.ones(SIZE, dtype=torch.float64)
+    for found, expected in zip(ours(settings, start), reference(settings, start), strict=True):
+        assert ulps(found, expected) <= 2
+
+
+def test_by_hand() -> None:
+    parameters, buffer = outer_step(
+        OuterSettings("nesterov", 0.5, 0.5), torch.tensor([8.0]), torch.tensor([2.0]), torch.tensor([4.0])
+    )
+    assert (float(buffer), float(parameters)) == (5.0, 8.0 - 0.5 * (4.0 + 0.5 * 5.0))
+
+
+def test_inputs_stay_as_they_are() -> None:
+    parameters, buffer, delta = torch.ones(3), torch.ones(3), torch.ones(3)
+    for name in ("sgd", "nesterov"):
+        _, moved = outer_step(OuterSettings(name), parameters, buffer, delta)  # type: ignore[arg-type]
+        moved.zero_()
+        assert all(torch.equal(tensor, torch.ones(3)) for tensor in (parameters, buffer, delta))
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov"])
+def test_a_learner_that_goes_downhill_moves_theta_downhill(name: str) -> None:
+    """The sign: delta is old minus new. On |x|^2 every outer step must come closer to 0."""
+    theta, buffer = torch.tensor([3.0, -4.0]), torch.zeros(2)
+    for _ in range(5):
+        learner = theta - 0.1 * 2 * theta  # one inner step of gradient descent
+        moved, buffer = outer_step(OuterSettings(name, 0.7, 0.3), theta, buffer, theta - learner)  # type: ignore[arg-type]
+        assert float(moved.norm()) < float(theta.norm())
+        theta = moved

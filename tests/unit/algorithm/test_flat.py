@@ -1,0 +1,54 @@
+"""From a model to flat vectors and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from diloco_cli.algorithm.flat import gather, parameter_facts, scatter
+from diloco_cli.layout import balanced_layout
+
+
+class Tied(nn.Module):
+    """An embedding whose weights are the output head's, a frozen tensor and a buffer."""
+
+    def __init__(self, head_first: bool) -> None:
+        super().__init__()
+        embedding, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        head.weight = embedding.weight
+        for name in ("head", "embedding") if head_first else ("embedding", "head"):
+            setattr(self, name, head if name == "head" else embedding)
+        self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.register_buffer("counter", torch.zeros(1))
+        self.body = nn.Linear(4, 4)
+
+
+def test_tied_weights_appear_once_and_count_as_an_embedding_whoever_names_them() -> None:
+    for head_first in (False, True):
+        facts = parameter_facts(Tied(head_first))
+        assert sorted(fact.shape for fact in facts) == [(4,), (4, 4), (7, 4)]
+        assert [fact.shape for fact in facts if fact.embedding] == [(7, 4)]
+
+
+def test_scatter_undoes_gather_in_place() -> None:
+    model = Tied(False)
+    layout = balanced_layout(parameter_facts(model), 3)
+    tensors = dict(model.named_parameters())
+    flats = [gather(fragment, tensors) for fragment in layout.fragments]
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(1.0)
+    for fragment, flat in zip(layout.fragments, flats, strict=True):
+        scatter(fragment, flat, tensors)
+    names = {slot.name for fragment in layout.fragments for slot in fragment.tensors}
+    assert all(torch.equal(tensors[name], before[name]) for name in names)
+    assert torch.equal(tensors["frozen"], before["frozen"] + 1.0)
+
+
+def test_gathering_copies_and_converts() -> None:
+    model = nn.Linear(2, 2, bias=False).to(torch.bfloat16)
+    layout = balanced_layout(parameter_facts(model), 1)
+    flat = gather(layout.fragments[0], dict(model.named_parameters()))
+    flat.zero_()
+    assert flat.dtype == torch.float32 and bool((model.weight != 0).any())
