@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from blake3 import blake3
 
 ALGORITHM = "blake3"
+_DIGEST = re.compile(ALGORITHM + "-[0-9a-f]{64}")
 
 
 def digest(data: bytes) -> str:
     """`blake3-<64 hex digits>` of the bytes."""
     return f"{ALGORITHM}-{blake3(data).hexdigest()}"
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is a digest as this version writes them; only such text may become part of a key."""
+    return _DIGEST.fullmatch(text) is not None

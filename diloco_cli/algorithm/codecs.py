@@ -75,7 +75,7 @@ def _int8_chunk(values: torch.Tensor, quantised: torch.Tensor, scales: torch.Ten
     scale = rows.abs().amax(dim=1).div_(127.0)
     scales[:blocks] = scale
     safe = torch.where(scale > 0, scale, 1.0)
-    quantised.copy_((rows / safe[:, None]).round_().view(-1)[: values.numel()])
+    quantised.copy_((rows / safe[:, None]).round_().clamp_(-127, 127).view(-1)[: values.numel()])
 
 
 def _int8_decode(tensors: dict[str, torch.Tensor], out: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from diloco_cli.layout import Fragment
 
 MergeRule = Literal["rda", "avg"]
 Granularity = Literal["fragment", "tensor", "row"]
+TINY = torch.finfo(torch.float32).tiny  # shorter deltas count as zero: 1 / norm would not be finite
 CANCELLED = 1e-6  # a mean of unit directions shorter than this has no direction
 
 
@@ -74,11 +75,11 @@ def _rda_block(deltas: list[torch.Tensor], shares: list[float], out: torch.Tenso
     for norm, share in zip(norms, shares, strict=True):
         radius.add_(norm, alpha=share)
     for delta, norm, share in zip(deltas, norms, shares, strict=True):
-        scale = torch.where(norm > 0, share / norm, 0.0).float()
+        scale = torch.where(norm > TINY, share / norm, 0.0).float()
         out.addcmul_(delta, scale[:, None])
     length = row_norms(out)
     cancelled = (length < CANCELLED) & (radius > 0)
-    out.mul_(torch.where(length > 0, radius / length, 0.0).float()[:, None])
+    out.mul_(torch.where(length > TINY, radius / length, 0.0).float()[:, None])
     if bool(cancelled.any()):
         mean = torch.zeros_like(out)
         for delta, share in zip(deltas, shares, strict=True):

@@ -20,5 +20,5 @@ def outer_step(
     if settings.name == "sgd":
         return parameters.add(delta, alpha=-settings.lr), buffer.clone()
     moved = buffer.mul(settings.momentum).add_(delta)
-    stepped = parameters.add(delta, alpha=-settings.lr).add_(moved, alpha=-settings.lr * settings.momentum)
-    return stepped, moved
+    step = delta.add(moved, alpha=settings.momentum)
+    return parameters.add(step, alpha=-settings.lr), moved

@@ -58,7 +58,7 @@ def stop_run(opened: OpenRun, timeout_s: float) -> RunState:
     steps = stop_without_syncer(opened.format, claim, utc_now_text(), "diloco stop, no syncer alive")
     state = perform(steps, opened.store, opened.clock)
     if state.phase == "RUNNING":
-        raise TryAgainError("the run could not be stopped", hint=f"diloco status {opened.name}")
+        raise TryAgainError("the run has not begun, or its syncer is busy", hint=f"diloco status {opened.name}")
     return state
 
 

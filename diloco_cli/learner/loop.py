@@ -127,7 +127,9 @@ class Trainer:
                 self.held_back[arrival.output.fragment] = arrival
             else:
                 self.adopt(arrival)
-        self.progress.heard(self.exchange.state, self.exchange.timings.step_s)
+        if self.progress.heard(self.exchange.state, self.exchange.timings.step_s):
+            for index, fragment in enumerate(self.run.layout.fragments):
+                scatter(fragment, self.exchange.sent_values(index, None), self.tensors)
 
     def adopt(self, arrival: Arrival) -> None:
         """Take over a committed version: by replacement, or keeping what was learned while it was in flight."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from diloco_cli.protocol.records import Offer, RunFormat
+from diloco_cli.digests import is_digest
+from diloco_cli.protocol.records import MOST, SCHEMA, Offer, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 
+LONGEST_S = 1e6  # that a learner can honestly say of its own timings
 REASONS: dict[str, str] = {
     "unknown_learner": "the run's format names no such learner",
     "old_incarnation": "a newer incarnation of this learner has been merged",
@@ -20,11 +22,23 @@ REASONS: dict[str, str] = {
     "bad_payload": "its payload has another header, shape or type than the layout says",
     "non_finite": "its payload holds values that are not finite",
     "norm_cap": "its norm is far above what this fragment has seen lately",
-    "no_weight": "it brings no tokens or no steps, and nobody else offered any",
+    "no_weight": "it brings no steps",
     "bad_record": "the offer itself is not well formed",
     "slot_skipped": "its slot was skipped",
     "run_over": "the run ended",
 }
+
+
+def is_well_formed(offer: Offer) -> bool:
+    """An offer is a stranger's word: what no honest learner writes is refused before anything computes with it."""
+    numbers = (offer.slot, offer.fragment, offer.base, offer.data_start, offer.data_end, offer.tokens, offer.steps)
+    timings = (offer.timings.step_s, offer.timings.slot_s, offer.timings.upload_s, offer.timings.adoption_s)
+    return (
+        offer.schema <= SCHEMA
+        and all(0 <= number < MOST for number in (*numbers, offer.payload_bytes))
+        and all(0 <= seconds <= LONGEST_S for seconds in timings)
+        and is_digest(offer.payload_digest)
+    )
 
 
 def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
@@ -38,10 +52,13 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "settled"
     if not _claims_are_possible(offer, run):
         return "bad_claim"
+    if offer.steps == 0:
+        return "no_weight"
     base = state.version(offer.fragment, offer.base)
     if base is None or base.cast_digest != offer.base_digest:
         return "unknown_base"
-    if state.slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments:
+    stale = state.slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments
+    if stale and base not in state.outputs:  # skipped slots do not age what is current
         return "unknown_base"
     last = known.applied.get(offer.fragment)
     if last is not None and offer.base < last.produced:
@@ -51,6 +68,13 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
     return None
 
 
+def most_steps(run: RunFormat) -> int:
+    """No offer can hold more inner steps: the drift bound ends a learner's stepping, staleness ends its base."""
+    sync = run.settings.sync
+    longest = max(sync.every, *(island.local_steps for island in run.islands))
+    return (sync.drift_rounds + sync.staleness_rounds + 2) * longest
+
+
 def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
     island = run.island(offer.learner)
     assert island is not None
@@ -58,7 +82,7 @@ def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
         0 <= offer.fragment < run.num_fragments
         and offer.slot >= 0
         and fragment_of_slot(offer.slot, run.num_fragments) == offer.fragment
-        and offer.steps >= 0
+        and 0 <= offer.steps <= most_steps(run)
         and 0 <= offer.data_start <= offer.data_end
         and offer.tokens == offer.data_end - offer.data_start
         and offer.tokens == offer.steps * island.batch_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from diloco_cli.protocol.eligibility import refusal
+from diloco_cli.protocol.eligibility import is_well_formed, refusal
 from diloco_cli.protocol.keys import incarnation_key, offer_key
 from diloco_cli.protocol.operations import Get, Steps
 from diloco_cli.protocol.records import Fate, Offer, RunFormat
@@ -62,19 +62,22 @@ class Inbox:
                 data = yield Get(key)
                 if data is None:
                     break
-                self._receive(box, data, key)
+                self._receive(box, data, key, state)
                 self.heard_s[box.learner] = now_s
                 found += 1
         self.sort_out(state)
         return found
 
-    def _receive(self, box: Mailbox, data: bytes, key: str) -> None:
+    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> None:
         seq = box.next_seq
         box.next_seq += 1
+        known = state.learner(box.learner)
+        if box.incarnation == known.floor and known.has_fate(seq):
+            return
         try:
             offer = decode(Offer, data, key)
-            if offer.id != (box.learner, box.incarnation, seq):
-                raise RecordError("the offer names another learner, incarnation or number than its key", where=key)
+            if offer.id != (box.learner, box.incarnation, seq) or not is_well_formed(offer):
+                raise RecordError("the offer is not what an honest learner writes under this key", where=key)
         except RecordError:
             self.fates.append(Fate(box.learner, box.incarnation, seq, 0, "bad_record"))
             return
@@ -116,6 +119,11 @@ class Inbox:
                     self.drop(older, "superseded")
                 newest[offer.learner] = newer
         return [newest[name] for name in sorted(newest)]
+
+    def forget(self, offers: list[Offer]) -> None:
+        """These were applied; whatever the log's floor says now, they need no other fate."""
+        for offer in offers:
+            self.mailboxes[(offer.learner, offer.incarnation)].pending.remove(offer)
 
     def waits_for_later(self, fragment: int) -> bool:
         """Whether offers for other slots wait while this fragment's slot is due."""

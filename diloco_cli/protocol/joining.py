@@ -35,7 +35,7 @@ class Joined:
 def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     """Become the next incarnation of `learner`. Waits for commit 0: nobody trains from weights of its own."""
     state = yield from read_log(run)
-    while state.n < 0:
+    while not state.outputs:
         yield Sleep(WAIT_FOR_GENESIS_S)
         state = yield from read_log(run, state)
     known = state.learner(learner)

@@ -9,7 +9,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, NotFoundError
 from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, epoch_key, snapshot_key
 from diloco_cli.protocol.operations import Create, Get, Put, Steps
-from diloco_cli.protocol.records import SCHEMA, Commit, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import MOST, SCHEMA, Commit, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import RecordError, decode, decode_plain, encode
 from diloco_cli.store.port import Created
@@ -93,6 +93,8 @@ def _newest_snapshot(run: RunFormat) -> Steps[RunState]:
         if hint_data is None:
             return RunState()
         n = decode(HeadHint, hint_data, HEAD_HINT_KEY).snapshot
+        if not 0 <= n < MOST:
+            return RunState()
         data = yield Get(snapshot_key(n))
         commit = yield Get(commit_key(n))
         if data is None or commit is None:
@@ -137,9 +139,14 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     if isinstance(answer, Created) or answer.data == data:
         return fold(run, state, data), True
     theirs = fold(run, state, answer.data)
-    if theirs.epoch > draft.epoch:
+    fence(theirs, draft.epoch)
+    return theirs, False
+
+
+def fence(state: RunState, epoch: int) -> None:
+    """Raise FencedError if the log has gone on in a higher epoch."""
+    if state.epoch > epoch:
         raise FencedError(
-            f"epoch {theirs.epoch} has taken over from epoch {draft.epoch}; nothing was changed",
+            f"epoch {state.epoch} has taken over from epoch {epoch}; nothing was changed",
             hint="this syncer may be forgotten: another one serves the run",
         )
-    return theirs, False

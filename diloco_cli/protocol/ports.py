@@ -33,7 +33,9 @@ class Arithmetic(Protocol):
         """A delta ready to merge, re-anchored if the base's cast is given; or the reason of its refusal."""
         ...
 
-    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged: ...
+    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged | str:
+        """The next version from (delta, weight) pairs; or the reason why they give none (`non_finite`)."""
+        ...
 
     def settle(self, fragment: int, state_digest: str) -> None:
         """The log says that this is the fragment's version now."""

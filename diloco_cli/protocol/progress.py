@@ -148,10 +148,14 @@ class Progress:
 
     # -- hearing from the log -----------------------------------------------------------------------------------
 
-    def heard(self, state: RunState, own_step_s: float = 0.0) -> None:
-        """A newer head is known: where the run is, which own offers have their fate, how fast the others step."""
+    def heard(self, state: RunState, own_step_s: float = 0.0) -> bool:
+        """A newer head is known: where the run is, which own offers have their fate, how fast the others step.
+
+        True if a predecessor's late offer was applied to data that this incarnation is working on: its books have then
+        started anew beyond that data, and its parameters must go back to what it adopted.
+        """
         if state.n <= self.log_n:
-            return
+            return False
         tokens = state.tokens(self.run.layout)
         if state.slot > self.head_slot or tokens > self.head_tokens:
             self.steps_since_commit = 0
@@ -165,6 +169,16 @@ class Progress:
             paces = [record.step_s for record in state.learners.values() if record.step_s > 0]
             fastest = min([own_step_s, *paces])
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
+        return self._step_aside(known.data_end)
+
+    def _step_aside(self, data_end: int) -> bool:
+        """Only another incarnation can be ahead of this one's position."""
+        if data_end <= self.position:
+            return False
+        self.position = data_end
+        for book in self.books:
+            book.data_start, book.steps, book.sent = self.position, 0, []
+        return True
 
     def adopted(self, output: Output) -> None:
         """Fragment overwritten by a committed version (replacement): its counters start anew. What was trained on it

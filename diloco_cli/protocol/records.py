@@ -12,8 +12,9 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 
 SCHEMA = 1
+MOST = 1 << 53  # integers beyond this are not exact everywhere
 
-CommitKind = Literal["epoch_start", "merge", "skip", "eval", "stop", "finish", "request_refused"]
+CommitKind = Literal["epoch_start", "merge", "skip", "refuse", "eval", "stop", "finish"]
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,15 @@ def ask_to_stop(state: RunState, nonce: str, time: str, reason: str) -> Steps[in
 
 
 def stop_without_syncer(run: RunFormat, claim: ProcessClaim, time: str, reason: str) -> Steps[RunState]:
-    """With no syncer alive the command itself claims the next epoch, commits the stop, and leaves."""
+    """With no syncer alive the command itself claims the next epoch, commits the stop, and leaves. It leaves a run
+    alone that has ended meanwhile, or that has no first version yet: only a syncer can make that."""
     state = yield from read_log(run)
+    if state.n < 0:
+        return state
     epoch = yield from claim_epoch(claim, state)
     for kind in ("epoch_start", "stop"):
         mine = False
-        while not mine:
+        while not mine and state.phase == "RUNNING":
             draft = Commit(
                 n=0, kind=kind, epoch=epoch, nonce=claim.nonce, previous="", time=time, software=claim.software,
                 reason=reason, request=state.next_request if kind == "stop" else None,

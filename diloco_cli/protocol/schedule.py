@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SLOWEST = 32  # times slower than the fastest island
+
 
 def fragment_of_slot(slot: int, num_fragments: int) -> int:
     return slot % num_fragments
@@ -20,8 +22,10 @@ def slots_reached(credit: int, local_steps: int, num_fragments: int) -> tuple[in
 
 
 def measured_local_steps(every: int, own_step_s: float, fastest_step_s: float) -> int:
-    """H_i = round(H * fastest step / own step): every island reaches its sync at the same time as the fastest."""
-    return max(1, round(every * min(1.0, fastest_step_s / own_step_s)))
+    """H_i = round(H * fastest step / own step): every island reaches its sync at the same time as the fastest.
+
+    Never below H / SLOWEST: what a peer says of its own speed must not drive everybody to a sync a step."""
+    return max(1, round(every / SLOWEST), round(every * min(1.0, fastest_step_s / own_step_s)))
 
 
 def slot_to_offer(own_next: int, head: int) -> int:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.records import Commit, OfferId, Output
+from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.wire import RecordError
 
 RECENT_MERGES = 10
@@ -124,7 +125,7 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
 
     `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
     """
-    _check_chain(state, commit)
+    _check_chain(state, commit, len(layout.fragments))
     state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch, updated_at=commit.time)
     if commit.request is not None:
         state = replace(state, next_request=commit.request + 1)
@@ -143,14 +144,14 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
             state = replace(state, loss=commit.loss, evaluated=commit.evaluated, losses=_thinned(losses))
         case "stop":
             state = _note(replace(state, phase="STOPPED"), commit, "syncer", f"stopped: {commit.reason}")
-        case "request_refused":
-            state = _note(state, commit, "syncer", f"request {commit.request} refused: {commit.reason}")
+        case "refuse":
+            state = _note(state, commit, "syncer", commit.reason) if commit.reason else state
         case "finish":
             state = _note(replace(state, phase="FINISHED"), commit, "syncer", commit.reason)
-    return _adopt_outputs(state, commit.outputs, len(layout.fragments), kept_versions)
+    return _adopt_outputs(state, commit.outputs, kept_versions)
 
 
-def _check_chain(state: RunState, commit: Commit) -> None:
+def _check_chain(state: RunState, commit: Commit, num_fragments: int) -> None:
     expected = (state.n + 1, state.digest)
     if (commit.n, commit.previous) != expected:
         raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
@@ -158,6 +159,14 @@ def _check_chain(state: RunState, commit: Commit) -> None:
         raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
     if commit.kind in ("merge", "skip") and commit.slot != state.slot:
         raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
+    fragments = [output.fragment for output in commit.outputs]
+    expected_fragments: list[int] = []
+    if commit.n == 0:
+        expected_fragments = list(range(num_fragments))
+    elif commit.kind == "merge":
+        expected_fragments = [fragment_of_slot(state.slot, num_fragments)]
+    if fragments != expected_fragments or (commit.kind == "merge" and not commit.inputs):
+        raise RecordError(f"commit {commit.n} brings fragments {fragments} instead of {expected_fragments}")
 
 
 def _settle_fates(state: RunState, commit: Commit) -> RunState:
@@ -226,7 +235,7 @@ def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
     )
 
 
-def _adopt_outputs(state: RunState, outputs: Iterable[Output], num_fragments: int, kept: int) -> RunState:
+def _adopt_outputs(state: RunState, outputs: Iterable[Output], kept: int) -> RunState:
     current = {output.fragment: output for output in state.outputs}
     history = list(state.history)
     for output in outputs:
@@ -235,8 +244,6 @@ def _adopt_outputs(state: RunState, outputs: Iterable[Output], num_fragments: in
         for old in versions[: max(0, len(versions) - kept + 1)]:
             history.remove(old)
         history.append(output)
-    if current and len(current) != num_fragments:
-        raise RecordError(f"the log knows {len(current)} of {num_fragments} fragments")
     ordered = tuple(current[fragment] for fragment in sorted(current))
     return replace(state, outputs=ordered, history=tuple(history))
 

@@ -16,7 +16,15 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, delta_key, request_key, state_key
-from diloco_cli.protocol.log import SNAPSHOT_EVERY, append, claim_epoch, read_log, write_snapshot
+from diloco_cli.protocol.log import (
+    SNAPSHOT_EVERY,
+    append,
+    claim_epoch,
+    fence,
+    next_commit,
+    read_log,
+    write_snapshot,
+)
 from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged
 from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average
@@ -43,6 +51,7 @@ MIN_ALIVE_S = 15.0
 ALIVE_SLOTS = 4
 FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
+LONGEST_REASON = 500  # characters of a stranger's text in the log
 
 SyncerState = Literal["READING", "CLAIMING", "SERVING", "MERGING", "FINISHING", "DONE"]
 
@@ -74,6 +83,7 @@ class Syncer:
         self.slot_due_s: float | None = None
         self.first_offer_s: float | None = None
         self.quorum_s: float | None = None
+        self.fates_since_s: float | None = None
         self.last_snapshot = 0
         self.last_evaluated_slot = 0
         self.next_beat_s = self.next_request_s = self.next_incarnations_s = 0.0
@@ -105,9 +115,14 @@ class Syncer:
     def _take_over(self) -> Steps[None]:
         self.doing = "CLAIMING"
         self.epoch = yield from claim_epoch(self.claim, self.state)
+        phase = self.state.phase
         while self.state.epoch < self.epoch:
+            if self.state.phase not in (phase, "RUNNING"):
+                return  # it ended, or was stopped, while this syncer was starting
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
-            yield from self._commit("epoch_start", outputs=outputs, reason=f"{self.claim.host} pid {self.claim.pid}")
+            old = (yield from self._newest_request()) if phase == "STOPPED" else None  # it was meant for then
+            who = f"{self.claim.host} pid {self.claim.pid}"
+            yield from self._commit("epoch_start", outputs=outputs, reason=who, request=old)
         self.last_snapshot = self.state.n
         self.last_evaluated_slot = self.state.slot
         self.inbox.open(self.state, (yield Now()))
@@ -150,6 +165,7 @@ class Syncer:
         yield from self._beat(now_s)
         if now_s >= self.next_request_s:
             self.next_request_s = now_s + REQUEST_EVERY_S
+            yield from self._notice_successor()
             if (yield from self._carry_out_request()):
                 return True
         if now_s >= self.next_incarnations_s:
@@ -159,19 +175,36 @@ class Syncer:
         yield from self._evaluation()
         return (yield from self._slot(now_s))
 
+    def _notice_successor(self) -> Steps[None]:
+        """An idle syncer would find out only with its next commit."""
+        later = yield from next_commit(self.run, self.state)
+        if later is not None:
+            fence(later, self.epoch)
+            self.state = later
+
     def _carry_out_request(self) -> Steps[bool]:
+        """One stop answers everybody who has asked for it until now; what is no request is refused in the log."""
+        newest, reason, malformed = None, None, ""
         number = self.state.next_request
-        key = request_key(number)
-        data = yield Get(key)
-        if data is None:
+        while (data := (yield Get(request_key(number)))) is not None:
+            try:
+                reason = decode(Request, data, request_key(number)).reason or "by request"
+            except RecordError as error:
+                malformed = f"request {number}: {error}"[:LONGEST_REASON]
+            newest, number = number, number + 1
+        if newest is None:
             return False
-        try:
-            request = decode(Request, data, key)
-        except RecordError as error:
-            return (yield from self._commit("request_refused", request=number, reason=str(error)))
+        if reason is None:
+            return (yield from self._commit("refuse", request=newest, reason=malformed))
         self.inbox.refuse_all("run_over")
         fates = self.inbox.take_fates()
-        return (yield from self._commit("stop", request=number, reason=request.reason or "by request", fates=fates))
+        return (yield from self._commit("stop", request=newest, reason=reason[:LONGEST_REASON], fates=fates))
+
+    def _newest_request(self) -> Steps[int | None]:
+        number = self.state.next_request
+        while (yield Get(request_key(number))) is not None:
+            number += 1
+        return number - 1 if number > self.state.next_request else None
 
     def _evaluation(self) -> Steps[None]:
         finished = self.evaluator.result()
@@ -208,7 +241,7 @@ class Syncer:
         decision = decide_slot(facts, grace, sync.skip_after_s)
         self.reason = decision.reason
         if decision.action == "wait":
-            return False
+            return (yield from self._settle_waiting_fates(now_s)) if not present else False
         if decision.action == "skip":
             for offer in present:
                 self.inbox.drop(offer, "slot_skipped")
@@ -217,6 +250,19 @@ class Syncer:
             done = yield from self._merge(fragment, present, facts, grace, decision.reason)
         self.slot_due_s = self.first_offer_s = self.quorum_s = None
         return done
+
+    def _settle_waiting_fates(self, now_s: float) -> Steps[bool]:
+        """Fates travel with the next merge; where none is in sight, they get a commit of their own: a learner whose
+        offers are all refused would otherwise wait for ever."""
+        if not self.inbox.fates:
+            self.fates_since_s = None
+            return False
+        if self.fates_since_s is None:
+            self.fates_since_s = now_s
+        if now_s - self.fates_since_s < self.pace.slot_s:
+            return False
+        self.fates_since_s = None
+        return (yield from self._commit("refuse", fates=self.inbox.take_fates()))
 
     def _alive(self, now_s: float) -> int:
         within_s = max(MIN_ALIVE_S, ALIVE_SLOTS * self.pace.slot_s)
@@ -270,12 +316,13 @@ class Syncer:
         self.doing = "MERGING"
         sync = self.run.settings.sync
         weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
-        if not any(weights.values()):
-            for offer in offers:
-                self.inbox.drop(offer, "no_weight")
-            return False
         slot, version = self.state.slot, self.state.n + 1
         merged = self.arithmetic.merge(fragment, [(self.loaded[o.id], weights[o.id]) for o in offers])
+        if isinstance(merged, str):
+            for offer in offers:
+                self.inbox.drop(offer, merged)
+            self.doing = "SERVING"
+            return False
         output = yield from self._publish(fragment, merged, version, slot)
         used_s = facts.now_s - (facts.quorum_reached_s if facts.quorum_reached_s is not None else facts.now_s)
         mine = yield from self._commit(
@@ -294,6 +341,7 @@ class Syncer:
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)
             self._measure(offers, facts, (yield Now()))
+            self.inbox.forget(offers)
         self.loaded = {}
         self.inbox.sort_out(self.state)
         self.doing = "SERVING"
@@ -302,7 +350,8 @@ class Syncer:
     def _measure(self, offers: list[Offer], facts: SlotFacts, now_s: float) -> None:
         """Moving averages from the participants' own timings and from this syncer's clock."""
         paces = [offer.timings.slot_s for offer in offers if offer.timings.slot_s > 0]
-        quorum_s = (facts.quorum_reached_s or facts.now_s) - (facts.first_offer_s or facts.now_s)
+        reached_s = facts.now_s if facts.quorum_reached_s is None else facts.quorum_reached_s
+        quorum_s = reached_s - (facts.now_s if facts.first_offer_s is None else facts.first_offer_s)
         sync_s = now_s - facts.now_s + max(o.timings.upload_s + o.timings.adoption_s for o in offers)
         self.pace = Pace(
             slot_s=moving_average(self.pace.slot_s, min(paces)) if paces else self.pace.slot_s,

@@ -23,7 +23,10 @@ class RecordError(DataCheckError):
 def encode(record: object) -> bytes:
     """Canonical JSON: sorted keys, no spaces, UTF-8; equal records give equal bytes."""
     plain = record if isinstance(record, dict) else to_plain(record)
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    data = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordError(f"{len(data)} bytes, more than the {MAX_RECORD_BYTES} allowed in a record")
+    return data
 
 
 def decode(kind: type[Record], data: bytes, where: str) -> Record:
@@ -31,7 +34,7 @@ def decode(kind: type[Record], data: bytes, where: str) -> Record:
     plain = decode_plain(data, where)
     try:
         return from_plain(kind, plain, strict=False)
-    except (DilocoError, TypeError, ValueError, KeyError) as error:
+    except (DilocoError, TypeError, ValueError, KeyError, OverflowError) as error:
         raise RecordError(f"not a {kind.__name__.lower()}: {error}", where=where) from error
 
 

@@ -86,13 +86,15 @@ class TorchArithmetic:
         known = sorted(self._norms.get(fragment, []))
         return len(known) >= 3 and norm > NORM_CAP * known[len(known) // 2]
 
-    def merge(self, fragment: int, deltas: list[tuple[torch.Tensor, float]]) -> Merged:
+    def merge(self, fragment: int, deltas: list[tuple[torch.Tensor, float]]) -> Merged | str:
         layout = self.run.layout.fragments[fragment]
         tensors, weights = [delta for delta, _ in deltas], [weight for _, weight in deltas]
         rule = self.sync.embedding_merge if layout.embedding else self.sync.merge
         merged = merge(rule, self.sync.granularity, layout, tensors, weights)
         current = self._current[fragment]
         parameters, momentum = outer_step(self.run.settings.outer, current.parameters, current.momentum, merged)
+        if not isfinite(float(parameters.sum(dtype=torch.float64) + momentum.sum(dtype=torch.float64))):
+            return "non_finite"  # finite deltas can overflow together
         norm = float(torch.linalg.vector_norm(merged, dtype=torch.float64))
         self._norms[fragment] = [*self._norms.get(fragment, []), norm][-NORM_MEMORY:]
         return self._version(fragment, parameters, momentum)

@@ -14,7 +14,8 @@ from tests.simulation.toy import Published, cast_bytes, number, outer_step, stat
 
 Plain = dict[str, Any]
 SAID_BY_BOTH = (
-    "learner", "incarnation", "seq", "base", "data_start", "data_end", "tokens", "steps", "payload_digest", "payload_bytes",
+    "learner", "incarnation", "seq", "base", "data_start", "data_end", "tokens", "steps",
+    "payload_digest", "payload_bytes",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from tests.simulation.scheduler import Fault, World
 from tests.simulation.sweeps import check, histories, points_around_writes
 from tests.simulation.toy import Fleet, make_run
 
-RUN = make_run(merges=8)
+RUN = make_run(merges=6)
 
 
 def log_bytes(fleet: Fleet) -> list[bytes | None]:
@@ -29,7 +29,7 @@ def finishes_soundly(fleet: Fleet, run: RunFormat = RUN) -> None:
 def test_a_history_without_faults_is_sound() -> None:
     fleet = Fleet(RUN).start()
     finishes_soundly(fleet)
-    assert check(fleet).kinds.count("merge") >= 8
+    assert check(fleet).kinds.count("merge") > 6
 
 
 def test_the_syncer_may_die_around_every_write() -> None:
@@ -38,7 +38,7 @@ def test_the_syncer_may_die_around_every_write() -> None:
     for _, fleet in histories(RUN, "syncer", Fault.CRASH, points):
         finishes_soundly(fleet)
         restarts += len([a for a in fleet.world.actors if a.name == "syncer"]) - 1
-    assert restarts == len(points) > 40
+    assert restarts == len(points) > 30
 
 
 @pytest.mark.long
@@ -52,13 +52,13 @@ def test_a_learner_may_die_around_every_write() -> None:
     for _, fleet in histories(RUN, "l0", Fault.CRASH, points_around_writes(RUN, "l0")):
         finishes_soundly(fleet)
         restarts += len([a for a in fleet.world.actors if a.name == "l0"]) - 1
-    assert restarts > 30
+    assert restarts > 20
 
 
 @pytest.mark.parametrize("actor", ["syncer", "l0"])
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.TWICE])
 def test_answers_may_be_lost_and_calls_repeated(actor: str, fault: Fault) -> None:
-    for _, fleet in histories(RUN, actor, fault, points_around_writes(RUN, actor)[1::3]):
+    for _, fleet in histories(RUN, actor, fault, points_around_writes(RUN, actor)[1::5]):
         finishes_soundly(fleet)
 
 
@@ -122,7 +122,7 @@ def test_the_same_history_gives_the_same_log_bytes(fault: Fault | None) -> None:
         fleet = Fleet(RUN, World(faults={("syncer", 97): fault} if fault else {})).start()
         fleet.finish()
         logs.append(log_bytes(fleet))
-    assert logs[0] == logs[1] and len(logs[0]) > 8
+    assert logs[0] == logs[1] and len(logs[0]) > 6
 
 
 def test_the_check_notices_planted_mistakes() -> None:

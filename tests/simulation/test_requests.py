@@ -60,7 +60,6 @@ def test_a_stopped_run_is_resumed_to_its_end() -> None:
     assert kinds[-1] == "finish" and kinds.count("stop") == 1 and state_of(fleet).phase == "FINISHED"
 
 
-@pytest.mark.xfail(strict=True, reason="a second stop request stays in the bucket and stops the resumed run at once")
 def test_asking_twice_stops_once() -> None:
     fleet = started()
     assert [ask(fleet).result for _ in range(2)] == [0, 1]
@@ -84,13 +83,9 @@ def test_a_malformed_request_is_refused_in_the_log_and_the_next_one_carried_out(
     fleet.world.run(lambda: commits(fleet) >= 3, 30)
     assert ask(fleet).result == 1
     fleet.finish()
-    assert {"request_refused", "stop"} <= set(check(fleet).kinds)
+    assert {"refuse", "stop"} <= set(check(fleet).kinds)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="encode has no size limit but decode has: a commit that copies a huge reason is created and then unreadable",
-)
 @pytest.mark.parametrize("character", ["x", "\u00e9"])
 def test_a_huge_request_does_not_make_the_log_unreadable(character: str) -> None:
     fleet = Fleet(RUN)
@@ -139,9 +134,6 @@ def test_a_stop_without_pause_races_a_living_syncer() -> None:
         assert [type(error) for error in fleet.errors()] == [FencedError]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="commit 0 without outputs: no later syncer makes a first version, the run is lost"
-)
 def test_a_run_stopped_before_its_first_commit_can_be_resumed() -> None:
     fleet = Fleet(RUN)
     done(fleet, stop_alone(fleet))
@@ -151,9 +143,6 @@ def test_a_run_stopped_before_its_first_commit_can_be_resumed() -> None:
     assert check(fleet).kinds[-1] == "finish"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="stop_without_syncer does not look at the phase: a finished run becomes a stopped one"
-)
 def test_a_finished_run_stays_finished() -> None:
     fleet = Fleet(RUN).start()
     fleet.finish()
@@ -161,20 +150,19 @@ def test_a_finished_run_stays_finished() -> None:
     assert state_of(fleet).phase == "FINISHED"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="_take_over does not look at what it adopts: its epoch_start undoes a stop beside it"
-)
-def test_a_stop_that_races_a_starting_syncer_holds() -> None:
-    for point in range(2, 8):
-        fleet = started()
-        fleet.restart = False
-        (syncer,) = fleet.living("syncer")
-        syncer.steps.close()
-        syncer.ended = True
-        fleet.world.faults["late", point] = Fault.PAUSE
-        late = fleet.syncer("late")
-        fleet.world.run(lambda a=late: a.paused or a.ended, 10)  # type: ignore[misc]
-        done(fleet, stop_alone(fleet))
-        fleet.world.resume(late)
-        fleet.world.run(lambda a=late: a.ended, 10)  # type: ignore[misc]
-        assert state_of(fleet).phase == "STOPPED", point
+@pytest.mark.parametrize("key", ["epoch/", "commit/"])
+def test_a_stop_that_races_a_starting_syncer_holds(key: str) -> None:
+    """It freezes after it has read the log: before it claims its epoch, and before it makes that true."""
+    fleet = started()
+    fleet.restart = False
+    (syncer,) = fleet.living("syncer")
+    syncer.steps.close()
+    syncer.ended = True
+    late = fleet.syncer("late")
+    creating = f"Create(key='{key}"
+    assert fleet.world.run(lambda: str(late.pending).startswith(creating), 10)
+    late.paused = True
+    done(fleet, stop_alone(fleet))
+    fleet.world.resume(late)
+    fleet.world.run(lambda: late.ended, 10)
+    assert state_of(fleet).phase == "STOPPED"

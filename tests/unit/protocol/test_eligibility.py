@@ -83,7 +83,6 @@ def test_a_base_is_refused_beyond_the_staleness_limit_and_not_before() -> None:
     assert refusal(stale, state, RUN) == "unknown_base"
 
 
-@pytest.mark.xfail(strict=True, reason="skipped slots age the current version too; see simulation/test_liveness.py")
 def test_the_current_version_is_never_too_old() -> None:
     state = genesis()
     for _ in range(20):
