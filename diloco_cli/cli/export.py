@@ -8,6 +8,7 @@ import typer
 
 from diloco_cli.cli.output import print_json
 from diloco_cli.cli.run_argument import RunArgument, open_run
+from diloco_cli.cli.stop import head_of
 from diloco_cli.errors import NoSpaceError, UsageError
 
 NO_SPACE_ERRNO = 28
@@ -24,8 +25,6 @@ def export(
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Write the newest committed parameters as safetensors."""
-    from diloco_cli.protocol.driver import perform
-    from diloco_cli.protocol.log import read_log
     from diloco_cli.syncer import export as exporting
 
     if output.exists() and not yes:
@@ -33,7 +32,7 @@ def export(
     if not output.parent.is_dir():
         raise UsageError(f"no directory {output.parent}", hint=f"mkdir -p {output.parent}")
     opened = open_run(run)
-    state = perform(read_log(opened.format), opened.store, opened.clock)
+    state = head_of(opened)
     try:
         size_bytes = exporting.export(opened.format, state, opened.store, output)
     except OSError as error:

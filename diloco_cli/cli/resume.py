@@ -8,6 +8,7 @@ import typer
 
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
+from diloco_cli.cli.stop import head_of
 
 
 def register(app: typer.Typer) -> None:
@@ -34,10 +35,8 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
 
     from diloco_cli.cli.supervision import read_summary, say_what_runs_elsewhere, supervise_run, units_here
     from diloco_cli.observe.summary import summary_text
-    from diloco_cli.protocol.driver import perform
-    from diloco_cli.protocol.log import read_log
 
-    if perform(read_log(opened.format), opened.store, opened.clock).phase == "FINISHED":
+    if head_of(opened).phase == "FINISHED":
         talk(f"run {opened.name} is FINISHED; start another with: --set name={opened.name}-2")
         summary = read_summary(opened)
         print_json(command, asdict(summary)) if as_json else print(summary_text(summary))

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import console, print_json
-from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
+from diloco_cli.cli.run_argument import RunArgument, open_run
 from diloco_cli.clock import sleep_s
 from diloco_cli.errors import DegradedError
 
 if TYPE_CHECKING:
+    from diloco_cli.cli.run_argument import OpenRun
     from diloco_cli.observe.status import Status
     from diloco_cli.protocol.state import RunState
 
@@ -38,11 +39,19 @@ def status(
     if as_json:
         print_json("status", status_json(current))
     else:
-        from diloco_cli.observe.render import status_view
-
-        console().print(status_view(current))
+        _print(current)
     if exit_code and current.state in DEGRADED:
         raise DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
+
+
+def _print(current: Status) -> None:
+    """Rich only where there are colours to show: it takes its time to load."""
+    from diloco_cli.observe.render import status_text, status_view
+
+    if sys.stdout.isatty():
+        console().print(status_view(current))
+    else:
+        print(status_text(current))
 
 
 def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import TYPE_CHECKING
 
 import typer
 
 from diloco_cli import __version__
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
+from diloco_cli.cli.run_argument import RunArgument, open_run
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import TryAgainError
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import ProcessClaim
-from diloco_cli.protocol.requests import ask_to_stop, stop_without_syncer
-from diloco_cli.protocol.state import RunState
 from diloco_cli.randomness import nonce
+
+if TYPE_CHECKING:
+    from diloco_cli.cli.run_argument import OpenRun
+    from diloco_cli.protocol.state import RunState
 
 SYNCER_ANSWERS_S = 10.0
 
@@ -33,7 +33,7 @@ def stop(
 ) -> None:
     """Stop a run cleanly."""
     opened = open_run(run)
-    state = perform(read_log(opened.format), opened.store, opened.clock)
+    state = head_of(opened)
     if state.phase == "RUNNING":
         state = stop_run(opened, timeout_s)
     else:
@@ -50,9 +50,13 @@ def stop_run(opened: OpenRun, timeout_s: float) -> RunState:
     deadline_s = monotonic_s() + timeout_s
     while state.phase == "RUNNING" and monotonic_s() < deadline_s:
         sleep_s(0.1)
-        state = perform(read_log(opened.format, state), opened.store, opened.clock)
+        state = head_of(opened, state)
     if state.phase != "RUNNING":
         return state
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.records import ProcessClaim
+    from diloco_cli.protocol.requests import stop_without_syncer
+
     talk("no syncer answers: committing the stop from here")
     claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
     steps = stop_without_syncer(opened.format, claim, utc_now_text(), "diloco stop, no syncer alive")
@@ -64,6 +68,17 @@ def stop_run(opened: OpenRun, timeout_s: float) -> RunState:
 
 def request_stop(opened: OpenRun, reason: str) -> RunState:
     """Write the request; the syncer carries it out."""
-    state = perform(read_log(opened.format), opened.store, opened.clock)
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.requests import ask_to_stop
+
+    state = head_of(opened)
     perform(ask_to_stop(state, nonce(), utc_now_text(), reason), opened.store, opened.clock)
     return state
+
+
+def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
+    """The log, read to its end."""
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.log import read_log
+
+    return perform(read_log(opened.format, known), opened.store, opened.clock)

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.cli.status import read_status
-from diloco_cli.cli.stop import request_stop
+from diloco_cli.cli.stop import head_of, request_stop
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.launch.events import Event, Outcome
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_unit
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
 
@@ -73,12 +71,12 @@ def request_only(opened: OpenRun) -> None:
 
 def _phase_reader(opened: OpenRun) -> Callable[[], str]:
     """The run's phase in the bucket. A stop from before this supervision does not count: the run is being resumed."""
-    known = perform(read_log(opened.format), opened.store, opened.clock)
+    known = head_of(opened)
     stopped_at = known.n if known.phase == "STOPPED" else None
 
     def phase() -> str:
         nonlocal known
-        known = perform(read_log(opened.format, known), opened.store, opened.clock)
+        known = head_of(opened, known)
         return "RUNNING" if known.n == stopped_at else known.phase
 
     return phase

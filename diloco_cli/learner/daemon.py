@@ -160,6 +160,7 @@ def _beat(trainer: Trainer, meter: MeteredStore, earlier: LearnerBeat | None) ->
         position=progress.position,
         tokens_per_s=round(facts.tokens_per_s, 1),
         behind=progress.behind(),
+        mean_tokens_per_s=round(facts.mean_tokens_per_s, 1),
         loss=facts.loss,
         up_bytes=counts.bytes_up + (earlier.up_bytes if earlier else 0),
         down_bytes=counts.bytes_down + (earlier.down_bytes if earlier else 0),

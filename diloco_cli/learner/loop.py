@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from diloco_cli.algorithm.flat import gather, scatter
-from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.exchange import Arrival, Exchange
 from diloco_cli.learner.inner import REWARM_STEPS, inner_state, learning_rate, set_learning_rate
@@ -32,6 +32,7 @@ class Facts:
     state: str = "STARTING"
     loss: float | None = None
     tokens_per_s: float = 0.0
+    mean_tokens_per_s: float = 0.0
     blocked_s: float = 0.0
     busy_s: float = 0.0
     note: str = ""
@@ -103,6 +104,9 @@ class Trainer:
                 hint="lower train.inner.lr; a restart begins at the newest committed parameters",
             )
         self.progress.stepped()
+        if self.progress.steps == 1:
+            name, incarnation = self.progress.learner, self.progress.incarnation
+            print(f"{utc_now_text()} {name}: incarnation {incarnation} made its first step", flush=True)
 
     def learning_rate(self) -> float:
         settings = self.run.settings
@@ -205,3 +209,4 @@ class Trainer:
         self.facts.busy_s += step_s
         rate = self.progress.island.batch_tokens / max(step_s, 1e-9)
         self.facts.tokens_per_s += (rate - self.facts.tokens_per_s) * (0.05 if self.facts.tokens_per_s else 1.0)
+        self.facts.mean_tokens_per_s = self.progress.steps * self.progress.island.batch_tokens / self.facts.busy_s

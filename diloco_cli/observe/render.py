@@ -9,13 +9,14 @@ from diloco_cli.observe.status import TOOK_PART, LearnerStatus, Status
 from diloco_cli.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.text import Text
 
-GOOD, BAD, CALM = "green", "red", "yellow"
-STATE_STYLES = {
-    **dict.fromkeys(("RUNNING", "TRAINING", "UPLOADING", "SERVING", "MERGING", "FINISHED", "DONE"), GOOD),
-    **dict.fromkeys(("LOST", "FAILED", "SILENT"), BAD),
-}
+RECENT_LINES = 5
+STYLES = (
+    (("RUNNING", "TRAINING", "UPLOADING", "SERVING", "MERGING", "FINISHED", "DONE"), "green"),
+    (("LOST", "FAILED", "SILENT"), "bold red"),
+    (("STARTING", "DEGRADED", "SUSPECT", "WAITING", "RECOVERING", "STOPPED", "DRAINING"), "yellow"),
+)
 
 
 def escaped(text: str) -> str:
@@ -55,43 +56,52 @@ def participation_bar(learner: LearnerStatus) -> str:
     return learner.last_10.replace(TOOK_PART, "█").replace(".", "·")
 
 
-def status_view(status: Status) -> RenderableType:
-    """The whole screen."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+COLUMNS = ("LEARNER", "STATE", "INC", "HEARD", "BEHIND", "STEP", "TOK/S", "IN LAST 10", "LOSS", "UP/DOWN", "NOTE")
+LEFT = frozenset({"LEARNER", "STATE", "IN LAST 10", "NOTE"})
 
-    state = (status.state, f"bold {STATE_STYLES.get(status.state, CALM)}")
-    title = Text.assemble("run ", (status.run, "bold"), "   ", state, "   ", headline(status))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("LEARNER", "STATE"):
-        table.add_column(name, no_wrap=True)
-    for name in ("INC", "HEARD", "BEHIND", "STEP", "TOK/S"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("IN LAST 10", no_wrap=True, min_width=10)
-    for name in ("LOSS", "UP/DOWN"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("NOTE", overflow="fold")
-    for learner in status.learners:
-        table.add_row(*_learner_cells(learner))
+
+def status_text(status: Status) -> str:
+    """The whole screen as plain text: two lines, a row a unit, what happened lately."""
+    rows = [COLUMNS, *(_learner_cells(learner) for learner in status.learners)]
     if status.syncer is not None:
-        heard = _age(status.syncer.heard_s)
-        style = STATE_STYLES.get(status.syncer.state, CALM)
         note = f"epoch {status.syncer.epoch}   {escaped(status.reason)}"
-        table.add_row("syncer", Text(status.syncer.state, style), "", heard, "", "", "", "", "", "", note)
-    recent = [Text(f"{_clock(e.time)}  {e.unit}: {escaped(e.text)}", "dim") for e in status.recent[:5]]
-    lines: list[RenderableType] = [title, Text(pulse(status)), table]
+        rows.append(("syncer", status.syncer.state, "", _age(status.syncer.heard_s), *[""] * 6, note))
+    lines = [f"run {status.run}   {status.state}   {headline(status)}", pulse(status), *_aligned(rows)]
     if status.store is not None and status.store.retrying:
-        lines.append(Text(f"store: {escaped(status.store.retrying)}", BAD))
-    return Group(*lines, *([Text("recent:", "bold"), *recent] if recent else []))
+        lines.append(f"store: {escaped(status.store.retrying)}")
+    if status.recent:
+        lines.append("recent:")
+        lines += [f"{_clock(e.time)}  {e.unit}: {escaped(e.text)}" for e in status.recent[:RECENT_LINES]]
+    return "\n".join(lines)
 
 
-def _learner_cells(learner: LearnerStatus) -> list[RenderableType]:
+def status_view(status: Status) -> Text:
+    """The same for a terminal: states in colour."""
     from rich.text import Text
 
+    view = Text(status_text(status))
+    view.highlight_words([status.run], "bold")
+    view.highlight_words([" ".join(COLUMNS[:1]), "recent:"], "bold")
+    for words, style in STYLES:
+        view.highlight_regex(rf"\b({'|'.join(words)})\b", style)
+    return view
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     return [
+        "  ".join(
+            cell.ljust(width) if name in LEFT else cell.rjust(width)
+            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _learner_cells(learner: LearnerStatus) -> tuple[str, ...]:
+    return (
         escaped(learner.name),
-        Text(learner.state, STATE_STYLES.get(learner.state, CALM)),
+        learner.state,
         str(learner.incarnation),
         _age(learner.heard_s),
         str(learner.behind),
@@ -101,7 +111,7 @@ def _learner_cells(learner: LearnerStatus) -> list[RenderableType]:
         f"{learner.loss:.2f}" if learner.loss is not None else "",
         f"{format_size(learner.up_bytes)}/{format_size(learner.down_bytes)}",
         escaped(learner.note),
-    ]
+    )
 
 
 def plain_line(status: Status) -> str:

@@ -29,6 +29,7 @@ class LearnerBeat:
     position: int
     tokens_per_s: float
     behind: int
+    mean_tokens_per_s: float = 0.0
     loss: float | None = None
     up_bytes: int = 0
     down_bytes: int = 0
