@@ -92,6 +92,13 @@ class NoSpaceError(DilocoError):
     exit_status = 13
 
 
+class TerminatedError(DilocoError):
+    """SIGTERM came; what is committed is committed."""
+
+    code = "terminated"
+    exit_status = 143
+
+
 class TryAgainError(DilocoError):
     """Not now; the same command may work later."""
 

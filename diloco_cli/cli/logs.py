@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 def logs(
     unit: str | None = typer.Argument(None, help="A learner's name, syncer or supervisor; all if none is given."),
     run: str | None = typer.Option(None, "--run", help="Name or URL of the run; the newest one here if not given."),
-    lines: int = typer.Option(20, "-n", "--lines", min=0, help="How many last lines of each log."),
+    lines: int = typer.Option(20, "--lines", min=0, help="How many last lines of each log."),
     follow: bool = typer.Option(False, "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:
     """Print logs, each line with its unit in front if there are several."""

@@ -11,8 +11,8 @@ import torch
 
 from diloco_cli import __version__
 from diloco_cli.algorithm.flat import parameter_facts
-from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
-from diloco_cli.errors import UsageError
+from diloco_cli.clock import monotonic_s, utc_now_text
+from diloco_cli.errors import TerminatedError, UsageError
 from diloco_cli.layout import balanced_layout
 from diloco_cli.learner.exchange import Exchange
 from diloco_cli.learner.inner import build_optimizer, restore_inner_state
@@ -29,39 +29,45 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import RetryingStore
+from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.tasks.build import build_data, build_model
 
 CLEAN_STOP_S = 5.0
-TERMINATED = 128 + signal.SIGTERM
 
 
 def run_learner(url: str, name: str, device: str | None) -> int:
-    """Exit status: 0 when the run is over, 143 after a clean stop by SIGTERM. Raises FencedError (9) and others."""
+    """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others."""
     stop = threading.Event()
     _stop_on_signals(stop)
     bare = open_store(url)
-    clock = SystemClock(monotonic_s, lambda seconds: _interruptible_sleep(stop, seconds), lambda: None)
-    run = perform(read_format(url), RetryingStore(bare, stop=stop.is_set), clock)
+    clock = SystemClock(monotonic_s, stop.wait, lambda: _raise_if(stop))
+    run = perform(read_format(url), RetryingStore(bare, sleep=stop.wait, stop=stop.is_set), clock)
     island = run.island(name)
     if island is None:
         names = ", ".join(i.name for i in run.islands)
         raise UsageError(f"run {run.name} has no island {name!r}; it has: {names}")
     torch.set_num_threads(run.settings.train.threads)
     meter = MeteredStore(_behind_its_link(bare, island))
-    store = RetryingStore(meter, stop=stop.is_set)
+    store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_set)
     trainer = _prepare(run, island, store, meter, clock, device, stop)
     try:
         trainer.train()
+        _raise_if(stop)
+        trainer.facts.state = "DONE"
+    except TerminatedError:
+        trainer.facts.state = "DONE"
+        raise
+    except BaseException:
+        trainer.facts.state = "FAILED"
+        raise
     finally:
-        trainer.facts.state = "DRAINING"
         trainer.exchange.close(CLEAN_STOP_S)
-    return TERMINATED if stop.is_set() else 0
+    return 0
 
 
 def _prepare(
-    run: RunFormat, island: Island, store: Store, meter: MeteredStore, clock: SystemClock,
+    run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, clock: SystemClock,
     device_name: str | None, stop: threading.Event,
 ) -> Trainer:  # fmt: skip
     device = choose_device(device_name or island.accelerator)
@@ -75,7 +81,7 @@ def _prepare(
     earlier = _earlier_beat(store, island.name)
 
     def beat() -> LearnerBeat:
-        return _beat(trainer, meter, earlier)
+        return _beat(trainer, meter, store, earlier)
 
     exchange = Exchange(run, progress, joined.state, store, clock, beat)
     trainer = Trainer(run, progress, exchange, model, optimizer, data, device, stop.is_set, facts)
@@ -149,7 +155,7 @@ def _earlier_beat(store: Store, name: str) -> LearnerBeat | None:
         return None
 
 
-def _beat(trainer: Trainer, meter: MeteredStore, earlier: LearnerBeat | None) -> LearnerBeat:
+def _beat(trainer: Trainer, meter: MeteredStore, store: RetryingStore, earlier: LearnerBeat | None) -> LearnerBeat:
     facts, counts, progress = trainer.facts, meter.counts, trainer.progress
     state = "UPLOADING" if facts.state == "TRAINING" and trainer.exchange.uploading else facts.state
     return LearnerBeat(
@@ -167,14 +173,13 @@ def _beat(trainer: Trainer, meter: MeteredStore, earlier: LearnerBeat | None) ->
         requests=counts.num_requests + (earlier.requests if earlier else 0),
         blocked_percent=round(100 * facts.blocked_s / facts.busy_s, 3) if facts.busy_s else 0.0,
         note=facts.note,
+        retrying=retrying_text(store),
     )
 
 
-def _interruptible_sleep(stop: threading.Event, seconds: float) -> None:
+def _raise_if(stop: threading.Event) -> None:
     if stop.is_set():
-        sleep_s(seconds)
-    else:
-        stop.wait(seconds)
+        raise TerminatedError("stopped by a signal")
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

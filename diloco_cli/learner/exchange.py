@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +21,7 @@ from diloco_cli.algorithm.codecs import codec
 from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.digests import digest
-from diloco_cli.errors import FencedError
+from diloco_cli.errors import DilocoError, FencedError
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import Clock, perform
 from diloco_cli.protocol.joining import fetch_cast, newer_incarnation, publish
@@ -141,7 +142,8 @@ class Exchange:
         self._threads[0].join(timeout_s)
         self._stop.set()
         self._threads[1].join(timeout_s)
-        self._store.put(beat_key(self.progress.learner), encode(self._beat()))
+        with suppress(DilocoError):  # a last word; nothing depends on it
+            self._store.put(beat_key(self.progress.learner), encode(self._beat()))
 
     # -- the uploader -------------------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from diloco_cli import clock, randomness
-from diloco_cli.errors import StoreError
+from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
 from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbiddenError
 
 SHORTEST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 20.0
+FULL_DISK_PAUSE_S = 2.0
 
 T = TypeVar("T")
 
@@ -27,9 +28,11 @@ class Retrying:
     last_error: str
 
 
-def pause_s(attempt: int, error: StoreError, jitter: float) -> float:
-    """How long to wait after the attempt (the first is 1). Forbidden calls are repeated slowly: only a
-    person can help there, and a refused login in a fast loop looks like an attack."""
+def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
+    """How long to wait after the attempt (the first is 1). Forbidden calls are repeated slowly: only a person can
+    help there, and a refused login in a fast loop looks like an attack. A full disk is looked at every few seconds."""
+    if isinstance(error, NoSpaceError):
+        return FULL_DISK_PAUSE_S * (1 + jitter)
     if isinstance(error, StoreForbiddenError):
         return LONGEST_PAUSE_S / 2 * (1 + jitter)
     ceiling_s = min(LONGEST_PAUSE_S, 2 * SHORTEST_PAUSE_S * 2.0 ** min(attempt - 1, 30))
@@ -94,6 +97,10 @@ class RetryingStore:
     def stat(self, key: str) -> ObjectStat | None:
         return self._persist("stat", lambda: self._store.stat(key))
 
+    def _may_help(self, error: DilocoError) -> bool:
+        """A full disk is worth waiting for in the background, where a person can free it while the work goes on."""
+        return self._deadline_s is None if isinstance(error, NoSpaceError) else is_retryable(error)
+
     def _persist(self, verb: str, call: Callable[[], T]) -> T:
         started_s = self._monotonic()
         failing: Retrying | None = None
@@ -102,8 +109,8 @@ class RetryingStore:
             while True:
                 try:
                     return call()
-                except StoreError as error:
-                    if not is_retryable(error) or self._stop():
+                except (StoreError, NoSpaceError) as error:
+                    if not self._may_help(error) or self._stop():
                         raise
                     failing = _again(failing, verb, error)
                     pause = pause_s(failing.attempts, error, self._jitter())
@@ -122,11 +129,19 @@ class RetryingStore:
                 self._failing.pop(thread, None)
 
 
-def is_retryable(error: StoreError) -> bool:
+def is_retryable(error: DilocoError) -> bool:
     """Whether the same call may work later."""
     return bool(getattr(error, "retryable", False))
 
 
-def _again(failing: Retrying | None, verb: str, error: StoreError) -> Retrying:
+def _again(failing: Retrying | None, verb: str, error: DilocoError) -> Retrying:
     since_s, attempts = (failing.since_s, failing.attempts) if failing else (clock.wall_s(), 0)
     return Retrying(since_s, attempts + 1, verb, str(error))
+
+
+def retrying_text(store: RetryingStore) -> str:
+    """`create fails for 12 s: disk full`, or nothing: for beats and status."""
+    failing = store.retrying
+    if failing is None:
+        return ""
+    return f"{failing.verb} fails for {clock.wall_s() - failing.since_s:.0f} s: {failing.last_error}"

@@ -13,7 +13,7 @@ import torch
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.errors import DilocoError
+from diloco_cli.errors import TerminatedError
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import SYNCER, beat_key
 from diloco_cli.protocol.log import read_format
@@ -25,27 +25,19 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import RetryingStore
+from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
 
-TERMINATED = 128 + signal.SIGTERM
-
-
-class TerminatedError(DilocoError):
-    """SIGTERM came; what is committed is committed."""
-
-    code = "terminated"
-    exit_status = TERMINATED
-
 
 def run_syncer(url: str) -> int:
-    """Exit status: 0 when the run is over, 143 after SIGTERM. Raises FencedError (9) when another syncer took over."""
+    """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
+    syncer took over."""
     stop = threading.Event()
     _stop_on_signals(stop)
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
     meter = MeteredStore(open_store(url))
-    store = RetryingStore(meter, stop=stop.is_set)
+    store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_set)
     clock = SystemClock(monotonic_s, stop.wait, lambda: _raise_if(stop))
     run = perform(read_format(url), store, clock)
     evaluator = EvaluatorProcess(url)
@@ -61,14 +53,12 @@ def run_syncer(url: str) -> int:
     )
     try:
         perform(syncer.serve(), store, clock)
-    except TerminatedError:
-        return TERMINATED
     finally:
         evaluator.close()
     return 0
 
 
-def _beat_facts(meter: MeteredStore, store: Store) -> Any:
+def _beat_facts(meter: MeteredStore, store: RetryingStore) -> Any:
     """What only this process knows, added to the syncer's beat; counts go on from an earlier process's."""
     earlier = _earlier(store)
     process = psutil.Process()
@@ -80,6 +70,7 @@ def _beat_facts(meter: MeteredStore, store: Store) -> Any:
             "down_bytes": counts.bytes_down + earlier.get("down_bytes", 0),
             "requests": counts.num_requests + earlier.get("requests", 0),
             "memory_bytes": process.memory_info().rss,
+            "retrying": retrying_text(store),
         }
 
     return facts

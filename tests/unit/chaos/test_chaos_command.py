@@ -66,5 +66,5 @@ def test_logs_name_their_units_if_there_are_several(invoke):
     for unit in ("iowa", "syncer"):
         log_path("nano", unit).parent.mkdir(parents=True, exist_ok=True)
         log_path("nano", unit).write_text(f"one\n\x1b[31m{unit}\n")
-    assert invoke("logs", "-n", "1") == "iowa   | \\x1b[31miowa\nsyncer | \\x1b[31msyncer\n"
+    assert invoke("logs", "--lines", "1") == "iowa   | \\x1b[31miowa\nsyncer | \\x1b[31msyncer\n"
     assert invoke("logs", "syncer") == "one\n\\x1b[31msyncer\n"

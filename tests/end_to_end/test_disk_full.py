@@ -1,0 +1,54 @@
+"""The bucket's disk fills up while a run goes on, and is freed again."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import Playground
+
+SIZE_MB = 160
+
+
+@pytest.fixture
+def small_disk(playground: Playground) -> Iterator[Path]:
+    """A small file system where the quickstart's bucket lies."""
+    bucket = playground.directory / "quickstart" / "bucket"
+    bucket.mkdir(mode=0o700)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m,mode=0700", "tmpfs", str(bucket)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield bucket
+    subprocess.run(["umount", "-l", str(bucket)], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_it_is_freed(
+    playground: Playground, small_disk: Path
+) -> None:
+    playground.launch(tokens=10_000_000)
+    playground.wait_for(lambda s: s["commit"] >= 4)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb") as out:
+        try:
+            while True:
+                out.write(b"\0" * 65_536)
+                out.flush()
+        except OSError:
+            pass
+    time.sleep(6)
+    full = playground.json("status", "quickstart")
+    assert playground.run("verify", "quickstart").returncode == 0, "something torn lies in the bucket"
+    units = playground.pids()
+    ballast.unlink()
+    playground.wait_for(lambda s: s["commit"] >= full["commit"] + 5, timeout_s=60)
+    assert playground.pids() == units, "units waited for the disk; nobody had to be restarted"
+    assert playground.run("stop", "quickstart").returncode == 0
+    assert playground.json("verify", "quickstart")["ok"]
