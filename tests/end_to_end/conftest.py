@@ -46,8 +46,9 @@ class Playground:
         data: dict[str, Any] = json.loads(done.stdout)["data"]
         return data
 
-    def launch(self, tokens: int) -> None:
-        done = self.run("launch", "quickstart/run.yaml", "--detach", "--set", f"train.tokens={tokens}", *SMALL)
+    def launch(self, tokens: int, *more: str) -> None:
+        words = ["--set", f"train.tokens={tokens}", *SMALL, *more]
+        done = self.run("launch", "quickstart/run.yaml", "--detach", *words)
         assert done.returncode == 0, done.stderr
 
     def wait_for(self, reached: Callable[[dict[str, Any]], bool], timeout_s: float = 120) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def small_disk(playground: Playground) -> Iterator[Path]:
 def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_it_is_freed(
     playground: Playground, small_disk: Path
 ) -> None:
-    playground.launch(tokens=10_000_000)
+    playground.launch(10_000_000, "--set", "train.inner.save_every=1000", "--set", "sync.every=64")
     playground.wait_for(lambda s: s["commit"] >= 4)
     ballast = small_disk / "ballast"
     with ballast.open("wb") as out:
