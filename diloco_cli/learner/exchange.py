@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -26,7 +25,7 @@ from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import Clock, perform
 from diloco_cli.protocol.joining import fetch_cast, newer_incarnation, publish
 from diloco_cli.protocol.keys import beat_key, inner_key
-from diloco_cli.protocol.log import next_commit
+from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.quorum import moving_average
 from diloco_cli.protocol.records import Output, RunFormat, Timings
@@ -71,7 +70,8 @@ class Exchange:
         self._upload_codec = codec(run.settings.sync.codec)
         self._cast_codec = codec(run.settings.sync.broadcast)
         self._uploads: queue.Queue[Upload | dict[str, torch.Tensor] | None] = queue.Queue()
-        self._arrivals: deque[Arrival] = deque()
+        self._arrivals: dict[int, Arrival] = {}
+        self._lock = threading.Lock()
         self._bases: dict[int, torch.Tensor] = {}
         self._sent: dict[int, dict[int, torch.Tensor]] = {f: {} for f in range(run.num_fragments)}
         self._fetched = {output.fragment: output.version for output in state.outputs}
@@ -80,15 +80,22 @@ class Exchange:
         self._threads: list[threading.Thread] = []
         self.state = state
         self.news = threading.Event()
-        self.timings = Timings(slot_s=progress.island.local_steps * progress.island.step_s / run.num_fragments)
+        self._step_s = self._upload_s = self._adoption_s = 0.0
+        self._slot_s = progress.island.local_steps * progress.island.step_s / run.num_fragments
         self.inner: str | None = None
+        self.trouble = ""
         self.uploading = False
 
     # -- called by the training thread --------------------------------------------------------------------------
 
     def load_all(self) -> list[Arrival]:
         """The newest committed version of every fragment: what a new incarnation starts from."""
-        return [self._fetch(output, monotonic_s()) for output in self.state.outputs]
+        arrivals = []
+        for output in self.state.outputs:
+            while (arrival := self._fetch(output, monotonic_s())) is None:
+                self._clock.sleep_s(POLL_BOUNDS_S[1])
+            arrivals.append(arrival)
+        return arrivals
 
     def start(self) -> None:
         for target in (self._upload_loop, self._follow_loop):
@@ -97,19 +104,23 @@ class Exchange:
             self._threads.append(thread)
 
     def arrivals(self) -> list[Arrival]:
-        """What has arrived since the last call, oldest first. Raises what ended a background thread."""
+        """The newest of each fragment that has arrived since the last call. Raises what ended a background thread."""
         if self._failure is not None:
             raise self._failure
-        found = []
-        while self._arrivals:
-            found.append(self._arrivals.popleft())
-        return found
+        with self._lock:
+            arrived, self._arrivals = self._arrivals, {}
+        return [arrived[fragment] for fragment in sorted(arrived)]
 
     def adopted(self, arrival: Arrival) -> None:
         self._bases[arrival.output.fragment] = arrival.values
         self._sent[arrival.output.fragment] = {}
         delay_s = monotonic_s() - arrival.known_s
-        self.timings = replace(self.timings, adoption_s=moving_average(self.timings.adoption_s or None, delay_s))
+        self._adoption_s = moving_average(self._adoption_s or None, delay_s)
+
+    @property
+    def timings(self) -> Timings:
+        """Each average is written by one thread alone."""
+        return Timings(self._step_s, self._slot_s, self._upload_s, self._adoption_s)
 
     def has_base(self, fragment: int) -> bool:
         return fragment in self._bases
@@ -120,11 +131,10 @@ class Exchange:
 
     def step_took(self, seconds: float) -> None:
         """A slow average: one step's time is noisy, and H_i follows it."""
-        average = self.timings.step_s
-        self.timings = replace(self.timings, step_s=average + 0.05 * (seconds - average) if average else seconds)
+        self._step_s += 0.05 * (seconds - self._step_s) if self._step_s else seconds
 
     def slot_took(self, seconds: float) -> None:
-        self.timings = replace(self.timings, slot_s=moving_average(self.timings.slot_s or None, seconds))
+        self._slot_s = moving_average(self._slot_s or None, seconds)
 
     def send(self, draft: Draft, values: torch.Tensor, loss: float | None) -> None:
         """Offer fragment values [n] float32 against the base adopted last; returns at once."""
@@ -142,6 +152,8 @@ class Exchange:
         self._threads[0].join(timeout_s)
         self._stop.set()
         self._threads[1].join(timeout_s)
+        if isinstance(self._failure, FencedError):
+            return  # the successor's beat is there now
         with suppress(DilocoError):  # a last word; nothing depends on it
             self._store.put(beat_key(self.progress.learner), encode(self._beat()))
 
@@ -167,7 +179,7 @@ class Exchange:
         )
         perform(publish(offer, payload), self._store, self._clock)
         took_s = monotonic_s() - started_s
-        self.timings = replace(self.timings, upload_s=moving_average(self.timings.upload_s or None, took_s))
+        self._upload_s = moving_average(self._upload_s or None, took_s)
 
     def _upload_inner(self, tensors: dict[str, torch.Tensor]) -> None:
         data = to_bytes(tensors)
@@ -192,27 +204,30 @@ class Exchange:
                 sleep_s(min(high, max(low, self.timings.slot_s / 20)))
 
     def _follow_once(self, now_s: float) -> bool:
-        """Read one commit, fetch what it brings; False if there is none yet."""
-        state = perform(next_commit(self.run, self.state), self._store, self._clock)
-        if state is None:
-            return False
-        while (later := perform(next_commit(self.run, state), self._store, self._clock)) is not None:
-            state = later
+        """Read what is new in the log and fetch what it brings; False if nothing is."""
+        state = perform(read_log(self.run, self.state), self._store, self._clock)
+        news = state.n > self.state.n
         self.state = state
         for output in state.outputs:
             if output.version > self._fetched[output.fragment]:
-                self._arrivals.append(self._fetch(output, now_s))
-                self._fetched[output.fragment] = output.version
-        self.news.set()
-        return True
+                arrival = self._fetch(output, now_s)
+                if arrival is not None:
+                    with self._lock:
+                        self._arrivals[output.fragment] = arrival
+                    self._fetched[output.fragment] = output.version
+        if news:
+            self.news.set()
+        return news
 
-    def _fetch(self, output: Output, known_s: float) -> Arrival:
-        while True:
-            data = perform(fetch_cast(output), self._store, self._clock)
-            if data is not None:
-                size = self.run.layout.fragments[output.fragment].num_parameters
-                return Arrival(output, self._cast_codec.from_bytes(data, size), known_s)
-            self._clock.sleep_s(POLL_BOUNDS_S[1])
+    def _fetch(self, output: Output, known_s: float) -> Arrival | None:
+        """A committed version, or None if its cast is not (or not whole) in the store now: the next turn tries again,
+        with the newest version by then."""
+        data = perform(fetch_cast(output), self._store, self._clock)
+        self.trouble = "" if data is not None else f"version {output.version} of fragment {output.fragment} is damaged"
+        if data is None:
+            return None
+        size = self.run.layout.fragments[output.fragment].num_parameters
+        return Arrival(output, self._cast_codec.from_bytes(data, size), known_s)
 
     def _check_fence(self) -> None:
         learner, incarnation = self.progress.learner, self.progress.incarnation

@@ -6,7 +6,7 @@ adopt what has arrived; draw a batch; forward, backward, inner step; count; offe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -70,6 +70,7 @@ class Trainer:
         while not self._over():
             blocked_s = self._timed(self.hear)
             if not self._may_step():
+                self._wait_at_the_bound()
                 continue
             started_s = monotonic_s()
             self.step()
@@ -132,8 +133,13 @@ class Trainer:
             else:
                 self.adopt(arrival)
         if self.progress.heard(self.exchange.state, self.exchange.timings.step_s):
-            for index, fragment in enumerate(self.run.layout.fragments):
-                scatter(fragment, self.exchange.sent_values(index, None), self.tensors)
+            self.go_back(range(self.run.num_fragments))
+        self.go_back(self.progress.overgrown())
+
+    def go_back(self, fragments: Iterable[int]) -> None:
+        """Drop the progress on these fragments: to the parameters as they were adopted."""
+        for index in fragments:
+            scatter(self.run.layout.fragments[index], self.exchange.sent_values(index, None), self.tensors)
 
     def adopt(self, arrival: Arrival) -> None:
         """Take over a committed version: by replacement, or keeping what was learned while it was in flight."""
@@ -180,14 +186,18 @@ class Trainer:
 
     def _may_step(self) -> bool:
         permit = self.progress.may_step()
-        self.facts.note = permit.reason
+        self.facts.note = permit.reason or self.exchange.trouble
         if permit.allowed:
             self.facts.state = "TRAINING"
             return True
+        return False
+
+    def _wait_at_the_bound(self) -> None:
         self.facts.state = "WAITING"
+        for draft in self.progress.due_at_the_bound():
+            self.send(draft)
         self.exchange.news.wait(PAUSE_S)
         self.exchange.news.clear()
-        return False
 
     def _save_inner_now_and_then(self) -> None:
         every = self.run.settings.train.inner.save_every * self.progress.island.local_steps

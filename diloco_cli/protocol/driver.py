@@ -12,11 +12,14 @@ Result = TypeVar("Result")
 
 
 class Clock(Protocol):
-    """A monotonic clock and a way to pass time, which may end early by raising."""
+    """A monotonic clock, a way to pass time, and a question asked before every operation: `check` may end the work by
+    raising, which is safe anywhere."""
 
     def now_s(self) -> float: ...
 
     def sleep_s(self, seconds: float) -> None: ...
+
+    def check(self) -> None: ...
 
 
 def perform(steps: Steps[Result], store: Store, clock: Clock) -> Result:
@@ -28,6 +31,7 @@ def perform(steps: Steps[Result], store: Store, clock: Clock) -> Result:
         except StopIteration as stop:
             result: Result = stop.value
             return result
+        clock.check()
         answer = _perform_one(operation, store, clock)
 
 
@@ -46,7 +50,7 @@ def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
 
 
 class SystemClock:
-    """This machine's clock; `interrupted` is asked after every sleep and may raise to end the work."""
+    """This machine's clock; `interrupted` is asked before every operation and after every sleep."""
 
     def __init__(
         self, now_s: Callable[[], float], sleep_s: Callable[[float], object], interrupted: Callable[[], None]
@@ -58,4 +62,7 @@ class SystemClock:
 
     def sleep_s(self, seconds: float) -> None:
         self._sleep_s(seconds)
+        self.check()
+
+    def check(self) -> None:
         self._interrupted()

@@ -24,7 +24,6 @@ REASONS: dict[str, str] = {
     "norm_cap": "its norm is far above what this fragment has seen lately",
     "no_weight": "it brings no steps",
     "bad_record": "the offer itself is not well formed",
-    "slot_skipped": "its slot was skipped",
     "run_over": "the run ended",
 }
 

@@ -12,6 +12,8 @@ from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode
 
 MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
+MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most two a fragment
+RETIRE_S = 120.0
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Mailbox:
     incarnation: int
     next_seq: int = 0
     pending: list[Offer] = field(default_factory=list)
+    since_s: float = 0.0
 
 
 @dataclass
@@ -48,16 +51,28 @@ class Inbox:
 
     def look_for_incarnations(self, now_s: float) -> Steps[None]:
         for island in self.run.islands:
-            following = self.newest_incarnation(island.name) + 1
-            if (yield Get(incarnation_key(island.name, following))) is not None:
-                self._box(island.name, following)
+            newest = self.newest_incarnation(island.name)
+            while (yield Get(incarnation_key(island.name, newest + 1))) is not None:
+                newest += 1
+                self._box(island.name, newest).since_s = now_s
                 self.heard_s[island.name] = now_s
+            self._retire(island.name, self._box(island.name, newest), now_s)
+
+    def _retire(self, learner: str, newest: Mailbox, now_s: float) -> None:
+        """Nobody looks for ever after the offers of a process that was replaced long ago."""
+        if now_s - newest.since_s < RETIRE_S:
+            return
+        old = [
+            key for key, box in self.mailboxes.items() if key[0] == learner and box is not newest and not box.pending
+        ]
+        for key in old:
+            del self.mailboxes[key]
 
     def poll(self, state: RunState, now_s: float) -> Steps[int]:
         """Fetch offers that have appeared; returns how many."""
         found = 0
         for box in sorted(self.mailboxes.values(), key=lambda b: (b.learner, b.incarnation)):
-            for _ in range(MAX_OFFERS_PER_POLL):
+            for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
                 key = offer_key(box.learner, box.incarnation, box.next_seq)
                 data = yield Get(key)
                 if data is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from diloco_cli.protocol.eligibility import most_steps
 from diloco_cli.protocol.records import Island, Offer, Output, RunFormat, Timings
 from diloco_cli.protocol.schedule import (
     StepPermit,
@@ -68,6 +69,7 @@ class Progress:
         self.log_n = state.n
         self.head_slot = state.slot
         self.head_tokens = state.tokens(run.layout)
+        self._merges = state.merges
         self._progress = 0.0
 
     # -- stepping -----------------------------------------------------------------------------------------------
@@ -107,6 +109,26 @@ class Progress:
             if draft is not None:
                 drafts.append(draft)
         return drafts
+
+    def due_at_the_bound(self) -> list[Draft]:
+        """What a learner offers that may not step: every fragment with progress and no offer on its way, for its next
+        slot. Without this, one whose offers were all refused would wait for a merge that waits for it."""
+        slots = range(self.head_slot, self.head_slot + self.run.num_fragments)
+        drafts = [
+            self._draft(s) for s in slots if not self.books[fragment_of_slot(s, self.run.num_fragments)].outstanding
+        ]
+        return [draft for draft in drafts if draft is not None]
+
+    def overgrown(self) -> list[int]:
+        """Fragments whose progress has outgrown what an offer may claim: their books start anew, and their parameters
+        must go back to what was adopted. Only fragments that nobody merges for many rounds come here."""
+        found = [index for index, book in enumerate(self.books) if book.steps >= most_steps(self.run)]
+        for index in found:
+            self._start_anew(self.books[index])
+        return found
+
+    def _start_anew(self, book: FragmentBooks) -> None:
+        book.data_start, book.steps, book.sent = self.position, 0, []
 
     def _draft(self, slot: int) -> Draft | None:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
@@ -156,10 +178,10 @@ class Progress:
         """
         if state.n <= self.log_n:
             return False
-        tokens = state.tokens(self.run.layout)
-        if state.slot > self.head_slot or tokens > self.head_tokens:
+        if state.merges > self._merges:  # skips are no news: they bring no version to adopt
             self.steps_since_commit = 0
-        self.log_n, self.head_slot, self.head_tokens = state.n, state.slot, tokens
+        self.log_n, self.head_slot, self._merges = state.n, state.slot, state.merges
+        self.head_tokens = state.tokens(self.run.layout)
         known = state.learner(self.learner)
         if known.floor == self.incarnation:
             for book in self.books:
@@ -177,7 +199,7 @@ class Progress:
             return False
         self.position = data_end
         for book in self.books:
-            book.data_start, book.steps, book.sent = self.position, 0, []
+            self._start_anew(book)
         return True
 
     def adopted(self, output: Output) -> None:
@@ -195,13 +217,18 @@ class Progress:
         self._note_adoption(output)
 
     def kept_since(self, output: Output, state: RunState) -> Draft | None:
-        """With `rebase`: the send after which own progress is neither in `output` nor on its way in an offer: the
-        send that the merge applied, else the newest one; None is the adoption before."""
+        """With `rebase`: the send after which own progress is neither in `output` nor on its way in an offer. That is
+        the send that a merge applied; else the newest one that still waits for its fate; None: the adoption before."""
         sent = self.books[output.fragment].sent
-        applied = state.learner(self.learner).applied.get(output.fragment)
-        if applied is not None and (applied.produced, applied.incarnation) == (output.version, self.incarnation):
-            return next((draft for draft in sent if draft.seq == applied.seq), None)
-        return sent[-1] if sent else None
+        known = state.learner(self.learner)
+        applied = known.applied.get(output.fragment)
+        if applied is not None and applied.incarnation == self.incarnation and applied.produced <= output.version:
+            mine = next((draft for draft in sent if draft.seq == applied.seq), None)
+            if mine is not None:
+                return mine
+        settled = known.floor == self.incarnation
+        waiting = [draft for draft in sent if not (settled and known.has_fate(draft.seq))]
+        return waiting[-1] if waiting else None
 
     def _note_adoption(self, output: Output) -> None:
         book = self.books[output.fragment]

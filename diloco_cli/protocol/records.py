@@ -187,10 +187,11 @@ class Commit:
 
 @dataclass(frozen=True)
 class Request:
-    """An operator's intent, carried out by the syncer as a commit that names it."""
+    """An operator's intent, carried out by the syncer as a commit that names it. `resume` withdraws a stop that was
+    asked for and not carried out yet."""
 
     number: int
-    kind: Literal["stop"]
+    kind: Literal["stop", "resume"]
     nonce: str
     time: str
     reason: str = ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from diloco_cli.protocol.keys import request_key
 from diloco_cli.protocol.log import append, claim_epoch, read_log
-from diloco_cli.protocol.operations import Create, Steps
+from diloco_cli.protocol.operations import Create, Get, Steps
 from diloco_cli.protocol.records import Commit, ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
@@ -13,9 +15,22 @@ from diloco_cli.store.port import Created
 
 def ask_to_stop(state: RunState, nonce: str, time: str, reason: str) -> Steps[int]:
     """Write a stop request under the next free number, which is returned."""
+    return (yield from _ask(state, "stop", nonce, time, reason))
+
+
+def withdraw_stop(state: RunState, nonce: str, time: str) -> Steps[bool]:
+    """Before a run goes on: withdraw a stop that nobody was there to carry out. True if there was one."""
+    pending = yield Get(request_key(state.next_request))
+    if pending is None:
+        return False
+    yield from _ask(state, "resume", nonce, time, "diloco resume")
+    return True
+
+
+def _ask(state: RunState, kind: Literal["stop", "resume"], nonce: str, time: str, reason: str) -> Steps[int]:
     number = state.next_request
     while True:
-        mine = encode(Request(number, "stop", nonce, time, reason))
+        mine = encode(Request(number, kind, nonce, time, reason))
         answer = yield Create(request_key(number), mine)
         if isinstance(answer, Created) or answer.data == mine:
             return number

@@ -49,6 +49,7 @@ REQUEST_EVERY_S = 1.0
 INCARNATIONS_EVERY_S = 1.0
 MIN_ALIVE_S = 15.0
 ALIVE_SLOTS = 4
+FATES_WAIT_SLOTS = 2
 FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
 LONGEST_REASON = 500  # characters of a stranger's text in the log
@@ -183,22 +184,25 @@ class Syncer:
             self.state = later
 
     def _carry_out_request(self) -> Steps[bool]:
-        """One stop answers everybody who has asked for it until now; what is no request is refused in the log."""
-        newest, reason, malformed = None, None, ""
+        """One stop answers everybody who has asked for it until now, unless a later request withdraws it; what is no
+        request is refused in the log."""
+        newest, stop, refused = None, None, ""
         number = self.state.next_request
         while (data := (yield Get(request_key(number)))) is not None:
             try:
-                reason = decode(Request, data, request_key(number)).reason or "by request"
+                request = decode(Request, data, request_key(number))
+                stop, refused = (request, "") if request.kind == "stop" else (None, "an older stop was withdrawn")
             except RecordError as error:
-                malformed = f"request {number}: {error}"[:LONGEST_REASON]
+                refused = f"request {number}: {error}"[:LONGEST_REASON]
             newest, number = number, number + 1
         if newest is None:
             return False
-        if reason is None:
-            return (yield from self._commit("refuse", request=newest, reason=malformed))
+        if stop is None:
+            return (yield from self._commit("refuse", request=newest, reason=refused))
         self.inbox.refuse_all("run_over")
         fates = self.inbox.take_fates()
-        return (yield from self._commit("stop", request=newest, reason=reason[:LONGEST_REASON], fates=fates))
+        reason = (stop.reason or "by request")[:LONGEST_REASON]
+        return (yield from self._commit("stop", request=newest, reason=reason, fates=fates))
 
     def _newest_request(self) -> Steps[int | None]:
         number = self.state.next_request
@@ -223,6 +227,7 @@ class Syncer:
         if self.slot_due_s is None:
             self.slot_due_s = now_s
         present = yield from self._load_candidates(fragment)
+        self.loaded = {offer.id: self.loaded[offer.id] for offer in present}
         if present and self.first_offer_s is None:
             self.first_offer_s = now_s
         if len(present) >= sync.quorum and self.quorum_s is None:
@@ -241,10 +246,8 @@ class Syncer:
         decision = decide_slot(facts, grace, sync.skip_after_s)
         self.reason = decision.reason
         if decision.action == "wait":
-            return (yield from self._settle_waiting_fates(now_s)) if not present else False
+            return (yield from self._settle_waiting_fates(now_s))
         if decision.action == "skip":
-            for offer in present:
-                self.inbox.drop(offer, "slot_skipped")
             done = yield from self._commit("skip", slot=slot, reason=decision.reason, fates=self.inbox.take_fates())
         else:
             done = yield from self._merge(fragment, present, facts, grace, decision.reason)
@@ -259,7 +262,7 @@ class Syncer:
             return False
         if self.fates_since_s is None:
             self.fates_since_s = now_s
-        if now_s - self.fates_since_s < self.pace.slot_s:
+        if now_s - self.fates_since_s < FATES_WAIT_SLOTS * self.pace.slot_s:
             return False
         self.fates_since_s = None
         return (yield from self._commit("refuse", fates=self.inbox.take_fates()))

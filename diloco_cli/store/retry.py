@@ -89,7 +89,12 @@ class RetryingStore:
         return self._persist("list", lambda: self._store.list(prefix, after, limit))
 
     def put(self, key: str, data: bytes) -> None:
-        self._persist("put", lambda: self._store.put(key, data))
+        """Once: a put is a hint, and a hint that cannot be written must not hold up the work."""
+        try:
+            self._store.put(key, data)
+        except (StoreError, NoSpaceError) as error:
+            if not isinstance(error, NoSpaceError) and not is_retryable(error):
+                raise
 
     def delete(self, key: str) -> None:
         self._persist("delete", lambda: self._store.delete(key))

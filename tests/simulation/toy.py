@@ -145,13 +145,19 @@ def learner_steps(
             state = later
             for output in newer:
                 assert (yield from fetch_cast(output)) is not None, "a committed cast is missing"
-                progress.adopted(output)
+                if run.settings.sync.mixing == "rebase":
+                    progress.rebased(output, progress.kept_since(output, state))
+                else:
+                    progress.adopted(output)
         progress.heard(state)
         yield Sleep(STEP_S)
-        if not progress.may_step().allowed:
-            continue
-        progress.stepped()
-        for draft in progress.due():
+        progress.overgrown()
+        if progress.may_step().allowed:
+            progress.stepped()
+            drafts = progress.due()
+        else:
+            drafts = progress.due_at_the_bound()
+        for draft in drafts:
             offer = progress.offer(draft, "", 0, nonce(), Timings(slot_s=2 * STEP_S), None, None)
             payload = f"delta:{delta_of(offer)}".encode()
             offer = replace(offer, payload_digest=digest(payload), payload_bytes=len(payload))

@@ -1,0 +1,103 @@
+"""Whoever is left goes on: absent peers, late zombies, refused offers, stops that nobody carried out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from diloco_cli.protocol.requests import withdraw_stop
+from tests.simulation.sweeps import check
+from tests.simulation.test_requests import RUN, ask, done, started, state_of
+from tests.simulation.toy import Fleet, make_run
+
+MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
+
+
+def records(fleet: Fleet) -> list[dict[str, Any]]:
+    store = fleet.world.store
+    found = [store.get(key) for key in store.list("commit/", limit=100_000)]
+    return [json.loads(data) for data in found if data is not None]
+
+
+@MIXINGS
+def test_a_run_by_everybody_ends_and_adds_up(mixing: str) -> None:
+    fleet = Fleet(make_run(learners=3, fragments=3, merges=24, mixing=mixing)).start()
+    fleet.finish()
+    assert check(fleet).kinds.count("merge") >= 20
+
+
+@MIXINGS
+def test_every_fragment_merges_again_when_an_absent_peer_comes_back(mixing: str) -> None:
+    fleet = Fleet(make_run(learners=2, fragments=4, merges=200, quorum=2, mixing=mixing))
+    fleet.syncer()
+    fleet.learner("l0")
+    fleet.world.run(lambda: fleet.world.now_s > 60, 400)
+    before = len(records(fleet))
+    fleet.learner("l1")
+    fleet.world.run(lambda: fleet.world.now_s > 80, 400)
+    merged = Counter(record["slot"] % 4 for record in records(fleet)[before:] if record["kind"] == "merge")
+    assert len(merged) == 4 and min(merged.values()) >= 5, merged
+    check(fleet)
+
+
+@MIXINGS
+@pytest.mark.parametrize("ahead_s", [0.05, 0.1, 0.2, 0.3, 0.5, 0.8])
+def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahead_s: float) -> None:
+    fleet = Fleet(make_run(learners=1, fragments=1, merges=8, mixing=mixing)).start()
+    fleet.world.run(lambda: len(fleet.world.store.list("commit/")) >= 4, 30)
+    (zombie,), (syncer,) = fleet.living("l0"), fleet.living("syncer")
+    zombie.paused = True
+    successor = fleet.learner("l0")
+    fleet.world.run(lambda: "cast/" in str(successor.pending), 10)
+    successor.paused = True  # it has read where its data begins when the zombie offers once more
+    fleet.world.resume(zombie)
+    published = len(fleet.published.offers)
+    fleet.world.run(lambda: len(fleet.published.offers) > published, 10)
+    zombie.paused = syncer.paused = True
+    fleet.world.resume(successor)
+    until_s = fleet.world.now_s + ahead_s
+    fleet.world.run(lambda: fleet.world.now_s > until_s, 10)
+    zombie.steps.close()
+    zombie.ended = True
+    fleet.world.resume(syncer)
+    assert fleet.world.run(fleet.ended, 60)
+    check(fleet)
+
+
+def test_fates_do_not_wait_for_a_quorum_that_does_not_come() -> None:
+    fleet = Fleet(make_run(learners=2, fragments=2, merges=20, quorum=2, skip_after_s=1000.0))
+    fleet.syncer()
+    fleet.learner("l0")
+    fleet.world.run(lambda: fleet.world.now_s > 10, 400)
+    fates = [fate["reason"] for record in records(fleet) for fate in record["fates"]]
+    assert "superseded" in fates
+
+
+def test_what_a_syncer_holds_in_memory_does_not_grow_with_skipped_rounds() -> None:
+    fleet = Fleet(make_run(learners=2, fragments=2, merges=50, quorum=2, skip_after_s=0.5))
+    fleet.syncer()
+    fleet.learner("l0")
+    fleet.world.run(lambda: fleet.world.now_s > 60, 400)
+    assert state_of(fleet).skips > 20
+    assert len(fleet.published.offers) < 4 * 60, "offers are bounded while nobody merges"
+
+
+def test_a_stop_that_nobody_carried_out_does_not_stop_the_resumed_run() -> None:
+    fleet = started()
+    fleet.restart = False
+    for actor in fleet.world.actors:
+        actor.steps.close()
+        actor.ended = True
+    ask(fleet)
+    assert state_of(fleet).phase == "RUNNING"
+    assert (
+        done(fleet, fleet.world.start("operator", withdraw_stop(state_of(fleet), fleet.nonce(), "then"))).result is True
+    )
+    fleet.restart = True
+    fleet.start()
+    fleet.finish()
+    assert state_of(fleet).phase == "FINISHED"
+    assert state_of(fleet).tokens(RUN.layout) >= RUN.settings.train.tokens
