@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
@@ -73,6 +74,20 @@ def streaming_diloco(run: RunFormat, slots: int) -> torch.Tensor:
     return flat(run, final)
 
 
+def plain_training_slot_by_slot(run: RunFormat, slots: int) -> torch.Tensor:
+    """Plain training of one learner; of fragment k mod P, the values after the steps that slot k stands for."""
+    fragments, every = run.layout.fragments, run.settings.sync.every
+    model = build_model(run.settings)
+    optimizer = build_optimizer(model, run.settings.train.inner)
+    published = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for slot in range(slots):
+        for step in range(slot * every // len(fragments), (slot + 1) * every // len(fragments)):
+            inner_step(run, model, optimizer, 0, step)
+        for tensor in fragments[slot % len(fragments)].tensors:
+            published[tensor.name].copy_(dict(model.named_parameters())[tensor.name].detach())
+    return flat(run, published)
+
+
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert torch.linalg.vector_norm(found - expected) <= 1e-6 * torch.linalg.vector_norm(expected)
 
@@ -82,6 +97,25 @@ def test_one_learner_with_outer_lr_1_and_no_momentum_is_plain_training() -> None
     store, found = run_to_end(run)
     assert_close(flat(run, found), plain_training(run, steps=24))
     assert Replayer(store, run).replay().ok
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+def test_one_learner_that_rebases_is_plain_training_whatever_the_overlap(overlap: int) -> None:
+    """What is learned while a fragment is in flight comes back on top of it: nothing is lost, nothing counted twice."""
+    sync = no_overlap(fragments=3, overlap=overlap, mixing="rebase")
+    run = make_run(1, 4, sync, OuterSettings("sgd", 1.0, 0.0), CONSTANT)
+    store, found = run_to_end(run)
+    replay = Replayer(store, run).replay()
+    assert replay.ok
+    assert_close(flat(run, found), plain_training_slot_by_slot(run, replay.merges))
+
+
+def test_one_learner_that_replaces_loses_what_it_learned_in_flight() -> None:
+    """The same comparison tells replacement from rebasing: it can fail."""
+    run = make_run(1, 4, no_overlap(fragments=3, overlap=1), OuterSettings("sgd", 1.0, 0.0), CONSTANT)
+    store, found = run_to_end(run)
+    expected = plain_training_slot_by_slot(run, Replayer(store, run).replay().merges)
+    assert torch.linalg.vector_norm(flat(run, found) - expected) > 1e-3
 
 
 def test_one_learner_is_plain_training_bit_for_bit_on_dyadic_values() -> None:
