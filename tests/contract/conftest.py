@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_gcs import FakeGCS
 
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.memory import MemoryStore
@@ -20,6 +19,7 @@ from diloco_cli.store.port import Store
 from diloco_cli.store.prefixed import PrefixedStore
 from diloco_cli.store.retry import RetryingStore
 from diloco_cli.store.wan import EmulatedLink
+from tests.contract.fake_gcs import FakeGCS
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from fake_gcs import FakeGCS, Kind
 
 import diloco_cli.store.gcs as gcs_module
 from diloco_cli.store.gcs import GCSStore
@@ -18,6 +17,7 @@ from diloco_cli.store.port import (
     StoreUnavailableError,
 )
 from diloco_cli.store.retry import RetryingStore
+from tests.contract.fake_gcs import FakeGCS, Kind
 
 
 @pytest.fixture

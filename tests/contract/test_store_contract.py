@@ -7,12 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import Backend
-from racers import race_in_processes
 
 from diloco_cli.errors import StoreError
 from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.port import Created, Exists, Store
+from tests.contract.conftest import Backend
+from tests.contract.racers import race_in_processes
 
 NUM_THREADS = 8
 NUM_PROCESSES = 4
