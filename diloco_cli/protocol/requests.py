@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from diloco_cli.protocol.keys import request_key
@@ -9,8 +10,36 @@ from diloco_cli.protocol.log import append, claim_epoch, read_log
 from diloco_cli.protocol.operations import Create, Get, Steps
 from diloco_cli.protocol.records import Commit, ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.store.port import Created
+
+LONGEST_REASON = 500  # characters of a stranger's text in the log
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Requests that were not carried out yet: the last number; the reason of a stop, if that is what they come to; else
+    why they are refused."""
+
+    newest: int
+    stop: str | None
+    refused: str
+
+
+def pending_requests(state: RunState) -> Steps[Pending | None]:
+    """A later `resume` withdraws a stop; what is no request counts for nothing."""
+    number, pending = state.next_request, None
+    while (data := (yield Get(request_key(number)))) is not None:
+        stop, refused = (pending.stop, pending.refused) if pending else (None, "")
+        try:
+            request = decode(Request, data, request_key(number))
+            stop = (request.reason or "by request")[:LONGEST_REASON] if request.kind == "stop" else None
+            refused = "an older stop was withdrawn"
+        except RecordError as error:
+            refused = f"request {number}: {error}"[:LONGEST_REASON]
+        pending = Pending(number, stop, refused)
+        number += 1
+    return pending
 
 
 def ask_to_stop(state: RunState, nonce: str, time: str, reason: str) -> Steps[int]:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.inbox import Inbox
-from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, delta_key, request_key, state_key
+from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, state_key
+from diloco_cli.protocol.loading import load_delta, write_and_read_back
 from diloco_cli.protocol.log import (
     SNAPSHOT_EVERY,
     append,
@@ -25,7 +25,7 @@ from diloco_cli.protocol.log import (
     read_log,
     write_snapshot,
 )
-from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps
+from diloco_cli.protocol.operations import Now, Put, Sleep, Steps
 from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged
 from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average
 from diloco_cli.protocol.records import (
@@ -35,14 +35,13 @@ from diloco_cli.protocol.records import (
     Offer,
     Output,
     ProcessClaim,
-    Request,
     RunFormat,
 )
+from diloco_cli.protocol.requests import pending_requests
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.weights import token_weight
-from diloco_cli.protocol.wire import RecordError, decode, encode
-from diloco_cli.store.port import Created
+from diloco_cli.protocol.wire import encode
 
 BEAT_EVERY_S = 3.0
 REQUEST_EVERY_S = 1.0
@@ -52,7 +51,6 @@ ALIVE_SLOTS = 4
 FATES_WAIT_SLOTS = 2
 FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
-LONGEST_REASON = 500  # characters of a stranger's text in the log
 
 SyncerState = Literal["READING", "CLAIMING", "SERVING", "MERGING", "FINISHING", "DONE"]
 
@@ -121,9 +119,9 @@ class Syncer:
             if self.state.phase not in (phase, "RUNNING"):
                 return  # it ended, or was stopped, while this syncer was starting
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
-            old = (yield from self._newest_request()) if phase == "STOPPED" else None  # it was meant for then
+            old = (yield from pending_requests(self.state)) if phase == "STOPPED" else None  # meant for then
             who = f"{self.claim.host} pid {self.claim.pid}"
-            yield from self._commit("epoch_start", outputs=outputs, reason=who, request=old)
+            yield from self._commit("epoch_start", outputs=outputs, reason=who, request=old and old.newest)
         self.last_snapshot = self.state.n
         self.last_evaluated_slot = self.state.slot
         self.inbox.open(self.state, (yield Now()))
@@ -184,31 +182,15 @@ class Syncer:
             self.state = later
 
     def _carry_out_request(self) -> Steps[bool]:
-        """One stop answers everybody who has asked for it until now, unless a later request withdraws it; what is no
-        request is refused in the log."""
-        newest, stop, refused = None, None, ""
-        number = self.state.next_request
-        while (data := (yield Get(request_key(number)))) is not None:
-            try:
-                request = decode(Request, data, request_key(number))
-                stop, refused = (request, "") if request.kind == "stop" else (None, "an older stop was withdrawn")
-            except RecordError as error:
-                refused = f"request {number}: {error}"[:LONGEST_REASON]
-            newest, number = number, number + 1
-        if newest is None:
+        """One stop answers everybody who has asked for it until now."""
+        pending = yield from pending_requests(self.state)
+        if pending is None:
             return False
-        if stop is None:
-            return (yield from self._commit("refuse", request=newest, reason=refused))
+        if pending.stop is None:
+            return (yield from self._commit("refuse", request=pending.newest, reason=pending.refused))
         self.inbox.refuse_all("run_over")
         fates = self.inbox.take_fates()
-        reason = (stop.reason or "by request")[:LONGEST_REASON]
-        return (yield from self._commit("stop", request=newest, reason=reason, fates=fates))
-
-    def _newest_request(self) -> Steps[int | None]:
-        number = self.state.next_request
-        while (yield Get(request_key(number))) is not None:
-            number += 1
-        return number - 1 if number > self.state.next_request else None
+        return (yield from self._commit("stop", request=pending.newest, reason=pending.stop, fates=fates))
 
     def _evaluation(self) -> Steps[None]:
         finished = self.evaluator.result()
@@ -278,42 +260,13 @@ class Syncer:
         sound = []
         for offer in self.inbox.candidates(fragment):
             if offer.id not in self.loaded:
-                loaded = yield from self._load(offer)
+                loaded = yield from load_delta(self.arithmetic, self.state, offer)
                 if isinstance(loaded, str):
                     self.inbox.drop(offer, loaded)
                     continue
                 self.loaded[offer.id] = loaded
             sound.append(offer)
         return sound
-
-    def _load(self, offer: Offer) -> Steps[Any | str]:
-        current = self.state.outputs[offer.fragment]
-        yield from self._make_resident(current)
-        key = delta_key(offer.learner, offer.incarnation, offer.seq, offer.payload_digest)
-        payload = yield Get(key)
-        if payload is None:
-            return "missing_payload"
-        if len(payload) != offer.payload_bytes or digest(payload) != offer.payload_digest:
-            return "digest_mismatch"
-        base_cast = None
-        if offer.base != current.version:
-            base = self.state.version(offer.fragment, offer.base)
-            if base is None:
-                return "unknown_base"
-            base_cast = yield Get(cast_key(base.fragment, base.version, base.epoch, base.cast_digest))
-            if base_cast is None or digest(base_cast) != base.cast_digest:
-                return "unknown_base"
-        return self.arithmetic.read_delta(offer, payload, base_cast)
-
-    def _make_resident(self, output: Output) -> Steps[None]:
-        if self.arithmetic.holds(output.fragment, output.state_digest):
-            return
-        key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-        data = yield Get(key)
-        if data is None or digest(data) != output.state_digest:
-            problem = "is missing" if data is None else "has other bytes than the log says"
-            raise DataCheckError(f"the committed state of fragment {output.fragment} {problem}", where=key)
-        self.arithmetic.restore(output.fragment, output.state_digest, data)
 
     def _merge(self, fragment: int, offers: list[Offer], facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
         self.doing = "MERGING"
@@ -395,14 +348,6 @@ class Syncer:
             "reason": self.reason, **self.beat_facts(),
         }  # fmt: skip
         yield Put(beat_key(SYNCER), encode(facts))
-
-
-def write_and_read_back(key: str, data: bytes) -> Steps[None]:
-    """A create whose bytes have been seen again: a torn object that got committed would stop progress for good."""
-    answer = yield Create(key, data)
-    seen = yield Get(key)
-    if not isinstance(answer, Created) or seen != data:
-        raise DataCheckError("the store holds other bytes than were written", where=key, hint="diloco doctor URL")
 
 
 def _input(offer: Offer, weight: float) -> Input:

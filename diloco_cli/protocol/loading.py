@@ -1,0 +1,54 @@
+"""Deltas, versions and payloads between the bucket and the arithmetic: read, checked, written, read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.keys import cast_key, delta_key, state_key
+from diloco_cli.protocol.operations import Create, Get, Steps
+from diloco_cli.protocol.ports import Arithmetic
+from diloco_cli.protocol.records import Offer, Output
+from diloco_cli.protocol.state import RunState
+from diloco_cli.store.port import Created
+
+
+def load_delta(arithmetic: Arithmetic, state: RunState, offer: Offer) -> Steps[Any | str]:
+    """An offer's delta, ready to merge at this head, or the reason of its refusal."""
+    current = state.outputs[offer.fragment]
+    yield from make_resident(arithmetic, current)
+    payload = yield Get(delta_key(*offer.id, offer.payload_digest))
+    if payload is None:
+        return "missing_payload"
+    if len(payload) != offer.payload_bytes or digest(payload) != offer.payload_digest:
+        return "digest_mismatch"
+    base_cast = None
+    if offer.base != current.version:
+        base = state.version(offer.fragment, offer.base)
+        if base is None:
+            return "unknown_base"
+        base_cast = yield Get(cast_key(base.fragment, base.version, base.epoch, base.cast_digest))
+        if base_cast is None or digest(base_cast) != base.cast_digest:
+            return "unknown_base"
+    return arithmetic.read_delta(offer, payload, base_cast)
+
+
+def make_resident(arithmetic: Arithmetic, output: Output) -> Steps[None]:
+    """See to it that a committed version is in memory. Raises DataCheckError if the bucket has lost it."""
+    if arithmetic.holds(output.fragment, output.state_digest):
+        return
+    key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+    data = yield Get(key)
+    if data is None or digest(data) != output.state_digest:
+        problem = "is missing" if data is None else "has other bytes than the log says"
+        raise DataCheckError(f"the committed state of fragment {output.fragment} {problem}", where=key)
+    arithmetic.restore(output.fragment, output.state_digest, data)
+
+
+def write_and_read_back(key: str, data: bytes) -> Steps[None]:
+    """A create whose bytes have been seen again: a torn object that got committed would stop progress for good."""
+    answer = yield Create(key, data)
+    seen = yield Get(key)
+    if not isinstance(answer, Created) or seen != data:
+        raise DataCheckError("the store holds other bytes than were written", where=key, hint="diloco doctor URL")
