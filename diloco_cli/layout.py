@@ -23,6 +23,7 @@ class TensorSlot:
     name: str
     shape: tuple[int, ...]
     start: int
+    dtype: str = "float32"
 
     @property
     def num_elements(self) -> int:
@@ -61,11 +62,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class ParameterFact:
-    """A parameter tensor as a model names it."""
+    """A parameter tensor as a model names it; `dtype` is the type that learners train it in."""
 
     name: str
     shape: tuple[int, ...]
     embedding: bool
+    dtype: str = "float32"
 
 
 def balanced_layout(parameters: Iterable[ParameterFact], num_fragments: int) -> Layout:
@@ -93,14 +95,18 @@ def _layout(groups: list[tuple[list[ParameterFact], bool]]) -> Layout:
     for facts, embedding in groups:
         slots, start = [], 0
         for fact in sorted(facts, key=lambda p: p.name):
-            slots.append(TensorSlot(fact.name, fact.shape, start))
+            slots.append(TensorSlot(fact.name, fact.shape, start, fact.dtype))
             start += prod(fact.shape)
         fragments.append(Fragment(tuple(slots), embedding))
     return Layout(tuple(fragments), _digest(fragments))
 
 
 def _digest(fragments: list[Fragment]) -> str:
-    plain = [
-        {"embedding": f.embedding, "tensors": [[t.name, list(t.shape), t.start] for t in f.tensors]} for f in fragments
-    ]
+    plain = [{"embedding": f.embedding, "tensors": [_identity(t) for t in f.tensors]} for f in fragments]
     return digest(json.dumps(plain, sort_keys=True).encode())
+
+
+def _identity(tensor: TensorSlot) -> list[object]:
+    """What tells tensors apart; float32 goes without saying."""
+    identity: list[object] = [tensor.name, list(tensor.shape), tensor.start]
+    return identity if tensor.dtype == "float32" else [*identity, tensor.dtype]

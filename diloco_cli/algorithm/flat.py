@@ -12,11 +12,12 @@ from diloco_cli.layout import Fragment, ParameterFact
 def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
     """Every trained tensor once (tied weights share one name); those of torch.nn.Embedding count as embeddings.
 
-    Buffers are not exchanged: each learner keeps its own.
+    What is exchanged are the trained parameters, and nothing else: buffers and frozen parameters stay as the model's
+    code builds them on every learner, in the evaluator, and in an export (which holds trained parameters only).
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     return [
-        ParameterFact(name, tuple(parameter.shape), id(parameter) in embeddings)
+        ParameterFact(name, tuple(parameter.shape), id(parameter) in embeddings, str(parameter.dtype)[len("torch.") :])
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]

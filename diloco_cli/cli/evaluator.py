@@ -18,8 +18,9 @@ def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucke
     from diloco_cli.protocol.log import read_format
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore
-    from diloco_cli.syncer.evaluation import serve_evaluations
+    from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout
 
+    answers, requests = take_stdout(), requests_until_the_syncer_ends(sys.stdin)
     store = RetryingStore(open_store(run))
     run_format = perform(read_format(run), store, SystemClock(monotonic_s, sleep_s, lambda: None))
-    serve_evaluations(run_format, store, sys.stdin, sys.stdout)
+    serve_evaluations(run_format, store, requests, answers)

@@ -7,8 +7,7 @@ from pathlib import Path
 import typer
 
 from diloco_cli.cli.output import print_json
-from diloco_cli.cli.run_argument import RunArgument, open_run
-from diloco_cli.cli.stop import head_of
+from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
 from diloco_cli.errors import NoSpaceError, UsageError
 
 NO_SPACE_ERRNO = 28

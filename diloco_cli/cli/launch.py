@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from diloco_cli.cli.model_probe import facts_of
 from diloco_cli.cli.output import talk
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from diloco_cli.config.settings import Inventory
     from diloco_cli.launch.new_run import IslandPace
     from diloco_cli.plan.plan import Plan
 
@@ -41,23 +43,19 @@ def launch(
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
     plan = read_plan(file, overrides)
-    for warning in plan.warnings:
+    refuse_stores(plan.inventory)
+    for warning in (*plan.warnings, *idle_devices(plan.inventory)):
         talk(f"warning: {warning}")
-    if plan.inventory.store.url.startswith("memory:"):
-        raise UsageError(
-            "memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
-        )
     if dry_run:
         _say_plan(plan, region)
         return
-    sys.exit(_start(plan, region, detach, as_json))
+    sys.exit(_start(plan, file.parent, region, detach, as_json))
 
 
 def read_plan(file: Path, overrides: list[str]) -> Plan:
     """A plan file as it is, or the plan of a run file and its inventory."""
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
-    from diloco_cli.plan.model_facts import model_facts
     from diloco_cli.plan.plan_file import load_plan
     from diloco_cli.plan.planner import make_plan
 
@@ -73,7 +71,7 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
         raise UsageError(
             "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
         )
-    return make_plan(run, load_inventory(inventory_path), model_facts(run.model))
+    return make_plan(run, load_inventory(inventory_path), facts_of(run, file.parent))
 
 
 def _is_plan(file: Path) -> bool:
@@ -85,42 +83,74 @@ def _is_plan(file: Path) -> bool:
         return False  # the reader of run files says what is wrong
 
 
-def _start(plan: Plan, region: str | None, detach: bool, as_json: bool) -> int:
+def refuse_stores(inventory: Inventory) -> None:
+    """Buckets that this version cannot launch on."""
+    home = inventory.store.url
+    if home.startswith("memory:"):
+        raise UsageError(
+            "memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
+        )
+    for name, region in inventory.regions.items():
+        if region.store not in (None, home):
+            raise UsageError(
+                f"regions.{name}.store: {region.store} is not the home bucket {home}; this version knows only that one",
+                hint=f"give every region the home bucket for now: {name}: {{}}",
+            )
+
+
+def idle_devices(inventory: Inventory) -> list[str]:
+    """Warnings about accelerators that this version plans with and leaves idle."""
+    return [
+        f"{i.name} has {i.accelerators.count * i.nodes} x {i.accelerators.name}, and this version trains on ONE of"
+        " them: it will be slower than planned; list one island a device to use them all"
+        for i in inventory.islands
+        if i.accelerators.count * i.nodes > 1 and not (i.accelerators.name.lower() == "cpu" and i.nodes == 1)
+    ]
+
+
+def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
     from diloco_cli.cli.resume import go_on
     from diloco_cli.cli.run_argument import open_known_run
     from diloco_cli.launch.new_run import create_run, make_format
     from diloco_cli.processes.runs import remember_run
     from diloco_cli.store.open import join_url, open_store
+    from diloco_cli.tasks.build import search_first
 
+    search_first(folder)
     url = join_url(plan.inventory.store.url, plan.run.name)
-    fresh = make_format(plan.run, plan.inventory, url, _paces(plan))
+    fresh = make_format(plan.run, plan.inventory, url, _paces(plan, region))
     run, how = create_run(open_store(url, create=True), fresh, url)
     known = remember_run(run.name, url)
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
-    return go_on(open_known_run(known), region, detach, as_json, "launch")
+    return go_on(open_known_run(known), region, detach, as_json, "launch", folder)
 
 
-def _paces(plan: Plan) -> dict[str, IslandPace]:
+def _paces(plan: Plan, region: str | None) -> dict[str, IslandPace]:
     """The plan's speeds; islands that share this machine's cores share its speed."""
     from diloco_cli.launch.new_run import IslandPace
+    from diloco_cli.plan.sharing import busy_cores, share_of_cores
 
-    cores = os.cpu_count() or 1
-    by_name = {island.name: island for island in plan.inventory.islands}
-    sharing = [i for i in plan.islands if by_name[i.name].infra == "local" and i.accelerators.startswith("cpu")]
-    busy = sum(i.devices / by_name[i.name].slowdown for i in sharing)
-    share = min(1.0, cores / busy) if busy else 1.0
-    if share < 1.0:
-        talk(f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {share:.2f}")
+    cores, busy = _num_cores(), busy_cores(plan.inventory.islands, region)
+    shares = share_of_cores(plan.inventory.islands, region, cores)
+    if busy > cores:
+        talk(f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {cores / busy:.2f}")
     return {
         i.name: IslandPace(
             batch_tokens=i.batch_tokens,
             local_steps=i.local_steps,
-            tokens_per_s=i.tokens_per_s * (share if i in sharing else 1.0),
-            step_s=i.step_s / (share if i in sharing else 1.0),
+            tokens_per_s=i.tokens_per_s * shares[i.name],
+            step_s=i.step_s / shares[i.name],
         )
         for i in plan.islands
     }
+
+
+def _num_cores() -> int:
+    """The cores that this process may use, where the system tells (Linux)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _say_plan(plan: Plan, region: str | None) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 import traceback
+from contextlib import suppress
+from typing import NoReturn
 
 import typer
 
 from diloco_cli import __version__
 from diloco_cli.cli.output import report_error, talk, wants_traceback
-from diloco_cli.errors import DilocoError
+from diloco_cli.errors import DilocoError, NoSpaceError
 
 BUG_STATUS = 1
-NO_SPACE_ERRNO = 28
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 COMMANDS = (
     "init", "plan", "launch", "status", "chaos", "stop", "resume", "logs", "runs", "verify", "export",
     "config", "learner", "syncer", "evaluator",
@@ -57,17 +61,39 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except DilocoError as error:
-        if wants_traceback():
-            traceback.print_exc()
-        report_error(error)
-        sys.exit(error.exit_status)
+        _end(error)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            _end(_full_disk(error))
         if wants_traceback():
             raise
         talk(f"error: a bug in diloco: {type(error).__name__}: {error}")
         talk("hint: run the same command with DILOCO_DEBUG=1 and report what it prints")
         sys.exit(BUG_STATUS)
+    finally:
+        _flush()
+
+
+def _end(error: DilocoError) -> NoReturn:
+    if wants_traceback():
+        traceback.print_exc()
+    with suppress(OSError):  # nobody listens, or the disk that is full is the log's own
+        report_error(error)
+    sys.exit(error.exit_status)
+
+
+def _full_disk(error: OSError) -> NoSpaceError:
+    what = "the disk quota is used up" if error.errno == errno.EDQUOT else "no space left on the disk"
+    return NoSpaceError(what, where=error.filename and str(error.filename), hint="free some space, then run it again")
+
+
+def _flush() -> None:
+    """Where the reader has gone (`| head`), what is still buffered must not become an error at the very end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -54,8 +54,10 @@ def envelope(
     return json.dumps(body, allow_nan=False)
 
 
-def print_json(command: str, data: dict[str, Any], *, warnings: list[str] | None = None) -> None:
-    print(envelope(command, data, warnings=warnings), flush=True)
+def print_json(
+    command: str, data: dict[str, Any], *, warnings: list[str] | None = None, error: DilocoError | None = None
+) -> None:
+    print(envelope(command, data, warnings=warnings, error=error), flush=True)
 
 
 def report_error(error: DilocoError) -> None:

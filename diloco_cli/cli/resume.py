@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
-from diloco_cli.cli.stop import head_of
+from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, is_run_file, open_run
 
 
 def register(app: typer.Typer) -> None:
@@ -26,38 +26,42 @@ def resume(
 
     opened = open_run(run)
     remember_run(opened.name, opened.url)
-    sys.exit(go_on(opened, region, detach, as_json, "resume"))
+    folder = Path(run).parent if run is not None and is_run_file(run) else None
+    sys.exit(go_on(opened, region, detach, as_json, "resume", folder))
 
 
-def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str) -> int:
-    """Start (or adopt) what runs here, and watch it, or leave that to a background process."""
+def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, folder: Path | None) -> int:
+    """Start (or adopt) what runs here, and watch it, or leave that to a background process. In `folder` units look
+    for the modules of entrypoints."""
     from dataclasses import asdict
 
     from diloco_cli.cli.supervision import read_summary, say_what_runs_elsewhere, supervise_run, units_here
     from diloco_cli.observe.summary import summary_text
 
     if head_of(opened).phase == "FINISHED":
-        talk(f"run {opened.name} is FINISHED; start another with: --set name={opened.name}-2")
+        talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
         summary = read_summary(opened)
         print_json(command, asdict(summary)) if as_json else print(summary_text(summary))
         return 0
-    units = units_here(opened.format, opened.url, region, opened.format.home_region)
+    units = units_here(opened.format, opened.url, region, folder)
     say_what_runs_elsewhere(opened.format, opened.url, region)
     if detach:
-        return _detached(opened, region, as_json, command)
+        return _detached(opened, region, as_json, command, folder)
     return supervise_run(opened, units, region is None, command, as_json)
 
 
-def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str) -> int:
+def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, folder: Path | None) -> int:
+    from diloco_cli.cli.supervision import module_environment
     from diloco_cli.launch.detach import start_detached
 
     words = [sys.executable, "-m", "diloco_cli", "resume", opened.url]
-    identity = start_detached(opened.name, (*words, f"--region={region}") if region else tuple(words))
+    words += [f"--region={region}"] if region else []
+    identity = start_detached(opened.name, tuple(words), module_environment(folder))
     if as_json:
         print_json(
             command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}
         )
     else:
         print(f"run {opened.name} goes on in the background (supervisor pid {identity.pid})")
-        talk(f"hint: diloco status {opened.name} --watch 1; diloco stop {opened.name}")
+        talk(f"hint: diloco status {opened.name} --watch; diloco stop {opened.name}")
     return 0

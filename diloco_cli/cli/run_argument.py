@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from diloco_cli.processes.runs import KnownRun
     from diloco_cli.protocol.driver import SystemClock
     from diloco_cli.protocol.records import RunFormat
+    from diloco_cli.protocol.state import RunState
     from diloco_cli.store.port import Store
 
 FOREGROUND_DEADLINE_S = 10.0
@@ -31,14 +32,24 @@ class OpenRun:
 
 
 def find_run(text: str | None) -> KnownRun:
-    """Where the run meant by `text` lives; a bucket URL needs no knowledge of this directory."""
+    """Where the run meant by `text` lives. A bucket's URL or path, and a run file with its inventory, need no
+    knowledge of this directory."""
     from diloco_cli.cli.output import talk
-    from diloco_cli.processes.runs import KnownRun, resolve_run
-    from diloco_cli.store.open import split_url
+    from diloco_cli.processes.runs import KnownRun, known_runs, resolve_run
+    from diloco_cli.store.open import parse_url, split_url
 
     if text is not None and "://" in text:
         return KnownRun(split_url(text)[1], text.rstrip("/"), 0.0)
-    return resolve_run(text, talk, _name_in_file)
+    if text is not None and is_run_file(text):
+        return _run_of_file(Path(text))
+    if text is not None and (Path(text) / "FORMAT.json").is_file() and text not in {run.name for run in known_runs()}:
+        url = str(parse_url(text))
+        return KnownRun(split_url(url)[1], url, 0.0)
+    return resolve_run(text, talk)
+
+
+def is_run_file(text: str) -> bool:
+    return text.endswith((".yaml", ".yml")) and Path(text).is_file()
 
 
 def open_run(text: str | None) -> OpenRun:
@@ -59,7 +70,31 @@ def open_known_run(known: KnownRun) -> OpenRun:
     return OpenRun(run.name, known.url, store, run, clock)
 
 
-def _name_in_file(path: Path) -> str:
-    from diloco_cli.config.run_file import load_run
+def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
+    """The log, read to its end; what `known` holds is not read again."""
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.log import read_log
 
-    return load_run(path).name
+    return perform(read_log(opened.format, known), opened.store, opened.clock)
+
+
+def _run_of_file(path: Path) -> KnownRun:
+    """As this directory knows the run of that name; else in the bucket that the file's inventory names."""
+    from diloco_cli.config.inventory_file import load_inventory
+    from diloco_cli.config.run_file import inventory_path_of, load_run
+    from diloco_cli.errors import NotFoundError
+    from diloco_cli.processes.runs import KnownRun, read_run
+    from diloco_cli.store.open import join_url
+
+    run = load_run(path)
+    known = read_run(run.name)
+    if known is not None:
+        return known
+    inventory_path = inventory_path_of(run, path)
+    if inventory_path is None:
+        raise NotFoundError(
+            f"run {run.name!r} is not known to this directory, and its run file names no inventory",
+            where=str(path),
+            hint=f"start it: diloco launch {path}",
+        )
+    return KnownRun(run.name, join_url(load_inventory(inventory_path).store.url, run.name), 0.0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import click
 import typer
+from typer.core import TyperCommand
 
-from diloco_cli.cli.output import console, print_json
+from diloco_cli.cli.output import console, print_json, report_error, talk
 from diloco_cli.cli.run_argument import RunArgument, open_run
 from diloco_cli.clock import sleep_s
 from diloco_cli.errors import DegradedError
@@ -18,30 +20,73 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.state import RunState
 
 DEGRADED = frozenset({"DEGRADED", "SILENT"})
+WATCH_EVERY_S = 1.0
+SHORTEST_WATCH_S = 0.2
+INTERRUPTED_STATUS = 130
+
+
+class WatchCommand(TyperCommand):
+    """Lets `--watch` stand without its number, which typer alone does not."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_interval(args))
+
+
+def with_interval(words: list[str]) -> list[str]:
+    """`-w` and `--watch` without a number behind them get the usual one."""
+    found: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        found.append(word)
+        if word in ("-w", "--watch") and not _is_number(following):
+            found.append(str(WATCH_EVERY_S))
+    return found
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status", help="Show the run at a glance, read from the bucket alone.")(status)
+    app.command("status", cls=WatchCommand, help="Show the run at a glance, read from the bucket alone.")(status)
 
 
 def status(
     run: str | None = RunArgument,
-    watch: float | None = typer.Option(None, "-w", "--watch", metavar="S", help="Refresh every S seconds."),
+    watch: float | None = typer.Option(None, "-w", "--watch", metavar="[S]", help="Refresh every S seconds (1)."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object (with --watch: one a line)."),
     exit_code: bool = typer.Option(False, "--exit-code", help="Exit 5 if the run is degraded."),
 ) -> None:
     """Show the run at a glance."""
     opened = open_run(run)
     if watch is not None:
-        _watch(opened, max(0.2, watch), as_json)
+        _watch_until_interrupted(opened, max(SHORTEST_WATCH_S, watch), as_json)
         return
     current, _ = read_status(opened)
+    error = _degraded(current) if exit_code else None
     if as_json:
-        print_json("status", status_json(current))
+        print_json("status", status_json(current), warnings=clock_warnings(current), error=error)
     else:
         _print(current)
-    if exit_code and current.state in DEGRADED:
-        raise DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
+        if error is not None:
+            report_error(error)
+    if error is not None:
+        raise typer.Exit(error.exit_status)
+
+
+def _degraded(current: Status) -> DegradedError | None:
+    if current.state not in DEGRADED:
+        return None
+    return DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
+
+
+def clock_warnings(current: Status) -> list[str]:
+    if current.clock_skew_s is None:
+        return []
+    return [f"the store's clock is {current.clock_skew_s:.0f} s ahead of this machine's: ages follow the store's"]
 
 
 def _print(current: Status) -> None:
@@ -52,6 +97,8 @@ def _print(current: Status) -> None:
         console().print(status_view(current))
     else:
         print(status_text(current))
+    for warning in clock_warnings(current):
+        talk(f"warning: {warning}")
 
 
 def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
@@ -67,6 +114,13 @@ def status_json(current: Status) -> dict[str, object]:
     from dataclasses import asdict
 
     return asdict(current)
+
+
+def _watch_until_interrupted(opened: OpenRun, every_s: float, as_json: bool) -> None:
+    try:
+        _watch(opened, every_s, as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_STATUS) from None
 
 
 def _watch(opened: OpenRun, every_s: float, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from diloco_cli import __version__
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import RunArgument, open_run
+from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import TryAgainError
 from diloco_cli.randomness import nonce
@@ -74,11 +74,3 @@ def request_stop(opened: OpenRun, reason: str) -> RunState:
     state = head_of(opened)
     perform(ask_to_stop(state, nonce(), utc_now_text(), reason), opened.store, opened.clock)
     return state
-
-
-def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
-    """The log, read to its end."""
-    from diloco_cli.protocol.driver import perform
-    from diloco_cli.protocol.log import read_log
-
-    return perform(read_log(opened.format, known), opened.store, opened.clock)

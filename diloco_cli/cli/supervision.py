@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import OpenRun
+from diloco_cli.cli.run_argument import OpenRun, head_of
 from diloco_cli.cli.status import read_status
-from diloco_cli.cli.stop import head_of, request_stop
+from diloco_cli.cli.stop import request_stop
+from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.launch.events import Event, Outcome
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_unit
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.state import RunState
 
 if TYPE_CHECKING:
@@ -28,28 +31,58 @@ SCREEN_EVERY_S = 1.0
 QUIET_EVENTS = frozenset({"started", "done"})
 
 
-def units_here(run: RunFormat, url: str, region: str | None, home_region: str | None) -> list[UnitSpec]:
+def units_here(run: RunFormat, url: str, region: str | None, folder: Path | None) -> list[UnitSpec]:
     """The learners of `region` (or of all regions) whose islands are local, and the syncer in the home region."""
-    regions = sorted({island.region for island in run.islands})
+    regions = sorted({island.region for island in run.islands} | {syncer_region(run)})
     if region is not None and region not in regions:
         raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
-    threads = run.settings.train.threads
-    units = [
-        learner_unit(island.name, url, threads=threads)
-        for island in run.islands
-        if island.infra == "local" and region in (None, island.region)
-    ]
-    if region is None or region == (home_region or regions[0]):
+    islands = [i for i in run.islands if i.infra == "local" and region in (None, i.region)]
+    units = [learner_unit(i.name, url, threads=threads_of(i, run.settings.train.threads)) for i in islands]
+    units = [replace(u, environment={**u.environment, **d}) for u, d in zip(units, devices_of(islands), strict=True)]
+    if region in (None, syncer_region(run)):
         units.append(syncer_unit(url, threads=1))
     if not units:
         raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
-    return units
+    modules = module_environment(folder)
+    return [replace(unit, environment={**unit.environment, **modules}) for unit in units]
+
+
+def syncer_region(run: RunFormat) -> str:
+    """Where `--region` starts the syncer: the home region, or the first one if none is named."""
+    return run.home_region or min(island.region for island in run.islands)
+
+
+def threads_of(island: Island, at_least: int) -> int:
+    """cpu:4 means four cores."""
+    return max(at_least, island.num_accelerators) if island.accelerator.lower() == "cpu" else at_least
+
+
+def devices_of(islands: list[Island]) -> list[dict[str, str]]:
+    """Environments that give each of several CUDA islands a device of its own, in order."""
+    cuda = [island.name for island in islands if not island.accelerator.lower().startswith(("cpu", "mps", "apple"))]
+    if len(cuda) < 2:
+        return [{} for _ in islands]
+    visible = (environment_value("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(cuda))))).split(",")
+    if len(visible) < len(cuda):
+        talk(f"warning: {len(cuda)} islands share {len(visible)} visible devices")
+    device = {name: visible[index % len(visible)] for index, name in enumerate(cuda)}
+    return [{"CUDA_VISIBLE_DEVICES": device[i.name]} if i.name in device else {} for i in islands]
+
+
+def module_environment(folder: Path | None) -> dict[str, str]:
+    """Lets units find the modules of entrypoints that lie beside the run file."""
+    if folder is None:
+        return {}
+    earlier = environment_value("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder.absolute()), *([earlier] if earlier else [])])}
 
 
 def say_what_runs_elsewhere(run: RunFormat, url: str, region: str | None) -> None:
     for island in run.islands:
         if island.infra != "local" and region in (None, island.region):
             talk(f"{island.name} ({island.infra}): start it there: diloco learner --run {url} --name {island.name}")
+    if region not in (None, syncer_region(run)):
+        talk(f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer --run {url}")
 
 
 def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, command: str, as_json: bool) -> int:

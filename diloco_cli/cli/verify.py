@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.output import print_json
+from diloco_cli.cli.output import envelope
 from diloco_cli.cli.run_argument import RunArgument, open_run
 from diloco_cli.errors import DataCheckError
+
+if TYPE_CHECKING:
+    from diloco_cli.syncer.replay import Replay
 
 SHOWN = 5
 
@@ -26,20 +30,27 @@ def verify(
 
     opened = open_run(run)
     found = Replayer(opened.store, opened.format).replay()
+    error = None if found.ok else disagreement(found, opened.url)
     if as_json:
-        print_json("verify", {"run": opened.name, **asdict(found), "missing": len(found.missing), "ok": found.ok})
-    else:
-        counted = f"{found.commits} commits, {found.merges} merges, {found.epochs} epochs, {found.tokens:,} tokens"
-        print(f"run {opened.name}: {counted}, {found.offers_applied} offers applied, {found.offers_rejected} not used")
-    if found.ok:
-        if not as_json:
-            print("ok: the replay gives bit-identical outer parameters; nothing missing, nothing applied twice")
+        data = {"run": opened.name, **asdict(found), "missing": len(found.missing), "missing_keys": found.missing}
+        print(envelope("verify", data | {"ok": found.ok}, error=error), flush=True)
+        if error is not None:
+            raise typer.Exit(error.exit_status)
         return
+    counted = f"{found.commits} commits, {found.merges} merges, {found.epochs} epochs, {found.tokens:,} tokens"
+    print(f"run {opened.name}: {counted}, {found.offers_applied} offers applied, {found.offers_rejected} not used")
+    if error is not None:
+        raise error
+    print("ok: the replay gives bit-identical outer parameters; nothing missing, nothing applied twice")
+
+
+def disagreement(found: Replay, url: str) -> DataCheckError:
+    """The first few problems as one error (exit 11)."""
     problems = [*(f"missing: {key}" for key in found.missing), *found.mismatches]
     problems += [f"{found.duplicates} offers applied twice"] if found.duplicates else []
-    if as_json:
-        raise typer.Exit(DataCheckError.exit_status)
     more = f" (and {len(problems) - SHOWN} more)" if len(problems) > SHOWN else ""
-    raise DataCheckError(
-        f"the bucket does not agree with its log: {'; '.join(problems[:SHOWN])}{more}", where=opened.url
+    return DataCheckError(
+        f"the bucket does not agree with its log: {'; '.join(problems[:SHOWN])}{more}",
+        where=url,
+        hint="see them all: diloco verify RUN --json",
     )

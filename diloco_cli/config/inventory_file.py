@@ -15,6 +15,7 @@ from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.readers import Reader, above, at_least, between, inside, integer, number, quantity
 from diloco_cli.config.run_file import COUNT, refuse_newer
 from diloco_cli.config.settings import (
+    RESERVED_NAMES,
     Accelerators,
     Device,
     Inventory,
@@ -142,6 +143,12 @@ def _check_islands(inventory: Inventory, places: list[str], where: str) -> None:
         raise UsageError(f"islands: needs 1 to {MOST_ISLANDS} islands, not {count}", where=where, hint="diloco init")
     seen: dict[str, str] = {}
     for island, place in zip(inventory.islands, places, strict=True):
+        if island.name in RESERVED_NAMES:
+            raise UsageError(
+                f"islands.{island.name}: no island can be called so; reserved are {' and '.join(RESERVED_NAMES)}",
+                where=place,
+                hint="give it another name, for example that of its place",
+            )
         if island.name in seen:
             raise UsageError(f"two islands are called '{island.name}' (the other: {seen[island.name]})", where=place)
         seen[island.name] = place

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Arguments = dict[str, Any]
+RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.errors import RunFailedError, TryAgainError
+from diloco_cli.errors import DilocoError, RunFailedError, TryAgainError
+from diloco_cli.launch.logs import printable
 from diloco_cli.launch.units import spawn
 from diloco_cli.processes.identity import Identity, is_alive
 from diloco_cli.processes.kernel import TOKEN_VARIABLE
@@ -16,13 +18,16 @@ POLL_S = 0.05
 QUOTED_LOG_BYTES = 2000
 
 
-def start_detached(run: str, command: tuple[str, ...], *, timeout_s: float = 30.0) -> Identity:
+def start_detached(
+    run: str, command: tuple[str, ...], environment: Mapping[str, str] | None = None, *, timeout_s: float = 30.0
+) -> Identity:
     """Starts `command`, which must call `supervise`, in a session of its own; returns once it has registered.
 
-    Raises RunFailedError with its last words if it ended instead; TryAgainError, and ends it, if too slow.
+    If it ended instead, raises the error that it told, of the same exit status; TryAgainError, and ends it, if too
+    slow.
     """
     offset = _log_size(run)
-    child = spawn(run, SUPERVISOR, command, {TOKEN_VARIABLE: nonce()})
+    child = spawn(run, SUPERVISOR, command, {**(environment or {}), TOKEN_VARIABLE: nonce()})
     deadline_s = monotonic_s() + timeout_s
     while monotonic_s() < deadline_s:
         identity = read_supervisor(run)
@@ -49,16 +54,28 @@ def _log_size(run: str) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _ended(run: str, status: int, offset: int) -> RunFailedError:
+def _ended(run: str, status: int, offset: int) -> DilocoError:
     path = log_path(run, SUPERVISOR)
     # A log that is shorter than before was rotated: all of it is this supervisor's.
     start = offset if _log_size(run) >= offset else 0
     with path.open("rb") as log:
         log.seek(max(start, _log_size(run) - QUOTED_LOG_BYTES))
-        words = log.read(QUOTED_LOG_BYTES).decode("utf-8", "replace").strip()
-    last = words.splitlines()[-1] if words else "it said nothing"
-    return RunFailedError(
-        f"the supervisor of run {run} ended with status {status} before it registered: {last}",
+        words = log.read(QUOTED_LOG_BYTES)
+    lines = [printable(line) for line in words.split(b"\n") if line.strip()]
+    error, hint = _last(lines, "error:"), _last(lines, "hint:")
+    return _error_class(status)(
+        f"the supervisor of run {run} ended with status {status} before it registered: "
+        + (error or (lines[-1] if lines else "it said nothing")),
         where=str(path),
-        hint=f"read `diloco logs {SUPERVISOR} --run {run}`",
+        hint=hint or f"read `diloco logs {SUPERVISOR} --run {run}`",
     )
+
+
+def _last(lines: list[str], word: str) -> str | None:
+    """What stands behind `word` on the last line that begins with it."""
+    return next((line[len(word) :].strip() for line in reversed(lines) if line.startswith(word)), None)
+
+
+def _error_class(status: int) -> type[DilocoError]:
+    """The kind of error that ends with this exit status."""
+    return next((kind for kind in DilocoError.__subclasses__() if kind.exit_status == status), RunFailedError)

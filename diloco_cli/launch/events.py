@@ -9,7 +9,7 @@ from diloco_cli.launch.restart import Exit
 from diloco_cli.launch.states import State
 
 EventKind = Literal[
-    "started", "adopted", "ended", "held", "released", "done", "failed", "stopping", "terminated", "killed"
+    "started", "adopted", "ended", "held", "released", "done", "failed", "stopping", "terminated", "killed", "fenced"
 ]
 Reason = Literal["finished", "stopped", "interrupted", "fenced", "failed"]
 FENCED_STATUS = 9

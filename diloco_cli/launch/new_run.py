@@ -20,6 +20,8 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.port import Created, Store
 from diloco_cli.tasks.build import build_model_on_meta
 
+COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens")
+
 
 @dataclass(frozen=True)
 class IslandPace:
@@ -85,12 +87,16 @@ def create_run(store: Store, fresh: RunFormat, where: str) -> tuple[RunFormat, L
 
 
 def differences(there: RunFormat, fresh: RunFormat) -> list[str]:
-    """Names of the settings in which two formats differ, where that matters to the run."""
+    """Names of the settings in which two formats differ, where that matters to the run. Planned speeds do not: they
+    follow the machine that planned."""
     old, new = to_plain(there), to_plain(fresh)
     found = _changed(old["settings"], new["settings"], "")
     old_islands, new_islands = ({i["name"]: i for i in plain["islands"]} for plain in (old, new))
     if set(old_islands) != set(new_islands):
-        found.append("islands")
+        found.append(f"islands ({', '.join(old_islands)} there, {', '.join(new_islands)} here)")
+    for name in sorted(old_islands.keys() & new_islands.keys()):
+        before, after = ({key: plain[name][key] for key in COMPARED} for plain in (old_islands, new_islands))
+        found += _changed(before, after, f"islands.{name}.")
     if there.layout.digest != fresh.layout.digest:
         found.append("model layout")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s, sleep_s, wall_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
@@ -11,9 +12,9 @@ from diloco_cli.launch.events import FENCED_STATUS, Event, EventKind, Outcome, R
 from diloco_cli.launch.restart import DONE_STATUSES, Exit, RestartPolicy, decide, describe_exit
 from diloco_cli.launch.states import Happening, State
 from diloco_cli.launch.supervised import SupervisedUnit
-from diloco_cli.launch.units import UnitSpec
+from diloco_cli.launch.units import UnitSpec, bound_log
 from diloco_cli.launch.watch import Asking, OnceInBackground, SignalCount
-from diloco_cli.processes.registry import SUPERVISOR, supervisor_lock
+from diloco_cli.processes.registry import SUPERVISOR, log_path, supervisor_lock
 
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
 
@@ -77,6 +78,7 @@ class Supervisor:
             self._listen(request_stop, stop_requested)
             for unit in self.units:
                 self._advance(unit)
+            self._bound_logs()
             self._notice_failure()
             if all(unit.ended for unit in self.units) or self._hasten():
                 break
@@ -137,10 +139,20 @@ class Supervisor:
             unit.restart_at_s = decision.at_s or 0.0
             happening, kind = AFTER_DECISION[decision.action]
             self._move(unit, happening, kind, reason)
+            if unit.spec.kind == "syncer" and life.status == FENCED_STATUS:
+                text = (
+                    f"no syncer here any more: another one serves the run; `diloco resume {self._run_name}` takes over"
+                )
+                self._tell("fenced", unit.spec.name, text)
 
     def _move(self, unit: SupervisedUnit, happening: Happening, kind: EventKind, reason: str) -> None:
         unit.go(happening, reason)
         self._tell(kind, unit.spec.name, reason)
+
+    def _bound_logs(self) -> None:
+        for name in (SUPERVISOR, *(unit.spec.name for unit in self.units)):
+            with suppress(OSError):  # a log that is gone or cannot be cut harms nobody
+                bound_log(log_path(self._run_name, name))
 
     def _notice_failure(self) -> None:
         """A run goes on without some of its learners, but not without its syncer or without any learner."""

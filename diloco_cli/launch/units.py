@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
 from diloco_cli.clock import wall_s
+from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.processes.files import NO_SPACE_ERRNOS, checked_name, make_directory
 from diloco_cli.processes.identity import identify
 from diloco_cli.processes.kernel import TOKEN_VARIABLE
-from diloco_cli.processes.registry import SUPERVISOR, UnitRecord, log_path, write_unit
+from diloco_cli.processes.registry import UnitRecord, log_path, write_unit
 from diloco_cli.randomness import nonce
 
 Kind = Literal["learner", "syncer"]
 SYNCER = "syncer"
-RESERVED_NAMES = frozenset({SYNCER, SUPERVISOR})
 MAX_LOG_BYTES = 16 * 1024 * 1024
 TRY_AGAIN_ERRNOS = frozenset({11, 12, 23, 24})  # EAGAIN, ENOMEM, ENFILE, EMFILE
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -106,8 +107,17 @@ def _cannot_start(name: str, command: tuple[str, ...], error: OSError) -> Diloco
 @contextmanager
 def _open_log(path: Path) -> Iterator[IO[bytes]]:
     make_directory(path.parent)
-    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        path.replace(path.with_name(f"{path.name}.1"))
+    bound_log(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "ab") as log:
         yield log
+
+
+def bound_log(path: Path) -> None:
+    """A log that grew too large becomes `<name>.log.1` and begins anew, even while its process lives: that one only
+    appends, so it writes on at the new end. What it writes in between is lost."""
+    if not path.exists() or path.stat().st_size <= MAX_LOG_BYTES:
+        return
+    with suppress(OSError):  # a full disk: then the space counts more than what was said
+        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+    os.truncate(path, 0)

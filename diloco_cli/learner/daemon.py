@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from types import FrameType
+from math import isfinite
 
 import torch
 
 from diloco_cli import __version__
 from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.errors import TerminatedError, UsageError
+from diloco_cli.digests import digest
+from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError, UsageError
 from diloco_cli.layout import balanced_layout
 from diloco_cli.learner.exchange import Exchange
-from diloco_cli.learner.inner import build_optimizer, restore_inner_state
+from diloco_cli.learner.inner import build_optimizer, keeps_moments, restore_inner_state
 from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.joining import Joined, join
@@ -26,6 +26,7 @@ from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.randomness import nonce
+from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -33,15 +34,15 @@ from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.tasks.build import build_data, build_model
 
-CLEAN_STOP_S = 5.0
+CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 4 s after SIGTERM
 
 
 def run_learner(url: str, name: str, device: str | None) -> int:
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others."""
-    stop = threading.Event()
-    _stop_on_signals(stop)
+    stop = Stopping()
+    stop.hear_signals()
     bare = open_store(url)
-    clock = SystemClock(monotonic_s, stop.wait, lambda: _raise_if(stop))
+    clock = SystemClock(monotonic_s, stop.wait, stop.check)
     run = perform(read_format(url), RetryingStore(bare, sleep=stop.wait, stop=stop.is_set), clock)
     island = run.island(name)
     if island is None:
@@ -50,10 +51,19 @@ def run_learner(url: str, name: str, device: str | None) -> int:
     torch.set_num_threads(run.settings.train.threads)
     meter = MeteredStore(_behind_its_link(bare, island))
     store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_set)
-    trainer = _prepare(run, island, store, meter, clock, device, stop)
+    try:
+        _train(_prepare(run, island, store, meter, clock, device, stop), stop)
+    except (StoreError, NoSpaceError):
+        stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this learner
+        raise
+    return 0
+
+
+def _train(trainer: Trainer, stop: Stopping) -> None:
+    """The whole training; whatever ends it is in the last beat."""
     try:
         trainer.train()
-        _raise_if(stop)
+        stop.check()
         trainer.facts.state = "DONE"
     except TerminatedError:
         trainer.facts.state = "DONE"
@@ -63,12 +73,11 @@ def run_learner(url: str, name: str, device: str | None) -> int:
         raise
     finally:
         trainer.exchange.close(CLEAN_STOP_S)
-    return 0
 
 
 def _prepare(
     run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, clock: SystemClock,
-    device_name: str | None, stop: threading.Event,
+    device_name: str | None, stop: Stopping,
 ) -> Trainer:  # fmt: skip
     device = choose_device(device_name or island.accelerator)
     data, model = build_data(run.settings), build_model(run.settings)
@@ -83,30 +92,49 @@ def _prepare(
     def beat() -> LearnerBeat:
         return _beat(trainer, meter, store, earlier)
 
-    exchange = Exchange(run, progress, joined.state, store, clock, beat)
+    # what is being uploaded when the stop comes may still be published
+    background = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
+    exchange = Exchange(run, progress, joined.state, store, background, beat)
     trainer = Trainer(run, progress, exchange, model, optimizer, data, device, stop.is_set, facts)
     for arrival in exchange.load_all():  # the run's weights, never this process's own
         trainer.adopt(arrival)
-    trainer.moments_lost = joined.data_start > 0 and not _restore_moments(trainer, joined, store)
+    if joined.data_start > 0 and keeps_moments(optimizer):
+        trainer.moments_lost = not _restore_moments(trainer, joined, store)
     exchange.start()
     _say_hello(joined, run, trainer)
     return trainer
 
 
 def _restore_moments(trainer: Trainer, joined: Joined, store: Store) -> bool:
-    data = store.get(joined.inner) if joined.inner else None
+    """The newest saved moments, if they are the very bytes that their key names."""
+    data = _saved_moments(joined, store)
     if data is None or not restore_inner_state(trainer.model, trainer.optimizer, data):
         return False
     trainer.exchange.inner = joined.inner
     return True
 
 
+def _saved_moments(joined: Joined, store: Store) -> bytes | None:
+    if joined.inner is None:
+        return None
+    try:
+        data = store.get(joined.inner)
+    except BadKeyError:  # an offer is a stranger's word
+        return None
+    return data if data is not None and joined.inner.endswith(digest(data)) else None
+
+
 def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
-    moments = "lost, warming up anew" if trainer.moments_lost else "restored" if joined.inner else "new"
-    print(
+    moments = "new"
+    if trainer.moments_lost:
+        moments = "lost, warming up anew"
+    elif not keeps_moments(trainer.optimizer):
+        moments = "none"
+    elif trainer.exchange.inner is not None:
+        moments = "restored"
+    say(
         f"{utc_now_text()} {trainer.progress.learner}: incarnation {joined.incarnation} of run {run.name} joins "
-        f"at commit {joined.state.n}, data from token {joined.data_start:,}, inner moments {moments}",
-        flush=True,
+        f"at commit {joined.state.n}, data from token {joined.data_start:,}, inner moments {moments}"
     )
 
 
@@ -115,7 +143,7 @@ def check_layout(run: RunFormat, model: torch.nn.Module) -> None:
     layout = balanced_layout(parameter_facts(model), run.settings.sync.fragments)
     if layout.digest != run.layout.digest:
         raise UsageError(
-            "the model built here has other tensors (names, shapes or order) than the run's layout",
+            "the model built here has other tensors (names, shapes, types or order) than the run's layout",
             where="FORMAT.json",
             hint="use the same version of the model's code on every island",
         )
@@ -167,7 +195,7 @@ def _beat(trainer: Trainer, meter: MeteredStore, store: RetryingStore, earlier: 
         tokens_per_s=round(facts.tokens_per_s, 1),
         behind=progress.behind(),
         mean_tokens_per_s=round(facts.mean_tokens_per_s, 1),
-        loss=facts.loss,
+        loss=facts.loss if facts.loss is not None and isfinite(facts.loss) else None,
         up_bytes=counts.bytes_up + (earlier.up_bytes if earlier else 0),
         down_bytes=counts.bytes_down + (earlier.down_bytes if earlier else 0),
         requests=counts.num_requests + (earlier.requests if earlier else 0),
@@ -175,16 +203,3 @@ def _beat(trainer: Trainer, meter: MeteredStore, store: RetryingStore, earlier: 
         note=facts.note,
         retrying=retrying_text(store),
     )
-
-
-def _raise_if(stop: threading.Event) -> None:
-    if stop.is_set():
-        raise TerminatedError("stopped by a signal")
-
-
-def _stop_on_signals(stop: threading.Event) -> None:
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)

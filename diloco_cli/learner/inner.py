@@ -7,7 +7,7 @@ from math import cos, pi
 import torch
 from torch import nn
 
-from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes, to_bytes
+from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes
 from diloco_cli.config.settings import InnerSettings
 
 FLOOR = 0.1  # the cosine ends at this share of the peak
@@ -60,22 +60,33 @@ def inner_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     return tensors
 
 
-def inner_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
-    return to_bytes(tensors)
+def keeps_moments(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether there is anything to save, to restore and to lose: plain SGD has no state."""
+    return isinstance(optimizer, torch.optim.AdamW)
 
 
 def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> bool:
-    """Put saved moments back; False (and nothing changed) if the bytes are not this model's moments."""
+    """Put saved moments back, in each parameter's own type as the optimizer keeps them; False (and nothing changed)
+    if the bytes are not this model's moments, or not such as an optimizer can go on from."""
     try:
         tensors = from_bytes(data, _spec(model))
     except PayloadError:
+        return False
+    if not _are_sound(tensors):
         return False
     step = float(tensors["step"][0])
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             optimizer.state[parameter] = {
                 "step": torch.tensor(step),
-                "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
-                "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
+                "exp_avg": tensors[f"exp_avg.{name}"].to(parameter),
+                "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter),
             }
     return True
+
+
+def _are_sound(tensors: dict[str, torch.Tensor]) -> bool:
+    """Finite, and second moments and the step count not below zero."""
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+    squares = [tensor for name, tensor in tensors.items() if name == "step" or name.startswith("exp_avg_sq.")]
+    return finite and all(bool((tensor >= 0).all()) for tensor in squares)

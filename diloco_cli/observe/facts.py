@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diloco_cli.clock import wall_s
@@ -13,6 +14,8 @@ from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import Record, RecordError, decode
 from diloco_cli.store.port import Store
+
+TOLERATED_SKEW_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -31,34 +34,52 @@ class SyncerHeard:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Everything `status` knows. `read_s` is wall time, for ages only."""
+    """Everything `status` knows. `now_s`: the store's time when it was read, as far as this machine can tell;
+    `clock_skew_s`: how far that lies ahead of this machine's clock, None if it does not."""
 
     url: str
     run: RunFormat
     state: RunState
     learners: dict[str, Heard]
     syncer: SyncerHeard | None
-    read_s: float
+    now_s: float
+    clock_skew_s: float | None = None
+
+
+@dataclass(frozen=True)
+class StoreTime:
+    now_s: float
+    skew_s: float | None
+
+
+def store_time(wall_s: float, modified_s: Iterable[float]) -> StoreTime:
+    """The store's time now: nothing in it changed later than now, so a slow clock of this machine's is put right. A
+    fast one cannot be told from silence, and ages are then too long by as much."""
+    newest_s = max(modified_s, default=wall_s)
+    skew_s = newest_s - wall_s
+    return StoreTime(max(wall_s, newest_s), skew_s if skew_s > TOLERATED_SKEW_S else None)
 
 
 def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None) -> RunFacts:
     """`known` saves reading the log from its start again."""
     state = perform(read_log(run, known), store, clock)
-    learners = {}
-    for island in run.islands:
-        found = _beat(store, island.name, LearnerBeat)
-        if found is not None:
-            learners[island.name] = Heard(*found)
+    found = {island.name: _beat(store, island.name, LearnerBeat) for island in run.islands}
+    beats = {name: beat for name, beat in found.items() if beat is not None}
     syncer = _beat(store, SYNCER, SyncerBeat)
-    return RunFacts(url, run, state, learners, SyncerHeard(*syncer) if syncer else None, wall_s())
+    changes = [modified_s for _, modified_s in beats.values()] + ([syncer[1]] if syncer else [])
+    time = store_time(wall_s(), changes)
+    learners = {name: Heard(beat, max(0.0, time.now_s - modified_s)) for name, (beat, modified_s) in beats.items()}
+    heard = SyncerHeard(syncer[0], max(0.0, time.now_s - syncer[1])) if syncer else None
+    return RunFacts(url, run, state, learners, heard, time.now_s, time.skew_s)
 
 
 def _beat(store: Store, unit: str, kind: type[Record]) -> tuple[Record, float] | None:
+    """A unit's last words, and when the store got them."""
     key = beat_key(unit)
     data, stat = store.get(key), store.stat(key)
     if data is None or stat is None:
         return None
     try:
-        return decode(kind, data, key), max(0.0, wall_s() - stat.modified_s)
+        return decode(kind, data, key), stat.modified_s
     except RecordError:
         return None

@@ -88,13 +88,14 @@ class Status:
     goodput: float | None
     participation: float | None
     eta_s: float | None
-    age_s: float
+    age_s: float | None
     reason: str
     last_merge: LastMerge | None
     learners: list[LearnerStatus] = field(default_factory=list)
     syncer: SyncerStatus | None = None
     store: StoreStatus | None = None
     recent: list[RecentEvent] = field(default_factory=list)
+    clock_skew_s: float | None = None
 
 
 def status_of(facts: RunFacts) -> Status:
@@ -117,13 +118,14 @@ def status_of(facts: RunFacts) -> Status:
         goodput=goodput(facts),
         participation=state.participation,
         eta_s=None if over or not rate else max(0.0, (target - tokens) / rate),
-        age_s=min(ages, default=0.0),
+        age_s=min(ages, default=None),
         reason=facts.syncer.beat.reason if facts.syncer and not over else "",
         last_merge=_last_merge(facts),
         learners=learners,
         syncer=syncer,
         store=_store(facts),
         recent=[RecentEvent(n.time, n.kind, n.unit, n.text) for n in state.notes[-RECENT_SHOWN:]][::-1],
+        clock_skew_s=facts.clock_skew_s,
     )
 
 
@@ -154,7 +156,7 @@ def wall_seconds(facts: RunFacts) -> float:
     if not facts.state.started_at:
         return 0.0
     started = datetime.fromisoformat(facts.state.started_at).timestamp()
-    ended = facts.read_s
+    ended = facts.now_s
     if facts.state.phase != "RUNNING":
         ended = datetime.fromisoformat(facts.state.updated_at).timestamp()
     return max(0.0, ended - started)
@@ -178,7 +180,7 @@ def _last_merge(facts: RunFacts) -> LastMerge | None:
     if not facts.state.recent_merges:
         return None
     note = facts.state.recent_merges[-1]
-    age_s = max(0.0, facts.read_s - _time(note).timestamp())
+    age_s = max(0.0, facts.now_s - _time(note).timestamp())
     return LastMerge(age_s, len(note.participants), note.alive, note.quorum, note.grace_used_s, note.grace_s)
 
 

@@ -28,6 +28,11 @@ def assumptions(run: RunSettings, kept: Sequence[Candidate], model: ModelFacts) 
     ]
     if run.model.preset is None:
         guesses.append(f"model: {format_count(model.embedding_parameters)} of the parameters are its embedding")
+    if run.model.entrypoint and not run.model.parameters:
+        guesses.append(
+            f"model: {format_count(model.parameters)} parameters, as {run.model.entrypoint} builds them; from their"
+            f" names and shapes {model.layers} layers of width {model.width}; sequences of {model.sequence} tokens"
+        )
     guesses.append("memory: float32 weights, gradients and AdamW; one sequence a device at a time")
     guesses.append("islands fail independently of each other")
     return (

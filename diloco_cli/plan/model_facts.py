@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from diloco_cli.config.presets import GPT_PRESETS
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.layout import ParameterFact
 
 TENSORS_PER_LAYER = 6  # attention in and out, MLP in and out, two norms
 TENSORS_BESIDE_LAYERS = 3  # embedding, positions, last norm
+LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of `blocks.11.attention.weight`
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,21 @@ def facts_from_numbers(parameters: int, layers: int, width: int, sequence: int) 
     embedding = max(0, parameters - 12 * layers * width**2)
     num_tensors = TENSORS_BESIDE_LAYERS + TENSORS_PER_LAYER * layers
     return ModelFacts(parameters, layers, width, sequence, embedding, num_tensors)
+
+
+def facts_from_parameters(parameters: Sequence[ParameterFact], sequence: int) -> ModelFacts:
+    """The facts of a model that was built. Its size is exact; layers are guessed from the numbers in its tensors'
+    names, the width from the side that most of its matrices have."""
+    sides = Counter(side for p in parameters if len(p.shape) > 1 and not p.embedding for side in p.shape)
+    numbers = [int(match[1]) for p in parameters if (match := LAYER_NUMBER.search(p.name))]
+    return ModelFacts(
+        parameters=sum(prod(p.shape) for p in parameters),
+        layers=1 + max(numbers, default=0),
+        width=max(sides, key=lambda side: (sides[side], side), default=1),
+        sequence=sequence,
+        embedding_parameters=sum(prod(p.shape) for p in parameters if p.embedding),
+        num_tensors=len(parameters),
+    )
 
 
 def _facts_of_preset(preset: str) -> ModelFacts:

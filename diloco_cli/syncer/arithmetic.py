@@ -17,11 +17,9 @@ from diloco_cli.errors import UsageError
 from diloco_cli.layout import balanced_layout
 from diloco_cli.protocol.ports import Merged
 from diloco_cli.protocol.records import Offer, RunFormat
+from diloco_cli.syncer.norms import NormCap
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
-
-NORM_CAP = 8.0  # times the running median of a fragment's merged deltas
-NORM_MEMORY = 31
 
 
 @dataclass
@@ -42,7 +40,7 @@ class TorchArithmetic:
         self.upload, self.broadcast = codec(self.sync.codec), codec(self.sync.broadcast)
         self._current: dict[int, FragmentState] = {}
         self._candidates: dict[int, FragmentState] = {}
-        self._norms: dict[int, list[float]] = {}
+        self._norms = NormCap()
 
     def initial(self) -> list[Merged]:
         """Every fragment of the seeded model, with zero momentum. Raises UsageError if the model has another layout."""
@@ -80,11 +78,7 @@ class TorchArithmetic:
         norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
         if not isfinite(norm):
             return "non_finite"
-        return "norm_cap" if self.check_norms and self._above_cap(offer.fragment, norm) else delta
-
-    def _above_cap(self, fragment: int, norm: float) -> bool:
-        known = sorted(self._norms.get(fragment, []))
-        return len(known) >= 3 and norm > NORM_CAP * known[len(known) // 2]
+        return delta if not self.check_norms or self._norms.admits(offer.fragment, norm) else "norm_cap"
 
     def merge(self, fragment: int, deltas: list[tuple[torch.Tensor, float]]) -> Merged | str:
         layout = self.run.layout.fragments[fragment]
@@ -95,8 +89,6 @@ class TorchArithmetic:
         parameters, momentum = outer_step(self.run.settings.outer, current.parameters, current.momentum, merged)
         if not isfinite(float(parameters.sum(dtype=torch.float64) + momentum.sum(dtype=torch.float64))):
             return "non_finite"  # finite deltas can overflow together
-        norm = float(torch.linalg.vector_norm(merged, dtype=torch.float64))
-        self._norms[fragment] = [*self._norms.get(fragment, []), norm][-NORM_MEMORY:]
         return self._version(fragment, parameters, momentum)
 
     def _version(self, fragment: int, parameters: torch.Tensor, momentum: torch.Tensor) -> Merged:

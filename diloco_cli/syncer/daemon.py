@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -13,7 +10,8 @@ import torch
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.errors import TerminatedError
+from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import SYNCER, beat_key
 from diloco_cli.protocol.log import read_format
@@ -33,12 +31,12 @@ from diloco_cli.syncer.evaluation import EvaluatorProcess
 def run_syncer(url: str) -> int:
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
     syncer took over."""
-    stop = threading.Event()
-    _stop_on_signals(stop)
+    stop = Stopping()
+    stop.hear_signals()
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
     meter = MeteredStore(open_store(url))
     store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_set)
-    clock = SystemClock(monotonic_s, stop.wait, lambda: _raise_if(stop))
+    clock = SystemClock(monotonic_s, stop.wait, stop.check)
     run = perform(read_format(url), store, clock)
     evaluator = EvaluatorProcess(url)
     syncer = Syncer(
@@ -53,6 +51,9 @@ def run_syncer(url: str) -> int:
     )
     try:
         perform(syncer.serve(), store, clock)
+    except (StoreError, NoSpaceError):
+        stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this syncer
+        raise
     finally:
         evaluator.close()
     return 0
@@ -99,17 +100,4 @@ def _log_commit(run: RunFormat, state: RunState, commit: Commit) -> None:
         commit.reason,
         f"refused: {refused}" if refused else "",
     ]
-    print(" ".join(part for part in parts if part), flush=True)
-
-
-def _raise_if(stop: threading.Event) -> None:
-    if stop.is_set():
-        raise TerminatedError("stopped by a signal")
-
-
-def _stop_on_signals(stop: threading.Event) -> None:
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    say(" ".join(part for part in parts if part))

@@ -11,12 +11,14 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import isfinite
 from typing import IO
 
 import torch
 
+from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import environment_with
 from diloco_cli.protocol.records import Output, RunFormat
@@ -26,16 +28,19 @@ from diloco_cli.tasks.build import build_data, build_model
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
+LONGEST_S = 600.0  # an evaluation that takes longer has failed
+Answer = tuple[int, float | None]
 
 
 class EvaluatorProcess:
     """Implements protocol.ports.Evaluator with `diloco evaluator` as a child. One evaluation at a time."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, longest_s: float = LONGEST_S) -> None:
+        self._url, self._longest_s = url, longest_s
         self._child: subprocess.Popen[str] | None = None
         self._asked: int | None = None
-        self._answers: queue.SimpleQueue[tuple[int, float | None]] = queue.SimpleQueue()
+        self._asked_s = 0.0
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
 
     def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
         if self._asked is not None:
@@ -47,44 +52,87 @@ class EvaluatorProcess:
             self._child.stdin.write(json.dumps({"n": n, "outputs": to_plain(outputs), "final": final}) + "\n")
             self._child.stdin.flush()
         except BrokenPipeError:
+            self.close()
             return False  # it died just now; the next call starts another
-        self._asked = n
+        self._asked, self._asked_s = n, monotonic_s()
         return True
 
-    def result(self) -> tuple[int, float | None] | None:
+    def result(self) -> Answer | None:
         if self._asked is None:
             return None
         try:
             answer = self._answers.get_nowait()
         except queue.Empty:
-            if self._child is not None and self._child.poll() is None:
+            alive = self._child is not None and self._child.poll() is None
+            if alive and monotonic_s() - self._asked_s < self._longest_s:
                 return None
-            answer = (self._asked, None)  # the child died over it
+            self.close()
+            answer = (self._asked, None)  # the child died over it, or hangs
         self._asked = None
         return answer
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        with suppress(OSError):  # what the pipe still held
+            if child.stdin is not None:
+                child.stdin.close()
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "diloco_cli", "evaluator", "--run", self._url]
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment_with(OMP_NUM_THREADS="1")
         )
-        threading.Thread(target=self._listen, args=(child.stdout,), daemon=True).start()
+        self._answers = queue.SimpleQueue()  # its own: what an earlier child still says concerns nobody
+        threading.Thread(target=_listen, args=(child.stdout, self._answers), daemon=True).start()
         return child
 
-    def _listen(self, lines: Iterable[str]) -> None:
+
+def _listen(lines: Iterable[str], answers: queue.SimpleQueue[Answer]) -> None:
+    for line in lines:
+        answer = read_answer(line)
+        if answer is not None:
+            answers.put(answer)
+
+
+def read_answer(line: str) -> Answer | None:
+    """(n, loss), the loss None unless it is finite; None for a line that is no answer."""
+    try:
+        plain = json.loads(line)
+        n, loss = plain["n"], plain["loss"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if type(n) is not int:
+        return None
+    return n, loss if isinstance(loss, float) and isfinite(loss) else None
+
+
+def take_stdout() -> IO[str]:
+    """The pipe of the answers, for this module alone: whatever else prints (a user's model) goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def requests_until_the_syncer_ends(lines: Iterable[str]) -> Iterator[str]:
+    """Lines as they come. At the end of the pipe the process ends at once, whatever it is doing: evaluating, or
+    trying again to reach a store."""
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
         for line in lines:
-            answer = json.loads(line)
-            finite = isinstance(answer["loss"], float) and isfinite(answer["loss"])
-            self._answers.put((answer["n"], answer["loss"] if finite else None))
+            waiting.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return iter(waiting.get, None)
 
 
-def serve_evaluations(run: RunFormat, store: Store, requests: IO[str], answers: IO[str]) -> None:
-    """The child's loop: one JSON line in, one out; ends when the syncer's end of the pipe closes."""
+def serve_evaluations(run: RunFormat, store: Store, requests: Iterable[str], answers: IO[str]) -> None:
+    """The child's loop: one JSON line in, one out; ends with the requests."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
     model, data = build_model(run.settings), build_data(run.settings)

@@ -1,4 +1,8 @@
-"""The newest committed outer parameters as one safetensors file."""
+"""The newest committed outer parameters as one safetensors file.
+
+It holds the trained parameters, which are all that a run exchanges. Buffers and frozen parameters stay as the model's
+code builds them: build the model by its own code, then load the file over it with `strict=False`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from diloco_cli.syncer.versions import load_versions
 
 
 def outer_parameters(run: RunFormat, state: RunState, store: Store) -> dict[str, torch.Tensor]:
-    """Every parameter by its name, float32, as of the head of the log."""
+    """Every trained parameter by its name, float32, as of the head of the log."""
     if not state.outputs:
         raise TryAgainError(f"run {run.name} has no committed version yet", hint="diloco status")
     tensors = {t.name: torch.empty(t.shape) for fragment in run.layout.fragments for t in fragment.tensors}

@@ -1,7 +1,8 @@
 """`diloco verify`: replays the log from the bucket alone and compares every digest.
 
-It reads commits from 0, checks the chain and every rule by its own book-keeping (not by the folded state that the
-daemons use), recomputes each merge from the deltas that the log names, and demands bit-identical outer parameters.
+It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py), recomputes each merge
+from the deltas that the log names, and demands bit-identical outer parameters. Damage is listed, never raised: where a
+merge cannot be recomputed, the replay goes on from the bucket's bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from dataclasses import dataclass, field
 
 import torch
 
+from diloco_cli.algorithm.payload import PayloadError
 from diloco_cli.digests import digest
-from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, state_key
+from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, snapshot_key, state_key
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, Snapshot
+from diloco_cli.protocol.ports import Merged
 from diloco_cli.protocol.records import Commit, Input, Offer, Output, RunFormat
-from diloco_cli.protocol.weights import token_weight
 from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.syncer.bookkeeping import Books, disagreements
 
 
 @dataclass
@@ -47,127 +52,177 @@ class Replayer:
         self.store, self.run = store, run
         self.arithmetic = TorchArithmetic(run, check_norms=False)
         self.found = Replay()
-        self.versions: dict[int, list[Output]] = {}
-        self.applied: set[tuple[str, int, int]] = set()
-        self.bases: set[tuple[str, int, int]] = set()
-        self.ranges: dict[tuple[str, int], int] = {}
-        self.floors: dict[str, int] = {}
+        self.books = Books(run, self._expect)
         self.token_parameters = 0
-        self.slot = 0
+        self.digests: list[str] = []
 
     def replay(self, on_commit: Callable[[int], None] = lambda n: None) -> Replay:
-        previous, epoch = "", 0
         while (data := self.store.get(commit_key(self.found.commits))) is not None:
             key = commit_key(self.found.commits)
             try:
                 commit = decode(Commit, data, key)
             except RecordError as error:
-                self.found.mismatches.append(str(error))
+                self.found.mismatches.append(f"{error}; the replay ends here")
                 break
-            self._expect(commit.n == self.found.commits and commit.previous == previous, f"{key}: hash chain broken")
-            self._expect(commit.epoch >= epoch, f"{key}: epoch {commit.epoch} after epoch {epoch}")
-            previous, epoch = digest(data), commit.epoch
+            previous = self.digests[-1] if self.digests else ""
+            chained = commit.n == self.found.commits and commit.previous == previous
+            self._expect(chained, f"{key}: hash chain broken: it does not follow the commit before it")
+            self.digests.append(digest(data))
             self._replay_commit(commit, key)
             self.found.commits += 1
             on_commit(commit.n)
+        else:
+            self._check_end()
+        self._check_snapshots()
+        self.found.duplicates = self.books.duplicates
         self.found.tokens = self.token_parameters // self.run.layout.num_parameters
         return self.found
 
     def _replay_commit(self, commit: Commit, key: str) -> None:
         self.found.offers_rejected += len(commit.fates)
         self.found.epochs += commit.kind == "epoch_start"
-        if commit.kind in ("merge", "skip"):
-            self._expect(commit.slot == self.slot, f"{key}: slot {commit.slot} where {self.slot} was due")
-            self.slot += 1
-        if commit.kind == "merge":
-            self._replay_merge(commit, key)
+        self.books.check_order(commit, key)
+        due = self.books.check_outputs(commit, key)
+        merged = commit.kind == "merge"
+        computed = merged and self._replay_merge(commit, key, due)
+        self._expect(merged or not commit.inputs, f"{key}: a {commit.kind} applies offers")
+        self.books.check_fates(commit, key)
         for output in commit.outputs:
-            self._check_output(output, commit.kind == "merge")
-            self.versions.setdefault(output.fragment, []).append(output)
+            if 0 <= output.fragment < self.run.num_fragments:
+                self._check_output(output, computed)
+        self.books.settle(commit)
 
     # -- one merge ----------------------------------------------------------------------------------------------
 
-    def _replay_merge(self, commit: Commit, key: str) -> None:
+    def _replay_merge(self, commit: Commit, key: str, due: bool) -> bool:
+        """Whether its outcome could be recomputed."""
         self.found.merges += 1
+        self.books.check_merge(commit, key)
+        if not due:
+            return False
         output = commit.outputs[0]
-        names = [item.learner for item in commit.inputs]
-        self._expect(names == sorted(set(names)), f"{key}: inputs are not sorted and distinct by learner")
-        self._expect(len(names) >= commit.quorum, f"{key}: {len(names)} inputs, quorum {commit.quorum}")
-        self._expect(output.version == commit.n, f"{key}: version {output.version} of commit {commit.n}")
-        deltas = []
-        for item in commit.inputs:
-            self._check_input(item, output.fragment, key)
-            delta = self._delta(item, output.fragment)
-            if delta is not None:
-                deltas.append((delta, item.weight))
-        if len(deltas) == len(commit.inputs):
-            merged = self.arithmetic.merge(output.fragment, deltas)
-            same = not isinstance(merged, str) and digest(merged.state) == output.state_digest
-            self._expect(same, f"{key}: replayed parameters differ")
-            same = not isinstance(merged, str) and digest(merged.cast) == output.cast_digest
-            self._expect(same, f"{key}: replayed cast differs")
+        self.found.offers_applied += len(commit.inputs)
         parameters = self.run.layout.fragments[output.fragment].num_parameters
         self.token_parameters += parameters * sum(item.tokens for item in commit.inputs)
+        possible = [self.books.check_input(item, output.fragment, key) for item in commit.inputs]
+        merged = self.recompute(commit) if all(possible) else None
+        if merged is None:
+            self._expect(False, f"{key}: this merge cannot be recomputed")
+            return False
+        self._expect(digest(merged.state) == output.state_digest, f"{key}: replayed parameters differ")
+        self._expect(digest(merged.cast) == output.cast_digest, f"{key}: replayed cast differs")
+        return True
 
-    def _check_input(self, item: Input, fragment: int, key: str) -> None:
-        offer_id = (item.learner, item.incarnation, item.seq)
-        base_id = (item.learner, fragment, item.base)
-        self.found.offers_applied += 1
-        self.found.duplicates += offer_id in self.applied
-        self._expect(base_id not in self.bases, f"{key}: base {item.base} of {item.learner} used twice")
-        self._expect(
-            item.incarnation >= self.floors.get(item.learner, 0), f"{key}: an old incarnation of {item.learner}"
-        )
-        end = self.ranges.get((item.learner, fragment), 0)
-        self._expect(item.data_start >= end, f"{key}: data of {item.learner} merged twice into fragment {fragment}")
-        weight = token_weight(item.tokens, item.steps, self.run.settings.sync.weight)
-        self._expect(weight == item.weight, f"{key}: weight {item.weight} instead of {weight}")
-        self.applied.add(offer_id)
-        self.bases.add(base_id)
-        self.floors[item.learner] = item.incarnation
-        self.ranges[item.learner, fragment] = item.data_end
+    def recompute(self, commit: Commit) -> Merged | None:
+        """What the deltas that a merge names give on top of the version before it; None if one is damaged."""
+        fragment = commit.outputs[0].fragment
+        deltas = [(self._delta(item, fragment), item.weight) for item in commit.inputs]
+        sound = [(delta, weight) for delta, weight in deltas if delta is not None]
+        if not sound or len(sound) != len(deltas):
+            return None
+        merged = self.arithmetic.merge(fragment, sound)
+        return None if isinstance(merged, str) else merged
 
     def _delta(self, item: Input, fragment: int) -> torch.Tensor | None:
         """The delta as the offer gives it, checked against the offer and re-anchored as the syncer must have done."""
-        offer_at = offer_key(item.learner, item.incarnation, item.seq)
         payload_at = delta_key(item.learner, item.incarnation, item.seq, item.payload_digest)
-        offer_data, payload = self._present(offer_at), self._present(payload_at)
-        if offer_data is None or payload is None:
+        offer, payload = self._offer(item, fragment), self._present(payload_at, item.payload_digest)
+        base, current = self.books.version(fragment, item.base), self.books.versions.get(fragment, [])
+        if base is None:
+            self._expect(False, f"{payload_at}: its base {item.base} is not in the log")
             return None
-        offer = decode(Offer, offer_data, offer_at)
-        same = (offer.fragment, offer.base, offer.tokens, offer.steps) == (fragment, item.base, item.tokens, item.steps)
-        self._expect(same, f"{offer_at}: the log says other things of this offer")
-        self._expect(digest(payload) == item.payload_digest, f"{payload_at}: other bytes than the log says")
+        if offer is not None:
+            self._expect(offer.base_digest == base.cast_digest, f"{payload_at}: the offer names another base")
         base_cast = None
-        if item.base != self.versions[fragment][-1].version:
-            base = next((o for o in self.versions[fragment] if o.version == item.base), None)
-            base_cast = self._present(cast_key(fragment, base.version, base.epoch, base.cast_digest)) if base else None
-            self._expect(base_cast is not None, f"{offer_at}: its base {item.base} is not in the log")
+        if base is not current[-1]:
+            base_cast = self._present(_cast_key(base), base.cast_digest)
+            if base_cast is None:
+                return None
+        if offer is None or payload is None or not self.arithmetic.holds(fragment, current[-1].state_digest):
+            return None
         delta = self.arithmetic.read_delta(offer, payload, base_cast)
         if isinstance(delta, str):
             self.found.mismatches.append(f"{payload_at}: {delta}")
             return None
         return delta
 
+    def _offer(self, item: Input, fragment: int) -> Offer | None:
+        """The offer that the log names, if it is there and says what the log says."""
+        key = offer_key(item.learner, item.incarnation, item.seq)
+        data = self._present(key)
+        if data is None:
+            return None
+        try:
+            offer = decode(Offer, data, key)
+        except RecordError as error:
+            self.found.mismatches.append(str(error))
+            return None
+        different = disagreements(offer, item, fragment)
+        self._expect(not different, f"{key}: the log says another {', '.join(different)} of this offer")
+        return None if different else offer
+
     def _check_output(self, output: Output, computed: bool) -> None:
         """The bytes in the bucket are those that the log names; the first versions are where a replay starts."""
-        state_at = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-        cast_at = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
-        state, cast = self._present(state_at), self._present(cast_at)
-        if state is not None:
-            self._expect(digest(state) == output.state_digest, f"{state_at}: other bytes than the log says")
-        if cast is not None:
-            self._expect(digest(cast) == output.cast_digest, f"{cast_at}: other bytes than the log says")
-        if not self.arithmetic.holds(output.fragment, output.state_digest) and state is not None:
-            self._expect(not computed, f"{state_at}: went on from the bucket's bytes")
+        key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+        state = self._present(key, output.state_digest)
+        self._present(_cast_key(output), output.cast_digest)
+        if state is None or self.arithmetic.holds(output.fragment, output.state_digest):
+            return
+        self._expect(not computed, f"{key}: went on from the bucket's bytes")
+        try:
             self.arithmetic.restore(output.fragment, output.state_digest, state)
+        except PayloadError as error:
+            self.found.mismatches.append(f"{key}: {error}")
 
-    def _present(self, key: str) -> bytes | None:
-        data = self.store.get(key)
+    # -- the end of the log -------------------------------------------------------------------------------------
+
+    def _check_end(self) -> None:
+        """A commit that is missing in the middle looks like the end. The listing is for this alone."""
+        end = commit_key(self.found.commits)
+        later = self.store.list("commit/", after=end, limit=1)
+        self._expect_end(end, bool(later))
+
+    def _check_snapshots(self) -> None:
+        """Snapshots name the digest of their commit, so they also tell of a damaged or missing last one."""
+        recent = max(0, self.found.commits - 2 * SNAPSHOT_EVERY)
+        for key in self.store.list("snapshot/", after=snapshot_key(recent)):
+            data = self.store.get(key)
+            try:
+                snapshot = decode(Snapshot, data or b"", key)
+            except RecordError as error:
+                self.found.mismatches.append(str(error))
+                continue
+            n = snapshot.state.n
+            self._expect(key == snapshot_key(n), f"{key}: holds the state of commit {n}")
+            if 0 <= n < len(self.digests):
+                same = snapshot.commit_digest == self.digests[n]
+                self._expect(same, f"{commit_key(n)}: other bytes than {key} says")
+            elif n >= len(self.digests):
+                self._expect_end(commit_key(self.found.commits), True)
+
+    def _expect_end(self, key: str, later: bool) -> None:
+        """A run that goes on meanwhile writes this very commit: it is missing only if it still is not there."""
+        if later and key not in self.found.missing and self.store.get(key) is None:
+            self.found.missing.append(key)
+
+    def _present(self, key: str, expected: str | None = None) -> bytes | None:
+        """The object, if it is there and has the digest that the log says."""
+        try:
+            data = self.store.get(key)
+        except BadKeyError as error:
+            self.found.mismatches.append(f"the log names an impossible key: {error}")
+            return None
         if data is None:
             self.found.missing.append(key)
+        elif expected is not None and digest(data) != expected:
+            self.found.mismatches.append(f"{key}: other bytes than the log says")
+            return None
         return data
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:
             self.found.mismatches.append(otherwise)
+
+
+def _cast_key(output: Output) -> str:
+    return cast_key(output.fragment, output.version, output.epoch, output.cast_digest)

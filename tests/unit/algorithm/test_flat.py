@@ -52,3 +52,13 @@ def test_gathering_copies_and_converts() -> None:
     flat = gather(layout.fragments[0], dict(model.named_parameters()))
     flat.zero_()
     assert flat.dtype == torch.float32 and bool((model.weight != 0).any())
+
+
+def test_the_layout_tells_types_apart_and_holds_trained_parameters_alone() -> None:
+    def digest_of(dtype: torch.dtype) -> str:
+        return balanced_layout(parameter_facts(torch.nn.Linear(3, 2).to(dtype)), 1).digest
+
+    assert digest_of(torch.float32) != digest_of(torch.bfloat16) != digest_of(torch.float16)
+    frozen = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    frozen[0].weight.requires_grad_(False)
+    assert [fact.name for fact in parameter_facts(frozen)] == ["0.bias", "1.weight", "1.bias"]

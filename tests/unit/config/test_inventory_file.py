@@ -134,3 +134,10 @@ def test_store_urls_become_absolute(text, url):
 def test_other_store_urls_are_refused(text):
     with pytest.raises(UsageError):
         normalise_store_url(text, Path("/base"))
+
+
+@pytest.mark.parametrize("name", ["syncer", "supervisor"])
+def test_no_island_takes_the_name_of_another_unit(tmp_path, name):
+    with pytest.raises(UsageError, match=f"islands.{name}: no island can be called so") as caught:
+        load(tmp_path, HEAD + ISLAND + f"  - {{name: {name}, region: here, accelerators: 'cpu:1'}}\n")
+    assert caught.value.where == f"{tmp_path}/inventory.yaml:5" and caught.value.hint

@@ -14,7 +14,7 @@ import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
-from diloco_cli.errors import RefusedError, RunFailedError, StoreError, UsageError
+from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.launch.detach import start_detached
 from diloco_cli.launch.ending import StopPolicy
 from diloco_cli.launch.events import Event, Outcome
@@ -354,8 +354,21 @@ def test_a_detached_supervisor_registers_and_can_be_stopped(eventually):
 
 
 def test_a_detached_supervisor_that_fails_is_quoted():
-    with pytest.raises(RunFailedError, match=r"status 3.*no bucket"):
+    with pytest.raises(InfeasibleError, match=r"status 3.*no bucket"):
         start_detached(RUN, (sys.executable, "-S", "-c", "print('no bucket'); raise SystemExit(3)"))
+
+
+def test_a_detached_supervisor_that_told_an_error_passes_it_on_with_its_hint_and_status():
+    code = "print('error: the bucket is gone\\nhint: make it\\nbye'); raise SystemExit(6)"
+    with pytest.raises(StoreError, match=r"the bucket is gone$") as caught:
+        start_detached(RUN, (sys.executable, "-S", "-c", code))
+    assert (caught.value.exit_status, caught.value.hint) == (6, "make it")
+
+
+def test_the_environment_of_a_detached_supervisor_is_added_to():
+    code = "import os; print('error:', os.environ['WORD']); raise SystemExit(2)"
+    with pytest.raises(UsageError, match=r"spoken$"):
+        start_detached(RUN, (sys.executable, "-S", "-c", code), {"WORD": "spoken"})
 
 
 def test_a_unit_has_its_own_session_bounded_threads_a_private_log_and_no_secret_in_it(home: Path):
@@ -378,6 +391,28 @@ def test_a_large_log_is_rotated_at_the_next_start(monkeypatch):
         start_unit(RUN, unit("a", f"print({text!r})"))[0].wait()
     assert log_path(RUN, "a").read_text() == "second\n"
     assert log_path(RUN, "a").with_name("a.log.1").read_text() == "a first long text\n"
+
+
+def test_the_log_of_a_living_unit_is_bounded(monkeypatch, eventually):
+    monkeypatch.setattr("diloco_cli.launch.units.MAX_LOG_BYTES", 1000)
+    talkative = "import time\nwhile True: print('x' * 99, flush=True); time.sleep(0.005)"
+    with Supervision(unit("a", talkative)):
+        log = log_path(RUN, "a")
+        eventually(lambda: log.with_name("a.log.1").exists())
+        for _ in range(3):
+            eventually(lambda: log.stat().st_size <= 1000)
+        eventually(lambda: log.stat().st_size > 0)
+        assert set(log.read_text()) == {"x", "\n"}, "a hole: the writer did not append"
+        assert pid_of("a") is not None
+
+
+def test_a_fenced_syncer_is_said_aloud_once_and_the_learners_go_on(eventually):
+    with Supervision(unit("a"), unit("syncer", "raise SystemExit(9)", kind="syncer")) as run:
+        eventually(lambda: "fenced" in run.kinds("syncer") and pid_of("a") is not None)
+        sleep_s(0.2)
+        assert run.kinds("syncer") == ["started", "done", "fenced"]
+        assert "diloco resume nano" in next(e.text for e in run.events if e.kind == "fenced")
+        assert pid_of("a") is not None
 
 
 def test_commands_of_units_take_values_that_look_like_options():

@@ -1,0 +1,125 @@
+"""The log's rules, checked by a verifier's own book-keeping: what one commit says against all that came before.
+
+Not by the folded state that the daemons use: an error in theirs must show here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diloco_cli.protocol.records import MOST, Commit, Input, Offer, Output, RunFormat
+from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.weights import token_weight
+
+Expect = Callable[[bool, str], None]
+
+
+class Books:
+    """Everything that earlier commits settled. `expect(holds, otherwise)` takes note of each broken rule."""
+
+    def __init__(self, run: RunFormat, expect: Expect) -> None:
+        self.run, self.expect = run, expect
+        self.versions: dict[int, list[Output]] = {}
+        self.applied: set[tuple[str, int, int]] = set()
+        self.refused: set[tuple[str, int, int]] = set()
+        self.bases: set[tuple[str, int, int]] = set()
+        self.ranges: dict[tuple[str, int], int] = {}
+        self.floors: dict[str, int] = {}
+        self.slot = 0
+        self.epoch = 0
+        self.duplicates = 0
+        self.finished = False
+
+    def check_order(self, commit: Commit, key: str) -> None:
+        """Epochs, slots, the end of the run."""
+        self.expect(not self.finished, f"{key}: a {commit.kind} after the run had finished")
+        follows = commit.epoch > self.epoch if commit.kind == "epoch_start" else commit.epoch == self.epoch
+        self.expect(follows, f"{key}: a {commit.kind} of epoch {commit.epoch} after epoch {self.epoch}")
+        self.epoch = commit.epoch
+        self.finished = self.finished or commit.kind == "finish"
+        if commit.kind in ("merge", "skip"):
+            self.expect(commit.slot == self.slot, f"{key}: slot {commit.slot} where {self.slot} was due")
+
+    def check_outputs(self, commit: Commit, key: str) -> bool:
+        """Whether the commit brings the fragments that are due, as versions of its own number."""
+        due: list[int] = []
+        if commit.n == 0:
+            due = list(range(self.run.num_fragments))
+        elif commit.kind == "merge":
+            due = [fragment_of_slot(self.slot, self.run.num_fragments)]
+        brought = [output.fragment for output in commit.outputs]
+        numbered = all(output.version == commit.n and output.epoch == commit.epoch for output in commit.outputs)
+        self.expect(brought == due, f"{key}: brings fragments {brought} instead of {due}")
+        self.expect(numbered, f"{key}: brings a version of another commit or epoch")
+        return brought == due
+
+    def check_merge(self, commit: Commit, key: str) -> None:
+        """The merge as a whole; each input has its own check."""
+        names = [item.learner for item in commit.inputs]
+        quorum, tokens = self.run.settings.sync.quorum, sum(item.tokens for item in commit.inputs)
+        self.expect(names == sorted(set(names)), f"{key}: inputs are not sorted and distinct by learner")
+        self.expect(commit.quorum == quorum, f"{key}: quorum {commit.quorum}, but the run's is {quorum}")
+        self.expect(len(names) >= quorum, f"{key}: {len(names)} inputs, quorum {quorum}")
+        self.expect(commit.tokens == tokens, f"{key}: {commit.tokens} tokens, but its inputs have {tokens}")
+
+    def check_input(self, item: Input, fragment: int, key: str) -> bool:
+        """Whether the offer could be applied by what the log alone says; enters it into the books."""
+        who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
+        offer_id, base_id = (item.learner, item.incarnation, item.seq), (item.learner, fragment, item.base)
+        self.duplicates += offer_id in self.applied
+        end = self.ranges.get((item.learner, fragment), 0)
+        rules = [
+            (offer_id not in self.refused, "is applied and was refused"),
+            (base_id not in self.bases, f"uses base {item.base} a second time"),
+            (item.incarnation >= self.floors.get(item.learner, 0), "is of an old incarnation"),
+            (item.data_start >= end, f"brings data that fragment {fragment} has already seen"),
+            *self._numbers(item),
+        ]
+        for holds, otherwise in rules:
+            self.expect(holds, f"{who} {otherwise}")
+        self.applied.add(offer_id)
+        self.bases.add(base_id)
+        self.floors[item.learner] = max(item.incarnation, self.floors.get(item.learner, 0))
+        self.ranges[item.learner, fragment] = max(item.data_end, end)
+        return all(holds for holds, _ in rules)
+
+    def _numbers(self, item: Input) -> list[tuple[bool, str]]:
+        island = self.run.island(item.learner)
+        possible = 0 < item.tokens < MOST and 0 < item.steps < MOST
+        weight = token_weight(item.tokens, item.steps, self.run.settings.sync.weight) if possible else 0.0
+        span = item.data_end - item.data_start
+        return [
+            (island is not None, "comes from a learner that the run does not have"),
+            (possible, f"counts {item.tokens} tokens in {item.steps} steps"),
+            (item.tokens == span, f"counts {item.tokens} tokens in a data range of {span}"),
+            (item.weight == weight, f"has weight {item.weight} instead of {weight}"),
+        ]
+
+    def check_fates(self, commit: Commit, key: str) -> None:
+        for fate in commit.fates:
+            offer_id = (fate.learner, fate.incarnation, fate.seq)
+            who = f"{key}: offer {fate.incarnation}/{fate.seq} of {fate.learner}"
+            self.expect(offer_id not in self.applied, f"{who} is refused and was applied")
+            known = self.run.island(fate.learner) is not None
+            self.expect(known, f"{who} comes from a learner that the run does not have")
+            self.refused.add(offer_id)
+
+    def settle(self, commit: Commit) -> None:
+        """The commit is checked; what it brings is the state of things now."""
+        self.slot += commit.kind in ("merge", "skip")
+        for output in commit.outputs:
+            self.versions.setdefault(output.fragment, []).append(output)
+
+    def version(self, fragment: int, number: int) -> Output | None:
+        """From the newest back: bases are recent."""
+        return next((o for o in reversed(self.versions.get(fragment, [])) if o.version == number), None)
+
+
+def disagreements(offer: Offer, item: Input, fragment: int) -> list[str]:
+    """The names of what the log says of an offer and the offer itself does not."""
+    said = {
+        "learner": item.learner, "incarnation": item.incarnation, "seq": item.seq, "fragment": fragment,
+        "base": item.base, "data_start": item.data_start, "data_end": item.data_end, "tokens": item.tokens,
+        "steps": item.steps, "payload_digest": item.payload_digest, "payload_bytes": item.payload_bytes,
+    }  # fmt: skip
+    return [name for name, value in said.items() if getattr(offer, name) != value]

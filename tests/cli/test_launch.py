@@ -1,0 +1,143 @@
+"""What `launch` refuses, warns of and starts where; with a model of one's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.cli.supervision import devices_of, say_what_runs_elsewhere, threads_of, units_here
+from diloco_cli.errors import UsageError
+from tests.cli.bucket import IOWA, NANO, RHINE
+from tests.cli.conftest import Diloco
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def quickstart(tmp_path: Path) -> Path:
+    return copied("quickstart", tmp_path / "q")
+
+
+def copied(example: str, folder: Path) -> Path:
+    shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("bucket", "__pycache__"))
+    return folder
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+# -- units ------------------------------------------------------------------------------------------------------------
+
+
+def names_here(region: str | None, **changes) -> list[str]:
+    return [unit.name for unit in units_here(replace(NANO, **changes), "file:///b", region, None)]
+
+
+def test_the_syncer_starts_in_the_home_region_also_where_no_island_lies() -> None:
+    assert names_here(None) == ["iowa", "rhine", "syncer"]
+    assert names_here("us", home_region="us") == ["iowa", "syncer"]
+    assert names_here("eu", home_region="us") == ["rhine"]
+    assert names_here("asia", home_region="asia") == ["syncer"]
+    assert names_here("eu") == ["rhine", "syncer"], "with no home region, the first one"
+    with pytest.raises(UsageError, match="no region 'mars'; it has: asia, eu, us"):
+        names_here("mars", home_region="asia")
+
+
+def test_a_region_without_the_syncer_says_where_it_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    run = replace(NANO, home_region="us", islands=(IOWA, replace(RHINE, infra="ssh")))
+    say_what_runs_elsewhere(run, "gs://b/nano", "eu")
+    talk = capsys.readouterr().err
+    assert "rhine (ssh)" in talk and "diloco learner --run gs://b/nano --name rhine" in talk
+    assert "in region us" in talk and "diloco syncer --run gs://b/nano" in talk
+    say_what_runs_elsewhere(replace(NANO, home_region="us"), "gs://b/nano", "us")
+    say_what_runs_elsewhere(NANO, "gs://b/nano", None)
+    assert capsys.readouterr().err == ""
+
+
+def test_cores_of_a_cpu_island_are_threads() -> None:
+    assert threads_of(replace(IOWA, num_accelerators=4), 1) == 4
+    assert threads_of(replace(IOWA, num_accelerators=2), 3) == 3
+    assert threads_of(replace(IOWA, accelerator="H100-SXM", num_accelerators=8), 1) == 1
+    four = replace(NANO, islands=(replace(IOWA, num_accelerators=4),))
+    assert units_here(four, "file:///b", None, None)[0].environment["OMP_NUM_THREADS"] == "4"
+
+
+def test_several_local_cuda_islands_get_a_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    a, b = (replace(IOWA, name=name, accelerator="H100-SXM") for name in ("a", "b"))
+    assert devices_of([a, IOWA, b]) == [{"CUDA_VISIBLE_DEVICES": "0"}, {}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert devices_of([a, IOWA]) == [{}, {}], "one alone sees what there is"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert [found["CUDA_VISIBLE_DEVICES"] for found in devices_of([a, b])] == ["5", "7"]
+
+
+def test_units_find_modules_beside_the_run_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    for unit in units_here(NANO, "file:///b", None, tmp_path):
+        assert unit.environment["PYTHONPATH"] == f"{tmp_path}:/mine"
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_region_with_a_bucket_of_its_own_is_refused(diloco: Diloco, quickstart: Path) -> None:
+    edit(quickstart / "inventory.yaml", "europe-west4: {}", "europe-west4: {store: gs://eu/runs}")
+    done = diloco("launch", "q/run.yaml", "--dry-run")
+    assert done.returncode == 2 and "regions.europe-west4.store: gs://eu/runs" in done.stderr
+    assert "hint: give every region the home bucket for now" in done.stderr
+    edit(quickstart / "inventory.yaml", "gs://eu/runs", "bucket")
+    assert diloco("launch", "q/run.yaml", "--dry-run").returncode == 0
+
+
+def test_devices_that_would_stand_idle_are_warned_of(diloco: Diloco, quickstart: Path) -> None:
+    edit(quickstart / "inventory.yaml", "accelerators: cpu:1", "accelerators: H100-SXM:8")
+    done = diloco("launch", "q/run.yaml", "--dry-run")
+    assert done.returncode == 0 and "iowa has 8 x H100-SXM, and this version trains on ONE" in done.stderr
+    edit(quickstart / "inventory.yaml", "accelerators: H100-SXM:8", "accelerators: cpu:4")
+    assert "trains on ONE" not in diloco("launch", "q/run.yaml", "--dry-run").stderr
+
+
+def test_an_island_called_syncer_is_refused_with_its_line(diloco: Diloco, quickstart: Path) -> None:
+    edit(quickstart / "inventory.yaml", "name: ohio", "name: syncer")
+    done = diloco("launch", "q/run.yaml", "--dry-run")
+    assert done.returncode == 2 and "inventory.yaml:" in done.stderr and "reserved" in done.stderr
+
+
+def test_what_is_wrong_with_a_model_of_ones_own_is_told_as_the_users_error(diloco: Diloco, tmp_path: Path) -> None:
+    folder = copied("own-model", tmp_path / "own")
+    for line, says in (
+        ("model:build_modle", "no attribute 'build_modle'"),
+        ("modle:build_model", "No module named 'modle'"),
+        ("model:VOCABULARY", "'int' object is not callable"),
+        ("model:build_data", "unexpected keyword argument 'width'"),
+    ):
+        done = diloco("launch", "own/run.yaml", "--dry-run", "--set", f"model.entrypoint='{line}'")
+        assert done.returncode == 2 and says in done.stderr, done.stderr
+    edit(folder / "model.py", "def build_model", "1 / 0\n\n\ndef build_model")
+    done = diloco("launch", "own/run.yaml", "--dry-run")
+    assert done.returncode == 2 and "ZeroDivisionError" in done.stderr and "a bug" not in done.stderr
+
+
+def test_a_model_that_cannot_be_built_without_memory_is_built_with_it(diloco: Diloco, tmp_path: Path) -> None:
+    folder = copied("own-model", tmp_path / "own")
+    edit(folder / "model.py", "        self.out =", "        float(self.embedding.weight.sum())\n        self.out =")
+    done = diloco("launch", "own/run.yaml", "--dry-run")
+    assert done.returncode == 0 and "learner iowa" in done.stdout, done.stderr
+
+
+def test_a_model_of_ones_own_trains_from_another_directory(diloco: Diloco, tmp_path: Path) -> None:
+    """As the README says it: an entrypoint for the model, one for the data; nothing installed, nothing exported."""
+    copied("own-model", tmp_path / "own")
+    done = diloco("launch", "own/run.yaml", "--json", "--set", "train.tokens=40k", DILOCO_HOME=str(tmp_path / "home"))
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)["data"]
+    assert data["state"] == "FINISHED" and data["tokens"] >= 40_000 and data["loss"] < 3.4
+    again = diloco("resume", "own-model", DILOCO_HOME=str(tmp_path / "home"))
+    assert again.returncode == 0 and "diloco launch RUN.yaml --set name=own-model-2" in again.stderr

@@ -1,0 +1,102 @@
+"""`diloco status` on buckets without any process: watch, exit status, ages, clocks, ways to name a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.cli.status import with_interval
+from diloco_cli.config.settings import RunSettings
+from tests.cli.bucket import NANO, make_bucket, say
+from tests.cli.conftest import Diloco
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return make_bucket(tmp_path / "nano")
+
+
+def test_nobody_heard_is_no_age(diloco: Diloco, url: str) -> None:
+    data = json.loads(diloco("status", url, "--json").stdout)["data"]
+    assert data["state"] == "STARTING" and data["age_s"] is None
+    assert "nobody heard yet" in diloco("status", url).stdout
+
+
+def test_exit_code_5_says_so_in_one_json_object_or_as_text(diloco: Diloco, url: str, tmp_path: Path) -> None:
+    for name in ("iowa", "rhine"):
+        say(tmp_path / "nano", name, 1000)
+    done = diloco("status", url, "--json", "--exit-code")
+    body = json.loads(done.stdout)
+    assert done.returncode == 5 and done.stderr == ""
+    assert body["data"]["state"] == "SILENT" and body["error"]["code"] == "degraded" and body["ok"] is False
+    plain = diloco("status", url, "--exit-code")
+    assert plain.returncode == 5 and "SILENT" in plain.stdout and "error: run nano is SILENT" in plain.stderr
+    assert diloco("status", url).returncode == 0
+
+
+def test_a_store_whose_clock_is_ahead_gives_right_ages_and_a_warning(diloco: Diloco, url: str, tmp_path: Path) -> None:
+    say(tmp_path / "nano", "iowa", -600)
+    say(tmp_path / "nano", "rhine", -590)
+    body = json.loads(diloco("status", url, "--json").stdout)
+    heard = {learner["name"]: learner["heard_s"] for learner in body["data"]["learners"]}
+    assert heard["iowa"] == 0.0 and 9 < heard["rhine"] < 11
+    assert 590 < body["data"]["clock_skew_s"] <= 600
+    assert "ahead of this machine" in body["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--watch"], ["--watch", "1.0"]),
+        (["-w", "run"], ["-w", "1.0", "run"]),
+        (["--watch", "--json"], ["--watch", "1.0", "--json"]),
+        (["run", "--watch", "0.5"], ["run", "--watch", "0.5"]),
+        (["--watch=3"], ["--watch=3"]),
+        (["run"], ["run"]),
+    ],
+)
+def test_watch_may_stand_without_its_number(words: list[str], meant: list[str]) -> None:
+    assert with_interval(words) == meant
+
+
+@pytest.mark.parametrize("watch", [["--watch"], ["-w"], ["--watch", "0.3"]])
+def test_watching_prints_an_object_a_line_and_ends_quietly_when_interrupted(url: str, watch: list[str]) -> None:
+    words = [sys.executable, "-m", "diloco_cli", "status", *watch, url, "--json"]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for _ in range(2):
+        assert json.loads(child.stdout.readline())["command"] == "status"
+    child.send_signal(signal.SIGINT)
+    _, talk = child.communicate(timeout=10)
+    assert (child.returncode, talk) == (130, "")
+
+
+def test_a_buckets_path_and_a_run_file_name_a_run_that_this_directory_does_not_know(
+    diloco: Diloco, tmp_path: Path
+) -> None:
+    shutil.copytree(QUICKSTART, tmp_path / "q", ignore=shutil.ignore_patterns("bucket"))
+    quickstart = replace(NANO, name="quickstart", settings=RunSettings("quickstart"))
+    make_bucket(tmp_path / "q" / "bucket" / "quickstart", quickstart)
+    home = {"DILOCO_HOME": str(tmp_path / "none")}
+    for text in ("q/run.yaml", "q/bucket/quickstart", f"{tmp_path}/q/bucket/quickstart/"):
+        done = diloco("status", text, "--json", **home)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["data"]["run"] == "quickstart"
+
+
+def test_a_run_file_of_a_run_that_was_never_started_is_not_found(diloco: Diloco, tmp_path: Path) -> None:
+    shutil.copytree(QUICKSTART, tmp_path / "q", ignore=shutil.ignore_patterns("bucket"))
+    done = diloco("status", "q/run.yaml")
+    assert done.returncode in (4, 6) and "hint:" in done.stderr and "Traceback" not in done.stderr
+    os.makedirs(tmp_path / "q" / "bucket" / "quickstart")
+    assert diloco("status", "q/run.yaml").returncode == 4

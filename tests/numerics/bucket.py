@@ -1,0 +1,40 @@
+"""A run in a directory that has just begun: its format, every version 0, commit 0. For processes of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from diloco_cli.config.settings import InnerSettings, ModelSettings, OuterSettings, SyncSettings
+from diloco_cli.digests import digest
+from diloco_cli.launch.new_run import layout_of
+from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key, state_key
+from diloco_cli.protocol.records import Commit, Output, RunFormat
+from diloco_cli.protocol.wire import encode
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.arithmetic import TorchArithmetic
+from tests.numerics.harness import make_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def begun_run(
+    directory: Path, entrypoint: str, inner: InnerSettings | None = None
+) -> tuple[RunFormat, Store, tuple[Output, ...]]:
+    """One learner `l0`, two fragments; nobody runs yet."""
+    inner = inner or InnerSettings(lr=0.01, warmup_steps=0, save_every=1)
+    run = make_run(1, 1000, SyncSettings(every=4, fragments=2), OuterSettings(), inner)
+    settings = replace(run.settings, model=ModelSettings(entrypoint=entrypoint))
+    run = replace(run, settings=settings, layout=layout_of(settings))
+    store = open_store(directory.as_uri(), create=True)
+    store.create(FORMAT_KEY, encode(run))
+    outputs = []
+    for fragment, merged in enumerate(TorchArithmetic(run).initial()):
+        output = Output(fragment, 0, -1, 1, digest(merged.state), digest(merged.cast))
+        store.create(state_key(fragment, 0, 1, output.state_digest), merged.state)
+        store.create(cast_key(fragment, 0, 1, output.cast_digest), merged.cast)
+        outputs.append(output)
+    first = Commit(0, "epoch_start", 1, "nonce", "", run.created_at, "test", outputs=tuple(outputs))
+    store.create(commit_key(0), encode(first))
+    return run, store, first.outputs

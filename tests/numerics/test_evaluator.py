@@ -1,0 +1,95 @@
+"""The evaluator's process with users' models that print, hang or die."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.syncer.evaluation import EvaluatorProcess, read_answer
+from diloco_cli.tasks.build import build_data, build_model
+from tests.numerics.bucket import ROOT, begun_run
+
+Answer = tuple[int, float | None]
+
+
+def evaluate(bucket: Path, model: str, longest_s: float = 60.0, times: int = 1) -> list[Answer | None]:
+    """Ask `times` evaluations, one after the other."""
+    _, _, outputs = begun_run(bucket, f"tests.numerics.loud:{model}")
+    evaluator = EvaluatorProcess(bucket.as_uri(), longest_s)
+    answers = []
+    try:
+        for n in range(times):
+            assert evaluator.submit(n, outputs, final=False) and not evaluator.submit(n, outputs, final=False)
+            answers.append(wait_for_answer(evaluator))
+    finally:
+        evaluator.close()
+    return answers
+
+
+def wait_for_answer(evaluator: EvaluatorProcess, within_s: float = 90.0) -> Answer | None:
+    deadline_s = monotonic_s() + within_s
+    while monotonic_s() < deadline_s:
+        answer = evaluator.result()
+        if answer is not None:
+            return answer
+        sleep_s(0.02)
+    return None
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def test_a_model_that_prints_does_not_break_the_pipe(tmp_path: Path) -> None:
+    answers = evaluate(tmp_path / "bucket", "printing", times=2)
+    run, _, _ = begun_run(tmp_path / "another", "tests.numerics.tiny:regression")
+    with torch.inference_mode():
+        expected = float(build_model(run.settings)(*next(iter(build_data(run.settings).held_out(1)))))
+    assert [n for answer in answers if answer is not None for n in answer[:1]] == [0, 1]
+    assert all(answer is not None and answer[1] == pytest.approx(expected) for answer in answers)
+
+
+@pytest.mark.parametrize(("model", "longest_s"), [("dying", 60.0), ("hanging", 0.5)])
+def test_an_evaluation_that_dies_or_hangs_counts_as_failed(tmp_path: Path, model: str, longest_s: float) -> None:
+    assert evaluate(tmp_path / "bucket", model, longest_s) == [(0, None)]
+
+
+def test_a_loss_that_is_not_a_number_is_no_loss(tmp_path: Path) -> None:
+    assert evaluate(tmp_path / "bucket", "not_a_number") == [(0, None)]
+
+
+def test_the_child_ends_with_its_parent_whatever_it_is_doing() -> None:
+    """As it does while it retries a store that cannot be reached."""
+    code = (
+        "import sys, time\n"
+        "from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends\n"
+        "print(next(requests_until_the_syncer_ends(sys.stdin)), flush=True)\n"
+        "time.sleep(600)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+    )
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        print("a request", file=child.stdin, flush=True)
+        assert child.stdout.readline() == "a request\n"
+        child.stdin.close()
+        assert child.wait(30) == 0
+    finally:
+        child.kill()
+
+
+@pytest.mark.parametrize("line", ["", "hello", "[]", "{}", '{"n": 1}', '{"n": "1", "loss": 2.0}', "null", "3"])
+def test_a_line_that_is_no_answer_is_passed_over(line: str) -> None:
+    assert read_answer(line) is None
+
+
+def test_an_answer_without_a_finite_loss_is_a_failed_evaluation() -> None:
+    assert read_answer('{"n": 3, "loss": 1.5}') == (3, 1.5)
+    assert read_answer('{"n": 3, "loss": NaN}') == read_answer('{"n": 3, "loss": "x"}') == (3, None)

@@ -1,0 +1,107 @@
+"""A learner's process on its own: how it ends, and what it says about its moments when it comes back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.settings import InnerSettings
+from diloco_cli.environment import environment_with
+from diloco_cli.learner.daemon import _saved_moments
+from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.joining import Joined
+from diloco_cli.protocol.keys import beat_key
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import decode
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Store
+from tests.numerics.bucket import ROOT, begun_run
+
+Child = subprocess.Popen[str]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], Child]]:
+    children: list[Child] = []
+
+    def begin() -> Child:
+        command = [sys.executable, "-m", "diloco_cli", "learner", "--run", (tmp_path / "bucket").as_uri()]
+        child = subprocess.Popen(
+            [*command, "--name", "l0"], cwd=ROOT, env=environment_with(PYTHONPATH=str(ROOT)), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        children.append(child)
+        return child
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def wait_until(holds: Callable[[], object], within_s: float = 40.0) -> None:
+    deadline_s = monotonic_s() + within_s
+    while not holds():
+        assert monotonic_s() < deadline_s, "did not happen in time"
+        sleep_s(0.05)
+
+
+def stopped(child: Child) -> str:
+    """End it as a supervisor does; what it said on stdout."""
+    child.send_signal(signal.SIGTERM)
+    said, complaints = child.communicate(timeout=4)  # then comes SIGKILL
+    assert child.returncode == 143, complaints
+    return said
+
+
+def test_a_loss_that_is_not_a_number_fails_the_run_and_not_the_program(
+    tmp_path: Path, start: Callable[[], Child]
+) -> None:
+    _, store, _ = begun_run(tmp_path / "bucket", "tests.numerics.loud:not_a_number")
+    child = start()
+    _, complaints = child.communicate(timeout=60)
+    assert child.returncode == 12, complaints
+    assert "the loss of l0 is nan" in complaints
+    last = decode(LearnerBeat, store.get(beat_key("l0")) or b"", "beat")
+    assert last.state == "FAILED" and last.loss is None
+
+
+def damage_moments(store: Store) -> None:
+    for key in store.list("inner/"):
+        data = store.get(key) or b""
+        store.put(key, data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "damage", "words"),
+    [
+        ("tiny:regression", "sgd", lambda store: None, "inner moments none"),
+        ("loud:half", "adamw", lambda store: None, "inner moments restored"),
+        ("tiny:regression", "adamw", damage_moments, "inner moments lost, warming up anew"),
+    ],
+)
+def test_a_second_incarnation_says_what_became_of_the_moments(
+    tmp_path: Path, start: Callable[[], Child], model: str, name: str, damage: Callable[[Store], None], words: str
+) -> None:
+    inner = InnerSettings(name=name, lr=0.01, warmup_steps=0, save_every=1)  # type: ignore[arg-type]
+    _, store, _ = begun_run(tmp_path / "bucket", f"tests.numerics.{model}", inner)
+    first = start()
+    wait_until(lambda: len(store.list("offer/")) >= 4)
+    assert "inner moments new" in stopped(first) or name == "sgd"
+    damage(store)
+    second = start()
+    wait_until(lambda: any("/00000002/" in key for key in store.list("offer/")))
+    assert words in stopped(second)
+
+
+@pytest.mark.parametrize("inner", [None, "inner/l0/1/2-blake3-nothing", "../outside", "", "offer"])
+def test_moments_that_are_not_what_their_key_names_are_not_read(inner: str | None) -> None:
+    store = MemoryStore()
+    store.put("offer", b"something else")
+    assert _saved_moments(Joined(2, RunState(), 1, inner), store) is None

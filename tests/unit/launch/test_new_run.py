@@ -1,0 +1,56 @@
+"""A name that is taken: which differences count, and which do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.config.settings import Link, RunSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.launch.new_run import create_run, differences
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.store.memory import MemoryStore
+
+IOWA = Island("iowa", "us", "memory://x", 1024, 40, 1000.0, 1.0)
+LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)
+RUN = RunFormat("id", "nano", "2026-01-01T00:00:00Z", RunSettings("nano"), (IOWA,), LAYOUT, "0")
+
+
+def changed(**fields) -> list[str]:
+    return differences(RUN, replace(RUN, islands=(replace(IOWA, **fields),)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"region": "eu"}, "islands.iowa.region (us there, eu here)"),
+        ({"accelerator": "mps"}, "islands.iowa.accelerator (cpu there, mps here)"),
+        ({"num_accelerators": 2}, "islands.iowa.num_accelerators (1 there, 2 here)"),
+        ({"infra": "ssh"}, "islands.iowa.infra (local there, ssh here)"),
+        ({"slowdown": 2.0}, "islands.iowa.slowdown (1.0 there, 2.0 here)"),
+        ({"link": Link(up_bps=1e6)}, "islands.iowa.link.up_bps (None there, 1000000.0 here)"),
+        ({"batch_tokens": 512}, "islands.iowa.batch_tokens (1024 there, 512 here)"),
+    ],
+)
+def test_a_changed_island_is_named(fields, says):
+    assert changed(**fields) == [says]
+
+
+def test_planned_speeds_follow_the_machine_and_do_not_count():
+    assert changed(tokens_per_s=5.0, step_s=9.0, local_steps=7) == []
+
+
+def test_other_islands_are_named_both():
+    other = replace(RUN, islands=(IOWA, replace(IOWA, name="ohio")))
+    assert differences(RUN, other) == ["islands (iowa there, iowa, ohio here)"]
+
+
+def test_the_same_run_is_gone_on_with_and_another_of_its_name_is_refused():
+    store = MemoryStore()
+    assert create_run(store, RUN, "memory://x")[1] == "created"
+    assert create_run(store, replace(RUN, run_id="another"), "memory://x") == (RUN, "existed")
+    with pytest.raises(UsageError, match="slowdown") as caught:
+        create_run(store, replace(RUN, islands=(replace(IOWA, slowdown=3.0),)), "memory://x")
+    assert "diloco resume nano" in (caught.value.hint or "")

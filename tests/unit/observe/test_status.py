@@ -1,0 +1,190 @@
+"""Status as a function of the facts: states, rates, ages, participation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from diloco_cli.config.settings import RunSettings, TrainSettings
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.observe.facts import Heard, RunFacts, SyncerHeard, store_time
+from diloco_cli.observe.render import plain_line, status_text
+from diloco_cli.observe.status import LOST_S, SUSPECT_S, goodput, status_of
+from diloco_cli.observe.summary import summary_of, summary_text
+from diloco_cli.protocol.beats import LearnerBeat, SyncerBeat
+from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.protocol.state import LearnerRecord, MergeNote, Note, RunState
+
+START_S = 1_800_000_000.0
+NOW_S = START_S + 100.0
+LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)
+ISLANDS = tuple(Island(name, region, "x", 1024, 40, 100.0, 1.0) for name, region in (("iowa", "us"), ("rhine", "eu")))
+RUN = RunFormat("id", "nano", "t", RunSettings("nano", train=TrainSettings(tokens=20_000)), ISLANDS, LAYOUT, "0")
+BEAT = LearnerBeat("TRAINING", 1, 9, 200, 0, 95.0, 0, loss=1.5, up_bytes=10, down_bytes=20)
+SYNCER = SyncerBeat("SERVING", 2, 9, "box", "2 of 2", up_bytes=5, down_bytes=7)
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(START_S + seconds, UTC).isoformat()
+
+
+def merge(n: int, second: float, tokens: int, *names: str) -> MergeNote:
+    return MergeNote(n, n, at(second), names, 2, 1, 0.5, 0.1, tokens)
+
+
+MERGES = (
+    merge(1, 10, 1000, "iowa", "rhine"),
+    merge(2, 50, 5000, "iowa"),
+    merge(3, 90, 9000, "iowa", "rhine"),
+)
+STATE = RunState(
+    n=9, epoch=2, slot=3, token_parameters=9000 * LAYOUT.num_parameters, merges=3, participation_sum=2.5,
+    offers_applied=5, recent_merges=MERGES, started_at=at(0), updated_at=at(90), loss=1.25,
+    learners={"iowa": LearnerRecord(token_parameters=6000 * LAYOUT.num_parameters, merges=3)},
+)  # fmt: skip
+
+
+def facts(state=STATE, iowa=1.0, rhine=1.0, syncer: float | None = 1.0, **beat) -> RunFacts:
+    """Ages in seconds; None: never heard. `beat` changes iowa's."""
+    ages = {"iowa": iowa, "rhine": rhine}
+    learners = {n: Heard(replace(BEAT, **beat) if n == "iowa" else BEAT, a) for n, a in ages.items() if a is not None}
+    return RunFacts("file:///b/nano", RUN, state, learners, SyncerHeard(SYNCER, syncer) if syncer else None, NOW_S)
+
+
+def state_of_iowa(*words, **more) -> str:
+    return status_of(facts(*words, **more)).learners[0].state
+
+
+@pytest.mark.parametrize("said", ["STARTING", "TRAINING", "UPLOADING", "WAITING", "RECOVERING", "DRAINING"])
+def test_a_learner_that_is_heard_is_in_the_state_it_says(said):
+    spoken = facts()
+    spoken.learners["iowa"] = Heard(replace(BEAT, state=said), 1.0)
+    assert status_of(spoken).learners[0].state == said
+
+
+@pytest.mark.parametrize(
+    ("age_s", "state"),
+    [
+        (None, "STARTING"),
+        (SUSPECT_S, "TRAINING"),
+        (SUSPECT_S + 1, "SUSPECT"),
+        (LOST_S, "SUSPECT"),
+        (LOST_S + 1, "LOST"),
+    ],
+)
+def test_silence_makes_suspect_and_then_lost(age_s, state):
+    assert state_of_iowa(iowa=age_s) == state
+
+
+def test_who_left_is_done_or_failed_however_long_ago():
+    for said in ("DONE", "FAILED"):
+        left = facts(iowa=1e6)
+        left.learners["iowa"] = Heard(replace(BEAT, state=said), 1e6)
+        assert status_of(left).learners[0].state == said
+    finished = facts(replace(STATE, phase="FINISHED"), iowa=1e6)
+    assert status_of(finished).learners[0].state == "DONE"
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "RUNNING"),
+        ({"iowa": SUSPECT_S + 1}, "RUNNING"),
+        ({"iowa": LOST_S + 1}, "DEGRADED"),
+        ({"iowa": None}, "DEGRADED"),
+        ({"syncer": None}, "DEGRADED"),
+        ({"syncer": LOST_S + 1}, "DEGRADED"),
+        ({"iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": LOST_S + 1}, "SILENT"),
+        ({"iowa": LOST_S + 1, "rhine": LOST_S + 1}, "DEGRADED"),
+        ({"state": replace(STATE, merges=0)}, "STARTING"),
+        ({"state": replace(STATE, merges=0), "iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": None}, "SILENT"),
+        ({"state": replace(STATE, phase="STOPPED"), "iowa": None}, "STOPPED"),
+        ({"state": replace(STATE, phase="FINISHED")}, "FINISHED"),
+    ],
+)
+def test_the_run_is_as_well_as_those_who_are_heard(changes, state):
+    assert status_of(facts(**changes)).state == state
+
+
+def test_goodput_is_merged_tokens_over_planned_tokens_since_launch():
+    assert goodput(facts()) == pytest.approx(9000 / (200.0 * 100.0))
+    over = replace(STATE, phase="FINISHED")
+    assert goodput(facts(over)) == pytest.approx(9000 / (200.0 * 90.0)), "time after the end does not count"
+    assert goodput(facts(replace(STATE, started_at=""))) is None
+
+
+def test_the_rate_is_of_the_last_merges_and_gives_the_eta():
+    status = status_of(facts())
+    assert status.tokens_per_s == pytest.approx(8000 / 80)
+    assert status.eta_s == pytest.approx((20_000 - 9000) / 100)
+    assert status_of(facts(replace(STATE, recent_merges=MERGES[:1]))).eta_s is None
+    assert status_of(facts(replace(STATE, phase="STOPPED"))).eta_s is None
+    assert status_of(facts(replace(STATE, token_parameters=10**9))).eta_s == 0.0
+
+
+def test_participation_and_the_last_merges():
+    status = status_of(facts())
+    assert status.participation == pytest.approx(2.5 / 3)
+    iowa, rhine = status.learners
+    assert (iowa.in_last_10, iowa.last_10) == (3, "###")
+    assert (rhine.in_last_10, rhine.last_10) == (2, "#.#")
+    assert status.last_merge is not None
+    assert (status.last_merge.age_s, status.last_merge.participants, status.last_merge.alive) == (10.0, 2, 2)
+
+
+def test_ages_are_those_of_who_was_heard_last_and_none_if_nobody_was():
+    assert status_of(facts(iowa=7.0, rhine=3.0, syncer=5.0)).age_s == 3.0
+    assert status_of(facts(iowa=None, rhine=None, syncer=None)).age_s is None
+
+
+def test_the_stores_time_is_never_before_its_newest_change():
+    assert store_time(100.0, [90.0, 99.0]).now_s == 100.0
+    assert store_time(100.0, []) == store_time(100.0, [100.0])
+    slightly = store_time(100.0, [104.0])
+    assert (slightly.now_s, slightly.skew_s) == (104.0, None)
+    far = store_time(100.0, [90.0, 160.0])
+    assert (far.now_s, far.skew_s) == (160.0, 60.0)
+
+
+def test_a_screen_has_aligned_columns_a_bar_and_no_control_characters():
+    noisy = facts(note="\x1b[31mred\x07", iowa=1.0)
+    status = replace(status_of(noisy), recent=[])
+    rows = status_text(status).splitlines()
+    assert all(character.isprintable() for row in rows for character in row)
+    header = next(row for row in rows if row.startswith("LEARNER"))
+    table = rows[rows.index(header) : rows.index(header) + 3]
+    for name in ("STATE", "IN LAST 10", "NOTE"):
+        column = header.index(name)
+        assert all(len(row) <= column or row[column - 1] == " " for row in table[1:])
+    assert table[2][header.index("IN LAST 10") :].startswith("█·█")
+    assert "\\x1b[31mred\\x07" in table[1]
+
+
+def test_notes_of_the_log_cannot_steer_a_terminal_either():
+    noted = replace(STATE, notes=(Note(at(1), "epoch_start", "syncer", "a\x1b]0;title\x07b"),))
+    text = status_text(status_of(facts(noted)))
+    assert "\x1b" not in text and "\x07" not in text and "a\\x1b]0;title\\x07b" in text
+
+
+def test_a_plain_line_has_the_state_the_tokens_and_every_learner():
+    line = plain_line(status_of(facts(iowa=LOST_S + 1)))
+    assert line.startswith("nano DEGRADED") and "\n" not in line
+    for part in ("tokens 9k / 20k (45.0%)", "loss 1.250", "goodput 45.0%", "iowa:lost", "rhine:training"):
+        assert part in line
+    nobody = plain_line(status_of(facts(iowa=None, rhine=None, syncer=None)))
+    assert "nobody heard yet" in nobody
+
+
+def test_the_summary_tells_shares_bytes_and_what_data_parallel_would_move():
+    summary = summary_of(facts(replace(STATE, phase="FINISHED")))
+    assert (summary.tokens, summary.commits, summary.merges, summary.wall_s) == (9000, 10, 3, 90.0)
+    assert [learner.share for learner in summary.learners] == [pytest.approx(2 / 3), 0.0]
+    assert (summary.bytes_up, summary.bytes_down, summary.syncer_bytes_up) == (20, 40, 5)
+    steps = 9000 / 2048
+    assert summary.data_parallel_bytes == int(2 * steps * 2 * LAYOUT.num_parameters * 2)
+    text = summary_text(summary)
+    for part in ("run nano FINISHED in 90 s", "1.2500 nats per token", "9,000 merged", "66.7%", "file:///b/nano"):
+        assert part in text
+    assert "not evaluated" in summary_text(replace(summary, loss=None, goodput=None))

@@ -1,0 +1,62 @@
+"""The one place where errors become an exit status and a line of text."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from diloco_cli.cli import main as boundary
+
+Outcome = tuple[int, str]
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[BaseException], Outcome]:
+    """What `diloco` ends with if a command raises this: (exit status, stderr)."""
+
+    def end(error: BaseException) -> Outcome:
+        def fail(standalone_mode: bool) -> None:
+            raise error
+
+        monkeypatch.setattr(sys, "argv", ["diloco", "runs"])
+        monkeypatch.setattr(boundary, "app", fail)
+        monkeypatch.setattr(boundary, "register_commands", lambda words: None)
+        with pytest.raises(SystemExit) as ended:
+            boundary.main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, capsys.readouterr().err
+
+    return end
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "no space left"), (errno.EDQUOT, "quota")])
+def test_a_full_disk_is_said_to_be_one(ending: Callable[[BaseException], Outcome], number: int, words: str) -> None:
+    status, text = ending(OSError(number, "whatever the system says", "/somewhere/file"))
+    assert status == 13
+    assert words in text and "/somewhere/file" in text and "hint: " in text and "bug" not in text
+
+
+def test_a_full_disk_without_a_file_name_is_said_too(ending: Callable[[BaseException], Outcome]) -> None:
+    status, text = ending(OSError(errno.ENOSPC, "full"))
+    assert status == 13 and text.startswith("error: no space left on the disk\n")
+
+
+def test_a_reader_that_has_gone_is_no_error(ending: Callable[[BaseException], Outcome]) -> None:
+    assert ending(BrokenPipeError()) == (0, "")
+
+
+def test_any_other_error_of_the_system_is_a_bug(ending: Callable[[BaseException], Outcome]) -> None:
+    status, text = ending(OSError(errno.EIO, "input/output error"))
+    assert status == 1 and "a bug in diloco" in text
+
+
+def test_output_that_nobody_reads_ends_quietly() -> None:
+    command = [sys.executable, "-m", "diloco_cli", "--help"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    assert child.stderr.read() == "" and child.wait(30) in (0, 1)
