@@ -24,16 +24,16 @@ def plan(
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
+    from diloco_cli.cli.model_probe import facts_of
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import load_run
-    from diloco_cli.plan.model_facts import model_facts
     from diloco_cli.plan.plan_file import load_plan, plan_differences, plan_to_json, save_plan
     from diloco_cli.plan.planner import make_plan
 
     earlier = load_plan(against) if against else None
     run_path = file or _template_run()
     run = load_run(run_path, overrides)
-    facts = model_facts(run.model)
+    facts = facts_of(run, run_path.parent)
     made = make_plan(run, load_inventory(inventory or _inventory_of(run.inventory, file)), facts)
     if output:
         save_plan(made, output)

@@ -45,9 +45,22 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
         return 0
     units = units_here(opened.format, opened.url, region, folder)
     say_what_runs_elsewhere(opened.format, opened.url, region)
+    if any(unit.kind == "syncer" for unit in units):
+        withdraw_stop_requests(opened)
     if detach:
         return _detached(opened, region, as_json, command, folder)
     return supervise_run(opened, units, region is None, command, as_json)
+
+
+def withdraw_stop_requests(opened: OpenRun) -> None:
+    """A stop that nobody was there to carry out (Ctrl-C while the syncer was down) must not stop what starts now."""
+    from diloco_cli.clock import utc_now_text
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.requests import withdraw_stop
+    from diloco_cli.randomness import nonce
+
+    if perform(withdraw_stop(head_of(opened), nonce(), utc_now_text()), opened.store, opened.clock):
+        talk("an earlier stop request was never carried out: withdrawn")
 
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, folder: Path | None) -> int:

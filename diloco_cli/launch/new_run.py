@@ -44,7 +44,6 @@ def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: di
         Island(
             name=island.name,
             region=island.region,
-            store_url=url,
             batch_tokens=paces[island.name].batch_tokens,
             local_steps=paces[island.name].local_steps,
             tokens_per_s=paces[island.name].tokens_per_s,

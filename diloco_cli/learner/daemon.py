@@ -48,7 +48,8 @@ def run_learner(url: str, name: str, device: str | None) -> int:
     if island is None:
         names = ", ".join(i.name for i in run.islands)
         raise UsageError(f"run {run.name} has no island {name!r}; it has: {names}")
-    torch.set_num_threads(run.settings.train.threads)
+    cores = island.num_accelerators if island.accelerator == "cpu" else 1
+    torch.set_num_threads(max(run.settings.train.threads, cores))
     meter = MeteredStore(_behind_its_link(bare, island))
     store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_set)
     try:

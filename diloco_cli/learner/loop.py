@@ -18,6 +18,7 @@ from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.exchange import Arrival, Exchange
 from diloco_cli.learner.inner import REWARM_STEPS, inner_state, learning_rate, set_learning_rate
+from diloco_cli.processes.daemon import say
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.tasks.build import Data
@@ -107,7 +108,7 @@ class Trainer:
         self.progress.stepped()
         if self.progress.steps == 1:
             name, incarnation = self.progress.learner, self.progress.incarnation
-            print(f"{utc_now_text()} {name}: incarnation {incarnation} made its first step", flush=True)
+            say(f"{utc_now_text()} {name}: incarnation {incarnation} made its first step")
 
     def learning_rate(self) -> float:
         settings = self.run.settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from diloco_cli.clock import wall_s
@@ -59,30 +58,20 @@ def newest_run() -> KnownRun:
     return runs[0]
 
 
-def resolve_run(
-    text: str | None,
-    say: Callable[[str], None],
-    name_in_file: Callable[[Path], str] | None = None,
-) -> KnownRun:
-    """The run meant by `text`; `say` tells aloud what was chosen when nothing was given. `name_in_file`
-    reads the name out of a run file (this layer knows no run files)."""
+def resolve_run(text: str | None, say: Callable[[str], None]) -> KnownRun:
+    """The run of this directory with that name or URL; `say` tells aloud what was chosen when nothing was given."""
     if text is None:
         run = newest_run()
         say(f"run {run.name} ({run.url}), the newest of this directory")
         return run
     by_name = {run.name: run for run in reversed(known_runs())}
     by_url = {run.url.rstrip("/"): run for run in by_name.values()}
-    name = name_in_file(Path(text)) if name_in_file and _is_run_file(text) else text
-    found = by_name.get(name) or by_url.get(text.rstrip("/"))
+    found = by_name.get(text) or by_url.get(text.rstrip("/"))
     if found is None:
         known = ", ".join(list(by_name)[-5:]) or "none"
-        message = f"run {name!r} is not known to this directory; known: {known}"
+        message = f"run {text!r} is not known to this directory; known: {known}"
         raise NotFoundError(message, where=str(home_directory()), hint=LAUNCH_HINT)
     return found
-
-
-def _is_run_file(text: str) -> bool:
-    return text.endswith((".yaml", ".yml")) and Path(text).is_file()
 
 
 def _run_from_json(body: dict[str, Any], name: str) -> KnownRun | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from diloco_cli.digests import digest
@@ -13,11 +14,13 @@ from diloco_cli.protocol.records import Offer, Output
 from diloco_cli.protocol.state import RunState
 from diloco_cli.store.port import Created
 
+Recover = Callable[[Output], bytes | None]
 
-def load_delta(arithmetic: Arithmetic, state: RunState, offer: Offer) -> Steps[Any | str]:
+
+def load_delta(arithmetic: Arithmetic, state: RunState, offer: Offer, recover: Recover) -> Steps[Any | str]:
     """An offer's delta, ready to merge at this head, or the reason of its refusal."""
     current = state.outputs[offer.fragment]
-    yield from make_resident(arithmetic, current)
+    yield from make_resident(arithmetic, current, recover)
     payload = yield Get(delta_key(*offer.id, offer.payload_digest))
     if payload is None:
         return "missing_payload"
@@ -34,15 +37,18 @@ def load_delta(arithmetic: Arithmetic, state: RunState, offer: Offer) -> Steps[A
     return arithmetic.read_delta(offer, payload, base_cast)
 
 
-def make_resident(arithmetic: Arithmetic, output: Output) -> Steps[None]:
-    """See to it that a committed version is in memory. Raises DataCheckError if the bucket has lost it."""
+def make_resident(arithmetic: Arithmetic, output: Output, recover: Recover) -> Steps[None]:
+    """See to it that a committed version is in memory. `recover` may compute its bytes from older versions and the
+    deltas that the log names; raises DataCheckError if the bucket has lost it for good."""
     if arithmetic.holds(output.fragment, output.state_digest):
         return
     key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
     data = yield Get(key)
     if data is None or digest(data) != output.state_digest:
         problem = "is missing" if data is None else "has other bytes than the log says"
-        raise DataCheckError(f"the committed state of fragment {output.fragment} {problem}", where=key)
+        data = recover(output)
+        if data is None or digest(data) != output.state_digest:
+            raise DataCheckError(f"the committed state of fragment {output.fragment} {problem}", where=key)
     arithmetic.restore(output.fragment, output.state_digest, data)
 
 

@@ -23,7 +23,6 @@ class Island:
 
     name: str
     region: str
-    store_url: str
     batch_tokens: int
     local_steps: int
     tokens_per_s: float

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from diloco_cli.digests import digest
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, state_key
-from diloco_cli.protocol.loading import load_delta, write_and_read_back
+from diloco_cli.protocol.loading import Recover, load_delta, write_and_read_back
 from diloco_cli.protocol.log import (
     SNAPSHOT_EVERY,
     append,
@@ -68,11 +68,12 @@ class Syncer:
         nonce: Callable[[], str],
         on_commit: Callable[[RunState, Commit], None] = lambda state, commit: None,
         beat_facts: Callable[[], dict[str, Any]] = dict,
+        recover: Recover = lambda output: None,
     ) -> None:
         self.run, self.claim = run, claim
         self.arithmetic, self.evaluator = arithmetic, evaluator
         self.time_text, self.nonce = time_text, nonce
-        self.on_commit, self.beat_facts = on_commit, beat_facts
+        self.on_commit, self.beat_facts, self.recover = on_commit, beat_facts, recover
         self.state = RunState()
         self.epoch = 0
         self.doing: SyncerState = "READING"
@@ -260,7 +261,7 @@ class Syncer:
         sound = []
         for offer in self.inbox.candidates(fragment):
             if offer.id not in self.loaded:
-                loaded = yield from load_delta(self.arithmetic, self.state, offer)
+                loaded = yield from load_delta(self.arithmetic, self.state, offer, self.recover)
                 if isinstance(loaded, str):
                     self.inbox.drop(offer, loaded)
                     continue

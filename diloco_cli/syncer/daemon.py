@@ -26,6 +26,7 @@ from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
+from diloco_cli.syncer.rebuild import rebuilt_state
 
 
 def run_syncer(url: str) -> int:
@@ -47,6 +48,7 @@ def run_syncer(url: str) -> int:
         time_text=utc_now_text,
         nonce=nonce,
         on_commit=lambda state, commit: _log_commit(run, state, commit),
+        recover=lambda output: rebuilt_state(run, store, output),
         beat_facts=_beat_facts(meter, store),
     )
     try:

@@ -17,7 +17,7 @@ from diloco_cli.protocol.wire import encode
 from diloco_cli.store.local import LocalStore
 
 LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)
-IOWA = Island("iowa", "us", "file:///x", 1024, 40, 100.0, 1.0)
+IOWA = Island("iowa", "us", 1024, 40, 100.0, 1.0)
 RHINE = replace(IOWA, name="rhine", region="eu")
 NANO = RunFormat("id", "nano", "2026-01-01T00:00:00Z", RunSettings("nano"), (IOWA, RHINE), LAYOUT, "0")
 

@@ -70,7 +70,7 @@ def make_run(
         sync=replace(sync, codec="fp32", broadcast="fp32", skip_after_s=600.0),
         outer=outer,
     )
-    islands = tuple(Island(f"l{i}", "here", "memory://tiny", ROWS, sync.every, 100.0, 0.01) for i in range(learners))
+    islands = tuple(Island(f"l{i}", "here", ROWS, sync.every, 100.0, 0.01) for i in range(learners))
     return RunFormat("id", "tiny", utc_now_text(), settings, islands, layout_of(settings), "test")
 
 

@@ -33,7 +33,7 @@ def make_run(learners: int = 2, fragments: int = 2, merges: int = 10, **sync: ob
         train=TrainSettings(tokens=tokens, batch_tokens=BATCH_TOKENS),
         sync=replace(SyncSettings(every=every, fragments=fragments, skip_after_s=2.0), **sync),  # type: ignore[arg-type]
     )
-    islands = tuple(Island(f"l{i}", "here", "memory://toy", BATCH_TOKENS, every, 80.0, STEP_S) for i in range(learners))
+    islands = tuple(Island(f"l{i}", "here", BATCH_TOKENS, every, 80.0, STEP_S) for i in range(learners))
     layout = balanced_layout([ParameterFact(f"w{i}", (1,), False) for i in range(fragments)], fragments)
     return RunFormat("id", "toy", "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
 

@@ -13,7 +13,7 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.store.memory import MemoryStore
 
-IOWA = Island("iowa", "us", "memory://x", 1024, 40, 1000.0, 1.0)
+IOWA = Island("iowa", "us", 1024, 40, 1000.0, 1.0)
 LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)
 RUN = RunFormat("id", "nano", "2026-01-01T00:00:00Z", RunSettings("nano"), (IOWA,), LAYOUT, "0")
 

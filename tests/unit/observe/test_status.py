@@ -20,7 +20,7 @@ from diloco_cli.protocol.state import LearnerRecord, MergeNote, Note, RunState
 START_S = 1_800_000_000.0
 NOW_S = START_S + 100.0
 LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)
-ISLANDS = tuple(Island(name, region, "x", 1024, 40, 100.0, 1.0) for name, region in (("iowa", "us"), ("rhine", "eu")))
+ISLANDS = tuple(Island(name, region, 1024, 40, 100.0, 1.0) for name, region in (("iowa", "us"), ("rhine", "eu")))
 RUN = RunFormat("id", "nano", "t", RunSettings("nano", train=TrainSettings(tokens=20_000)), ISLANDS, LAYOUT, "0")
 BEAT = LearnerBeat("TRAINING", 1, 9, 200, 0, 95.0, 0, loss=1.5, up_bytes=10, down_bytes=20)
 SYNCER = SyncerBeat("SERVING", 2, 9, "box", "2 of 2", up_bytes=5, down_bytes=7)

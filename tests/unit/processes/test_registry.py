@@ -138,7 +138,6 @@ def test_a_run_is_found_by_name_url_and_run_file(home, tmp_path):
     file.write_text("name: old")
     assert resolve_run("old", silent).name == "old"
     assert resolve_run("file:///bucket/old/", silent).name == "old"
-    assert resolve_run(str(file), silent, lambda path: "old").name == "old"
 
 
 def test_an_unknown_run_names_the_known_ones(home):

@@ -17,7 +17,7 @@ BATCH = 4
 def make_run(fragments: int = 2, **sync: Any) -> RunFormat:
     settings = RunSettings(name="toy", sync=replace(SyncSettings(every=4, fragments=fragments), **sync))
     layout = balanced_layout([ParameterFact(f"w{i}", (3,), False) for i in range(fragments)], fragments)
-    islands = tuple(Island(name, "here", "memory://toy", BATCH, 4, 100.0, 0.1) for name in ("l0", "l1"))
+    islands = tuple(Island(name, "here", BATCH, 4, 100.0, 0.1) for name in ("l0", "l1"))
     return RunFormat("id", "toy", "then", settings, islands, layout, "test")
 
 
