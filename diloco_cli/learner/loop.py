@@ -82,7 +82,7 @@ class Trainer:
                 self.exchange.slot_took(monotonic_s() - slot_started_s)
                 slot_started_s = monotonic_s()
             blocked_s += self._timed(self.await_merges)
-            self._save_inner_now_and_then()
+            blocked_s += self._timed(self._save_inner_now_and_then)
             self._note_speed(monotonic_s() - started_s, blocked_s)
 
     # -- one step -----------------------------------------------------------------------------------------------

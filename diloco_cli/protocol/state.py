@@ -140,7 +140,7 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
             state = replace(state, slot=state.slot + 1, skips=state.skips + 1)
             state = _note(state, commit, "syncer", commit.reason)
         case "eval":
-            losses = (*state.losses, (state.tokens(layout), commit.loss)) if commit.loss is not None else state.losses
+            losses = (*state.losses, (commit.tokens, commit.loss)) if commit.loss is not None else state.losses
             state = replace(state, loss=commit.loss, evaluated=commit.evaluated, losses=_thinned(losses))
         case "stop":
             state = _note(replace(state, phase="STOPPED"), commit, "syncer", f"stopped: {commit.reason}")

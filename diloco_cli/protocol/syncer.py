@@ -85,7 +85,7 @@ class Syncer:
         self.quorum_s: float | None = None
         self.fates_since_s: float | None = None
         self.last_snapshot = 0
-        self.last_evaluated_slot = 0
+        self.last_evaluated_slot = self.evaluated_tokens = 0
         self.next_beat_s = self.next_request_s = self.next_incarnations_s = 0.0
         self.reason = ""
 
@@ -196,12 +196,13 @@ class Syncer:
     def _evaluation(self) -> Steps[None]:
         finished = self.evaluator.result()
         if finished is not None and finished[1] is not None:
-            yield from self._commit("eval", evaluated=finished[0], loss=finished[1])
+            yield from self._commit("eval", evaluated=finished[0], loss=finished[1], tokens=self.evaluated_tokens)
         every = self.run.settings.evaluation.every * self.run.num_fragments
         if self.state.slot - self.last_evaluated_slot >= every and self.evaluator.submit(
             self.state.n, self.state.outputs, False
         ):
             self.last_evaluated_slot = self.state.slot
+            self.evaluated_tokens = self.state.tokens(self.run.layout)
 
     def _slot(self, now_s: float) -> Steps[bool]:
         """Decide on the slot that is due."""
@@ -328,7 +329,8 @@ class Syncer:
             finished = self.evaluator.result()
             if submitted and finished is not None:
                 if finished[1] is not None:
-                    yield from self._commit("eval", evaluated=finished[0], loss=finished[1])
+                    tokens = self.state.tokens(self.run.layout)
+                    yield from self._commit("eval", evaluated=finished[0], loss=finished[1], tokens=tokens)
                 break
             submitted = submitted or self.evaluator.submit(self.state.n, self.state.outputs, True)
             yield Sleep(POLL_BOUNDS_S[0])
