@@ -15,6 +15,10 @@ import time
 from pathlib import Path
 from statistics import median
 
+from diloco_cli.config.inventory_file import load_inventory
+from diloco_cli.config.run_file import load_run
+from diloco_cli.launch.new_run import IslandPace, create_run, make_format
+from diloco_cli.store.open import open_store
 from tests.benchmarks.measure import machine, spread
 
 ROUNDS = 5
@@ -51,22 +55,22 @@ print(batch * len(times[50:]) / sum(times[50:]))
     return float(done.communicate()[0])
 
 
+def prepare(folder: Path, url: str) -> None:
+    """Create the run with its one island."""
+    shutil.copy(ROOT / "examples" / "quickstart" / "run.yaml", folder)
+    (folder / "inventory.yaml").write_text(INVENTORY)
+    run = load_run(folder / "run.yaml", [f"train.tokens={TOKENS}"])
+    pace = IslandPace(run.train.batch_tokens, run.sync.every, 23e3, run.train.batch_tokens / 23e3)
+    created = make_format(run, load_inventory(folder / "inventory.yaml"), url, {"alone": pace})
+    create_run(open_store(url, create=True), created, url)
+
+
 def with_exchange() -> tuple[float, float]:
     """(tokens/s, % of the time blocked) of a learner on core 0 with its syncer on core 1, from its own log."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copy(ROOT / "examples" / "quickstart" / "run.yaml", folder)
-        (folder / "inventory.yaml").write_text(INVENTORY)
         url = f"file://{folder}/bucket/quickstart"
-        code = f"""
-from pathlib import Path
-from diloco_cli.cli.launch import read_plan, _paces
-from diloco_cli.launch.new_run import create_run, make_format
-from diloco_cli.store.open import open_store
-plan = read_plan(Path({str(folder / "run.yaml")!r}), ["train.tokens={TOKENS}"])
-create_run(open_store({url!r}, create=True), make_format(plan.run, plan.inventory, {url!r}, _paces(plan)), {url!r})
-"""
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        prepare(folder, url)
         syncer = pinned([sys.executable, "-m", "diloco_cli", "syncer", "--run", url], core=1)
         learner = pinned([sys.executable, "-m", "diloco_cli", "learner", "--run", url, "--name", "alone"], core=0)
         learner.communicate()

@@ -1,0 +1,25 @@
+"""A sample: the benchmarks still fit the product. Their figures are measured by hand, each with one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from diloco_cli.protocol.log import parse_format
+from tests.benchmarks import exchange, recovery, startup
+from tests.benchmarks.measure import spread
+
+
+def test_the_exchange_benchmark_can_create_its_run(tmp_path: Path) -> None:
+    exchange.prepare(tmp_path, f"file://{tmp_path}/bucket/quickstart")
+    found = parse_format((tmp_path / "bucket" / "quickstart" / "FORMAT.json").read_bytes(), "here")
+    assert [island.name for island in found.islands] == ["alone"]
+
+
+def test_the_recovery_benchmark_reads_first_steps_from_a_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("2026-01-01T00:00:01.000Z alone: incarnation 2 made its first step\n")
+    assert list(recovery.first_steps(tmp_path / "log")) == [2]
+
+
+def test_start_up_times_are_positive_and_spread_names_its_count(tmp_path: Path) -> None:
+    assert startup.seconds(["true"], tmp_path) > 0
+    assert spread([1.0, 2.0, 3.0]) == "2.000 (1.000 to 3.000, n=3)"
