@@ -28,15 +28,10 @@ DURATION_MS = {
     "ms": 1, "s": 10**3, "min": 60 * 10**3, "h": 3600 * 10**3, "d": 86400 * 10**3,
 }  # fmt: skip
 COUNT_SUFFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-SIZE_BYTES = {
-    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
 
 BANDWIDTH_FORMS = "write for example 30 Mbps, 2 Gbps, 30 Mbit/s or 12 MB/s"
 DURATION_FORMS = "write for example 5 ms, 60 s, 4 min, 6 h or 2 d"
 COUNT_FORMS = "write a whole number such as 524288, 65k, 1.5M, 20B or 1T"
-SIZE_FORMS = "write for example 512 MB, 80 GB or 16 GiB"
 PRICE_FORMS = "write an amount per hour, for example 112.0/h"
 EGRESS_FORMS = "write an amount per gigabyte, for example 0.02/GB"
 
@@ -69,14 +64,6 @@ def parse_count(text: str) -> int:
     if value > LARGEST_COUNT:
         raise UsageError(f"count '{text}' is larger than {LARGEST_COUNT:.0e}; {COUNT_FORMS}")
     return int(value)
-
-
-def parse_size(text: str) -> int:
-    """Bytes. GB is 10^9, GiB is 2^30."""
-    number, unit = _split(text, "size", SIZE_FORMS)
-    if not unit:
-        raise UsageError(f"size '{text}' has no unit; {SIZE_FORMS}")
-    return int(number * _factor(text, unit, SIZE_BYTES, "size", SIZE_FORMS))
 
 
 def parse_price(text: str) -> float:

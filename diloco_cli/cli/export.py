@@ -9,8 +9,7 @@ import typer
 from diloco_cli.cli.output import print_json
 from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
 from diloco_cli.errors import NoSpaceError, UsageError
-
-NO_SPACE_ERRNO = 28
+from diloco_cli.processes.files import NO_SPACE_ERRNOS
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +34,7 @@ def export(
     try:
         size_bytes = exporting.export(opened.format, state, opened.store, output)
     except OSError as error:
-        kind = NoSpaceError if error.errno == NO_SPACE_ERRNO else UsageError
+        kind = NoSpaceError if error.errno in NO_SPACE_ERRNOS else UsageError
         raise kind(f"cannot write: {error.strerror}", where=str(output)) from error
     if as_json:
         print_json("export", {"run": opened.name, "file": str(output), "commit": state.n, "bytes": size_bytes})

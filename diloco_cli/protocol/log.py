@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, NotFoundError
-from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, epoch_key, snapshot_key
+from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, epoch_key, is_name, snapshot_key
 from diloco_cli.protocol.operations import Create, Get, Put, Steps
 from diloco_cli.protocol.records import MOST, SCHEMA, Commit, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState, apply
@@ -46,7 +46,11 @@ def read_format(where: str) -> Steps[RunFormat]:
 def parse_format(data: bytes, where: str) -> RunFormat:
     plain = decode_plain(data, f"{where}/{FORMAT_KEY}")
     refuse_newer(plain.get("schema"), f"{where}/{FORMAT_KEY}")
-    return decode(RunFormat, data, f"{where}/{FORMAT_KEY}")
+    run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}")
+    strange = [name for name in (run.name, *(island.name for island in run.islands)) if not is_name(name)]
+    if strange:  # names become parts of keys and of local paths
+        raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
+    return run
 
 
 def refuse_newer(schema: object, where: str) -> None:

@@ -90,6 +90,16 @@ def test_a_full_disk_is_waited_for_in_the_background_and_raised_in_the_foregroun
         retrying(FailingStore(NoSpaceError("full")), time, deadline_s=30).get("k")
 
 
+@pytest.mark.parametrize("error", [StoreUnavailableError("busy"), StoreForbiddenError("no"), NoSpaceError("full")])
+def test_a_hint_that_cannot_be_written_does_not_hold_up_the_work(time: VirtualClock, error: Exception) -> None:
+    class NoHints(MemoryStore):
+        def put(self, key: str, data: bytes) -> None:
+            raise error
+
+    retrying(NoHints(), time).put("beat/iowa.json", b"{}")
+    assert time.pauses == []
+
+
 def test_a_deadline_ends_with_the_last_error_and_is_not_overstepped(time: VirtualClock) -> None:
     store = FailingStore(StoreUnavailableError("busy"), always=True)
     with pytest.raises(StoreUnavailableError, match="busy"):
