@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import time
 from collections.abc import Iterator
@@ -30,19 +31,23 @@ def small_disk(playground: Playground) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(bucket)], check=True)
 
 
+def fill(path: Path) -> None:
+    """Write zeros until the disk is full. Unbuffered: closing a buffered file would write, and fail, once more."""
+    with path.open("wb", buffering=0) as out:
+        try:
+            while True:
+                out.write(b"\0" * 65_536)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
 def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_it_is_freed(
     playground: Playground, small_disk: Path
 ) -> None:
     playground.launch(10_000_000, "--set", "train.inner.save_every=1000", "--set", "sync.every=64")
     playground.wait_for(lambda s: s["commit"] >= 4)
     ballast = small_disk / "ballast"
-    with ballast.open("wb") as out:
-        try:
-            while True:
-                out.write(b"\0" * 65_536)
-                out.flush()
-        except OSError:
-            pass
+    fill(ballast)
     time.sleep(6)
     full = playground.json("status", "quickstart")
     assert playground.run("verify", "quickstart").returncode == 0, "something torn lies in the bucket"
