@@ -14,8 +14,9 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError, UsageError
 from diloco_cli.layout import balanced_layout
 from diloco_cli.learner.exchange import Exchange
-from diloco_cli.learner.inner import build_optimizer, keeps_moments, restore_inner_state
+from diloco_cli.learner.inner import keeps_moments, restore_inner_state
 from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.learner.replica import Replica
 from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
@@ -84,7 +85,8 @@ def _prepare(
     data, model = build_data(run.settings), build_model(run.settings)
     check_layout(run, model)
     model.to(device)
-    optimizer = build_optimizer(model, run.settings.train.inner)
+    names = [item.name for item in run.islands]
+    replica = Replica(run.settings, model, data, names.index(island.name), len(names), device)
     joined = perform(join(run, island.name, _claim()), store, clock)
     progress = Progress(run, island.name, joined.incarnation, joined.state, joined.data_start)
     facts = Facts(state="STARTING" if joined.incarnation == 1 else "RECOVERING")
@@ -96,10 +98,10 @@ def _prepare(
     # what is being uploaded when the stop comes may still be published
     background = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
     exchange = Exchange(run, progress, joined.state, store, background, beat)
-    trainer = Trainer(run, progress, exchange, model, optimizer, data, device, stop.is_set, facts)
+    trainer = Trainer(run, progress, exchange, replica, stop.is_set, facts)
     for arrival in exchange.load_all():  # the run's weights, never this process's own
         trainer.adopt(arrival)
-    if joined.data_start > 0 and keeps_moments(optimizer):
+    if joined.data_start > 0 and keeps_moments(replica.optimizer):
         trainer.moments_lost = not _restore_moments(trainer, joined, store)
     exchange.start()
     _say_hello(joined, run, trainer)
@@ -109,7 +111,7 @@ def _prepare(
 def _restore_moments(trainer: Trainer, joined: Joined, store: Store) -> bool:
     """The newest saved moments, if they are the very bytes that their key names."""
     data = _saved_moments(joined, store)
-    if data is None or not restore_inner_state(trainer.model, trainer.optimizer, data):
+    if data is None or not restore_inner_state(trainer.replica.model, trainer.replica.optimizer, data):
         return False
     trainer.exchange.inner = joined.inner
     return True
@@ -129,7 +131,7 @@ def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
     moments = "new"
     if trainer.moments_lost:
         moments = "lost, warming up anew"
-    elif not keeps_moments(trainer.optimizer):
+    elif not keeps_moments(trainer.replica.optimizer):
         moments = "none"
     elif trainer.exchange.inner is not None:
         moments = "restored"

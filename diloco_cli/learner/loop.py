@@ -10,18 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 
-import torch
-from torch import nn
-
 from diloco_cli.algorithm.flat import gather, scatter
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.exchange import Arrival, Exchange
-from diloco_cli.learner.inner import REWARM_STEPS, inner_state, learning_rate, set_learning_rate
+from diloco_cli.learner.inner import REWARM_STEPS, inner_state, learning_rate
+from diloco_cli.learner.replica import Replica
 from diloco_cli.processes.daemon import say
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import RunFormat
-from diloco_cli.tasks.build import Data
 
 PAUSE_S = 0.2
 
@@ -46,19 +43,14 @@ class Trainer:
     run: RunFormat
     progress: Progress
     exchange: Exchange
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    data: Data
-    device: torch.device
+    replica: Replica
     stopping: Callable[[], bool]
     facts: Facts
     moments_lost: bool = False
     awaited: deque[tuple[int, Draft]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.tensors = dict(self.model.named_parameters())
-        names = [island.name for island in self.run.islands]
-        self.shard, self.num_shards = names.index(self.progress.learner), len(names)
+        self.tensors = self.replica.tensors
         self.at_tau = self.run.settings.sync.adoption == "at_tau"
         self.held_back: dict[int, Arrival] = {}
         self.rounds_saved = 0
@@ -66,7 +58,6 @@ class Trainer:
 
     def train(self) -> None:
         """Until the log says that the run is over, or `stopping` says so."""
-        self.model.train()
         slot_started_s = monotonic_s()
         while not self._over():
             blocked_s = self._timed(self.hear)
@@ -89,17 +80,8 @@ class Trainer:
 
     def step(self) -> None:
         """One inner step on one batch of this learner's shard."""
-        inner = self.run.settings.train.inner
         batch_tokens = self.progress.island.batch_tokens
-        tokens, targets = self.data.batch(self.shard, self.num_shards, self.progress.position, batch_tokens)
-        set_learning_rate(self.optimizer, self.learning_rate())
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model(tokens.to(self.device), targets.to(self.device))
-        loss.backward()
-        if inner.clip_norm > 0:
-            nn.utils.clip_grad_norm_(self.model.parameters(), inner.clip_norm)
-        self.optimizer.step()
-        self.facts.loss = float(loss.detach())
+        self.facts.loss = self.replica.step(self.progress.position, batch_tokens, self.learning_rate())
         if not isfinite(self.facts.loss):
             raise RunFailedError(
                 f"the loss of {self.progress.learner} is {self.facts.loss} at step {self.progress.steps}",
@@ -204,7 +186,7 @@ class Trainer:
         every = self.run.settings.train.inner.save_every * self.progress.island.local_steps
         if self.progress.steps // every > self.rounds_saved:
             self.rounds_saved = self.progress.steps // every
-            tensors = inner_state(self.model, self.optimizer)
+            tensors = inner_state(self.replica.model, self.replica.optimizer)
             if tensors is not None:
                 self.exchange.save_inner(tensors)
 

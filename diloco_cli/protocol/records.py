@@ -80,6 +80,33 @@ class Timings:
     adoption_s: float = 0.0
 
 
+EventKind = Literal["steps", "heard", "adopted", "dropped", "saved", "sent"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that shaped a learner's parameters, in the order of happening (see protocol/tape.py).
+
+    steps     `count` inner steps on batches of `batch_tokens`
+    heard     the log up to commit `n`; from here on this learner takes `local_steps` steps a round
+    adopted   `version` of `fragment`; `since`: the seq of the send after which own progress was kept (None: adoption)
+    dropped   the progress on `fragment` made since the last adoption
+    saved     the inner optimizer's moments
+    sent      offer number `seq`: `fragment` for `slot`
+    """
+
+    kind: EventKind
+    count: int = 0
+    batch_tokens: int = 0
+    n: int = 0
+    local_steps: int = 0
+    fragment: int = 0
+    version: int = 0
+    since: int | None = None
+    seq: int = 0
+    slot: int = 0
+
+
 @dataclass(frozen=True)
 class Offer:
     """A learner offers the delta (old minus new) of one fragment, made since it adopted version `base`.

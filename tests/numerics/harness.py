@@ -20,8 +20,8 @@ from diloco_cli.config.settings import (
 )  # fmt: skip
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.exchange import Exchange
-from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.learner.replica import Replica
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.joining import join
@@ -111,11 +111,9 @@ def learn(run: RunFormat, store: Store, name: str) -> None:
     joined = perform(join(run, name, claim()), store, CLOCK)
     progress = Progress(run, name, joined.incarnation, joined.state, joined.data_start)
     exchange = Exchange(run, progress, joined.state, store, CLOCK, lambda: LearnerBeat("", 1, 0, 0, 0, 0.0, 0))
-    model = build_model(run.settings)
-    optimizer = build_optimizer(model, run.settings.train.inner)
-    trainer = Trainer(
-        run, progress, exchange, model, optimizer, build_data(run.settings), torch.device("cpu"), lambda: False, Facts()
-    )
+    shard = [island.name for island in run.islands].index(name)
+    replica = Replica(run.settings, build_model(run.settings), build_data(run.settings), shard, len(run.islands))
+    trainer = Trainer(run, progress, exchange, replica, lambda: False, Facts())
     for arrival in exchange.load_all():
         trainer.adopt(arrival)
     exchange.start()

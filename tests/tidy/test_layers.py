@@ -15,9 +15,10 @@ PACKAGE = ROOT / "diloco_cli"
 LAYERS: list[set[str]] = [
     {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout"},
     {"config"},
-    {"store", "algorithm", "protocol", "processes"},
+    {"store", "algorithm", "protocol", "processes", "faults"},
     {"plan", "tasks"},
-    {"learner", "syncer", "launch", "chaos", "observe"},
+    {"learner", "syncer", "launch", "chaos", "observe", "simulate"},
+    {"tapes"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

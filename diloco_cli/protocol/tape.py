@@ -1,0 +1,50 @@
+"""A tape: everything that decided a run's trajectory, and nothing of its timing.
+
+What each incarnation did, in its own order, and what the log merged. Recorded from a run's bucket or written by a
+simulation; played on one process by `launch --replay` (arXiv 2604.21428 made its failure studies this way).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diloco_cli.protocol.records import Event, OfferId, RunFormat
+
+TAPE_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Track:
+    """One incarnation of a learner. It began `position` tokens into its shard with `versions`, one per fragment;
+    `inner_step`: the predecessor's saved moments that it restored (None: fresh ones)."""
+
+    learner: str
+    incarnation: int
+    position: int
+    versions: tuple[int, ...]
+    inner_step: int | None = None
+    moments_lost: bool = False
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class TapeMerge:
+    """One merge of the log. `inputs`: (learner, incarnation, seq) and weight, in the order of reduction. `n` is the
+    commit's number, and so the version it made; `tokens`: merged tokens of the run after it. Digests where known."""
+
+    n: int
+    slot: int
+    fragment: int
+    inputs: tuple[tuple[OfferId, float], ...]
+    tokens: int
+    state_digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Playable as it stands: `run` holds every setting. Version 0 of each fragment is the seeded model's."""
+
+    run: RunFormat
+    tracks: tuple[Track, ...]
+    merges: tuple[TapeMerge, ...]
+    schema: int = TAPE_SCHEMA
