@@ -1,28 +1,61 @@
-"""The inner optimizer: AdamW with weight-decay groups, warm-up and cosine on the RUN's schedule; its saved state."""
+"""The inner optimizer: AdamW with weight-decay groups, clipping, precision, warm-up and cosine on the RUN's schedule;
+its saved state."""
 
 from __future__ import annotations
 
-from math import cos, pi
+from contextlib import AbstractContextManager, nullcontext
+from math import cos, inf, isfinite, pi
 
 import torch
 from torch import nn
 
 from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes
 from diloco_cli.config.settings import InnerSettings
+from diloco_cli.errors import RunFailedError
 
 FLOOR = 0.1  # the cosine ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
+BF16_CAPABILITY = 8  # major number of the first CUDA devices with bf16 of their own (Ampere); older ones emulate it
+FUSED = ("cpu", "cuda")  # where torch has AdamW as one kernel: a third of the time of the others on a CPU
 
 
 def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Optimizer:
-    """Weight decay for matrices only."""
+    """Weight decay for tensors of two or more dimensions, embeddings and positions included, and for nothing else.
+
+    A tied embedding is the output head as well, and a head decays; norms and biases, which have one dimension, do not.
+    """
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
         return torch.optim.SGD(groups, lr=settings.lr)
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
+    fused = all(p.device.type in FUSED for p in (*matrices, *vectors))
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=fused)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """What a forward pass runs under. bf16: matrix products in bfloat16; parameters, gradients and moments keep their
+    own type (float32), and so do losses and norms. `auto`: bf16 on CUDA devices that have it, else fp32; on a CPU bf16
+    pays only with instructions for it and matrices of some width (try it from 128 on), and slows down smaller ones."""
+    bf16_device = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= BF16_CAPABILITY
+    if precision == "bf16" or (precision == "auto" and bf16_device):
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def clip_gradients(model: nn.Module, clip_norm: float) -> float:
+    """Scale all gradients together so that their norm is at most `clip_norm` (0: leave them); returns the norm before.
+
+    Raises RunFailedError if the norm is not finite: no parameter was changed, and the optimizer must not step.
+    """
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), clip_norm or inf))
+    if not isfinite(norm):
+        raise RunFailedError(
+            f"the norm of the gradients is {norm}",
+            hint="lower train.inner.lr; a restart begins at the newest committed parameters",
+        )
+    return norm
 
 
 def learning_rate(settings: InnerSettings, fraction: float, warmup_fraction: float) -> float:
@@ -78,11 +111,16 @@ def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             optimizer.state[parameter] = {
-                "step": torch.tensor(step),
+                "step": torch.tensor(step, device=parameter.device if _is_fused(optimizer) else None),
                 "exp_avg": tensors[f"exp_avg.{name}"].to(parameter),
                 "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter),
             }
     return True
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """The fused kernel wants its step count beside the parameters."""
+    return bool(optimizer.defaults.get("fused"))
 
 
 def _are_sound(tensors: dict[str, torch.Tensor]) -> bool:

@@ -11,17 +11,21 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from diloco_cli.config.presets import DATA_PRESETS, GPT_PRESETS
+from diloco_cli.config.nearest import suggestion
+from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, MoEShape, Shape, ViTShape
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.tasks.gpt import build as build_gpt
+from diloco_cli.tasks import gpt, huggingface, moe, vit
+from diloco_cli.tasks.digits import Digits
 from diloco_cli.tasks.text import ByteText
+
+DEFAULT_SEQUENCE = 128  # of preset data under a model of one's own
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Data(Protocol):
-    """A learner's stream of batches, addressed by position so that a restart continues exactly."""
+    """A learner's stream of batches (inputs, targets), addressed by position so that a restart continues exactly."""
 
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch: ...
 
@@ -29,7 +33,7 @@ class Data(Protocol):
 
 
 def build_model(run: RunSettings) -> nn.Module:
-    """A module whose forward(tokens, targets) gives the mean loss in nats per token; seeded by train.seed."""
+    """A module that keeps the contract of tasks/contract.py; seeded by train.seed."""
     torch.manual_seed(run.train.seed)
     settings = run.model
     if settings.entrypoint:
@@ -39,13 +43,32 @@ def build_model(run: RunSettings) -> nn.Module:
             raise UsageError(
                 f"{settings.entrypoint} must return a torch.nn.Module, not {kind}", where="model.entrypoint"
             )
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UsageError(
+                f"{settings.entrypoint} returned a model without parameters to train", where="model.entrypoint"
+            )
         return model
-    if settings.preset not in GPT_PRESETS:
+    if settings.huggingface:
+        return huggingface.build(settings)
+    return _build_preset(shape_of(run))
+
+
+def shape_of(run: RunSettings) -> Shape:
+    """The shape of the run's preset. Raises UsageError if there is none that can be trained."""
+    preset = run.model.preset
+    if preset not in MODEL_PRESETS:
+        near = suggestion(preset or "", MODEL_PRESETS)
         raise UsageError(
-            f"model: no preset {settings.preset!r} that can be trained; allowed: {', '.join(GPT_PRESETS)}",
+            f"model: no preset {preset!r} that can be trained; allowed: {', '.join(MODEL_PRESETS)}{near}",
             hint="set model.preset, or model.entrypoint: package.module:function",
         )
-    return build_gpt(GPT_PRESETS[settings.preset])
+    return MODEL_PRESETS[preset]
+
+
+def _build_preset(shape: Shape) -> nn.Module:
+    if isinstance(shape, ViTShape):
+        return vit.build(shape)
+    return moe.build(shape) if isinstance(shape, MoEShape) else gpt.build(shape)
 
 
 def build_model_on_meta(run: RunSettings) -> nn.Module:
@@ -62,11 +85,26 @@ def build_model_on_meta(run: RunSettings) -> nn.Module:
 def build_data(run: RunSettings) -> Data:
     settings = run.data
     if settings.entrypoint:
-        return cast(Data, _call(settings.entrypoint, settings.args, "data.entrypoint"))
+        data = _call(settings.entrypoint, settings.args, "data.entrypoint")
+        missing = [name for name in ("batch", "held_out") if not callable(getattr(data, name, None))]
+        if missing:
+            raise UsageError(
+                f"{settings.entrypoint} returned a {type(data).__name__} without {' and '.join(missing)}",
+                where="data.entrypoint",
+                hint="it must have batch(shard, num_shards, position, batch_tokens) and held_out(num_sequences)",
+            )
+        return cast(Data, data)
     if settings.preset not in DATA_PRESETS:
-        raise UsageError(f"data: no preset {settings.preset!r}; allowed: {', '.join(DATA_PRESETS)}")
-    sequence = GPT_PRESETS[run.model.preset].sequence if run.model.preset in GPT_PRESETS else run.model.sequence
-    return ByteText(sequence or 128, run.train.seed)
+        near = suggestion(settings.preset or "", DATA_PRESETS)
+        raise UsageError(f"data: no preset {settings.preset!r}; allowed: {', '.join(DATA_PRESETS)}{near}")
+    sequence = run.model.sequence
+    if run.model.huggingface:
+        sequence = huggingface.text_sequence(run.model)
+    elif run.model.preset:
+        sequence = shape_of(run).sequence
+    if settings.preset == VISION_DATA:
+        return Digits(sequence or ViTShape(1, 1, 1).sequence, run.train.seed)
+    return ByteText(sequence or DEFAULT_SEQUENCE, run.train.seed)
 
 
 def search_first(folder: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from diloco_cli.errors import NotFoundError
+from diloco_cli.tasks.order import ShuffledEpochs
 
 HELD_OUT_ONE_IN = 20
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "ensurepip"})
@@ -40,11 +41,11 @@ class ByteText:
     """
 
     def __init__(self, sequence: int, seed: int) -> None:
-        self.sequence, self.seed = sequence, seed
+        self.sequence = sequence
         files = standard_library_files()
         self._train = _joined(path for path in files if not is_held_out(path))
         self._held_out = _joined(path for path in files if is_held_out(path))
-        self._orders: dict[int, torch.Tensor] = {}
+        self._order = ShuffledEpochs(self.num_sequences, seed)
 
     @property
     def num_sequences(self) -> int:
@@ -52,16 +53,8 @@ class ByteText:
 
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
         """(tokens, targets), each [batch_tokens / sequence, sequence] int64, from `position` tokens of the shard on."""
-        first = position // self.sequence
-        wanted = range(first, first + batch_tokens // self.sequence)
-        return self._cut(self._train, [self._window(i * num_shards + shard) for i in wanted])
-
-    def _window(self, number: int) -> int:
-        epoch, index = divmod(number, self.num_sequences)
-        if epoch not in self._orders:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._orders = {epoch: torch.randperm(self.num_sequences, generator=generator)}
-        return int(self._orders[epoch][index])
+        chosen = self._order.shard(shard, num_shards, position // self.sequence, batch_tokens // self.sequence)
+        return self._cut(self._train, chosen)
 
     def held_out(self, num_sequences: int, batch_size: int = 32) -> Iterator[Batch]:
         """The same sequences every time, spread evenly over the held-out files."""

@@ -1,14 +1,25 @@
-"""Saved moments of the inner optimizer: what is restored is what was saved, or nothing."""
+"""The inner optimizer: its saved moments (what is restored is what was saved, or nothing), and its step."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 from diloco_cli.algorithm.payload import to_bytes
-from diloco_cli.config.settings import InnerSettings
-from diloco_cli.learner.inner import build_optimizer, inner_state, keeps_moments, restore_inner_state
+from diloco_cli.config.settings import InnerSettings, RunSettings, TrainSettings
+from diloco_cli.errors import RunFailedError
+from diloco_cli.learner.inner import (
+    autocast,
+    build_optimizer,
+    clip_gradients,
+    inner_state,
+    keeps_moments,
+    restore_inner_state,
+)
+from diloco_cli.learner.replica import Replica
 
 Tensors = dict[str, torch.Tensor]
 
@@ -79,3 +90,123 @@ def test_plain_sgd_has_no_moments_to_lose() -> None:
     sgd, adamw = (build_optimizer(model, InnerSettings(name=name)) for name in ("sgd", "adamw"))  # type: ignore[arg-type]
     step(model, sgd, 0)
     assert inner_state(model, sgd) is None and not keeps_moments(sgd) and keeps_moments(adamw)
+
+
+# -- the step ---------------------------------------------------------------------------------------------------------
+
+
+def test_matrices_and_embeddings_decay_and_vectors_do_not() -> None:
+    """With a gradient of zero AdamW does nothing but decay: p <- p (1 - lr * decay)."""
+    model = nn.Sequential(nn.Embedding(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(2.0)
+    optimizer = build_optimizer(model, InnerSettings(lr=0.5, weight_decay=0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    left = {name: float(parameter.detach().flatten()[0]) for name, parameter in model.named_parameters()}
+    decayed, kept = pytest.approx(2.0 * 0.95), 2.0
+    assert left == {"0.weight": decayed, "1.weight": kept, "1.bias": kept, "2.weight": decayed, "2.bias": kept}
+
+
+def test_frozen_and_tied_parameters_are_in_no_group_or_in_one() -> None:
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 3, bias=False), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model[2].requires_grad_(False)
+    groups = build_optimizer(model, InnerSettings()).param_groups
+    assert [p is model[0].weight for group in groups for p in group["params"]] == [True]
+
+
+def test_the_fused_kernel_steps_as_the_plain_formula() -> None:
+    """AdamW (arXiv 1711.05101) written out in float64, three steps."""
+    settings = InnerSettings(lr=0.01, weight_decay=0.1, beta1=0.9, beta2=0.95)
+    start = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.data.copy_(start)
+    optimizer = build_optimizer(model, settings)
+    p, m, v = start.double(), torch.zeros(2, 2).double(), torch.zeros(2, 2).double()
+    for t, scale in enumerate((1.0, -0.5, 2.0), start=1):
+        gradient = scale * torch.tensor([[0.3, -0.1], [0.0, 1.0]])
+        model.weight.grad = gradient.clone()
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * gradient, 0.95 * v + 0.05 * gradient**2
+        step = (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
+        p = p * (1 - 0.01 * 0.1) - 0.01 * step
+    torch.testing.assert_close(model.weight.detach().double(), p, rtol=1e-6, atol=1e-7)
+
+
+def with_gradients(*values: float) -> nn.Module:
+    model = nn.Linear(len(values), 1, bias=False)
+    model.weight.grad = torch.tensor([values])
+    return model
+
+
+def test_gradients_are_scaled_to_the_bound_and_the_norm_before_is_told() -> None:
+    model = with_gradients(3.0, 4.0)
+    assert clip_gradients(model, 1.0) == pytest.approx(5.0)
+    torch.testing.assert_close(model.weight.grad, torch.tensor([[0.6, 0.8]]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 10.0])
+def test_gradients_below_the_bound_or_without_one_stay(clip_norm: float) -> None:
+    model = with_gradients(3.0, 4.0)
+    assert clip_gradients(model, clip_norm) == pytest.approx(5.0)
+    assert torch.equal(model.weight.grad, torch.tensor([[3.0, 4.0]]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_gradients_that_are_not_finite_never_reach_the_optimizer(value: float, clip_norm: float) -> None:
+    with pytest.raises(RunFailedError, match="norm of the gradients is"):
+        clip_gradients(with_gradients(1.0, value), clip_norm)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_auto_is_bf16_where_cuda_has_it_and_fp32_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda, mps = (torch.device(kind) for kind in ("cpu", "cuda", "mps"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert [type(autocast("auto", device)) for device in (cpu, mps)] == [nullcontext, nullcontext]
+    found = autocast("auto", cuda)
+    assert isinstance(found, torch.autocast) and (found.device, found.fast_dtype) == ("cuda", torch.bfloat16)
+    assert isinstance(autocast("bf16", cpu), torch.autocast) and isinstance(autocast("fp32", cuda), nullcontext)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert isinstance(autocast("auto", cuda), nullcontext)
+
+
+class Loud(nn.Module):
+    """Loss weight * x, and while training an auxiliary term 10 * weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.weight * x.mean(), 10 * self.weight
+
+
+class Constant:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def batch(self, *_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((2, 3), self.value), torch.zeros(2, 3)
+
+
+def replica_of(value: float) -> Replica:
+    inner = InnerSettings(name="sgd", clip_norm=0.0)
+    settings = RunSettings(name="x", train=TrainSettings(inner=inner))
+    return Replica(settings, Loud(), Constant(value), 0, 1)  # type: ignore[arg-type]
+
+
+def test_an_auxiliary_term_is_trained_on_and_is_in_no_reported_loss() -> None:
+    replica = replica_of(2.0)
+    assert replica.step(0, 6, lr=0.1) == 2.0
+    assert replica.gradient_norm == 12.0
+    assert float(replica.model.weight.detach()) == pytest.approx(1.0 - 0.1 * 12)
+
+
+def test_a_loss_that_is_not_finite_is_returned_and_changes_nothing() -> None:
+    replica = replica_of(float("nan"))
+    assert replica.step(0, 6, lr=0.1) != replica.step(0, 6, lr=0.1), "nan"
+    assert float(replica.model.weight.detach()) == 1.0

@@ -1,0 +1,213 @@
+"""A Hugging Face model's size from its config.json alone: no torch, no transformers, no network.
+
+The counts follow the architectures' published definitions; each is checked against a known model's total in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diloco_cli.config.nearest import suggestion
+from diloco_cli.environment import environment_value
+from diloco_cli.errors import UsageError
+
+CONFIG = "config.json"
+LONGEST_DEFAULT_SEQUENCE = 1024  # tokens; many models allow 100 times more, which nobody wants by accident
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HuggingFaceFacts:
+    """`sequence`: the longest the model allows, in tokens. `embedding_parameters`: of input and position tables, an
+    untied head is not among them. `idle_parameters`: of experts that one token does not visit."""
+
+    parameters: int
+    layers: int
+    width: int
+    sequence: int
+    vocabulary: int
+    embedding_parameters: int
+    num_tensors: int
+    idle_parameters: int = 0
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer's parameters and tensors; `idle` of its parameters are not met by a token."""
+
+    parameters: int
+    tensors: int
+    idle: int = 0
+
+
+def read_config(name: str, folders: Iterable[Path]) -> tuple[Config, Path]:
+    """config.json of a model's folder, or of a Hub name that was downloaded before; and the folder it lies in.
+
+    `folders`: where a relative folder is looked for. Raises UsageError if it is nowhere, or no JSON object.
+    """
+    place = find_folder(name, folders)
+    if place is None:
+        raise UsageError(
+            f"no folder {name!r} with a {CONFIG}, and no model of that name in the Hub's cache",
+            where="model.huggingface",
+            hint=f"hf download {name} {CONFIG}, or give a folder: beside the run file, here, or an absolute path",
+        )
+    try:
+        config = json.loads((place / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be read: {error}", where=str(place / CONFIG)) from error
+    if not isinstance(config, dict):
+        raise UsageError("must be a JSON object", where=str(place / CONFIG))
+    return config, place
+
+
+def find_folder(name: str, folders: Iterable[Path]) -> Path | None:
+    """The first of `folders` that holds it, else its newest snapshot in the Hub's cache."""
+    for folder in folders:
+        if (folder / name / CONFIG).is_file():
+            return folder / name
+    cached = _hub_cache() / f"models--{name.replace('/', '--')}"
+    try:
+        snapshot = cached / "snapshots" / (cached / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    return snapshot if (snapshot / CONFIG).is_file() else None
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps what it downloaded."""
+    if (cache := environment_value("HF_HUB_CACHE")) is not None:
+        return Path(cache)
+    home = environment_value("HF_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
+
+
+def facts_of_config(config: Config, where: str) -> HuggingFaceFacts:
+    """Parameters, layers, width, sequence. Raises UsageError for an architecture that is not counted here."""
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        near = suggestion(str(kind), ARCHITECTURES)
+        raise UsageError(
+            f"model_type: the size of {kind!r} is not known here; known: {', '.join(ARCHITECTURES)}{near}",
+            where=where,
+            hint="say it beside the name: model: {huggingface: ..., parameters: 1.0B, layers: 16, width: 2048, "
+            "sequence: 2048}",
+        )
+    return ARCHITECTURES[kind](_Numbers(config, where))
+
+
+def sequence_of(longest: int, wanted: int | None, where: str) -> int:
+    """Tokens in a training sequence: as the run file says, else 1,024 or what the model allows."""
+    if wanted is not None and wanted > longest:
+        raise UsageError(
+            f"model.sequence: {wanted} is longer than the model's positions ({longest})",
+            where=where,
+            hint=f"--set model.sequence={longest}",
+        )
+    return wanted or min(longest, LONGEST_DEFAULT_SEQUENCE)
+
+
+class _Numbers:
+    """A config's whole numbers, by name; what is missing or no number is an error with its place."""
+
+    def __init__(self, config: Config, where: str) -> None:
+        self.config, self.where = config, where
+
+    def __call__(self, key: str, default: int | None = None) -> int:
+        value = self.config.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{key}: must be a whole number of at least 1, not {value!r}", where=self.where)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.config.get(key)
+        return default if value is None else bool(value)
+
+
+def _total(n: _Numbers, layers: int, width: int, sequence: int, tables: int, layer: _Layer, end: int,
+           end_tensors: int, tied: bool, num_tables: int = 1) -> HuggingFaceFacts:  # fmt: skip
+    """Input tables, layers, the final norm (`end`), and an output head unless it is tied to the input table."""
+    vocabulary = n("vocab_size")
+    head = 0 if tied else vocabulary * width
+    return HuggingFaceFacts(
+        parameters=tables + layers * layer.parameters + end + head,
+        layers=layers,
+        width=width,
+        sequence=sequence,
+        vocabulary=vocabulary,
+        embedding_parameters=tables,
+        num_tensors=num_tables + layers * layer.tensors + end_tensors + (not tied),
+        idle_parameters=layers * layer.idle,
+    )
+
+
+def _gpt2(n: _Numbers) -> HuggingFaceFacts:
+    """Learned positions, fused qkv, biases everywhere; the head is tied."""
+    width, layers, sequence = n("n_embd"), n("n_layer"), n("n_positions")
+    layer = _with_biases(width, n("n_inner", 4 * width))
+    tables = (n("vocab_size") + sequence) * width
+    tied = n.flag("tie_word_embeddings", True)
+    return _total(n, layers, width, sequence, tables, layer, 2 * width, 2, tied, num_tables=2)
+
+
+def _gpt_neox(n: _Numbers) -> HuggingFaceFacts:
+    """As GPT-2 with rotary positions and a head of its own."""
+    width, layers = n("hidden_size"), n("num_hidden_layers")
+    layer = _with_biases(width, n("intermediate_size"))
+    tables, tied = n("vocab_size") * width, n.flag("tie_word_embeddings", False)
+    return _total(n, layers, width, n("max_position_embeddings"), tables, layer, 2 * width, 2, tied)
+
+
+def _with_biases(width: int, inner: int) -> _Layer:
+    attention = 4 * width**2 + 4 * width
+    mlp = 2 * width * inner + inner + width
+    return _Layer(attention + mlp + 4 * width, 12)
+
+
+def _llama(
+    n: _Numbers, *, tied: bool = False, head_width: int | None = None, qkv_bias: bool = False, qk_norm: bool = False
+) -> HuggingFaceFacts:
+    """Rotary positions, grouped queries, a gated MLP of three matrices, norms without biases; `mixtral` has
+    `num_local_experts` such MLPs behind a router."""
+    width, layers, heads = n("hidden_size"), n("num_hidden_layers"), n("num_attention_heads")
+    per_head = n("head_dim", head_width or width // heads)
+    queries, keys = heads * per_head, n("num_key_value_heads", heads) * per_head
+    attention, tensors = width * (2 * queries + 2 * keys), 4
+    if qkv_bias or n.flag("attention_bias", False):
+        attention, tensors = attention + queries + 2 * keys, tensors + 3
+    if n.flag("attention_bias", False):  # of the output as well
+        attention, tensors = attention + width, tensors + 1
+    if qk_norm:
+        attention, tensors = attention + 2 * per_head, tensors + 2
+    mlp = _mlp(n, width)
+    layer = _Layer(attention + mlp.parameters + 2 * width, tensors + mlp.tensors + 2, mlp.idle)
+    tables, is_tied = n("vocab_size") * width, n.flag("tie_word_embeddings", tied)
+    return _total(n, layers, width, n("max_position_embeddings"), tables, layer, width, 1, is_tied)
+
+
+def _mlp(n: _Numbers, width: int) -> _Layer:
+    inner = n("intermediate_size")
+    one = 3 * width * inner
+    if n.config.get("model_type") != "mixtral":
+        biases = n.flag("mlp_bias", False)
+        return _Layer(one + (2 * inner + width if biases else 0), 6 if biases else 3)
+    experts, active = n("num_local_experts"), n("num_experts_per_tok")
+    return _Layer(experts * (one + width), 3, (experts - active) * one)  # gate and up, and down, stacked; the router
+
+
+ARCHITECTURES: dict[str, Callable[[_Numbers], HuggingFaceFacts]] = {
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "llama": _llama,
+    "mistral": _llama,
+    "mixtral": _llama,
+    "qwen2": lambda n: _llama(n, qkv_bias=True),
+    "qwen3": lambda n: _llama(n, head_width=128, qk_norm=True),
+    "gemma": lambda n: _llama(n, tied=True, head_width=256),
+}

@@ -1,0 +1,102 @@
+"""A causal language model of Hugging Face transformers, by name or folder, with random weights: the extra `hf`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diloco_cli.config.huggingface import find_folder, sequence_of
+from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
+from diloco_cli.config.settings import ModelSettings
+from diloco_cli.errors import UsageError
+
+WHERE = "model.huggingface"
+LONGEST_UNKNOWN = 1 << 20  # positions of a model that has no bound (recurrent ones)
+
+
+class CausalModel(nn.Module):
+    """Tokens [batch, length] int64 and their successors -> mean loss in nats per token.
+
+    The parameters keep the names that they have in transformers, so that an export loads there as it is: the model's
+    own parts are registered here, and the model itself is kept out of the module tree.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        for name, part in model.named_children():
+            self.add_module(name, part)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        self._whole = (model,)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = self._whole[0](input_ids=tokens, use_cache=False).logits.float()
+        return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+    def train(self, mode: bool = True) -> CausalModel:
+        self._whole[0].train(mode)
+        super().train(mode)
+        return self
+
+
+def build(settings: ModelSettings) -> nn.Module:
+    """The architecture that the config describes, in float32, with transformers' own initial weights and no dropout:
+    a step must be the same whenever it is repeated. Code from the Hub is never run."""
+    config = _config(settings)
+    for name in ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "dropout"):
+        if isinstance(getattr(config, name, None), float):
+            setattr(config, name, 0.0)
+    try:
+        model = _transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:
+        raise UsageError(
+            f"transformers cannot build {settings.huggingface}: {type(error).__name__}: {error}",
+            where=WHERE,
+            hint="it must be a causal language model that transformers knows without code of its own",
+        ) from error
+    return CausalModel(model)
+
+
+def text_sequence(settings: ModelSettings) -> int:
+    """How long the preset text's sequences are. Raises UsageError if bytes do not fit the model's vocabulary."""
+    config = _config(settings)
+    text = config.get_text_config()
+    if text.vocab_size < BYTE_VOCABULARY:
+        raise UsageError(
+            f"data.preset: {TEXT_DATA} has {BYTE_VOCABULARY} symbols, {settings.huggingface} only {text.vocab_size}",
+            where="data.preset",
+            hint="set data.entrypoint to a function of your own",
+        )
+    longest = getattr(text, "max_position_embeddings", None) or LONGEST_UNKNOWN
+    return sequence_of(int(longest), settings.sequence, WHERE)
+
+
+def _config(settings: ModelSettings) -> Any:
+    name = settings.huggingface or ""
+    transformers = _transformers()
+    folder = find_folder(name, [Path.cwd(), *map(Path, sys.path)])
+    try:
+        return transformers.AutoConfig.from_pretrained(str(folder or name))
+    except Exception as error:
+        raise UsageError(
+            f"transformers cannot read the config of {name}: {type(error).__name__}: {error}",
+            where=WHERE,
+            hint="give a folder with a config.json, or a name from the Hub while it can be reached",
+        ) from error
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            "a Hugging Face model needs transformers, which is not installed here",
+            where=WHERE,
+            hint="pip install 'diloco[hf]'",
+        ) from error
+    return transformers
