@@ -1,0 +1,198 @@
+"""`diloco simulate`: what would happen, in virtual time. It predicts and never trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from diloco_cli.cli.output import print_json, talk
+
+if TYPE_CHECKING:
+    from diloco_cli.simulate.chips import Constants, Learner
+    from diloco_cli.simulate.goodput import Form, Row
+    from diloco_cli.simulate.slots import MergeRules
+
+GRID_DAYS, GRID_SEEDS = 2.0, 3
+FLEET_DAYS, FLEET_SEEDS = 30.0, 1
+MOST_CHIPS, MOST_LEARNERS, MOST_DAYS, MOST_SEEDS = 100_000_000, 1024, 366.0, 100
+
+JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
+PLOT = typer.Option(None, "--plot", metavar="FILE", help="Write a picture (SVG) here.")
+PLAN = typer.Option(None, "--plan", metavar="PLAN", help="Your own fleet: a file written by `diloco plan -o`.")
+
+simulate = typer.Typer(
+    help="What would happen, in virtual time: goodput, bandwidth, whole runs. It predicts and never trains.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def register(app: typer.Typer) -> None:
+    from diloco_cli.cli.simulate_bandwidth import bandwidth
+    from diloco_cli.cli.simulate_run import run
+
+    simulate.command("goodput")(goodput)
+    simulate.command("bandwidth")(bandwidth)
+    simulate.command("run")(run)
+    app.add_typer(simulate, name="simulate")
+
+
+def goodput(
+    chips: str = typer.Option(None, "--chips", help="Chips of the whole fleet, such as 1.2M."),
+    learners: int = typer.Option(None, "--learners", min=1, max=MOST_LEARNERS, help="Learners that share them."),
+    mtbi: str = typer.Option(None, "--mtbi", help="Mean time between interrupts of one chip, such as 365 d."),
+    repair: str = typer.Option(None, "--repair", help="Mean time until a failed slice is back, such as 60 s."),
+    days: float = typer.Option(None, "--days", min=0.01, max=MOST_DAYS, help="Simulated days of each history."),
+    seed: int = typer.Option(0, "--seed", min=0, help="The first history's seed."),
+    seeds: int = typer.Option(None, "--seeds", min=1, max=MOST_SEEDS, help="Histories of each cell."),
+    stragglers: int = typer.Option(0, "--stragglers", min=0, help="So many learners are slow."),
+    slowdown: float = typer.Option(2.0, "--slowdown", min=1.0, max=1000.0, help="How slow: times a step's time."),
+    plan: Path = PLAN,
+    fast: bool = typer.Option(False, "--fast", help="Jump from failure to failure; merges are left out."),
+    unmemoised: bool = typer.Option(False, "--unmemoised", help="Decide every slot anew: slow, for checking."),
+    plot: Path = PLOT,
+    json: bool = JSON,
+) -> None:
+    """Goodput and uptime of a failing fleet: decoupled learners, data-parallel beside them.
+
+    Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell.
+    """
+    from diloco_cli.clock import monotonic_s
+    from diloco_cli.errors import UsageError
+    from diloco_cli.simulate.goodput import all_methods, published_grid
+
+    if fast and unmemoised:
+        raise UsageError("--fast leaves out the merges that --unmemoised decides anew", hint="choose one of them")
+    form: Form = "fast" if fast else "unmemoised" if unmemoised else "stepwise"
+    constants = _constants(mtbi, repair)
+    own = chips is not None or learners is not None or plan is not None
+    if not own and stragglers:
+        raise UsageError("--stragglers needs a fleet of your own", hint="add --chips 1.2M --learners 8")
+    days = days or (FLEET_DAYS if own else GRID_DAYS)
+    numbers = list(range(seed, seed + (seeds or (FLEET_SEEDS if own else GRID_SEEDS))))
+    started_s = monotonic_s()
+    if own:
+        fleet, total, rules = _fleet(plan, chips, learners, constants, (slowdown,) * stragglers)
+        rows = _collect(all_methods(fleet, total, constants, days, numbers, form, rules), 3)
+    else:
+        rows = _collect(published_grid(constants, days, numbers, form), 30)
+    wall_s = monotonic_s() - started_s
+    if plot is not None:
+        _plot(rows, plot)
+    data = _goodput_data(rows, constants, days, numbers, form, wall_s, plan)
+    if json:
+        print_json("simulate goodput", data)
+    else:
+        from diloco_cli.cli.simulate_view import goodput_text
+
+        print(goodput_text(rows, data))
+
+
+def _constants(mtbi: str | None, repair: str | None) -> Constants:
+    from dataclasses import replace
+
+    from diloco_cli.simulate.published import PUBLISHED
+    from diloco_cli.units import parse_duration
+
+    constants = PUBLISHED
+    if mtbi is not None:
+        constants = replace(constants, mtbi_s=_positive("--mtbi", parse_duration(mtbi)))
+    if repair is not None:
+        mean_s = _positive("--repair", parse_duration(repair))
+        constants = replace(constants, repair=constants.repair.with_mean(mean_s))
+    return constants
+
+
+def _positive(option: str, seconds: float) -> float:
+    from diloco_cli.errors import UsageError
+
+    if seconds <= 0:
+        raise UsageError(f"{option} must be above 0", hint=f"{option} '60 s'")
+    return seconds
+
+
+def _fleet(
+    plan: Path | None, chips: str | None, learners: int | None, constants: Constants, slowdowns: tuple[float, ...]
+) -> tuple[tuple[Learner, ...], int, MergeRules]:
+    """The learners, how many chips they have, and how they merge."""
+    from diloco_cli.errors import UsageError
+    from diloco_cli.simulate.chips import equal_learners
+    from diloco_cli.simulate.slots import MergeRules
+    from diloco_cli.units import parse_count
+
+    if plan is not None:
+        from diloco_cli.plan.plan_file import load_plan
+        from diloco_cli.simulate.planned import learners_of_plan, rules_of_plan
+
+        if chips is not None or learners is not None or slowdowns:
+            raise UsageError("--plan says which islands there are", hint="leave out --chips, --learners, --stragglers")
+        made = load_plan(plan)
+        return learners_of_plan(made), sum(island.devices for island in made.islands), rules_of_plan(made)
+    number, total = learners or 8, parse_count(chips) if chips is not None else 1_200_000
+    if not number <= total <= MOST_CHIPS:
+        raise UsageError(
+            f"--chips {total} is out of range: from one per learner ({number}) to {MOST_CHIPS:,}",
+            hint="diloco simulate goodput --chips 1.2M --learners 8",
+        )
+    if len(slowdowns) > number:
+        raise UsageError(f"--stragglers {len(slowdowns)} is more than the {number} learners")
+    return equal_learners(total, number, constants, slowdowns), total, MergeRules()
+
+
+def _collect(rows: Iterable[Row], count: int) -> list[Row]:
+    """Shows on a terminal how far it is."""
+    import sys
+
+    shown = sys.stderr.isatty()
+    done = []
+    for row in rows:
+        done.append(row)
+        if shown:
+            print(f"\r{len(done)} of {count} cells", end="", file=sys.stderr, flush=True)
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    return done
+
+
+def _goodput_data(
+    rows: list[Row], constants: Constants, days: float, seeds: list[int], form: Form, wall_s: float, plan: Path | None
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from diloco_cli.simulate.chips import FITTED
+
+    repair = constants.repair
+    named = {
+        "mtbi_s": constants.mtbi_s,
+        "step_s": constants.step_s,
+        "down_s": constants.down_s,
+        "up_s": constants.up_s,
+        "slice_chips": constants.slice_chips,
+        "repair_scale_s": repair.scale_s,
+        "repair_shape": repair.shape,
+        "repair_exponent": repair.exponent,
+        "repair_mean_s": repair.mean_s,
+    }
+    fitted = [name for name in named if name in FITTED or name.startswith("repair")]
+    return {
+        "rows": [asdict(row) for row in rows],
+        "constants": named,
+        "fitted": fitted,
+        "days": days,
+        "seed": seeds[0],
+        "seeds": seeds,
+        "form": form,
+        "plan": None if plan is None else str(plan),
+        "wall_s": wall_s,
+    }
+
+
+def _plot(rows: list[Row], path: Path) -> None:
+    from diloco_cli.cli.simulate_view import goodput_plot
+    from diloco_cli.plots import save_svg
+
+    save_svg(goodput_plot(rows), path)
+    talk(f"plot written to {path}")

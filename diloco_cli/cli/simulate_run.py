@@ -1,0 +1,170 @@
+"""`diloco simulate run`: a whole run in virtual time, with faults; it may leave a tape for the trainer to play."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from diloco_cli.cli.output import print_json, talk
+
+if TYPE_CHECKING:
+    from diloco_cli.faults.scenario import Scenario
+    from diloco_cli.faults.timetable import Injection
+    from diloco_cli.plan.plan import Plan
+    from diloco_cli.protocol.records import RunFormat
+    from diloco_cli.simulate.fleet import Hardware, SimulatedFleet
+    from diloco_cli.simulate.what_if import Price
+
+DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
+MOST_DAYS = 30.0
+SCENARIOS = "chaos"  # the folder of built-in ones, under templates
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is simulated, and how far its numbers can be trusted."""
+
+    run: RunFormat
+    hardware: dict[str, Hardware]
+    prices: dict[str, Price]
+    slot_s: float
+    plan: Plan | None
+    folder: Path
+
+
+def run(
+    subject: str = typer.Argument(..., metavar="PLAN|RUN", help="A plan file, a run file, or an existing run."),
+    scenario: str = typer.Option(None, "--scenario", help="Faults: a scenario file, or a built-in one's name."),
+    duration: str = typer.Option(None, "--for", help="Virtual time, such as 2 h; else the scenario's, or 300 slots."),
+    seed: int = typer.Option(None, "--seed", min=0, help="Of failures and faults. Default: the scenario's, or 0."),
+    tape: Path = typer.Option(None, "--tape", metavar="FILE", help="Write what happened, for `launch --replay`."),
+    timetable_only: bool = typer.Option(False, "-n", "--dry-run", help="Only print the faults' timetable."),
+    json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
+) -> None:
+    """What a run would do: goodput, participation, stalls, bytes, money. Nothing is trained.
+
+    The run's own syncer and learners' books decide, on a simulated bucket, over the links and with the failures that
+    the inventory states, and with the faults of a scenario on top.
+    """
+    found = _subject(subject)
+    story = _scenario(scenario)
+    faults, number = _faults(story, found, seed)
+    if timetable_only:
+        _print_timetable(faults, json)
+        return
+    seconds = _seconds(duration, story, found)
+    from diloco_cli.clock import monotonic_s
+    from diloco_cli.config.codec import to_plain
+    from diloco_cli.simulate.what_if import report, simulated
+
+    if tape is not None:
+        found = replace(found, run=_with_real_tensors(found))
+    started_s = monotonic_s()
+    fleet = simulated(found.run, found.hardware, faults, number, seconds)
+    outcome = report(fleet, found.prices)
+    wall_s = monotonic_s() - started_s
+    if tape is not None:
+        _write_tape(fleet, tape)
+    if json:
+        print_json("simulate run", {**to_plain(outcome), "seed": number, "wall_s": wall_s})
+        return
+    from diloco_cli.cli.simulate_run_view import run_text
+
+    print(run_text(outcome, number, wall_s))
+
+
+def _subject(text: str) -> _Subject:
+    """A file is planned as `launch` would plan it; anything else names a run that exists."""
+    from diloco_cli.simulate.what_if import hardware_of_plan, prices_of_plan, run_of_plan
+
+    path = Path(text)
+    if path.is_file():
+        from diloco_cli import __version__
+        from diloco_cli.cli.launch import read_plan
+
+        plan = read_plan(path, [])
+        made = run_of_plan(plan, "simulated", __version__)
+        slot_s = plan.schedule.slot_s
+        return _Subject(made, hardware_of_plan(plan), prices_of_plan(plan), slot_s, plan, path.parent)
+    if text.endswith((".json", ".yaml", ".yml")):
+        from diloco_cli.errors import NotFoundError
+
+        raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
+    from diloco_cli.cli.run_argument import open_run
+
+    existing = open_run(text).format
+    slot_s = min(i.local_steps * i.step_s for i in existing.islands) / existing.num_fragments
+    return _Subject(existing, {}, {}, slot_s, None, Path())
+
+
+def _scenario(text: str | None) -> Scenario | None:
+    from diloco_cli.errors import NotFoundError
+    from diloco_cli.faults.scenario import load_scenario
+    from diloco_cli.paths import templates_directory
+
+    if text is None:
+        return None
+    if Path(text).is_file():
+        return load_scenario(text)
+    folder = templates_directory() / SCENARIOS
+    built_in = sorted(path.stem for path in folder.glob("*.yaml"))
+    if text not in built_in:
+        raise NotFoundError(f"no scenario {text!r}; built in: {', '.join(built_in)}", hint="--scenario FILE.yaml")
+    return load_scenario(folder / f"{text}.yaml")
+
+
+def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
+    from diloco_cli.faults.timetable import timetable
+    from diloco_cli.simulate.fleet import units_of
+
+    number = seed if seed is not None else story.seed if story is not None else 0
+    return ((), number) if story is None else (timetable(story, units_of(found.run), number), number)
+
+
+def _seconds(duration: str | None, story: Scenario | None, found: _Subject) -> float:
+    from diloco_cli.errors import UsageError
+    from diloco_cli.units import parse_duration
+
+    if duration is None:
+        return story.duration_s if story is not None else DEFAULT_SLOTS * found.slot_s
+    seconds = parse_duration(duration)
+    if not 0 < seconds <= MOST_DAYS * 86_400:
+        raise UsageError(f"--for must be above 0 and at most {MOST_DAYS:g} d", hint="--for '2 h'")
+    return seconds
+
+
+def _print_timetable(faults: tuple[Injection, ...], json: bool) -> None:
+    from diloco_cli.config.codec import to_plain
+
+    if json:
+        print_json("simulate run", {"faults": [to_plain(fault) for fault in faults]})
+    else:
+        print("\n".join(fault.describe() for fault in faults) or "no faults")
+
+
+def _with_real_tensors(found: _Subject) -> RunFormat:
+    """A tape is played on the model itself, so its fragments must be the model's. The one place that needs torch."""
+    if found.plan is None:
+        return found.run
+    from diloco_cli.launch.new_run import layout_of
+    from diloco_cli.tasks.build import search_first
+
+    search_first(found.folder)
+    return replace(found.run, layout=layout_of(found.plan.run))
+
+
+def _write_tape(fleet: SimulatedFleet, path: Path) -> None:
+    """The recorder reads the simulated bucket as it reads a real one; digests of parameters that nobody computed are
+    left out."""
+    from diloco_cli.tapes.files import write_tape
+    from diloco_cli.tapes.recorder import record
+
+    tape = record(fleet.world.store, fleet.run)
+    tape = replace(tape, merges=tuple(replace(merge, state_digest=None) for merge in tape.merges))
+    size = write_tape(tape, path)
+    talk(
+        f"tape of {len(tape.merges)} merges written to {path} ({size:,} bytes); play it: diloco launch --replay {path}"
+    )

@@ -1,0 +1,177 @@
+"""What `simulate` found, for people: tables of 80 columns, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from diloco_cli.units import format_count, format_duration
+
+if TYPE_CHECKING:
+    from diloco_cli.simulate.bandwidth import Row as BandwidthRow
+    from diloco_cli.simulate.goodput import Row
+
+COLUMNS = 80
+NAMES = {
+    "data_parallel_no_elasticity": "data-parallel rigid",
+    "data_parallel_elastic": "data-parallel elastic",
+    "decoupled": "decoupled",
+}
+FORMS = {
+    "stepwise": "every step",
+    "unmemoised": "every step, every slot decided anew",
+    "fast": "from failure to failure",
+}
+
+
+def method_name(row: Row) -> str:
+    return f"decoupled M={row.learners}" if row.method == "decoupled" else NAMES[row.method]
+
+
+def goodput_text(rows: Sequence[Row], data: dict[str, Any]) -> str:
+    """The published table beside ours if the rows have it; else the rows alone."""
+    blocks = list(_published(rows) if rows[0].published_goodput_percent is not None else _own_fleet(rows))
+    return "\n\n".join("\n".join(block) for block in [*blocks, _footnotes(data)])
+
+
+def _published(rows: Sequence[Row]) -> Iterator[list[str]]:
+    yield _grid(
+        "goodput, % of chip time, and the difference to the published figure",
+        rows,
+        lambda row: _beside(row.goodput_percent, row.published_goodput_percent),
+    )
+    yield _grid(
+        "uptime, % of time in which anything steps, and the difference",
+        rows,
+        lambda row: _beside(row.uptime_percent, row.published_uptime_percent),
+    )
+    yield _grid("goodput in closed form, %", rows, lambda row: f"{row.closed_form_goodput_percent:.1f}")
+    if any(row.participation_percent is not None for row in rows):
+        yield _grid("participants of a merge, % of the learners alive", rows, _participation)
+    apart = [
+        *(abs(row.goodput_percent - (row.published_goodput_percent or 0)) for row in rows),
+        *(abs(row.uptime_percent - (row.published_uptime_percent or 0)) for row in rows),
+    ]
+    spread = max(max(row.goodput_sd, row.uptime_sd) for row in rows)
+    yield [
+        f"largest difference {max(apart):.1f} points, mean {sum(apart) / len(apart):.1f}; "
+        f"standard deviation over seeds <= {spread:.2f}"
+    ]
+
+
+def _participation(row: Row) -> str:
+    return "" if row.participation_percent is None else f"{row.participation_percent:.1f}"
+
+
+def _beside(ours: float, published: float | None) -> str:
+    return f"{_percent(ours)} {ours - (published or 0):+.1f}"
+
+
+def _percent(share: float) -> str:
+    return "100" if share >= 99.95 else f"{share:.1f}"
+
+
+def _grid(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> list[str]:
+    """One line per method, one column per number of chips; lines without a figure are left out."""
+    chips = sorted({row.chips for row in rows})
+    lines = [["chips", *(format_count(count) for count in chips)]]
+    for _, group in groupby(rows, key=lambda row: (row.method, row.learners)):
+        mine = {row.chips: row for row in group}
+        cells = [cell(mine[count]) for count in chips]
+        if any(cells):
+            lines.append([method_name(mine[chips[0]]), *cells])
+    return [title, *table(lines)]
+
+
+def table(lines: Sequence[Sequence[str]]) -> list[str]:
+    """The first column stands left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        for line in lines
+    ]
+
+
+def _own_fleet(rows: Sequence[Row]) -> Iterator[list[str]]:
+    head = ["", "goodput", "sd", "closed form", "uptime", "participants", "failures"]
+    lines = [head]
+    for row in rows:
+        lines.append(
+            [
+                method_name(row),
+                f"{row.goodput_percent:.2f} %",
+                f"{row.goodput_sd:.2f}" if row.goodput_sd else "-",
+                f"{row.closed_form_goodput_percent:.1f} %",
+                f"{row.uptime_percent:.2f} %",
+                "-" if row.participation_percent is None else f"{row.participation_percent:.1f} %",
+                f"{row.failures:,}",
+            ]
+        )
+    yield [f"{format_count(rows[0].chips)} chips", *table(lines)]
+
+
+def _footnotes(data: dict[str, Any]) -> list[str]:
+    c = data["constants"]
+    days, seeds = data["days"], data["seeds"]
+    how = f"{len(seeds)} x {days:g} days, seed {seeds[0]}, {FORMS[data['form']]}, {format_duration(data['wall_s'])}"
+    if data["plan"] is not None:
+        text = (
+            f"{how}. Islands, failures and restarts as in {data['plan']}; shares go by tokens per second. Goodput "
+            "after failures alone (links: diloco simulate bandwidth). Data-parallel: the same islands in lockstep, all "
+            f"counted alike, {c['down_s']:g} s for a downscale or an upscale."
+        )
+        return wrap(text, COLUMNS)
+    text = (
+        f"{how}. One chip is interrupted once in {format_duration(c['mtbi_s'])}. Fitted, one set for all cells, since "
+        f"the publication does not give them: step {c['step_s']:g} s, downscale {c['down_s']:g} s, upscale "
+        f"{c['up_s']:g} s, slices of {c['slice_chips']} chips, away {c['repair_mean_s']:.0f} s on average "
+        f"(exponentiated Weibull: scale {c['repair_scale_s']:.3g} s, shape {c['repair_shape']:g}, exponent "
+        f"{c['repair_exponent']:g})."
+    )
+    return wrap(text, COLUMNS)
+
+
+def goodput_plot(rows: Sequence[Row]) -> str:
+    """Goodput against chips, published figures dashed; for one fleet, a bar per method."""
+    from diloco_cli.plots import Axis, Series, bar_chart, line_chart
+
+    if len({row.chips for row in rows}) == 1:
+        bars = [(method_name(row), row.goodput_percent, f"{row.goodput_percent:.1f} %") for row in rows]
+        return bar_chart(f"goodput of {format_count(rows[0].chips)} chips", bars)
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row.method, row.learners))]
+    lines = [
+        Series(method_name(mine[0]), tuple((row.chips, row.goodput_percent) for row in mine), colour=number)
+        for number, mine in enumerate(groups)
+    ]
+    for number, mine in enumerate(groups):
+        points = tuple((row.chips, row.published_goodput_percent or 0.0) for row in mine)
+        lines.append(Series("published" if number == 0 else "", points, dashed=True, colour=number))
+    y = Axis("goodput, % of chip time", low=0, high=100)
+    return line_chart("goodput of a failing fleet", Axis("chips", log=True), y, lines)
+
+
+def bandwidth_text(rows: Sequence[BandwidthRow]) -> str:
+    """One block per step time and number of sites; a line per method, codec and schedule."""
+    blocks = []
+    for (step_s, sites), group in groupby(rows, key=lambda row: (row.step_s, row.sites)):
+        mine = list(group)
+        percents = sorted({row.utilisation_percent for row in mine})
+        lines = [["utilisation", *(f"{percent:g} %" for percent in percents)]]
+        for (method, codec, every, fragments, _), line in groupby(
+            mine, key=lambda row: (row.method, row.codec, row.sync_every, row.fragments, row.overlap)
+        ):
+            name = "data-parallel bf16" if method == "data_parallel" else f"{codec} H={every} P={fragments}"
+            lines.append([name, *(_gbps(row) for row in line)])
+        where = f"{sites} sites" if sites > 1 else "1 site"
+        title = f"Gbit/s for a compute utilisation, {where}, {format_duration(step_s)} steps; decoupled by H and P"
+        blocks.append([title, *table(lines)])
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _gbps(row: BandwidthRow) -> str:
+    figure = f"{row.gbps:.3g}"
+    if row.published_gbps is None:
+        return figure
+    return f"{figure} {100 * (row.gbps / row.published_gbps - 1):+.0f}%"

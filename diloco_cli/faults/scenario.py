@@ -1,0 +1,165 @@
+"""A scenario: which faults, when, to whom. A YAML file, read as strictly as run.yaml.
+
+version: 1
+name: spot-storm
+seed: 7
+duration: 10 min
+warm_up: 30 s
+faults:
+  - {kind: kill, target: learners, poisson: 60 s, revive_after: 5 s}   # one of them, drawn each time
+  - {kind: kill, target: syncer, at: 2 min}
+  - {kind: partition, target: "region:europe-west4", every: 3 min, for: 20 s}
+constraints: {min_alive: 1, max_concurrent: 2, protect: [ohio], cooldown: 2 s}
+hypotheses: ["goodput >= 0.9"]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from diloco_cli.config.build import Builder, Rule, Rules
+from diloco_cli.config.readers import above, at_least, between, integer, number, one_of, quantity, shown, text
+from diloco_cli.config.run_file import refuse_newer
+from diloco_cli.config.yaml_tree import Node, read_yaml_file
+from diloco_cli.errors import UsageError
+from diloco_cli.units import parse_duration
+
+SCENARIO_VERSION = 1
+MOST_FAULTS = 1000
+LONGEST_S = 366 * 86_400.0
+GROUPS = ("learners", "all")  # one of the learners, drawn; every learner and the syncer
+
+FaultKind = Literal[
+    "kill", "pause", "slow", "partition", "flaky", "stale", "corrupt", "poison", "disk-full", "clock-skew",
+    "second-syncer",
+]  # fmt: skip
+KINDS: dict[FaultKind, str] = {
+    "kill": "the process is gone at once; it is started again after `revive_after` (else when its supervisor does)",
+    "pause": "the process stands still for `for`: a straggler, or a zombie that wakes after others took its place",
+    "slow": "its link is `factor` times slower for `for`",
+    "partition": "it cannot reach the store for `for`",
+    "flaky": "a share `factor` of its calls to the store fails for `for`",
+    "stale": "it reads an old state of the store for `for`",
+    "corrupt": "a copy of an object that it wrote has a flipped bit",
+    "poison": "its next delta is far too large",
+    "disk-full": "its disk takes nothing for `for`",
+    "clock-skew": "its clock is wrong by `factor` seconds for `for`",
+    "second-syncer": "another syncer starts beside the one that serves",
+}
+LASTING: tuple[FaultKind, ...] = ("pause", "slow", "partition", "flaky", "stale", "disk-full", "clock-skew")
+
+
+@dataclass(frozen=True)
+class FaultRule:
+    """One line of a scenario. Exactly one of `at_s` (once), `every_s` and `poisson_s` (mean distance) says when.
+    `target`: a unit's name, `syncer`, `learners` (one of them), `region:NAME` (all in it), `all`."""
+
+    kind: FaultKind
+    target: str
+    at_s: float | None = None
+    every_s: float | None = None
+    poisson_s: float | None = None
+    for_s: float | None = None
+    revive_after_s: float | None = None
+    factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a timetable never does: fewer learners alive than `min_alive`, more units disturbed at once than
+    `max_concurrent` (None: no limit), anything to `protect`, two faults of one unit closer than `cooldown_s`."""
+
+    min_alive: int = 0
+    max_concurrent: int | None = None
+    protect: tuple[str, ...] = ()
+    cooldown_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Times count from the scenario's start; nothing happens during the warm-up."""
+
+    name: str
+    duration_s: float
+    faults: tuple[FaultRule, ...]
+    version: int = SCENARIO_VERSION
+    seed: int = 0
+    warm_up_s: float = 0.0
+    constraints: Constraints = field(default_factory=Constraints)
+    hypotheses: tuple[str, ...] = ()
+    abort: tuple[str, ...] = ()
+
+
+DURATION = between(0, LONGEST_S, quantity(parse_duration))
+LONGER = above(0, DURATION)
+
+
+def _texts(node: Node) -> tuple[str, ...]:
+    if not isinstance(node.value, list):
+        raise UsageError(f"must be a list, not {shown(node)}", where=node.where)
+    return tuple(text(child) for child in node.value)
+
+
+RULES: Rules = {
+    Scenario: {
+        "duration_s": Rule(LONGER, key="duration"),
+        "warm_up_s": Rule(DURATION, key="warm_up"),
+        "seed": Rule(at_least(0, integer)),
+        "hypotheses": Rule(_texts),
+        "abort": Rule(_texts),
+    },
+    FaultRule: {
+        "kind": Rule(one_of(tuple(KINDS))),
+        "at_s": Rule(DURATION, key="at"),
+        "every_s": Rule(LONGER, key="every"),
+        "poisson_s": Rule(LONGER, key="poisson"),
+        "for_s": Rule(LONGER, key="for"),
+        "revive_after_s": Rule(DURATION, key="revive_after"),
+        "factor": Rule(above(0, number)),
+    },
+    Constraints: {
+        "min_alive": Rule(at_least(0, integer)),
+        "max_concurrent": Rule(at_least(1, integer)),
+        "protect": Rule(_texts),
+        "cooldown_s": Rule(DURATION, key="cooldown"),
+    },
+}
+
+
+def load_scenario(path: Path | str) -> Scenario:
+    """Raises UsageError with file and line for anything that is no scenario of this version."""
+    tree = read_yaml_file(Path(path))
+    refuse_newer(tree, SCENARIO_VERSION)
+    scenario = Builder(RULES).build(Scenario, tree)
+    if len(scenario.faults) > MOST_FAULTS:
+        raise UsageError(f"more than {MOST_FAULTS} faults", where=tree.where)
+    if scenario.warm_up_s >= scenario.duration_s:
+        raise UsageError("warm_up must be shorter than duration", where=tree.where)
+    for index, rule in enumerate(scenario.faults):
+        problem = _problem(rule)
+        if problem:
+            raise UsageError(f"faults[{index}]: {problem}", where=_place(tree, index))
+    return scenario
+
+
+def _problem(rule: FaultRule) -> str | None:
+    given = [key for key in ("at", "every", "poisson") if getattr(rule, f"{key}_s") is not None]
+    if len(given) != 1:
+        return f"give one of at, every, poisson; given: {', '.join(given) or 'none'}"
+    if rule.kind in LASTING and rule.for_s is None:
+        return f"{rule.kind} needs 'for': how long it lasts"
+    if rule.kind not in LASTING and rule.for_s is not None:
+        return f"{rule.kind} does not last: leave out 'for'"
+    if rule.revive_after_s is not None and rule.kind != "kill":
+        return f"{rule.kind} needs no 'revive_after': that is for kill"
+    if rule.kind in ("slow", "flaky", "clock-skew") and rule.factor is None:
+        return f"{rule.kind} needs 'factor': {KINDS[rule.kind]}"
+    return None
+
+
+def _place(tree: Node, index: int) -> str:
+    faults: Any = tree.value["faults"] if isinstance(tree.value, dict) else None
+    children: list[Node] = faults.value if faults is not None and isinstance(faults.value, list) else []
+    return children[index].where if index < len(children) else tree.where

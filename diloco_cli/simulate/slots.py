@@ -1,0 +1,251 @@
+"""Which reports a syncer merges: one slot after the other, every decision by the product's own functions.
+
+A slot whose inputs, seen from its first report, equal an earlier slot's has the same outcome: the decision is pure, so
+it may be remembered. Without the memory every slot is decided anew, which is slower and must change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from math import ceil
+from typing import Literal
+
+import numpy as np
+
+from diloco_cli.protocol.quorum import (
+    Pace,
+    SlotFacts,
+    alive_within_s,
+    decide_slot,
+    grace_window,
+    measured_pace,
+)
+from diloco_cli.simulate.chips import MS
+from diloco_cli.simulate.timeline import Timeline, Whole
+
+FAR_MS = 1 << 62
+BLOCK = 4096
+MOST_REMEMBERED = 200_000  # outcomes; then the memory starts anew
+
+
+@dataclass(frozen=True)
+class MergeRules:
+    """As in run.yaml: K, tau, gamma. `sync_s`: to upload, merge and adopt a fragment. `steps_per_slot`: inner steps of
+    a learner from one report to the next (H / P; 1 where every fragment has its own step)."""
+
+    quorum: int = 1
+    overlap: int | Literal["auto"] = 2
+    gamma: float = 0.5
+    sync_s: float = 1.0
+    skip_after_s: float = 60.0
+    steps_per_slot: int = 1
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """A slot's inputs in milliseconds after its first report. `reports[m]`: learner m's next one, `FAR_MS`: not in this
+    slot; `alive_until[m]`: until when its last one keeps it alive; `opened`: when the slot became due (0 or before)."""
+
+    reports: tuple[int, ...]
+    alive_until: tuple[int, ...]
+    opened: int
+    slot_ms: int
+    pace: Pace
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the syncer does, `at_ms` after the slot's first report, and its averages from then on."""
+
+    action: Literal["merge", "skip"]
+    at_ms: int
+    participants: tuple[int, ...]
+    alive: int
+    pace: Pace
+
+    @cached_property
+    def bits(self) -> int:
+        return sum(1 << m for m in self.participants)
+
+    @cached_property
+    def share(self) -> float:
+        """Participants / learners alive."""
+        return len(self.participants) / max(self.alive, len(self.participants))
+
+
+def decide(view: SlotView, rules: MergeRules) -> Outcome:
+    """Ask the syncer's own functions at every moment at which their answer can change."""
+    grace = grace_window(rules.overlap, view.pace, rules.gamma)
+    reached_ms: int | None = None
+    skip_ms = view.opened + round(rules.skip_after_s * MS)
+    moments = sorted({0, view.slot_ms, max(0, skip_ms), *view.reports})
+    while True:
+        now_ms = moments.pop(0)
+        present = tuple(m for m, at_ms in enumerate(view.reports) if at_ms <= now_ms)
+        if reached_ms is None and len(present) >= rules.quorum:
+            reached_ms = now_ms
+        pairs = zip(view.reports, view.alive_until, strict=True)
+        alive = sum(at_ms <= now_ms or until_ms >= now_ms for at_ms, until_ms in pairs)
+        facts = SlotFacts(
+            present=len(present),
+            alive=alive,
+            quorum=rules.quorum,
+            first_offer_s=0.0,
+            quorum_reached_s=None if reached_ms is None else reached_ms / MS,
+            later_offers=now_ms >= view.slot_ms,  # who reported first has reached its next slot by then
+            waiting_since_s=view.opened / MS,
+            now_s=now_ms / MS,
+        )
+        decision = decide_slot(facts, grace, rules.skip_after_s)
+        if decision.action == "merge":
+            pace = measured_pace(view.pace, view.slot_ms / MS, (reached_ms or 0) / MS, rules.sync_s)
+            return Outcome("merge", now_ms, present, alive, pace)
+        if decision.action == "skip":
+            return Outcome("skip", now_ms, present, alive, view.pace)
+        if decision.until_s is not None:
+            moments = sorted({*moments, max(now_ms + 1, ceil(decision.until_s * MS))})
+
+
+@dataclass
+class Merges:
+    """What became of a history. `at_ms[k]` and `present[k]` (a bit per learner): merge k."""
+
+    learners: int
+    at_ms: list[int] = field(default_factory=list)
+    present: list[int] = field(default_factory=list)
+    skips: int = 0
+    shares: float = 0.0
+    decided: int = 0
+
+    @property
+    def participation(self) -> float:
+        """Mean over merges of participants / learners alive."""
+        return self.shares / len(self.at_ms) if self.at_ms else 0.0
+
+
+def merge_all(timelines: Sequence[Timeline], rules: MergeRules, memory: SlotMemory | None = None) -> Merges:
+    """Every slot of a history. Learners never wait for it, so their timelines are known beforehand; learner m's steps
+    end m / M of a step later than learner 0's, as those of machines that nobody synchronises. `memory` serves any
+    number of histories with the same rules; without one, this history gets its own."""
+    slot_ms = rules.steps_per_slot * min(t.learner.step_ms for t in timelines)
+    memory = memory or SlotMemory()
+    memory.serve(rules, slot_ms)
+    sources = [_reports_ms(t, rules.steps_per_slot, i, len(timelines)) for i, t in enumerate(timelines)]
+    made = Merges(len(timelines))
+    upcoming = [next(source, FAR_MS) for source in sources]
+    heard = [0] * len(sources)
+    decided = memory.decided
+    opened_ms, pace = 0, memory.same_pace(Pace(slot_ms / MS, 0.0, rules.sync_s))
+    while (first_ms := min(upcoming)) < FAR_MS:
+        outcome = memory.outcome(upcoming, heard, first_ms, opened_ms, pace)
+        opened_ms, pace = first_ms + outcome.at_ms, outcome.pace
+        for m in outcome.participants:
+            at_ms, source = upcoming[m], sources[m]
+            while at_ms <= opened_ms:
+                heard[m] = at_ms
+                at_ms = next(source, FAR_MS)
+            upcoming[m] = at_ms
+        if outcome.action == "skip":
+            made.skips += 1
+            continue
+        made.at_ms.append(opened_ms)
+        made.present.append(outcome.bits)
+        made.shares += outcome.share
+    made.decided = memory.decided - decided
+    return made
+
+
+class SlotMemory:
+    """Outcomes by inputs: those of the slot before, then the very same inputs in an earlier slot, then inputs that
+    differ from an earlier slot's only where it makes no difference. `remember` False: every slot is decided anew."""
+
+    def __init__(self, remember: bool = True) -> None:
+        self.remember = remember
+        self.decided = 0
+        self.rules, self.slot_ms = MergeRules(), 0
+        self._last_inputs: object = None
+        self._last: Outcome | None = None
+        self._same: dict[object, Outcome] = {}
+        self._alike: dict[SlotView, Outcome] = {}
+        self._paces: dict[Pace, Pace] = {}
+
+    def serve(self, rules: MergeRules, slot_ms: int) -> None:
+        """From now on decide by these rules; what was learned by others is forgotten."""
+        if (rules, slot_ms) != (self.rules, self.slot_ms):
+            self._same, self._alike, self._paces = {}, {}, {}
+        self.rules, self.slot_ms = rules, slot_ms
+        self.skip_ms = round(rules.skip_after_s * MS)
+        self._last = self._last_inputs = None
+
+    def outcome(self, upcoming: list[int], heard: list[int], first_ms: int, opened_ms: int, pace: Pace) -> Outcome:
+        if not self.remember:
+            return self._decide(self._view(upcoming, heard, first_ms, opened_ms, pace))
+        waited_ms = first_ms - opened_ms if self.rules.quorum > 1 else 0
+        inputs = ([at - first_ms for at in upcoming], [first_ms - at for at in heard], waited_ms, id(pace))
+        if self._last is not None and inputs == self._last_inputs:
+            return self._last
+        key = (*inputs[0], *inputs[1], *inputs[2:])
+        found = self._same.get(key)
+        if found is None:
+            found = self._decide_alike(self._view(upcoming, heard, first_ms, opened_ms, pace))
+            self._same[key] = found
+        self._last_inputs, self._last = inputs, found
+        return found
+
+    def _decide_alike(self, view: SlotView) -> Outcome:
+        if len(self._same) >= MOST_REMEMBERED or len(self._alike) >= MOST_REMEMBERED:
+            self._same.clear()
+            self._alike.clear()
+        found = self._alike.get(view)
+        if found is None:
+            made = self._decide(view)
+            found = self._alike[view] = replace(made, pace=self.same_pace(made.pace))
+        return found
+
+    def same_pace(self, pace: Pace) -> Pace:
+        """Equal averages as one object that stays: its id is part of a key."""
+        return self._paces.setdefault(pace, pace)
+
+    def _decide(self, view: SlotView) -> Outcome:
+        self.decided += 1
+        return decide(view, self.rules)
+
+    def _view(self, upcoming: list[int], heard: list[int], first_ms: int, opened_ms: int, pace: Pace) -> SlotView:
+        """What lies beyond the last moment at which the slot can end makes no difference and is cut off."""
+        last_ms = self.slot_ms if self.rules.quorum == 1 else max(self.slot_ms, self.skip_ms)
+        alive_ms = round(alive_within_s(pace) * MS) - first_ms
+        cut_ms = first_ms + last_ms
+        return SlotView(
+            reports=tuple([at - first_ms if at <= cut_ms else FAR_MS for at in upcoming]),
+            alive_until=tuple([min(max(-1, at + alive_ms), last_ms) for at in heard]),
+            opened=0 if self.rules.quorum == 1 else max(opened_ms - first_ms, -self.skip_ms),
+            slot_ms=self.slot_ms,
+            pace=pace,
+        )
+
+
+def step_ends_ms(timeline: Timeline) -> Iterator[tuple[Whole, Whole]]:
+    """Blocks of (end, active slices) of every finished step, in order."""
+    step_ms = timeline.learner.step_ms
+    for first in range(0, len(timeline.steps), BLOCK):
+        steps = timeline.steps[first : first + BLOCK]
+        starts = np.repeat(timeline.start_ms[first : first + BLOCK], steps)
+        number = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
+        yield starts + (number + 1) * step_ms, np.repeat(timeline.active[first : first + BLOCK], steps)
+
+
+def _reports_ms(timeline: Timeline, steps_per_slot: int, index: int, learners: int) -> Iterator[int]:
+    """The end of every `steps_per_slot`-th finished step."""
+    phase_ms = timeline.learner.step_ms * index // learners
+    return chain.from_iterable(_report_blocks(timeline, steps_per_slot, phase_ms))
+
+
+def _report_blocks(timeline: Timeline, steps_per_slot: int, phase_ms: int) -> Iterator[list[int]]:
+    before = 0
+    for ends, _ in step_ends_ms(timeline):
+        skip = (steps_per_slot - 1 - before) % steps_per_slot
+        yield (ends[skip::steps_per_slot] + phase_ms).tolist()
+        before += len(ends)

@@ -1,0 +1,123 @@
+"""What a simulation costs: python -m tests.benchmarks.simulate [--plot FILE.svg]
+
+Goals, for 30 days of 1.2M chips in 8 learners: every step with remembered decisions <= 5 s on one core, every slot
+decided anew <= 90 s, from failure to failure <= 1 s with process start, all agreeing within 3 standard errors; the
+whole published table <= 60 s on 2 cores; cost grows with failures, not with chips. CPU seconds, so that a busy machine
+does not matter; the clock's beside them.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import TypeVar
+
+from diloco_cli.plots import Axis, Series, line_chart, save_svg
+from diloco_cli.simulate.chips import DAY_MS, equal_learners
+from diloco_cli.simulate.goodput import Form, published_grid, run_fleet
+from diloco_cli.simulate.published import PUBLISHED
+from diloco_cli.simulate.slots import MergeRules, SlotMemory, merge_all
+from diloco_cli.simulate.timeline import fleet_goodput
+from tests.benchmarks.measure import machine, spread
+
+CHIPS, LEARNERS, DAYS = 1_200_000, 8, 30.0
+ROUNDS = 5
+GRID_DAYS, GRID_SEEDS = 2.0, (0, 1, 2)
+CURVE_CHIPS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+Result = TypeVar("Result")
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float, float]:
+    """(result, CPU seconds, seconds)."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    result = work()
+    return result, time.process_time() - cpu, time.perf_counter() - wall
+
+
+def history(form: Form, seed: int, days: float = DAYS) -> float:
+    """One history of the fleet with all that this form does; its goodput in percent."""
+    timelines = run_fleet(equal_learners(CHIPS, LEARNERS, PUBLISHED), round(days * DAY_MS), form, (seed,))
+    if form != "fast":
+        merge_all(timelines, MergeRules(), SlotMemory(form == "stepwise"))
+    return 100 * fleet_goodput(timelines)
+
+
+def in_a_process() -> tuple[float, float]:
+    """The command with process start: (CPU seconds, seconds)."""
+    words = ["simulate", "goodput", "--chips", str(CHIPS), "--learners", str(LEARNERS), "--fast"]
+    before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, "-m", "diloco_cli", *words], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu, time.perf_counter() - wall
+
+
+def curve(days: float = 1.0, scaled: bool = False) -> list[tuple[int, int, float]]:
+    """(chips, failures, median CPU seconds) of the fast form, 8 learners. `scaled`: chips that fail the more rarely the
+    more there are, in larger slices, so that the fleet has as many failures whatever its size."""
+    rows = []
+    for chips in CURVE_CHIPS:
+        larger = chips / CURVE_CHIPS[-1] if scaled else 1.0
+        slice_chips = max(1, round(PUBLISHED.slice_chips * larger))
+        constants = replace(PUBLISHED, mtbi_s=PUBLISHED.mtbi_s * larger, slice_chips=slice_chips)
+        fleet = equal_learners(chips, LEARNERS, constants)
+        made = [timed(lambda fleet=fleet: run_fleet(fleet, round(days * DAY_MS), "fast", (0,))) for _ in range(ROUNDS)]  # type: ignore[misc]
+        rows.append((chips, sum(timeline.failures for timeline in made[0][0]), median(cpu for _, cpu, _ in made)))
+    return rows
+
+
+def plot(rows: list[tuple[int, int, float]], scaled: list[tuple[int, int, float]]) -> str:
+    """Milliseconds follow the failures, and stay level where those do."""
+    lines = [
+        Series("ms a simulated day", tuple((chips, 1e3 * cpu) for chips, _, cpu in rows)),
+        Series("failures a day", tuple((chips, max(1, failures)) for chips, failures, _ in rows), dashed=True),
+        Series("ms, failures held", tuple((chips, 1e3 * cpu) for chips, _, cpu in scaled)),
+    ]
+    x, y = Axis("chips, in 8 learners", log=True), Axis("milliseconds; failures", log=True)
+    return line_chart("cost grows with failures, not with chips", x, y, lines)
+
+
+def show(label: str, cpu: list[float], wall: list[float]) -> None:
+    print(f"{label:<34} {spread(cpu, 2)} s CPU   {spread(wall, 2)} s")
+
+
+def main() -> None:
+    print(machine())
+    goodputs: dict[Form, list[float]] = {}
+    forms: tuple[tuple[Form, str, int], ...] = (
+        ("stepwise", "every step, decisions remembered", ROUNDS),
+        ("fast", "from failure to failure", ROUNDS),
+        ("unmemoised", "every step, every slot anew", 1),
+    )
+    for form, label, rounds in forms:
+        made = [timed(lambda seed=seed, form=form: history(form, seed)) for seed in range(rounds)]  # type: ignore[misc]
+        goodputs[form] = [goodput for goodput, _, _ in made]
+        show(label, [cpu for _, cpu, _ in made], [wall for _, _, wall in made])
+    processes = [in_a_process() for _ in range(ROUNDS)]
+    show("the command, --fast, three methods", [cpu for cpu, _ in processes], [wall for _, wall in processes])
+    _, cpu, wall = timed(lambda: list(published_grid(PUBLISHED, GRID_DAYS, GRID_SEEDS, "stepwise")))
+    show("the published table, 3 x 2 days", [cpu], [wall])
+    a, b = goodputs["stepwise"], goodputs["fast"]
+    error = (stdev(a) ** 2 / len(a) + stdev(b) ** 2 / len(b)) ** 0.5
+    print(
+        f"goodput {fmean(a):.3f} % stepwise, {fmean(b):.3f} % fast: {abs(fmean(a) - fmean(b)) / error:.1f} standard "
+        f"errors apart; unmemoised {goodputs['unmemoised'][0]:.3f} %, the same history remembered {a[0]:.3f} %"
+    )
+    rows, scaled = curve(), curve(scaled=True)
+    for (chips, failures, seconds), (_, held, level) in zip(rows, scaled, strict=True):
+        print(
+            f"{chips:>10,} chips {failures:>7,} failures a day {1e3 * seconds:8.2f} ms;"
+            f" held at {held:,}: {1e3 * level:8.2f} ms"
+        )
+    if "--plot" in sys.argv:
+        save_svg(plot(rows, scaled), Path(sys.argv[sys.argv.index("--plot") + 1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Scenarios are read strictly, and their timetables are the same everywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.errors import UsageError
+from diloco_cli.faults.scenario import KINDS, Constraints, FaultRule, Scenario, load_scenario
+from diloco_cli.faults.timetable import Draws, Unit, timetable
+from diloco_cli.paths import templates_directory
+
+UNITS = (Unit("a", "west"), Unit("b", "east"), Unit("c", "east"), Unit("syncer", None))
+HEAD = "version: 1\nname: x\nduration: 10 min\nfaults:\n"
+
+
+def scenario(*faults: FaultRule, constraints: Constraints | None = None, warm_up_s: float = 0.0) -> Scenario:
+    return Scenario("x", 600.0, faults, constraints=constraints or Constraints(), warm_up_s=warm_up_s)
+
+
+@pytest.mark.parametrize("path", sorted((templates_directory() / "chaos").glob("*.yaml")), ids=lambda path: path.stem)
+def test_built_in_scenarios_can_be_read_and_do_something(path: Path) -> None:
+    found = load_scenario(path)
+    assert found.name == path.stem
+    assert any(not fault.skipped for fault in timetable(found, UNITS))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("- {kind: kil, target: a, at: 1 s}", "must be one of"),
+        ("- {kind: kill, target: a}", "given: none"),
+        ("- {kind: kill, target: a, at: 1 s, every: 2 s}", "given: at, every"),
+        ("- {kind: pause, target: a, at: 1 s}", "needs 'for'"),
+        ("- {kind: kill, target: a, at: 1 s, for: 2 s}", "leave out 'for'"),
+        ("- {kind: slow, target: a, at: 1 s, for: 2 s}", "needs 'factor'"),
+        ("- {kind: pause, target: a, at: 1 s, for: 2 s, revive_after: 1 s}", "that is for kill"),
+        ("- {kind: kill, target: a, at: 7}", "no unit"),
+        ("- {kind: kill, target: a, every: 0 s}", "above 0"),
+        ("- {kind: kill, target: a, at: 1 s, forr: 2 s}", "unknown key 'forr'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(HEAD + f"  {line}\n")
+    with pytest.raises(UsageError, match=message) as caught:
+        load_scenario(path)
+    assert caught.value.where == f"{path}:5"
+
+
+def test_a_warm_up_longer_than_everything_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("version: 1\nname: x\nduration: 10 s\nwarm_up: 10 s\nfaults: []\n")
+    with pytest.raises(UsageError, match="warm_up"):
+        load_scenario(path)
+
+
+def test_times_are_those_that_were_written() -> None:
+    once = FaultRule("kill", "a", at_s=30.0)
+    often = FaultRule("pause", "b", every_s=200.0, for_s=5.0)
+    made = timetable(scenario(once, often, warm_up_s=50.0), UNITS)
+    assert [(fault.at_s, fault.targets) for fault in made] == [(30.0, ("a",)), (250.0, ("b",)), (450.0, ("b",))]
+
+
+def test_poisson_times_have_their_mean_distance() -> None:
+    rule = FaultRule("kill", "learners", poisson_s=10.0, revive_after_s=0.0)
+    made = timetable(Scenario("x", 100_000.0, (rule,)), UNITS)
+    assert len(made) == pytest.approx(10_000, rel=0.05)
+    drawn = [sum(fault.targets == (name,) for fault in made) for name in ("a", "b", "c")]
+    assert sum(drawn) == len(made) and min(drawn) > 0.9 * max(drawn)
+
+
+def test_groups_and_regions_name_their_units() -> None:
+    rules = [FaultRule("kill", target, at_s=1.0 + i) for i, target in enumerate(("all", "region:east", "syncer"))]
+    made = timetable(scenario(*rules), UNITS)
+    assert [fault.targets for fault in made] == [("a", "b", "c", "syncer"), ("b", "c"), ("syncer",)]
+    with pytest.raises(UsageError, match="allowed: a, b, c, syncer, learners, all, region:east, region:west"):
+        timetable(scenario(FaultRule("kill", "d", at_s=1.0)), UNITS)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "reason"),
+    [
+        (Constraints(protect=("b",)), "b is protected"),
+        (Constraints(min_alive=2), "fewer than 2 learners"),
+        (Constraints(max_concurrent=1), "more than 1 units"),
+    ],
+)
+def test_constraints_skip_a_fault_and_say_why(constraints: Constraints, reason: str) -> None:
+    first = FaultRule("kill", "a", at_s=10.0, revive_after_s=20.0)
+    second = FaultRule("kill", "b", at_s=15.0, revive_after_s=20.0)
+    later = FaultRule("kill", "c", at_s=100.0)
+    made = timetable(scenario(first, second, later, constraints=constraints), UNITS)
+    assert [bool(fault.skipped) for fault in made] == [False, True, False]
+    assert reason in made[1].skipped and reason in made[1].describe()
+
+
+def test_one_unit_is_left_alone_while_it_cools_down() -> None:
+    rules = [FaultRule("kill", "a", at_s=at, revive_after_s=10.0) for at in (0.0, 15.0, 40.0)]
+    made = timetable(scenario(*rules, constraints=Constraints(cooldown_s=10.0)), UNITS)
+    assert [bool(fault.skipped) for fault in made] == [False, True, False]
+
+
+def test_the_timetable_depends_on_the_seed_and_on_nothing_else() -> None:
+    storm = load_scenario(templates_directory() / "chaos" / "spot-storm.yaml")
+    assert timetable(storm, UNITS) == timetable(storm, UNITS[::-1]) != timetable(storm, UNITS, seed=8)
+    code = (
+        "from diloco_cli.faults.scenario import *; from diloco_cli.faults.timetable import *\n"
+        "from diloco_cli.paths import templates_directory\n"
+        "units = (Unit('a', 'west'), Unit('b', 'east'), Unit('c', 'east'), Unit('syncer', None))\n"
+        "story = load_scenario(templates_directory() / 'chaos' / 'spot-storm.yaml')\n"
+        "print('\\n'.join(fault.describe() for fault in timetable(story, units)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "\n".join(fault.describe() for fault in timetable(storm, UNITS)).strip()
+
+
+def test_draws_are_uniform() -> None:
+    draws = Draws(1, "x")
+    drawn = [draws.uniform() for _ in range(4000)]
+    assert min(drawn) >= 0 and max(drawn) < 1
+    assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.02)
+    assert all(text for text in KINDS.values())
