@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
     """The facts of a run's model; `folder` is where modules that the run file names are looked for first."""
     from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
 
+    if run.model.huggingface and not run.model.parameters:
+        return _facts_of_huggingface(run.model.huggingface, run.model.sequence, folder)
     if not run.model.entrypoint or run.model.parameters:
         return model_facts(run.model)
     from diloco_cli.algorithm.flat import parameter_facts
@@ -25,6 +28,15 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
 
     search_first(folder)
     return facts_from_parameters(parameter_facts(build_model_on_meta(run)), _sequence(run))
+
+
+def _facts_of_huggingface(name: str, sequence: int | None, folder: Path) -> ModelFacts:
+    """From config.json alone, looked for where the processes will look for it."""
+    from diloco_cli.config.huggingface import CONFIG, facts_of_config, read_config
+    from diloco_cli.plan.model_facts import facts_of_huggingface
+
+    config, place = read_config(name, [folder.absolute(), Path.cwd(), *map(Path, sys.path)])
+    return facts_of_huggingface(facts_of_config(config, str(place / CONFIG)), sequence)
 
 
 def _sequence(run: RunSettings) -> int:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from diloco_cli.cli.output import print_json, talk
 
+if TYPE_CHECKING:
+    from diloco_cli.plan.plan import Goal, Plan
+
 DIFFERS_STATUS = 10
+OBJECTIVES = ("tokens", "cost")
 
 
 def register(app: typer.Typer) -> None:
@@ -18,53 +23,125 @@ def register(app: typer.Typer) -> None:
 def plan(
     inventory: Path = typer.Argument(None, help="The inventory; without it, the one the run file names."),
     file: Path = typer.Option(None, "-f", "--file", help="The run file; without it, the template."),
-    output: Path = typer.Option(None, "-o", "--output", help="Write the plan here, for `diloco launch`."),
+    output: Path = typer.Option(
+        None, "-o", "--output", help="Write the plan here, for `diloco launch`; into a folder: named after its content."
+    ),
     against: Path = typer.Option(None, "--against", help="Show how this plan differs from an earlier one."),
     overrides: list[str] = typer.Option([], "--set", help="Change one value of the run file: key.key=value."),
+    objective: str = typer.Option("tokens", help="What to search for: tokens (per second) or cost (per token)."),
+    budget: str = typer.Option(None, help="All money at most: 150/h, or 20k/run."),
+    deadline: str = typer.Option(None, help="Days to the target at most: '30 d'."),
+    calibrate: str = typer.Option(None, metavar="RUN", help="Compare with what a run measured, and plan with that."),
+    simulate: bool = typer.Option(False, "--simulate", help="Also simulate the failures, event by event."),
+    explain: bool = typer.Option(False, "--explain", help="Every number with its formula and its inputs."),
+    plot: Path = typer.Option(None, metavar="FILE.svg", help="Draw the waterfall."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
-    from diloco_cli.cli.model_probe import facts_of
-    from diloco_cli.config.inventory_file import load_inventory
-    from diloco_cli.config.run_file import load_run
-    from diloco_cli.plan.plan_file import load_plan, plan_differences, plan_to_json, save_plan
-    from diloco_cli.plan.planner import make_plan
+    from diloco_cli.cli.plan_files import plan_of_files
+    from diloco_cli.plan.differences import plan_differences, summary_of
+    from diloco_cli.plan.plan_file import load_plan, plan_to_json
 
     earlier = load_plan(against) if against else None
-    run_path = file or _template_run()
-    run = load_run(run_path, overrides)
-    facts = facts_of(run, run_path.parent)
-    made = make_plan(run, load_inventory(inventory or _inventory_of(run.inventory, file)), facts)
-    if output:
-        save_plan(made, output)
-        talk(f"plan written to {output}; start it: diloco launch {output}")
+    goal = _goal(objective, budget, deadline)
+    made = plan_of_files(inventory, file, overrides, goal)
+    extra: dict[str, Any] = {}
+    if calibrate is not None:
+        made, extra["calibration"] = _calibrated(calibrate, made)
+    if simulate:
+        from diloco_cli.cli.plan_simulation import simulated
+        from diloco_cli.config.codec import to_plain
+
+        extra["simulation"] = to_plain(simulated(made))
+    if explain:
+        extra["explanations"] = _explanations(made)
+    _write(made, output, plot)
     changes = plan_differences(earlier, made) if earlier else []
     if json:
-        data = plan_to_json(made) | ({"changes": changes} if earlier else {})
+        data = plan_to_json(made) | extra | ({"changes": changes} if earlier else {})
         print_json("plan", data, warnings=list(made.warnings))
     elif earlier:
         print("\n".join(changes) or "no difference")
+        talk(f"against {against}: {summary_of(changes)}")
     else:
-        from diloco_cli.cli.plan_view import plan_text
-
-        print(plan_text(made))
+        print(_text(made, extra))
     if changes:
         raise typer.Exit(DIFFERS_STATUS)
 
 
-def _template_run() -> Path:
-    from diloco_cli.paths import templates_directory
-
-    path = templates_directory() / "run.yaml"
-    talk(f"no run file given: planning for the template {path} (choose one with -f RUN)")
-    return path
-
-
-def _inventory_of(named: str | None, run_path: Path | None) -> Path:
-    """The inventory that the run file names, beside it."""
+def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:
     from diloco_cli.errors import UsageError
+    from diloco_cli.plan.plan import Goal
+    from diloco_cli.units import parse_count, parse_duration, parse_price
 
-    if run_path is None or named is None:
-        where = None if run_path is None else str(run_path)
-        raise UsageError("no inventory given", where=where, hint="diloco plan INVENTORY, or first: diloco init")
-    return run_path.parent / named
+    if objective not in OBJECTIVES:
+        raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}, not '{objective}'")
+    per_h = total = None
+    if budget is not None and budget.endswith("/run"):
+        total = float(parse_count(budget.removesuffix("/run")))
+    elif budget is not None and budget.endswith("/h"):
+        per_h = parse_price(budget)
+    elif budget is not None:
+        raise UsageError(
+            f"--budget '{budget}': write an amount per hour such as 150/h, or for all of it such as 20k/run"
+        )
+    seconds = None if deadline is None else parse_duration(deadline)
+    for name, limit in (("--budget", per_h if total is None else total), ("--deadline", seconds)):
+        if limit is not None and limit <= 0:
+            raise UsageError(f"{name} must be above 0")
+    return Goal("cost" if objective == "cost" else "tokens", per_h, total, seconds)
+
+
+def _calibrated(run: str, made: Plan) -> tuple[Plan, Any]:
+    """The plan made again with the speeds that a run measured, and the comparison."""
+    from dataclasses import replace
+
+    from diloco_cli.cli.measured_run import measured_run
+    from diloco_cli.config.codec import to_plain
+    from diloco_cli.plan.calibrate import calibrate
+    from diloco_cli.plan.planner import make_plan
+
+    calibration = calibrate(made, measured_run(run))
+    again = make_plan(made.run, calibration.inventory, made.model, made.goal)
+    return replace(again, settings=made.settings), to_plain(calibration.comparison)
+
+
+def _explanations(made: Plan) -> list[dict[str, Any]]:
+    from diloco_cli.config.codec import to_plain
+    from diloco_cli.plan.explain import explain
+
+    explanations: list[dict[str, Any]] = to_plain(explain(made))
+    return explanations
+
+
+def _write(made: Plan, output: Path | None, plot: Path | None) -> None:
+    if output is not None:
+        from diloco_cli.plan.plan_file import save_plan
+
+        path = save_plan(made, output)
+        talk(f"plan written to {path}; start it: diloco launch {path}")
+    if plot is not None:
+        from diloco_cli.cli.plan_plot import waterfall_svg
+        from diloco_cli.plots import save_svg
+
+        save_svg(waterfall_svg(made), plot)
+        talk(f"waterfall drawn in {plot}")
+
+
+def _text(made: Plan, extra: dict[str, Any]) -> str:
+    from diloco_cli.cli.plan_view import plan_text, verdict_text
+
+    parts = [verdict_text(made) if "explanations" in extra else plan_text(made)]
+    if "calibration" in extra:
+        from diloco_cli.cli.plan_explain_view import calibration_text
+
+        parts.insert(0, calibration_text(extra["calibration"]))
+    if "simulation" in extra:
+        from diloco_cli.cli.plan_simulation import simulation_text
+
+        parts.append(simulation_text(extra["simulation"]))
+    if "explanations" in extra:
+        from diloco_cli.cli.plan_explain_view import explanation_text
+
+        parts.append(explanation_text(extra["explanations"]))
+    return "\n\n".join(parts)

@@ -1,130 +1,184 @@
-"""A plan for people: verdict, islands, schedule, waterfall, warnings, assumptions. 80 columns are enough.
+"""A plan for people: verdict, islands, schedule, waterfall, money, warnings, what else, what it rests on.
 
-Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time.
+Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. 80 columns are enough; a
+wider terminal shows more columns of the table.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from diloco_cli.units import format_count, format_duration
+from diloco_cli.cli.plan_table import islands_table
+from diloco_cli.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from diloco_cli.plan.plan import Plan, PlannedIsland
+    from diloco_cli.plan.plan import Plan
 
 COLUMNS = 80
+MOST_COLUMNS = 160
 BAR_COLUMNS = 24
-HEADINGS = ("island", "accelerators", "tok/s", "batch", "step", "H_i", "idle", "up Mbps", "down", "GB")
-TEXT_COLUMNS = 2  # the first ones stand left, numbers right
+MOST_FITS = 4  # lines about memory
+MOST_LISTED = 12  # entries of a list before the rest is counted
+GB = 1e9
 
 
 def plan_text(plan: Plan) -> str:
     """Everything `plan` has to say, the verdict first."""
+    alternatives = [f"{a.name}: {format_count(a.tokens_per_s)} tok/s, {a.reason}" for a in plan.alternatives]
+    sensitivity = [
+        f"{s.change}: {s.gain_percent:+.1f} % ({format_count(s.tokens_per_s)} tok/s)" for s in plan.sensitivity
+    ]
     blocks = [
-        [f"{plan.verdict}: {plan.why}"],
-        _table([HEADINGS, *map(_row, plan.islands)]),
-        *map(list, _left_out(plan)),
+        _wrapped(f"{plan.verdict}: {plan.why}", "  "),
+        islands_table(plan.islands, table_columns()),
+        _list("islands were formed of machines", [f"{f.name}: {_short(f.machines)}: {f.reason}" for f in plan.formed]),
+        *_left_out(plan),
         _schedule(plan),
+        _memory(plan),
         _waterfall(plan),
         _outcome(plan),
-        _list("warnings", plan.warnings),
-        _list(
-            "alternatives",
-            [f"{a.name}: {format_count(a.tokens_per_s)} tok/s, {a.reason}" for a in plan.alternatives],
-        ),
+        _list("warnings", [w for w in plan.warnings if " is left out: " not in w]),
+        _list("alternatives", alternatives),
+        _list("what would change it", sensitivity),
         _list("assumptions", [f"{a.mark}: {a.text}" for a in plan.assumptions]),
+        _next(),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        " ".join(
-            cell.ljust(width) if index < TEXT_COLUMNS else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+def verdict_text(plan: Plan) -> str:
+    return "\n".join(_wrapped(f"{plan.verdict}: {plan.why}", "  "))
 
 
-def _row(island: PlannedIsland) -> tuple[str, ...]:
-    nodes = island.devices // int(island.accelerators.rpartition(":")[2])
-    return (
-        island.name,
-        island.accelerators + (f" x{nodes}" if nodes > 1 else ""),
-        format_count(island.tokens_per_s),
-        format_count(island.batch_tokens),
-        format_duration(island.step_s),
-        str(island.local_steps),
-        f"{island.idle_percent:.0f}%",
-        _of(island.up_mbps_needed, island.up_mbps_available),
-        _of(island.down_mbps_needed, island.down_mbps_available),
-        _of(island.memory_gb_needed, island.memory_gb_available),
-    )
+def table_columns() -> int:
+    """The terminal's width, within reason; in a pipe, what every terminal has."""
+    if not sys.stdout.isatty():
+        return COLUMNS
+    return min(MOST_COLUMNS, max(COLUMNS, shutil.get_terminal_size().columns))
 
 
-def _of(needed: float, available: float | None) -> str:
-    """'142/2k', or '142/?' where nothing is known."""
-    have = "?" if available is None else format_count(available)
-    return f"{needed:.0f}/{have}" if needed >= 10 else f"{needed:.2g}/{have}"
+def _short(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def _left_out(plan: Plan) -> Iterator[list[str]]:
-    for island in plan.left_out:
+    for island in plan.left_out[:MOST_LISTED]:
         ways = chain.from_iterable(_wrapped(f"  way out: {way}", "           ") for way in island.ways_out)
         yield [*_wrapped(f"left out: {island.name}: {island.reason}", "  "), *ways]
+    if len(plan.left_out) > MOST_LISTED:
+        yield [f"left out: {len(plan.left_out) - MOST_LISTED} more, each with its reason in --json"]
 
 
 def _schedule(plan: Plan) -> list[str]:
     s, gamma = plan.schedule, plan.run.sync.grace.gamma
     step, round_, slot = (format_duration(x) for x in (s.round_s / s.sync_every, s.round_s, s.slot_s))
     exchange, grace = format_duration(s.exchange_s), format_duration(s.grace_s)
-    return [
+    codec = s.codec if s.codec == s.broadcast else f"{s.codec} up, {s.broadcast} down"
+    pinned = [f"{item.name.removeprefix('sync.')} ({item.origin})" for item in plan.settings if item.pinned]
+    searched = [f"{item.name.removeprefix('sync.')}={item.value}" for item in plan.settings if not item.pinned]
+    offsets = ", ".join(map(str, s.offsets[:4])) + (f", ... {s.offsets[-1]}" if len(s.offsets) > 4 else "")
+    lines = [
         f"round T    {s.sync_every} x {step}, the fastest step, = {round_}; H_i = round(T / step)",
-        f"slot       {round_} / {s.fragments} fragments = {slot}, {s.codec}",
+        f"slot       {round_} / {s.fragments} fragments = {slot}, {codec}",
+        f"offsets    a fragment is due after steps {offsets} of a round",
         f"overlap    {s.overlap} slots for an exchange of {exchange}: slack {_signed_duration(s.slack_s)}",
         f"quorum     {s.quorum}, grace {grace} ({gamma:g} of the slack, at most one slot)",
     ]
+    if pinned:
+        lines += _labelled("pinned", ", ".join(pinned))
+    if searched:
+        lines += _labelled("searched", f"{', '.join(searched)}; a plan file (-o) keeps them for launch")
+    return lines
 
 
 def _signed_duration(seconds: float) -> str:
     return format_duration(seconds) if seconds >= 0 else f"-{format_duration(-seconds)}"
 
 
+def _memory(plan: Plan) -> list[str]:
+    """What accelerators, learners and the syncer must hold: one line for islands that need the same."""
+    groups: dict[str, list[str]] = {}
+    for island in plan.islands:
+        parts = ", ".join(f"{part.name} {format_size(part.gb * GB)}" for part in island.memory_parts)
+        sharding = "" if island.sharding == "none" else f" ({island.sharding})"
+        text = f"{format_size(island.memory_gb_needed * GB)} on each accelerator{sharding}: {parts}"
+        groups.setdefault(text, []).append(island.name)
+    lines: list[str] = []
+    for text, names in list(groups.items())[:MOST_FITS]:
+        lines += _labelled("memory", f"{_short(names)}: {text}")
+    host, needs = format_size(max(i.host_memory_gb_needed for i in plan.islands) * GB), plan.syncer
+    links = f"{needs.down_mbps:.0f} Mbps down, {needs.up_mbps:.0f} up"
+    syncer = f"{format_size(needs.memory_gb * GB)}, {links}, {needs.merge_percent:.0f} % of its time merging"
+    return [*lines, *_labelled("hosts", f"{host} for a learner's exchange; the syncer: {syncer}")]
+
+
 def _waterfall(plan: Plan) -> list[str]:
     p = plan.prediction
-    rows = [(stage.name, stage.tokens_per_s) for stage in p.waterfall]
-    rows.append(("synchronous", p.synchronous_tokens_per_s))
+    rows = [(stage.name, stage.tokens_per_s, stage.days) for stage in p.waterfall]
+    rows.append(("synchronous", p.synchronous_tokens_per_s, p.synchronous_days_to_target))
     lines = []
-    for name, rate in rows:
+    for name, rate, days in rows:
         share = rate / p.tokens_per_s_ideal
         bar = "█" * round(BAR_COLUMNS * share)
-        lines.append(f"{name:<15} {format_count(rate):>6} tok/s  {bar:<{BAR_COLUMNS}} {100 * share:5.1f} %")
+        time = format_duration(days * 86_400)
+        lines.append(f"{name:<15} {format_count(rate):>6} tok/s  {bar:<{BAR_COLUMNS}} {100 * share:5.1f} %  {time:>8}")
     return lines
 
 
 def _outcome(plan: Plan) -> list[str]:
-    p = plan.prediction
+    p, m = plan.prediction, plan.money
     target = format_count(plan.run.train.tokens)
-    lines = [
-        f"{target} tokens in {format_duration(p.days_to_target * 86_400)}",
-        f"at least {plan.schedule.quorum} present {100 * p.quorum_probability:.1f} % of the time, "
-        f"all {100 * p.all_present_probability:.1f} %",
-    ]
+    lines = [f"{target} tokens in {format_duration(p.days_to_target * 86_400)}"]
+    lines += _labelled("present", _present(plan))
     if p.price_per_h or p.egress_per_day:
-        total = p.days_to_target * (24 * p.price_per_h + p.egress_per_day)
-        lines.append(f"money {p.price_per_h:.2f}/h, egress {p.egress_per_day:.2f}/day, {total:.0f} to the target")
+        parts = f"accelerators {m.accelerators_per_h:.2f}/h, egress {m.egress_per_day:.2f}/day"
+        rest = f"requests {m.requests_per_day:.2f}/day, storage {m.storage_total:,.0f} in all"
+        per_token = f"{m.per_billion_tokens:.3g} per 1B tokens"
+        lines += _labelled("money", f"{m.per_h:.2f}/h, {m.total:,.0f} to the target, {per_token}: {parts}, {rest}")
+    requests = f"{format_count(m.class_a_per_day)} writes and {format_count(m.class_b_per_day)} reads a day"
+    growth = f"{format_size(m.storage_gb_per_day * GB)}/day to {format_size(m.storage_gb_at_end * GB)}"
+    sent = format_size(m.egress_gb_per_day * GB)
+    lines += _labelled("store", f"{sent}/day sent by islands; {requests}; grows by {growth}, as nothing is deleted")
     return lines
+
+
+def _present(plan: Plan) -> str:
+    p, count = plan.prediction, len(plan.islands)
+    parts = [f"at least {plan.schedule.quorum}, the quorum, {_percent(p.quorum_probability)}"]
+    known = len(p.present_probabilities) == count
+    if known and count - 1 > plan.schedule.quorum:
+        parts.append(f"at least {count - 1} {_percent(p.present_probabilities[count - 2])}")
+    if count > plan.schedule.quorum:
+        parts.append(f"all {count} {_percent(p.all_present_probability)}")
+    return ", ".join(parts) + " of the time"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.9995 or share == 1 else f"{100 * share:.4g} %"
+
+
+def _next() -> list[str]:
+    return [
+        "next: keep this plan with -o FOLDER, and start it: diloco launch PLAN;",
+        "      --explain shows each number's formula, --set and --objective what could be",
+    ]
 
 
 def _list(heading: str, lines: Sequence[str]) -> list[str]:
     if not lines:
         return []
-    return [f"{heading}:", *chain.from_iterable(_wrapped(f"  - {line}", "    ") for line in lines)]
+    shown = chain.from_iterable(_wrapped(f"  - {line}", "    ") for line in lines[:MOST_LISTED])
+    rest = [f"  and {len(lines) - MOST_LISTED} more: --json"] if len(lines) > MOST_LISTED else []
+    return [f"{heading}:", *shown, *rest]
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return _wrapped(f"{label:<11}{text}", " " * 11)
 
 
 def _wrapped(line: str, indent: str) -> list[str]:

@@ -29,51 +29,65 @@ Rules = Mapping[type, Mapping[str, Rule]]
 Origins = dict[str, str]
 
 
+@dataclass(frozen=True)
+class _Field:
+    """What the schema says of one field: the key it is written as, its type without None, what reads it."""
+
+    name: str
+    key: str
+    optional: bool
+    required: bool
+    hint: Any
+    read: Reader | None
+
+
 @dataclass
 class Builder:
     """Builds settings by `rules` and remembers where each value came from: {"sync.every": "run.yaml:12"}."""
 
     rules: Rules
     origins: Origins = field(default_factory=dict)
+    schemas: dict[type, dict[str, _Field]] = field(default_factory=dict)
 
     def build(self, cls: type[T], node: Node, path: str = "") -> T:
         """One dataclass. Unknown and missing keys are errors; a missing key with a default keeps it."""
         if not isinstance(node.value, dict):
             raise UsageError(f"{_at(path)}must be a mapping, not {readers.shown(node)}", where=node.where)
-        hints = type_hints(cls)
-        by_key = {self._rule(cls, name).key or name: name for name in hints}
-        self._refuse_unknown(node.value, by_key, path)
+        schema = self._schema(cls)
+        for key, child in node.value.items():
+            if key not in schema:
+                known = f"{suggestion(key, schema)}; allowed: {', '.join(schema)}"
+                raise UsageError(f"{_at(path)}unknown key '{key}'{known}", where=child.where)
         values = {
-            by_key[key]: self._value(cls, by_key[key], hints[by_key[key]], child, _join(path, key))
-            for key, child in node.value.items()
+            schema[key].name: self._value(schema[key], child, _join(path, key)) for key, child in node.value.items()
         }
-        for key, name in by_key.items():
-            if name not in values and is_required(cls, name):
+        for key, entry in schema.items():
+            if entry.required and key not in node.value:
                 raise UsageError(f"{_at(path)}the key '{key}' is missing", where=node.where)
         return cls(**values)
 
-    def _rule(self, cls: type, name: str) -> Rule:
-        return self.rules.get(cls, {}).get(name, Rule())
+    def _schema(self, cls: type) -> dict[str, _Field]:
+        """The fields of a class by their keys, in order."""
+        if cls not in self.schemas:
+            self.schemas[cls] = {}
+            for name, hint in type_hints(cls).items():
+                rule = self.rules.get(cls, {}).get(name, Rule())
+                optional, plain = without_none(hint)
+                key = rule.key or name
+                self.schemas[cls][key] = _Field(name, key, optional, is_required(cls, name), plain, rule.read)
+        return self.schemas[cls]
 
-    def _refuse_unknown(self, entries: Mapping[str, Node], allowed: Mapping[str, str], path: str) -> None:
-        for key, child in entries.items():
-            if key not in allowed:
-                known = f"{suggestion(key, allowed)}; allowed: {', '.join(allowed)}"
-                raise UsageError(f"{_at(path)}unknown key '{key}'{known}", where=child.where)
-
-    def _value(self, cls: type, name: str, hint: Any, node: Node, path: str) -> Any:
+    def _value(self, entry: _Field, node: Node, path: str) -> Any:
         """One field, by its rule or else by its type."""
-        optional, hint = without_none(hint)
-        if node.value is None and optional:
+        if node.value is None and entry.optional:
             return None
-        rule = self._rule(cls, name)
-        if rule.read is None:
-            nested = self._nested(hint, node, path)
+        if entry.read is None:
+            nested = self._nested(entry.hint, node, path)
             if nested is not None:
                 return nested
         self.origins[path] = node.where
         try:
-            return (rule.read or reader_for(hint))(node)
+            return (entry.read or reader_for(entry.hint))(node)
         except UsageError as error:
             raise UsageError(f"{path}: {error.message}", where=error.where, hint=error.hint) from None
 

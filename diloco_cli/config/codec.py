@@ -13,9 +13,13 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses become dicts and tuples lists, all the way down."""
+    """Dataclasses become dicts and tuples lists, all the way down. A dataclass with `OMITS_DEFAULTS` is written
+    without the fields that have their default values: it is read back as it was."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: to_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        fields = dataclasses.fields(value)
+        if getattr(value, "OMITS_DEFAULTS", False):
+            fields = tuple(item for item in fields if getattr(value, item.name) != item.default)
+        return {item.name: to_plain(getattr(value, item.name)) for item in fields}
     if isinstance(value, dict):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from diloco_cli.config.build import Builder
 from diloco_cli.config.nearest import nearest
-from diloco_cli.config.settings import Device
+from diloco_cli.config.settings import Accelerators, Device
 from diloco_cli.config.yaml_tree import parse_yaml
 from diloco_cli.errors import UsageError
 
-CATALOGUE = Path(__file__).with_name("devices.yaml")
+FILE = Path(__file__).with_name("devices.yaml")
 CPU = "cpu"
 MPS = "mps"
 HOST_DEVICES = {  # their speed depends on the machine: `plan` guesses it and says so, or takes tokens_per_s
     CPU: Device(CPU, memory_gb=None, unit="core", note="memory is the host's"),
     MPS: Device(MPS, memory_gb=None, unit="device", note="memory is the host's"),
 }
-ALIASES = {  # other spellings of exactly one device
-    "V100-16GB": "V100-SXM2-16GB",
-    "V100-32GB": "V100-SXM2-32GB",
-    "A6000": "RTX-A6000",
-    "RTXA6000": "RTX-A6000",
-    "A100-40GB-SXM": "A100-40GB",
-    "A100-SXM-80GB": "A100-80GB-SXM",
-    "A100-SXM4-80GB": "A100-80GB-SXM",
-    "A100-PCIe-80GB": "A100-80GB-PCIe",
-    "H100-SXM5": "H100-SXM",
-    "H100-80GB-SXM": "H100-SXM",
-    "H200-SXM": "H200",
-    "RTX3090": "RTX-3090",
-    "RTX4090": "RTX-4090",
-    "RTX5090": "RTX-5090",
-    "tpu-v5-lite": "TPU-v5e",
-    "tpu-v5-litepod": "TPU-v5e",
-}
+SLICE = re.compile(r"(.+)-([1-9]\d{0,5})")
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another spelling of one device, and what it is taken to mean."""
+
+    name: str
+    device: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A family of names `NAME-N`, each a whole slice; `per_chip` of what N counts are on one chip."""
+
+    name: str
+    device: str
+    per_chip: int
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The packaged file."""
+
+    devices: dict[str, Device]
+    aliases: dict[str, Alias]
+    slices: dict[str, Slice]
 
 
 def find_device(name: str, own: Mapping[str, Device]) -> Device:
@@ -47,24 +61,78 @@ def find_device(name: str, own: Mapping[str, Device]) -> Device:
         return described[wanted]
     if wanted in _catalogue_by_lower_case():
         return _catalogue_by_lower_case()[wanted]
-    names = nearest(name, [*own, *catalogue(), *HOST_DEVICES, *ALIASES])
+    known = catalogue()
+    names = nearest(name, [*own, *known.devices, *HOST_DEVICES, *known.aliases, *_examples_of_slices()])
     likely = f"; nearest: {', '.join(names)}" if names else ""
     own_entry = f"devices: {{{name}: {{bf16_tflops: 120, memory_gb: 24}}}}"
     raise UsageError(f"unknown device '{name}'{likely}", hint=f"name a known device, or describe yours: {own_entry}")
 
 
+def resolve(accelerators: Accelerators, own: Mapping[str, Device]) -> Accelerators:
+    """The same accelerators by the device's own name: `h100:8` is H100-SXM:8, `tpu-v5p-8` is TPU-v5p:4.
+
+    Raises UsageError for an unknown device, and for a count beside the name of a slice.
+    """
+    whole = _slice_of(accelerators.name, own)
+    if whole is None:
+        return Accelerators(find_device(accelerators.name, own).name, accelerators.count)
+    if accelerators.count != 1:
+        each = f"{whole.name}:{whole.count * accelerators.count}"
+        raise UsageError(
+            f"'{accelerators.name}' is a whole slice of {whole.count} chips and takes no count",
+            hint=f"for {accelerators.count} slices list {accelerators.count} islands, or write {each}",
+        )
+    return whole
+
+
 @cache
-def catalogue() -> dict[str, Device]:
-    """Every device of the packaged file, by its name."""
-    tree = parse_yaml(CATALOGUE.read_text(encoding="utf-8"), CATALOGUE.name)
-    return Builder({}).build_named(Device, tree, "devices")
+def catalogue() -> Catalogue:
+    """Every device and spelling of the packaged file."""
+    tree = parse_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
+    return Builder({}).build(Catalogue, tree)
+
+
+def in_catalogue(name: str) -> Device | None:
+    """The device of this name or alias, or None."""
+    return _catalogue_by_lower_case().get(name.lower())
+
+
+def _slice_of(name: str, own: Mapping[str, Device]) -> Accelerators | None:
+    """What a Cloud TPU name such as `tpu-v5p-8` stands for; None if it is no such name."""
+    match = SLICE.fullmatch(name.lower())
+    if match is None or match[1] not in catalogue().slices or name.lower() in _by_lower_case(own):
+        return None
+    kind, number = catalogue().slices[match[1]], int(match[2])
+    if number % kind.per_chip:
+        raise UsageError(
+            f"'{name}' is no whole number of chips; {kind.meaning}",
+            hint=f"write {match[1]}-{number + 1}, or the chips themselves: {kind.device}:{number // 2 + 1}",
+        )
+    return Accelerators(kind.device, number // kind.per_chip)
+
+
+def _examples_of_slices() -> list[str]:
+    return [f"{name}-8" for name in catalogue().slices]
 
 
 @cache
 def _catalogue_by_lower_case() -> dict[str, Device]:
-    devices = _by_lower_case(catalogue())
-    return {**devices, **{alias.lower(): devices[name.lower()] for alias, name in ALIASES.items()}}
+    known = catalogue()
+    devices = _by_lower_case(known.devices)
+    return {**devices, **{name.lower(): devices[alias.device.lower()] for name, alias in known.aliases.items()}}
 
 
 def _by_lower_case(devices: Mapping[str, Device]) -> dict[str, Device]:
     return {name.lower(): device for name, device in devices.items()}
+
+
+def with_catalogue_facts(given: Mapping[str, Device]) -> dict[str, Device]:
+    """Own devices; for what they leave out of a device that the catalogue knows, the catalogue's figures."""
+    return {name: _completed(device, in_catalogue(name)) for name, device in given.items()}
+
+
+def _completed(own: Device, known: Device | None) -> Device:
+    if known is None:
+        return own
+    given = {key: value for key, value in dataclasses.asdict(own).items() if value not in (None, False)}
+    return dataclasses.replace(known, **given)

@@ -1,14 +1,23 @@
-"""Slurm's hostlists: `box[1-2,7],login` is box1, box2, box7, login; leading zeros are kept (`n[08-10]`)."""
+"""Slurm's hostlists: `box[1-2,7],login` is box1, box2, box7, login; leading zeros are kept (`n[08-10]`).
+
+Hostfiles are those of MPI and DeepSpeed: one host a line, words such as `slots=8` behind it, `#` for comments.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
 
 from diloco_cli.errors import UsageError
 
 MOST_HOSTS = 10_000
 ENTRY = re.compile(r"([A-Za-z0-9_.@:-]*)(?:\[([0-9,-]+)\])?([A-Za-z0-9_.:-]*)")
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+COUNTED = re.compile(r"(.*?)(\d{1,9})(\D*)")
+WORD_OF_HOSTFILE = re.compile(r"[A-Za-z_-]+=\S*")
+LARGEST_HOSTFILE_BYTES = 1_000_000
 FORM = "write for example box[1-4], n[08-10,12] or a,b"
 
 
@@ -46,3 +55,70 @@ def _numbers(part: str, text: str, room: int) -> list[str]:
     if count > room:
         raise UsageError(f"the hostlist '{text}' names more than {MOST_HOSTS} hosts")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+def read_hostfile(path: Path) -> tuple[str, ...]:
+    """Every host once, in the order of the lines. What stands behind a host (`slots=8`) is passed over: how many
+    accelerators a host has is said in the inventory. Raises UsageError: with the file's line, or without a place if
+    there is no such file."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(LARGEST_HOSTFILE_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"cannot read the hostfile {path}: {reason}") from None
+    if len(raw) > LARGEST_HOSTFILE_BYTES:
+        raise UsageError(f"the hostfile is larger than {LARGEST_HOSTFILE_BYTES // 10**6} MB", where=str(path))
+    seen: dict[str, str] = {}
+    for place, line in _lines_of_hosts(raw.decode("utf-8", errors="replace"), path):
+        for host in _hosts_of_line(line, place):
+            if host in seen:
+                raise UsageError(f"the host '{host}' is named twice (before: {seen[host]})", where=place)
+            seen[host] = place
+    if not 1 <= len(seen) <= MOST_HOSTS:
+        raise UsageError(f"a hostfile names 1 to {MOST_HOSTS} hosts, not {len(seen)}", where=str(path))
+    return tuple(seen)
+
+
+def _lines_of_hosts(text: str, path: Path) -> Iterator[tuple[str, str]]:
+    """(place, line) without comments and empty lines."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        if content:
+            yield f"{path}:{number}", content
+
+
+def _hosts_of_line(line: str, place: str) -> tuple[str, ...]:
+    host, *words = line.split()
+    strange = [word for word in words if WORD_OF_HOSTFILE.fullmatch(word) is None]
+    if strange:
+        raise UsageError(
+            f"'{strange[0]}' behind the host '{host}' cannot be read; allowed: words such as slots=8", where=place
+        )
+    try:
+        return expand_hostlist(host)
+    except UsageError as error:
+        raise UsageError(error.message, where=place) from None
+
+
+def compress_hostlist(hosts: Iterable[str]) -> str:
+    """The short form of many hosts, in their order: box1, box2, box3, login is `box[1-3],login`."""
+    pieces = []
+    for _, run in groupby(enumerate(hosts), key=_place_in_a_run):
+        names = [host for _, host in run]
+        match = COUNTED.fullmatch(names[0])
+        if match is None or len(names) == 1:
+            pieces += names
+        else:
+            last = COUNTED.fullmatch(names[-1])
+            pieces.append(f"{match[1]}[{match[2]}-{last[2] if last else ''}]{match[3]}")
+    return ",".join(pieces)
+
+
+def _place_in_a_run(item: tuple[int, str]) -> tuple[str, ...]:
+    """The same for hosts that differ by counting on: the text around the number, its digits, its distance."""
+    index, host = item
+    match = COUNTED.fullmatch(host)
+    if match is None:
+        return (host, str(index))
+    return (match[1], match[3], str(int(match[2]) - index), str(len(match[2])) if match[2].startswith("0") else "")

@@ -1,4 +1,4 @@
-"""inventory.yaml -> Inventory: which islands there are, what joins them to their buckets, what they cost."""
+"""inventory.yaml -> Inventory: which islands and machines there are, what joins them to their buckets, their prices."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import dataclasses
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Rule, Rules
-from diloco_cli.config.devices import find_device
-from diloco_cli.config.hostlist import expand_hostlist
+from diloco_cli.config.devices import with_catalogue_facts
+from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
+from diloco_cli.config.inventory_checks import Places, check_inventory, with_own_names, with_whole_hosts
 from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.readers import Reader, above, at_least, between, inside, integer, number, quantity
 from diloco_cli.config.run_file import COUNT, refuse_newer
 from diloco_cli.config.settings import (
-    RESERVED_NAMES,
     Accelerators,
     Device,
     Inventory,
     IslandSettings,
     Link,
+    LocalMachine,
+    MachineSettings,
     RegionSettings,
     StoreSettings,
 )
@@ -30,52 +33,75 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_bandwidth, parse_duration, parse_egress, parse_price
 
 INVENTORY_VERSION = 1
-MOST_ISLANDS = 10_000
 MOST_NODES = 100_000
 MOST_ACCELERATORS = 100_000
+MOST_CORES = 4096
 LOCAL_INFRA = ("local", "ssh")
 NAMED_INFRA = {"slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD"}
 INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
 ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::([1-9]\d{0,5}))?")
+FABRIC = re.compile(r"[\w.-]{1,63}")
 DURATION = above(0, quantity(parse_duration))
 BANDWIDTH = quantity(parse_bandwidth)
 POSITIVE = above(0, number)
+COMMENTED_EXAMPLE = "an inventory.yaml that explains every key: diloco init DIR"
 
 
 def load_inventory(path: Path | str) -> Inventory:
-    """The inventory, with every store as an absolute URL."""
-    path = Path(path)
+    """The inventory, with every store as an absolute URL and every device by its own name."""
+    try:
+        return _load(Path(path))
+    except UsageError as error:
+        raise UsageError(error.message, where=error.where, hint=error.hint or COMMENTED_EXAMPLE) from None
+
+
+def _load(path: Path) -> Inventory:
     tree = read_yaml_file(path)
     refuse_newer(tree, INVENTORY_VERSION)
-    inventory = Builder(_rules(path.parent)).build(Inventory, tree)
-    entries = _island_entries(tree)
-    _check_islands(inventory, [entry.where for entry in entries], tree.where)
-    _check_regions(inventory, [entry.where for entry in entries], tree.where)
-    islands = tuple(map(_with_nodes_of_hosts, inventory.islands, entries))
-    return dataclasses.replace(inventory, islands=islands)
+    _read_host_as_hosts(tree)
+    builder = Builder(_rules(path.parent))
+    inventory = builder.build(Inventory, tree)
+    places = Places(tree, builder.origins)
+    places.require_facts_of_own_devices(inventory)
+    inventory = dataclasses.replace(inventory, devices=with_catalogue_facts(inventory.devices))
+    inventory = with_whole_hosts(with_own_names(inventory, places), places)
+    check_inventory(inventory, places)
+    return inventory
+
+
+def _read_host_as_hosts(tree: Node) -> None:
+    """A machine may write `host: box1` for `hosts: box1`."""
+    machines = tree.value.get("machines") if isinstance(tree.value, dict) else None
+    for entry in machines.value if machines is not None and isinstance(machines.value, list) else []:
+        if isinstance(entry.value, dict) and "host" in entry.value and "hosts" not in entry.value:
+            entry.value["hosts"] = entry.value.pop("host")
 
 
 def _rules(folder: Path) -> Rules:
     store_url = partial(_store_url, folder=folder)
+    hosts = partial(_hosts, folder=folder)
+    of_hardware = {
+        "name": Rule(readers.name),
+        "region": Rule(readers.name),
+        "accelerators": Rule(_accelerators),
+        "infra": Rule(_infra),
+        "hosts": Rule(hosts),
+        "nodes": Rule(between(1, MOST_NODES, integer)),
+        "mtbf_s": Rule(DURATION, key="mtbf"),
+        "restart_s": Rule(DURATION, key="restart"),
+        "price_per_h": Rule(quantity(parse_price), key="price"),
+        "egress_per_gb": Rule(quantity(parse_egress), key="egress"),
+        "slowdown": Rule(_slowdown, key="emulate"),
+        "batch_tokens": Rule(COUNT),
+        "mfu": Rule(inside(0, 1, number)),
+        "tokens_per_s": Rule(POSITIVE),
+    }
     return {
         StoreSettings: {"url": Rule(store_url), "region": Rule(readers.name)},
         RegionSettings: {"store": Rule(store_url)},
-        IslandSettings: {
-            "name": Rule(readers.name),
-            "region": Rule(readers.name),
-            "accelerators": Rule(_accelerators),
-            "infra": Rule(_infra),
-            "hosts": Rule(_hosts),
-            "nodes": Rule(between(1, MOST_NODES, integer)),
-            "mtbf_s": Rule(DURATION, key="mtbf"),
-            "restart_s": Rule(DURATION, key="restart"),
-            "price_per_h": Rule(quantity(parse_price), key="price"),
-            "egress_per_gb": Rule(quantity(parse_egress), key="egress"),
-            "slowdown": Rule(_slowdown, key="emulate"),
-            "batch_tokens": Rule(COUNT),
-            "mfu": Rule(inside(0, 1, number)),
-            "tokens_per_s": Rule(POSITIVE),
-        },
+        IslandSettings: of_hardware,
+        MachineSettings: of_hardware | {"fabric": Rule(_fabric)},
+        LocalMachine: {"cores": Rule(between(1, MOST_CORES, integer)), "crowding": Rule(_crowding)},
         Link: {
             "up_bps": Rule(BANDWIDTH, key="up"),
             "down_bps": Rule(BANDWIDTH, key="down"),
@@ -110,17 +136,42 @@ def _infra(node: Node) -> str:
     kind, slash, target = readers.text(node).partition("/")
     if (kind in LOCAL_INFRA and not slash) or (kind in NAMED_INFRA and target):
         return node.text
-    hint = suggestion(kind, [*LOCAL_INFRA, *NAMED_INFRA])
-    raise UsageError(f"must be one of {INFRA_FORMS}, not '{node.text}'{hint}", where=node.where)
+    likely = "" if kind in NAMED_INFRA else suggestion(kind, [*LOCAL_INFRA, *NAMED_INFRA])
+    hint = f"say which: infra: {kind}/{NAMED_INFRA[kind]}" if kind in NAMED_INFRA else None
+    raise UsageError(f"must be one of {INFRA_FORMS}, not '{node.text}'{likely}", where=node.where, hint=hint)
 
 
-def _hosts(node: Node) -> tuple[str, ...]:
-    """A hostlist, or a list of hostlists."""
+def _fabric(node: Node) -> str:
+    if FABRIC.fullmatch(readers.text(node)) is None:
+        raise UsageError(f"must be one word for an interconnect, such as pod-a, not '{node.text}'", where=node.where)
+    return node.text
+
+
+def _hosts(node: Node, folder: Path) -> tuple[str, ...]:
+    """A hostlist, `@FILE` (a hostfile beside the inventory), or a list of these."""
     entries = node.value if isinstance(node.value, list) else [node]
+    found: list[str] = []
+    for entry in entries:
+        written = readers.text(entry)
+        if written.startswith("@"):
+            found += _of_hostfile(folder / written[1:], entry.where)
+            continue
+        try:
+            found += expand_hostlist(written)
+        except UsageError as error:
+            raise UsageError(error.message, where=entry.where) from None
+    twice = next((host for host in found if found.count(host) > 1), None) if len(set(found)) < len(found) else None
+    if twice is not None:
+        raise UsageError(f"the host '{twice}' is named twice", where=node.where)
+    return tuple(found)
+
+
+def _of_hostfile(path: Path, where: str) -> tuple[str, ...]:
+    hint = "a hostfile has one host a line; its path is relative to the inventory's folder"
     try:
-        return expand_hostlist(",".join(readers.text(entry) for entry in entries))
+        return read_hostfile(path)
     except UsageError as error:
-        raise UsageError(error.message, where=node.where) from None
+        raise UsageError(error.message, where=error.where or where, hint=hint) from None
 
 
 def _slowdown(node: Node) -> float:
@@ -128,64 +179,18 @@ def _slowdown(node: Node) -> float:
     read: Reader = between(1, 1000, number)
     entries = node.value
     if not isinstance(entries, dict) or set(entries) != {"slowdown"}:
-        raise UsageError(f"must be {{slowdown: NUMBER}}, not {readers.shown(node)}", where=node.where)
+        written = f"a mapping of {', '.join(entries)}" if isinstance(entries, dict) and entries else readers.shown(node)
+        raise UsageError(f"must be {{slowdown: NUMBER}}, not {written}", where=node.where)
     return float(read(entries["slowdown"]))
 
 
-def _island_entries(tree: Node) -> list[Node]:
-    entries = tree.value["islands"].value if isinstance(tree.value, dict) else None
-    return entries if isinstance(entries, list) else []
-
-
-def _check_islands(inventory: Inventory, places: list[str], where: str) -> None:
-    if not 1 <= len(inventory.islands) <= MOST_ISLANDS:
-        count = len(inventory.islands)
-        raise UsageError(f"islands: needs 1 to {MOST_ISLANDS} islands, not {count}", where=where, hint="diloco init")
-    seen: dict[str, str] = {}
-    for island, place in zip(inventory.islands, places, strict=True):
-        if island.name in RESERVED_NAMES:
-            raise UsageError(
-                f"islands.{island.name}: no island can be called so; reserved are {' and '.join(RESERVED_NAMES)}",
-                where=place,
-                hint="give it another name, for example that of its place",
-            )
-        if island.name in seen:
-            raise UsageError(f"two islands are called '{island.name}' (the other: {seen[island.name]})", where=place)
-        seen[island.name] = place
-        try:
-            find_device(island.accelerators.name, inventory.devices)
-        except UsageError as error:
-            raise UsageError(
-                f"islands.{island.name}.accelerators: {error.message}", where=place, hint=error.hint
-            ) from None
-
-
-def _check_regions(inventory: Inventory, places: list[str], where: str) -> None:
-    """Once `regions` is given it is the list of them, so that a mistyped region is no new one."""
-    regions = inventory.regions
-    if not regions:
-        return
-    for island, place in zip(inventory.islands, places, strict=True):
-        if island.region not in regions:
-            listed = ", ".join(regions)
-            hint = suggestion(island.region, regions)
-            raise UsageError(
-                f"islands.{island.name}.region: '{island.region}' is not in regions ({listed}){hint}",
-                where=place,
-            )
-    home = inventory.store.region
-    if home is not None and home not in regions:
-        raise UsageError(f"store.region: '{home}' is not in regions ({', '.join(regions)})", where=where)
-
-
-def _with_nodes_of_hosts(island: IslandSettings, entry: Node) -> IslandSettings:
-    """Hosts without `nodes`: one node a host. With both, they must agree."""
-    if not island.hosts:
-        return island
-    given = isinstance(entry.value, dict) and "nodes" in entry.value
-    if given and island.nodes != len(island.hosts):
+def _crowding(node: Node) -> tuple[float, ...]:
+    """Shares from 1 downwards: of one process, of each of two at once, and so on."""
+    read: Reader = between(0.001, 1, number)
+    entries: Any = node.value if isinstance(node.value, list) and len(node.value) <= MOST_CORES else []
+    shares = tuple(float(read(entry)) for entry in entries)
+    if not shares or shares[0] != 1.0 or list(shares) != sorted(shares, reverse=True):
         raise UsageError(
-            f"islands.{island.name}.nodes: {island.nodes}, but hosts names {len(island.hosts)}",
-            where=entry.where,
+            "must be a list of shares that begins with 1 and never rises, such as [1, 0.97, 0.66]", where=node.where
         )
-    return dataclasses.replace(island, nodes=len(island.hosts))
+    return shares

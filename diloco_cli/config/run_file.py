@@ -8,8 +8,9 @@ from typing import Any
 
 from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Origins, Rule, Rules
+from diloco_cli.config.impossible import refuse_impossible
 from diloco_cli.config.overrides import apply_overrides
-from diloco_cli.config.presets import DATA_PRESETS, GPT_PRESETS
+from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, data_of
 from diloco_cli.config.readers import (
     above,
     at_least,
@@ -21,6 +22,7 @@ from diloco_cli.config.readers import (
     quantity,
 )
 from diloco_cli.config.settings import (
+    AgreementSettings,
     DataSettings,
     EvaluationSettings,
     GraceSettings,
@@ -38,6 +40,7 @@ from diloco_cli.units import parse_count, parse_duration
 RUN_VERSION = 1
 MOST_FRAGMENTS = 4096
 MOST_THREADS = 1024
+MOST_SHARDS = 1 << 20
 COUNT = at_least(1, quantity(parse_count))
 WHOLE = at_least(1, integer)
 FRACTION = from_zero_below(1, number)
@@ -45,14 +48,19 @@ FRACTION = from_zero_below(1, number)
 RULES: Rules = {
     RunSettings: {"name": Rule(readers.name)},
     ModelSettings: {
-        "preset": Rule(readers.one_of(tuple(GPT_PRESETS))),
+        "preset": Rule(readers.one_of(tuple(MODEL_PRESETS))),
         "entrypoint": Rule(readers.entrypoint),
+        "huggingface": Rule(readers.text),
         "parameters": Rule(COUNT),
         "layers": Rule(WHOLE),
         "width": Rule(COUNT),
         "sequence": Rule(COUNT),
     },
-    DataSettings: {"preset": Rule(readers.one_of(DATA_PRESETS)), "entrypoint": Rule(readers.entrypoint)},
+    DataSettings: {
+        "preset": Rule(readers.one_of(DATA_PRESETS)),
+        "entrypoint": Rule(readers.entrypoint),
+        "shards": Rule(between(1, MOST_SHARDS, integer)),
+    },
     TrainSettings: {
         "tokens": Rule(COUNT),
         "batch_tokens": Rule(COUNT),
@@ -73,9 +81,15 @@ RULES: Rules = {
         "fragments": Rule(between(1, MOST_FRAGMENTS, integer)),
         "overlap": Rule(readers.either("auto", at_least(0, integer))),
         "quorum": Rule(WHOLE),
+        "blend": Rule(between(0, 1, number)),
+        "clip": Rule(readers.either("none", at_least(1, number))),
         "staleness_rounds": Rule(WHOLE),
         "drift_rounds": Rule(WHOLE),
         "skip_after_s": Rule(above(0, quantity(parse_duration)), key="skip_after"),
+    },
+    AgreementSettings: {
+        "rebase_from": Rule(between(-1, 1, number)),
+        "replace_below": Rule(between(-1, 1, number)),
     },
     GraceSettings: {"gamma": Rule(inside(0, 1, number))},
     OuterSettings: {"lr": Rule(above(0, number)), "momentum": Rule(FRACTION)},
@@ -96,7 +110,7 @@ def load_run_with_origins(path: Path | str, overrides: Iterable[str] = ()) -> tu
     run = builder.build(RunSettings, tree)
     _check_model(run.model, _place(tree, "model"))
     _check_data(run, _place(tree, "data"))
-    _check_sync(run, builder.origins, tree.where)
+    refuse_impossible(run, builder.origins, tree.where)
     return run, builder.origins
 
 
@@ -120,17 +134,19 @@ def refuse_newer(tree: Node, version: int) -> None:
 
 
 def _check_model(model: ModelSettings, where: str) -> None:
-    if model.preset and model.entrypoint:
-        raise UsageError("model: give a preset or an entrypoint, not both", where=where)
+    kinds = [kind for kind in ("preset", "entrypoint", "huggingface") if getattr(model, kind)]
+    if len(kinds) > 1:
+        raise UsageError(f"model: give one of {' and '.join(kinds)}, not both", where=where)
     numbers = {key: getattr(model, key) for key in ("parameters", "layers", "width", "sequence")}
     given = [key for key, value in numbers.items() if value is not None]
     if model.preset and given:
         raise UsageError(f"model: the preset already says '{given[0]}'; remove one of the two", where=where)
     missing = [key for key, value in numbers.items() if value is None]
-    if given and missing:
+    if given and missing and not (model.huggingface and given == ["sequence"]):
         raise UsageError(f"model: plain numbers need all four; missing: {', '.join(missing)}", where=where)
-    if not (model.preset or model.entrypoint or given):
-        allowed = f"a preset ({', '.join(GPT_PRESETS)}), an entrypoint, or parameters, layers, width and sequence"
+    if not (kinds or given):
+        presets = f"a preset ({', '.join(MODEL_PRESETS)}), an entrypoint, a huggingface name or folder"
+        allowed = f"{presets}, or parameters, layers, width and sequence"
         raise UsageError(f"model: nothing says which model; give {allowed}", where=where)
     if model.args and not model.entrypoint:
         raise UsageError("model: args belong to an entrypoint, and there is none", where=where)
@@ -139,20 +155,14 @@ def _check_model(model: ModelSettings, where: str) -> None:
 def _check_data(run: RunSettings, where: str) -> None:
     if run.data.preset and run.data.entrypoint:
         raise UsageError("data: give a preset or an entrypoint, not both", where=where)
-    trainable = run.model.preset or run.model.entrypoint
+    trainable = run.model.preset or run.model.entrypoint or run.model.huggingface
     if trainable and not (run.data.preset or run.data.entrypoint):
         allowed = f"a preset ({', '.join(DATA_PRESETS)}) or an entrypoint"
         raise UsageError(f"data: nothing says which data; give {allowed}", where=where)
-
-
-def _check_sync(run: RunSettings, origins: Origins, default_place: str) -> None:
-    sync = run.sync
-    if isinstance(sync.overlap, int) and sync.overlap >= sync.every:
-        raise UsageError(
-            f"sync.overlap: {sync.overlap} must be below sync.every ({sync.every}): "
-            "a fragment would be sent again before it came back",
-            where=origins.get("sync.overlap", default_place),
-        )
+    fitting = data_of(MODEL_PRESETS[run.model.preset]) if run.model.preset else run.model.huggingface and TEXT_DATA
+    if fitting and run.data.preset and run.data.preset != fitting:
+        message = f"data.preset: {run.model.preset or run.model.huggingface} reads {fitting}, not {run.data.preset}"
+        raise UsageError(message, where=where, hint=f"--set data.preset={fitting}")
 
 
 def _place(tree: Node, key: str) -> str:

@@ -12,10 +12,12 @@ RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A preset, a user's `module:function`, or (for `plan` and `simulate` alone) plain numbers."""
+    """A preset, a user's `module:function`, a Hugging Face name or folder (random weights), or (for `plan` and
+    `simulate` alone) plain numbers. `sequence` may stand beside `huggingface`: tokens in a training sequence."""
 
     preset: str | None = None
     entrypoint: str | None = None
+    huggingface: str | None = None
     args: Arguments = field(default_factory=dict)
     parameters: int | None = None
     layers: int | None = None
@@ -25,11 +27,13 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """A preset or a user's `module:function`."""
+    """A preset or a user's `module:function`. `shards`: into how many streams it is divided for good; None: one for
+    each island of the launch. Islands that are to join later need a stream of their own each."""
 
     preset: str | None = None
     entrypoint: str | None = None
     args: Arguments = field(default_factory=dict)
+    shards: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,14 @@ class InnerSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """`tokens`: merged tokens at which the run ends. `batch_tokens`: of one inner step of one learner."""
+    """`tokens`: merged tokens at which the run ends. `batch_tokens`: of one inner step of one learner. `precision`: of
+    the forward pass; `auto` is bf16 on CUDA devices that have it, else fp32. Parameters and moments stay float32."""
 
     tokens: int = 20_000_000_000
     batch_tokens: int = 524_288
     seed: int = 0
     threads: int = 1
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     inner: InnerSettings = field(default_factory=InnerSettings)
 
 
@@ -66,11 +72,26 @@ class GraceSettings:
 
 
 @dataclass(frozen=True)
+class AgreementSettings:
+    """For `mixing: adaptive`, mean cosines between the learners' deltas in one merge: from `rebase_from` on learners
+    keep their progress in flight, below `replace_below` they give it up; in between it stays as it was."""
+
+    rebase_from: float = 0.3
+    replace_below: float = 0.2
+
+
+@dataclass(frozen=True)
 class SyncSettings:
     """How fragments are exchanged. `every`: H, in steps of the fastest island; `overlap`: tau, in slots.
 
-    `mixing`: what becomes of a learner's progress while a fragment was in flight: `replace` throws it away (the
-    paper's alpha = 0), `rebase` puts it on top of the new version. `local_steps`: H_i by measured speed, or as planned.
+    `layout`: how tensors are dealt to fragments; `split_rows`: whether tensors larger than the ideal fragment are cut;
+    `head_is_embedding`: whether an untied output head counts as one. `granularity`: what one norm of `rda` covers.
+    `clip`: a delta longer than so many times its fragment's running median is scaled down to that.
+    `mixing`: what becomes of a learner's own parameters when a merged fragment arrives: `replace` gives them up (the
+    paper's alpha = 0), `blend` keeps a share of `blend` (alpha) of them, `rebase` puts the progress made in flight on
+    top of the new version, `adaptive` rebases while the learners' deltas agree and replaces while they do not.
+    `error_feedback`: what the codec rounds away is added to the next delta. `local_steps`: H_i by measured speed, or as
+    planned.
     """
 
     every: int = 24
@@ -78,14 +99,21 @@ class SyncSettings:
     overlap: int | Literal["auto"] = "auto"
     quorum: int = 1
     grace: GraceSettings = field(default_factory=GraceSettings)
+    layout: Literal["balanced", "layers", "strided"] = "balanced"
+    split_rows: bool = False
+    head_is_embedding: bool = False
     merge: Literal["rda", "avg"] = "rda"
     embedding_merge: Literal["rda", "avg"] = "avg"
     granularity: Literal["fragment", "tensor", "row"] = "tensor"
     weight: Literal["tokens2/steps", "tokens"] = "tokens2/steps"
-    codec: Literal["fp32", "bf16", "int8"] = "bf16"
-    broadcast: Literal["fp32", "bf16", "int8"] = "bf16"
+    clip: float | Literal["none"] = "none"
+    codec: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
+    broadcast: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
     adoption: Literal["on_arrival", "at_tau"] = "on_arrival"
-    mixing: Literal["replace", "rebase"] = "replace"
+    mixing: Literal["replace", "blend", "rebase", "adaptive"] = "replace"
+    blend: float = 0.5
+    agreement: AgreementSettings = field(default_factory=AgreementSettings)
+    error_feedback: bool = False
     local_steps: Literal["measured", "planned"] = "measured"
     staleness_rounds: int = 2
     drift_rounds: int = 4
@@ -164,6 +192,45 @@ class IslandSettings:
 
 
 @dataclass(frozen=True)
+class MachineSettings:
+    """One entry of `machines:`: machines that are alike, not yet grouped into islands; `plan` forms those.
+
+    Named by `hosts`, or (where a scheduler picks them) by `name` and how many: `nodes`. Accelerators, link, price
+    (per hour), MTBF, restart and `tokens_per_s` are of ONE machine. `fabric`: machines that name the same one have
+    fast links to one another and may become one island.
+    """
+
+    region: str
+    accelerators: Accelerators
+    hosts: tuple[str, ...] = ()
+    name: str | None = None
+    nodes: int = 1
+    fabric: str | None = None
+    infra: str = "local"
+    link: Link = field(default_factory=Link)
+    mtbf_s: float | None = None
+    restart_s: float | None = None
+    price_per_h: float = 0.0
+    egress_per_gb: float = 0.0
+    slowdown: float = 1.0
+    batch_tokens: int | None = None
+    mfu: float | None = None
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class LocalMachine:
+    """The machine that every island with `infra: local` on `cpu` shares.
+
+    `crowding[k - 1]`: the speed of each of k processes that train at once, as a share of one's speed alone;
+    measured by `diloco inventory probe`, empty if it never was. It never rises.
+    """
+
+    cores: int
+    crowding: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class RegionSettings:
     """`store` is the bucket that learners of this region use; None is the home bucket."""
 
@@ -187,7 +254,7 @@ class Device:
     """
 
     name: str
-    memory_gb: float | None
+    memory_gb: float | None = None
     bf16_tflops: float | None = None
     fp16_tflops: float | None = None
     fp32_tflops: float | None = None
@@ -200,10 +267,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Inventory:
-    """inventory.yaml."""
+    """inventory.yaml: islands as given, machines of which `plan` forms more, or both."""
 
     store: StoreSettings
-    islands: tuple[IslandSettings, ...]
+    islands: tuple[IslandSettings, ...] = ()
     version: int = 1
     regions: dict[str, RegionSettings] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
+    machines: tuple[MachineSettings, ...] = ()
+    local: LocalMachine | None = None

@@ -25,12 +25,13 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+NUMBERS_BEGIN_WITH = frozenset("+-.0123456789")
 CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 Value = str | int | float | bool | None | list["Node"] | dict[str, "Node"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Node:
     """One value and its place. `text` is a scalar as written; the place of a mapping's value is its key's."""
 
@@ -69,7 +70,9 @@ def parse_yaml(text: str, source: str, *, fixed_place: bool = False) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if fixed_place or mark is None else f":{mark.line + 1}"
-        raise UsageError(f"not valid YAML: {error.problem or error.context}", where=f"{source}{line}") from None
+        problem = str(error.problem or error.context)
+        hint = "put the value in quotes" if "cannot start any token" in problem else None
+        raise UsageError(f"not valid YAML: {problem}", where=f"{source}{line}", hint=hint) from None
     except yaml.YAMLError as error:
         first_line = str(error).splitlines()[0]
         raise UsageError(f"not valid YAML: {first_line}", where=source) from None
@@ -135,6 +138,8 @@ def resolve_scalar(text: str) -> str | int | float | bool | None:
     """The value of an unquoted scalar."""
     if text in CONSTANTS:
         return CONSTANTS[text]
+    if text[0] not in NUMBERS_BEGIN_WITH:  # most words: no need to try every form of a number
+        return text
     if INTEGER.fullmatch(text):
         return int(text)
     if FLOAT.fullmatch(text):

@@ -4,21 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from diloco_cli.config.settings import IslandSettings, RunSettings
+from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.goodput import GUESSED_RESTART_S
+from diloco_cli.plan.link import GUESSED_RTT_S
 from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE, STORAGE_PRICE
 from diloco_cli.plan.plan import Assumption
+from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
+from diloco_cli.plan.sharing import shares_cores
+from diloco_cli.plan.worth import PER_DOUBLING
 from diloco_cli.units import format_count, format_duration
 
+MOST_NAMES = 6
 
-def assumptions(run: RunSettings, kept: Sequence[Candidate], model: ModelFacts) -> tuple[Assumption, ...]:
+
+def assumptions(
+    run: RunSettings, kept: Sequence[Candidate], model: ModelFacts, inventory: Inventory, searched: bool
+) -> tuple[Assumption, ...]:
     """Speeds first, then what the inventory does not say, then what holds of every plan."""
     islands = [candidate.island for candidate in kept]
-    guesses = [
+    guesses = [*_of_the_inventory(islands), *_of_the_model(run, model)]
+    guesses.append("memory: float32 weights, gradients and AdamW; one sequence a device at a time")
+    guesses.append("islands fail independently of each other")
+    if searched:
+        guesses.append(f"the search takes a doubling of H beyond 50 to cost {100 * PER_DOUBLING:.0f} % of the tokens")
+    guesses.append(f"the syncer merges {format_count(MERGE_PARAMETERS_PER_S)} parameters of one learner a second")
+    if any(island.price_per_h or island.egress_per_gb for island in islands):
+        guesses.append(
+            f"requests {1e6 * CLASS_A_PRICE:g} a million writes, {1e6 * CLASS_B_PRICE:g} a million reads;"
+            f" storage {30 * STORAGE_PRICE:g} per GB and month, nothing deleted during the run"
+        )
+    return (*_speeds(kept), *_sharing(kept, inventory), *(Assumption(text, "guessed") for text in guesses if text))
+
+
+def _speeds(kept: Sequence[Candidate]) -> list[Assumption]:
+    """One line an island; of many islands, one line for all that rest on the same."""
+    if len(kept) <= MOST_NAMES:
+        return [candidate.speed.assumption for candidate in kept]
+    by_source: dict[tuple[str, str], list[str]] = {}
+    for candidate in kept:
+        name, assumption = candidate.island.name, candidate.speed.assumption
+        text = assumption.text.removeprefix(f"{name}: ")
+        by_source.setdefault((text, assumption.mark), []).append(name)
+    return [Assumption(f"{_names(names)}: {text}", mark) for (text, mark), names in by_source.items()]  # type: ignore[arg-type]
+
+
+def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption]:
+    local = [candidate.island.name for candidate in kept if shares_cores(candidate.island, None)]
+    if inventory.local is None and len(local) > 1:
+        text = "planned as if each had cores of its own; measure this machine: diloco inventory probe -f RUN"
+        return [Assumption(f"{_names(local)}: {text}", "guessed")]
+    shared = [candidate for candidate in kept if candidate.share < 1]
+    if not shared or inventory.local is None:
+        return []
+    names, share = _names([candidate.island.name for candidate in shared]), shared[0].share
+    text = f"{names}: share {inventory.local.cores} cores, speeds x {share:.2f}"
+    return [Assumption(text, "measured" if inventory.local.crowding else "guessed")]
+
+
+def _of_the_inventory(islands: Sequence[IslandSettings]) -> list[str]:
+    return [
         _about(
             "no link given, taken as fast enough",
             (i for i in islands if not (i.link.up_bps and i.link.down_bps)),
+        ),
+        _about(
+            f"no rtt given, taken as {format_duration(GUESSED_RTT_S)}", (i for i in islands if i.link.rtt_s is None)
         ),
         _about("no mtbf given, taken as never failing", (i for i in islands if i.mtbf_s is None)),
         _about(
@@ -26,6 +78,10 @@ def assumptions(run: RunSettings, kept: Sequence[Candidate], model: ModelFacts) 
             (i for i in islands if i.mtbf_s is not None and i.restart_s is None),
         ),
     ]
+
+
+def _of_the_model(run: RunSettings, model: ModelFacts) -> list[str]:
+    guesses = []
     if run.model.preset is None:
         guesses.append(f"model: {format_count(model.embedding_parameters)} of the parameters are its embedding")
     if run.model.entrypoint and not run.model.parameters:
@@ -33,14 +89,15 @@ def assumptions(run: RunSettings, kept: Sequence[Candidate], model: ModelFacts) 
             f"model: {format_count(model.parameters)} parameters, as {run.model.entrypoint} builds them; from their"
             f" names and shapes {model.layers} layers of width {model.width}; sequences of {model.sequence} tokens"
         )
-    guesses.append("memory: float32 weights, gradients and AdamW; one sequence a device at a time")
-    guesses.append("islands fail independently of each other")
-    return (
-        *(candidate.speed.assumption for candidate in kept),
-        *(Assumption(text, "guessed") for text in guesses if text),
-    )
+    return guesses
 
 
 def _about(text: str, islands: Iterable[IslandSettings]) -> str:
     names = [island.name for island in islands]
-    return f"{', '.join(names)}: {text}" if names else ""
+    return f"{_names(names)}: {text}" if names else ""
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -1,4 +1,4 @@
-"""Which islands can take part: memory first, then links against the round that the fastest island sets."""
+"""Islands by themselves: speed, step, memory. What does not depend on the other islands or on the schedule."""
 
 from __future__ import annotations
 
@@ -6,118 +6,96 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diloco_cli.config.devices import find_device
-from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings, SyncSettings
+from diloco_cli.config.devices import HOST_DEVICES, find_device
+from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.plan.link import CODEC_BITS, MBPS, need_of_round
-from diloco_cli.plan.memory import USABLE, Fit, memory_fit
+from diloco_cli.plan import goodput
+from diloco_cli.plan.link import Need
+from diloco_cli.plan.memory import Fit, memory_fit
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.plan import LeftOut
+from diloco_cli.plan.sharing import shares_of_the_local_machine
 from diloco_cli.plan.speed import Speed, island_speed, num_devices
-from diloco_cli.units import format_bandwidth, format_duration
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An island with what does not depend on the others."""
+    """An island with what does not depend on the others. `busy` is the share of its accelerators that a batch of whole
+    sequences keeps busy; `share` what others on the same machine leave of its speed."""
 
     island: IslandSettings
     speed: Speed
     batch_tokens: int
     fit: Fit
+    availability: float
+    tokens_per_s: float
+    step_s: float
+    busy: float = 1.0
+    share: float = 1.0
 
-    @property
-    def step_s(self) -> float:
-        """t_i = B_i x FLOPs per token / (n_i x peak x MFU), times the emulated slowdown."""
-        return self.batch_tokens / self.speed.tokens_per_s
+    def carries(self, need: Need, round_s: float) -> bool:
+        """Whether its link carries a round's bytes in a round (or in its own step, if that is longer)."""
+        return need.shortest_round_s(self.island.link) <= max(round_s, self.step_s)
+
+    def least_every(self, need: Need, fastest_step_s: float) -> int:
+        """The smallest H at which its link carries the round; 1 if any does."""
+        shortest_s = need.shortest_round_s(self.island.link)
+        if shortest_s <= self.step_s:
+            return 1
+        return max(1, math.ceil(shortest_s / fastest_step_s * (1 - 1e-12)))
 
 
 def candidates(run: RunSettings, inventory: Inventory, model: ModelFacts) -> list[Candidate]:
     """Every island of the inventory, fastest step first, names breaking ties."""
-    found = [_candidate(island, run, inventory, model) for island in inventory.islands]
+    shares = shares_of_the_local_machine(inventory)
+    fits: dict[tuple[str, int, int], Fit] = {}
+    found = [_candidate(island, run, inventory, model, shares, fits) for island in inventory.islands]
     return sorted(found, key=lambda candidate: (candidate.step_s, candidate.island.name))
 
 
-def select(everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts) -> tuple[list[Candidate], list[LeftOut]]:
-    """(taking part, left out). An island whose link fails even the round it would set itself goes first."""
-    left_out = [_does_not_fit(candidate) for candidate in everyone if not candidate.fit.fits]
-    fitting = [candidate for candidate in everyone if candidate.fit.fits]
-    total = sum(candidate.speed.tokens_per_s for candidate in fitting)
-    while fitting and not _link_carries(fitting[0], _round_of(fitting[0], run), run.sync, model):
-        left_out.append(_link_too_slow(fitting[0], fitting[0], total, run, model))
-        fitting = fitting[1:]
-    kept = []
-    for candidate in fitting:
-        if _link_carries(candidate, _round_of(fitting[0], run), run.sync, model):
-            kept.append(candidate)
-        else:
-            left_out.append(_link_too_slow(candidate, fitting[0], total, run, model))
-    return kept, left_out
-
-
-def _candidate(island: IslandSettings, run: RunSettings, inventory: Inventory, model: ModelFacts) -> Candidate:
+def _candidate(
+    island: IslandSettings,
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+    shares: dict[str, float],
+    fits: dict[tuple[str, int, int], Fit],
+) -> Candidate:
+    """`fits` remembers what is the same for every island of the same accelerators."""
     batch_tokens = island.batch_tokens or run.train.batch_tokens
     if batch_tokens % model.sequence:
         whole = max(1, round(batch_tokens / model.sequence)) * model.sequence
         wrong = f"a batch of {batch_tokens} tokens is no whole number of sequences of {model.sequence}"
         raise UsageError(f"{island.name}: {wrong}", hint=f"set batch_tokens to {whole}")
-    device = find_device(island.accelerators.name, inventory.devices)
-    fit = memory_fit(model, num_devices(island), device.memory_gb)
-    return Candidate(island, island_speed(island, inventory, model), batch_tokens, fit)
-
-
-def _round_of(fastest: Candidate, run: RunSettings) -> float:
-    return run.sync.every * fastest.step_s
-
-
-def _link_carries(candidate: Candidate, round_s: float, sync: SyncSettings, model: ModelFacts) -> bool:
-    own_round_s = max(round_s, candidate.step_s)
-    return need_of_round(model, sync.codec, sync.broadcast).shortest_round_s(candidate.island.link) <= own_round_s
-
-
-def _does_not_fit(candidate: Candidate) -> LeftOut:
-    fit, name = candidate.fit, candidate.island.name
-    have = f"{fit.available_gb:g} GB, of which {100 * USABLE:.0f} % are usable"
-    reason = f"needs {fit.needed_gb:.3g} GB on each accelerator ({fit.sharding}), has {have}"
-    more = (
-        [f"{fit.devices_needed} accelerators instead of {num_devices(candidate.island)}"] if fit.devices_needed else []
+    name, count, per_node = island.accelerators.name, num_devices(island), island.accelerators.count
+    key = (name, count, per_node)
+    if key not in fits:
+        device = find_device(name, inventory.devices)
+        num_fragments = min(run.sync.fragments, model.num_tensors)
+        fits[key] = memory_fit(model, count, device.memory_gb, num_fragments, per_node)
+    speed = island_speed(island, inventory, model)
+    busy, share = _busy(island, batch_tokens // model.sequence), shares.get(island.name, 1.0)
+    tokens_per_s = speed.tokens_per_s * busy * share
+    return Candidate(
+        island=island,
+        speed=speed,
+        batch_tokens=batch_tokens,
+        fit=fits[key],
+        availability=goodput.availability(island),
+        tokens_per_s=tokens_per_s,
+        step_s=batch_tokens / tokens_per_s,
+        busy=busy,
+        share=share,
     )
-    return LeftOut(name, reason, (*more, f"accelerators with at least {fit.needed_gb / USABLE:.0f} GB"))
 
 
-def _link_too_slow(
-    candidate: Candidate,
-    fastest: Candidate,
-    fleet_tokens_per_s: float,
-    run: RunSettings,
-    model: ModelFacts,
-) -> LeftOut:
-    """Why the link fails, and the ways out: a longer round, a smaller codec, a faster link, doing without."""
-    link, sync = candidate.island.link, run.sync
-    round_s = max(_round_of(fastest, run), candidate.step_s)
-    need = need_of_round(model, sync.codec, sync.broadcast)
-    pairs = (("up", need.up_bps(round_s), link.up_bps), ("down", need.down_bps(round_s), link.down_bps))
-    short = [(way, bps, have) for way, bps, have in pairs if have is not None and bps > have]
-    missing = "; ".join(f"{format_bandwidth(bps)} {way}, has {format_bandwidth(have)}" for way, bps, have in short)
-    reason = f"needs {missing} ({sync.codec}, a round of {format_duration(round_s)})"
-    faster = " and ".join(f"{math.ceil(bps / MBPS)} Mbps {way}" for way, bps, _ in short)
-    ways = [*_longer_rounds(candidate, fastest, run, model), f"a link of {faster}"]
-    share = candidate.speed.tokens_per_s / fleet_tokens_per_s
-    if share < 1:
-        ways.append(f"do without it, as this plan does: -{100 * share:.1f} % tokens/s")
-    return LeftOut(candidate.island.name, reason, tuple(ways))
+def _busy(island: IslandSettings, sequences: int) -> float:
+    """Whole sequences over n accelerators: the one with the most decides how long a step takes. A measured speed has
+    that inside, and cores share a sequence."""
+    if island.tokens_per_s or island.accelerators.name.lower() in HOST_DEVICES:
+        return 1.0
+    count = num_devices(island)
+    return sequences / (count * math.ceil(sequences / count))
 
 
-def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, model: ModelFacts) -> list[str]:
-    """The shortest round that the link carries, for the codec in use and for every smaller one."""
-    now = CODEC_BITS[run.sync.codec]
-    ways = []
-    for codec, bits in sorted(CODEC_BITS.items(), key=lambda item: -item[1]):
-        if bits > now:
-            continue
-        need = need_of_round(model, codec, min(codec, run.sync.broadcast, key=CODEC_BITS.__getitem__))
-        every = max(run.sync.every, math.ceil(need.shortest_round_s(candidate.island.link) / fastest.step_s))
-        change = "" if codec == run.sync.codec else f"--set sync.codec={codec} --set sync.broadcast={codec} "
-        change += "" if every == run.sync.every else f"--set sync.every={every} "
-        ways.append(f"{change}(a round of {format_duration(every * fastest.step_s)})")
-    return ways
+def fastest_step_s(kept: Sequence[Candidate]) -> float:
+    return min(candidate.step_s for candidate in kept)

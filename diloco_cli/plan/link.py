@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
+from diloco_cli.config.fields import type_hints
 from diloco_cli.config.settings import IslandSettings, Link, SyncSettings
 from diloco_cli.plan.model_facts import ModelFacts
 
-CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125}  # per parameter; int8 with one float32 scale per 256
+# Bits per parameter with scales: int8 one float32 scale per 256, int4 one 16-bit scale per 64.
+CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125, "int4": 4.25}
 ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the commit, get the merged fragment
 GUESSED_RTT_S = 0.05  # of one request to a bucket
 FULL = 0.8  # a link used beyond this share of its capacity is worth a warning
@@ -34,16 +37,44 @@ class Need:
         return max(up, down)
 
 
+def known_codecs() -> dict[str, float]:
+    """The codecs that a run can be set to, and their bits, the finest first."""
+    return {codec: CODEC_BITS[codec] for codec in get_args(type_hints(SyncSettings)["codec"])}
+
+
 def need_of_round(model: ModelFacts, codec: str, broadcast: str) -> Need:
     return Need(model.parameters * CODEC_BITS[codec], model.parameters * CODEC_BITS[broadcast])
 
 
-def transfer_s(link: Link, model: ModelFacts, sync: SyncSettings, num_fragments: int) -> float:
-    """Upload and download of the largest fragment, with round trips; an unknown rate costs nothing."""
-    parameters = model.largest_fragment(num_fragments)
-    up = parameters * CODEC_BITS[sync.codec] / link.up_bps if link.up_bps else 0.0
-    down = parameters * CODEC_BITS[sync.broadcast] / link.down_bps if link.down_bps else 0.0
+def transfer_s(link: Link, parameters: float, codec: str, broadcast: str) -> float:
+    """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing."""
+    up = parameters * CODEC_BITS[codec] / link.up_bps if link.up_bps else 0.0
+    down = parameters * CODEC_BITS[broadcast] / link.down_bps if link.down_bps else 0.0
     return up + down + ROUND_TRIPS * (GUESSED_RTT_S if link.rtt_s is None else link.rtt_s)
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """How many there are, the parameters of the largest, and of the one in which a parameter chosen at random lies."""
+
+    count: int
+    largest: float
+    mean: float
+
+
+def fragments_of(sync: SyncSettings, model: ModelFacts) -> Fragments:
+    """The embedding stands alone, the rest is dealt out evenly; with `split_rows` the embedding is cut as well. Never
+    more fragments than pieces: tensors, or layers with `layout: layers`."""
+    if sync.split_rows:
+        return Fragments(sync.fragments, model.parameters / sync.fragments, model.parameters / sync.fragments)
+    pieces = model.layers + 1 if sync.layout == "layers" else model.num_tensors
+    count = min(sync.fragments, pieces)
+    largest, embedding = model.largest_fragment(count), model.embedding_parameters
+    if count == 1:
+        return Fragments(count, largest, largest)
+    rest = model.parameters - embedding
+    others = rest / (count - (embedding > 0))
+    return Fragments(count, largest, (embedding**2 + others * rest) / model.parameters)
 
 
 def link_warnings(island: IslandSettings, need: Need, round_s: float) -> list[str]:

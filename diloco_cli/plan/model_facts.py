@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from diloco_cli.config.presets import GPT_PRESETS
+from diloco_cli.config.huggingface import HuggingFaceFacts, sequence_of
+from diloco_cli.config.presets import MODEL_PRESETS, TENSORS_BESIDE_LAYERS, TENSORS_PER_DENSE_LAYER
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
 
-TENSORS_PER_LAYER = 6  # attention in and out, MLP in and out, two norms
-TENSORS_BESIDE_LAYERS = 3  # embedding, positions, last norm
 LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of `blocks.11.attention.weight`
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`embedding_parameters` travel in a fragment of their own; `sequence` is in tokens."""
+    """`embedding_parameters` travel in a fragment of their own; `sequence` is in tokens. `idle_parameters` are those
+    of the experts that a token does not visit (mixture of experts): they are kept and sent, but not computed with."""
 
     parameters: int
     layers: int
@@ -28,15 +28,17 @@ class ModelFacts:
     sequence: int
     embedding_parameters: int
     num_tensors: int
+    idle_parameters: int = 0
 
     @property
     def flops_per_token(self) -> float:
-        """6 N + 12 L d S: forward and backward, weights and attention (PaLM, arXiv 2204.02311, B)."""
-        return 6.0 * self.parameters + 12.0 * self.layers * self.width * self.sequence
+        """6 N + 12 L d S: forward and backward, weights and attention (PaLM, arXiv 2204.02311, B); N counts the
+        parameters that a token meets."""
+        return 6.0 * (self.parameters - self.idle_parameters) + 12.0 * self.layers * self.width * self.sequence
 
     @property
     def vocabulary(self) -> float:
-        """Rows of the embedding, as far as the numbers tell."""
+        """Rows of the embedding, as far as the numbers tell; learned positions are counted with them."""
         return self.embedding_parameters / self.width
 
     def largest_fragment(self, num_fragments: int) -> float:
@@ -65,7 +67,7 @@ def model_facts(model: ModelSettings) -> ModelFacts:
 def facts_from_numbers(parameters: int, layers: int, width: int, sequence: int) -> ModelFacts:
     """A transformer's layers hold 12 d^2 parameters each; what remains is taken for the embedding."""
     embedding = max(0, parameters - 12 * layers * width**2)
-    num_tensors = TENSORS_BESIDE_LAYERS + TENSORS_PER_LAYER * layers
+    num_tensors = TENSORS_BESIDE_LAYERS + TENSORS_PER_DENSE_LAYER * layers
     return ModelFacts(parameters, layers, width, sequence, embedding, num_tensors)
 
 
@@ -84,13 +86,27 @@ def facts_from_parameters(parameters: Sequence[ParameterFact], sequence: int) ->
     )
 
 
+def facts_of_huggingface(facts: HuggingFaceFacts, wanted_sequence: int | None) -> ModelFacts:
+    """The facts of a config.json, for sequences of `wanted_sequence` tokens (None: config/huggingface.py's rule)."""
+    return ModelFacts(
+        parameters=facts.parameters,
+        layers=facts.layers,
+        width=facts.width,
+        sequence=sequence_of(facts.sequence, wanted_sequence, "model.sequence"),
+        embedding_parameters=facts.embedding_parameters,
+        num_tensors=facts.num_tensors,
+        idle_parameters=facts.idle_parameters,
+    )
+
+
 def _facts_of_preset(preset: str) -> ModelFacts:
-    shape = GPT_PRESETS[preset]
+    shape = MODEL_PRESETS[preset]
     return ModelFacts(
         parameters=shape.num_parameters,
         layers=shape.layers,
         width=shape.width,
         sequence=shape.sequence,
-        embedding_parameters=shape.vocabulary * shape.width,
-        num_tensors=TENSORS_BESIDE_LAYERS + TENSORS_PER_LAYER * shape.layers,
+        embedding_parameters=shape.embedding_parameters,
+        num_tensors=shape.num_tensors,
+        idle_parameters=shape.num_parameters - shape.active_parameters,
     )

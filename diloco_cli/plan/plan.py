@@ -10,11 +10,45 @@ from diloco_cli.plan.model_facts import ModelFacts
 
 Verdict = Literal["feasible", "feasible with warnings"]  # "infeasible" is an error, not a plan
 Mark = Literal["guessed", "catalogue", "measured"]
+Objective = Literal["tokens", "cost"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the search wants: the most tokens per second, or the least money per token; within limits on all money per
+    hour, on the money to the target, and on the days to it. None: no limit."""
+
+    objective: Objective = "tokens"
+    budget_per_h: float | None = None
+    budget_total: float | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting that planning may choose. `origin` names the place that pins it, or says that it was searched."""
+
+    name: str
+    value: str
+    origin: str
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """What one accelerator holds, in GB (10^9 bytes)."""
+
+    name: str
+    gb: float
 
 
 @dataclass(frozen=True)
 class PlannedIsland:
-    """One island of the plan. None is unknown. Prices in the inventory's currency, egress per day."""
+    """One island of the plan. None is unknown. Prices in the inventory's currency, egress per day.
+
+    `memory_gb_*` are of one accelerator, `memory_parts` what it is needed for; `host_memory_gb_needed` is of the
+    learner's process, for the exchange. `sent_mbps` is what goes up with the moments that are saved now and then.
+    """
 
     name: str
     region: str
@@ -30,20 +64,25 @@ class PlannedIsland:
     up_mbps_available: float | None
     down_mbps_needed: float
     down_mbps_available: float | None
+    sent_mbps: float
     transfer_s: float
+    transfer_window_s: float
     memory_gb_needed: float
     memory_gb_available: float | None
     fits: bool
     sharding: str
+    memory_parts: tuple[MemoryPart, ...]
+    host_memory_gb_needed: float
     availability: float
     price_per_h: float
     egress_per_day: float
+    predicted_tokens_per_s: float
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An island that cannot take part, and what would let it."""
+    """An island or a machine that does not take part, why, and what would let it."""
 
     name: str
     reason: str
@@ -51,8 +90,18 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class Formed:
+    """An island that planning made of machines, and why of these."""
+
+    name: str
+    machines: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """When fragments travel. `overlap` is tau in slots of `slot_s`; `slack_s` = overlap x slot - exchange."""
+    """When fragments travel. `overlap` is tau in slots of `slot_s`; `slack_s` = overlap x slot - exchange.
+    `fragment_parameters` are those of the largest fragment; `offsets` the step of a round at which each is due."""
 
     fragments: int
     sync_every: int
@@ -60,10 +109,44 @@ class Schedule:
     quorum: int
     grace_s: float
     codec: str
+    broadcast: str
     round_s: float
     slot_s: float
     exchange_s: float
     slack_s: float
+    quorum_s: float
+    merge_s: float
+    fragment_parameters: float
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SyncerNeeds:
+    """What the syncer's machine must have: memory, its own link, and the share of its time that merging takes."""
+
+    memory_gb: float
+    down_mbps: float
+    up_mbps: float
+    merge_percent: float
+
+
+@dataclass(frozen=True)
+class Money:
+    """In the inventory's currency. `class_a` requests write or list, `class_b` ones read. Storage grows all the time:
+    `storage_gb_per_day`, and what it costs up to the target. `total` is everything up to the target."""
+
+    accelerators_per_h: float
+    egress_per_day: float
+    egress_gb_per_day: float
+    class_a_per_day: float
+    class_b_per_day: float
+    requests_per_day: float
+    storage_gb_per_day: float
+    storage_gb_at_end: float
+    storage_total: float
+    per_h: float
+    total: float
+    per_billion_tokens: float
 
 
 @dataclass(frozen=True)
@@ -72,11 +155,13 @@ class Stage:
 
     name: str
     tokens_per_s: float
+    days: float
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the run will do. `goodput` is tokens_per_s over tokens_per_s_ideal."""
+    """What the run will do. `goodput` is tokens_per_s over tokens_per_s_ideal; `present_probabilities[k - 1]` that of
+    at least k islands being there (empty for very many islands)."""
 
     tokens_per_s_ideal: float
     tokens_per_s: float
@@ -84,20 +169,32 @@ class Prediction:
     days_to_target: float
     synchronous_tokens_per_s: float
     synchronous_goodput: float
+    synchronous_days_to_target: float
     price_per_h: float
     egress_per_day: float
     quorum_probability: float
     all_present_probability: float
+    present_probabilities: tuple[float, ...]
     waterfall: tuple[Stage, ...]
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """What else was computed, and why it was not taken."""
+    """What else was computed, and why it was not taken. `total` is all money up to the target."""
 
     name: str
     tokens_per_s: float
     reason: str
+    total: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What the prediction would be if one thing were different and the plan were made again."""
+
+    change: str
+    tokens_per_s: float
+    gain_percent: float
 
 
 @dataclass(frozen=True)
@@ -110,17 +207,24 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `launch` needs: the predictions, and the settings and inventory they were made from."""
+    """Everything that `launch` needs: the predictions, and the settings and inventory they were made from. `run` holds
+    the settings that were chosen; `settings` says which of them were pinned and which were searched."""
 
     verdict: Verdict
     why: str
+    goal: Goal
     islands: tuple[PlannedIsland, ...]
     left_out: tuple[LeftOut, ...]
     schedule: Schedule
     prediction: Prediction
+    money: Money
+    syncer: SyncerNeeds
     model: ModelFacts
     run: RunSettings
     inventory: Inventory
+    settings: tuple[Setting, ...] = ()
+    formed: tuple[Formed, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    sensitivity: tuple[Sensitivity, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
     warnings: tuple[str, ...] = field(default=())

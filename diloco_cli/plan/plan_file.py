@@ -1,58 +1,113 @@
-"""A plan as a file: versioned JSON that `launch` reads back exactly; and how two plans differ."""
+"""A plan as a file: versioned JSON that `launch` reads back exactly, and that proves that nobody changed it.
+
+The digest is over the plan's canonical JSON (keys sorted, no spaces). The same hardware, run and version of diloco
+give the same bytes, so the digest is also the plan's name.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.plan.plan import Plan
 
 PLAN_FORMAT = "diloco-plan"
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 LARGEST_PLAN_BYTES = 64_000_000
 SETTINGS = ("run", "inventory", "model")  # what a plan was made from; `--json` shows what came out
+NAME_DIGITS = 12  # of the digest in a file's name
+AGAIN = "make the plan again: diloco plan INVENTORY -o PLAN"
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """The `data` of `diloco plan --json`."""
     plain = to_plain(plan)
-    return {key: value for key, value in plain.items() if key not in SETTINGS}
+    return {key: value for key, value in plain.items() if key not in SETTINGS} | {"digest": plan_digest(plan)}
+
+
+def plan_digest(plan: Plan) -> str:
+    """`algorithm-hex` of everything the plan says and was made from."""
+    return _digest_of(to_plain(plan))
+
+
+def _digest_of(plain: Any) -> str:
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return digest(canonical.encode())
+
+
+def plan_file_name(plan: Plan) -> str:
+    """`NAME-0123456789ab.plan.json`, after the run and the content."""
+    return f"{plan.run.name}-{plan_digest(plan).partition('-')[2][:NAME_DIGITS]}.plan.json"
 
 
 def plan_to_text(plan: Plan) -> str:
-    body = {"format": PLAN_FORMAT, "version": PLAN_VERSION, "plan": to_plain(plan)}
+    plain = to_plain(plan)
+    body = {"format": PLAN_FORMAT, "version": PLAN_VERSION, "digest": _digest_of(plain), "plan": plain}
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
 
 
 def plan_from_text(text: str, where: str) -> Plan:
-    """Raises UsageError for anything but a plan of this version or an older one."""
+    """Raises UsageError for anything but an unchanged plan of this version."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         raise UsageError("not a plan file (no JSON)", where=where, hint="diloco plan INVENTORY -o PLAN") from None
     if not isinstance(body, dict) or body.get("format") != PLAN_FORMAT:
         raise UsageError("not a plan file", where=where, hint="diloco plan INVENTORY -o PLAN")
-    version = body.get("version")
-    if not isinstance(version, int) or version < 1:
-        raise UsageError(f"the plan's version is {version!r}, not a number from 1 to {PLAN_VERSION}", where=where)
+    _check_version(body.get("version"), where)
+    _check_digest(body, where)
+    try:
+        return from_plain(Plan, body.get("plan"))
+    except UsageError as error:
+        raise UsageError(error.message, where=where, hint=AGAIN) from None
+
+
+def _check_version(version: Any, where: str) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise UsageError(f"the plan's version is {version!r}, not {PLAN_VERSION}", where=where)
     if version > PLAN_VERSION:
         raise UsageError(
             f"the plan is of version {version}, newer than this diloco reads ({PLAN_VERSION})",
             where=where,
-            hint="pip install --upgrade diloco, or make the plan again: diloco plan INVENTORY -o PLAN",
+            hint=f"pip install --upgrade diloco, or {AGAIN}",
         )
-    try:
-        return from_plain(Plan, body.get("plan"))
-    except UsageError as error:
-        raise UsageError(error.message, where=where, hint="diloco plan INVENTORY -o PLAN") from None
+    if version < PLAN_VERSION:
+        raise UsageError(
+            f"the plan is of version {version}, and this diloco reads {PLAN_VERSION}: its numbers mean something else",
+            where=where,
+            hint=AGAIN,
+        )
 
 
-def save_plan(plan: Plan, path: Path | str) -> None:
-    """Whole or not at all: a temporary file beside it takes its place."""
+def _check_digest(body: dict[str, Any], where: str) -> None:
+    """Also the name has to tell the truth, as far as it holds a digest."""
+    found = _digest_of(body.get("plan"))
+    if body.get("digest") != found:
+        raise UsageError(
+            "the plan was changed after it was made: its content is not what its digest says",
+            where=where,
+            hint=f"change the run file or the inventory, and {AGAIN}",
+        )
+    named = re.search(rf"-([0-9a-f]{{{NAME_DIGITS}}})\.plan\.json$", where)
+    if named is not None and not found.partition("-")[2].startswith(named[1]):
+        raise UsageError(
+            f"the file's name says {named[1]}, its content is {found.partition('-')[2][:NAME_DIGITS]}",
+            where=where,
+            hint="another plan took this file's place; rename it if it is the one you mean",
+        )
+
+
+def save_plan(plan: Plan, path: Path | str) -> Path:
+    """Whole or not at all: a temporary file beside it takes its place. Into a folder: under the plan's own name.
+    Returns where it lies."""
     path = Path(path)
+    if path.is_dir():
+        path = path / plan_file_name(plan)
     beside = path.with_name(path.name + ".part")
     try:
         beside.write_text(plan_to_text(plan), encoding="utf-8")
@@ -60,10 +115,11 @@ def save_plan(plan: Plan, path: Path | str) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"cannot write the plan: {reason}", where=str(path)) from None
+    return path
 
 
 def load_plan(path: Path | str) -> Plan:
-    """Raises NotFoundError if there is no such file, UsageError if it holds no plan of a known version."""
+    """Raises NotFoundError if there is no such file, UsageError if it holds no unchanged plan of this version."""
     path = Path(path)
     try:
         with path.open("rb") as stream:
@@ -75,35 +131,3 @@ def load_plan(path: Path | str) -> Plan:
     if len(raw) > LARGEST_PLAN_BYTES:
         raise UsageError(f"larger than {LARGEST_PLAN_BYTES // 10**6} MB", where=str(path))
     return plan_from_text(raw.decode("utf-8", errors="replace"), str(path))
-
-
-def plan_differences(old: Plan, new: Plan) -> list[str]:
-    """Lines such as `~ islands.home.local_steps: 33 -> 38`, `+ islands.tokyo`, `- islands.home`."""
-    return list(_differences(to_plain(old), to_plain(new), ""))
-
-
-def _differences(old: Any, new: Any, path: str) -> list[str]:
-    if old == new:
-        return []
-    before, after = _children(old), _children(new)
-    if before is None or after is None:
-        return [f"~ {path}: {json.dumps(old)} -> {json.dumps(new)}"]
-    lines = []
-    for key in [*before, *(key for key in after if key not in before)]:
-        place = f"{path}.{key}" if path else key
-        if key not in after:
-            lines.append(f"- {place}")
-        elif key not in before:
-            lines.append(f"+ {place}")
-        else:
-            lines += _differences(before[key], after[key], place)
-    return lines
-
-
-def _children(value: Any) -> dict[str, Any] | None:
-    """A mapping's entries, or a list's by their names; None for a leaf."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
-        return {item["name"]: item for item in value}
-    return None

@@ -3,132 +3,160 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from diloco_cli.config.settings import Inventory, RunSettings
-from diloco_cli.errors import InfeasibleError
-from diloco_cli.plan import goodput
+from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.plan.alternatives import alternatives
 from diloco_cli.plan.assumptions import assumptions
-from diloco_cli.plan.candidates import Candidate, candidates, select
-from diloco_cli.plan.link import MBPS, link_warnings, need_of_round, transfer_s
+from diloco_cli.plan.candidates import Candidate, candidates
+from diloco_cli.plan.fleet_plan import assemble
+from diloco_cli.plan.islands import form_islands
+from diloco_cli.plan.left_out import left_out
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.plan import LeftOut, Plan, PlannedIsland, Schedule
-from diloco_cli.plan.prediction import SECONDS_PER_DAY, predict
-from diloco_cli.plan.schedule import local_steps, make_schedule, schedule_warnings
-from diloco_cli.plan.speed import num_devices
+from diloco_cli.plan.money import costs
+from diloco_cli.plan.plan import Goal, LeftOut, Plan, Setting
+from diloco_cli.plan.search import MOST_WORK, SEARCHED, Found, search
+from diloco_cli.plan.sensitivity import sensitivities
+from diloco_cli.units import format_duration
 
-GB = 1e9
-LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
-
-
-def make_plan(run: RunSettings, inventory: Inventory, model: ModelFacts) -> Plan:
-    """The plan. Raises InfeasibleError if no island remains or the quorum is out of reach."""
-    plan = _plan(run, inventory, model)
-    others = alternatives(plan, lambda other: _plan(other, inventory, model))
-    return dataclasses.replace(plan, alternatives=others)
+AGAIN_WORK = 2_000  # evaluations of one island when a plan is made again with one thing changed
 
 
-def _plan(run: RunSettings, inventory: Inventory, model: ModelFacts) -> Plan:
-    kept, left_out = select(candidates(run, inventory, model), run, model)
-    _require_quorum(run, kept, left_out)
+def make_plan(
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+    goal: Goal | None = None,
+    origins: Mapping[str, str] | None = None,
+) -> Plan:
+    """The plan. `origins` names the place of every key that the user gave: what he did not give is searched; None: the
+    settings are taken as they are, and only the islands are chosen.
+
+    Raises InfeasibleError if no island remains, the quorum is out of reach, or nothing meets the goal's limits.
+    """
+    goal = goal or Goal()
+    free = frozenset() if origins is None else frozenset(k for k in SEARCHED if f"sync.{k}" not in origins)
+    forming = form_islands(run, inventory, model)
+    inventory = forming.inventory
+    plan = _plan(run, inventory, model, goal, free, unused=forming.left_out)
+
+    chosen = frozenset(island.name for island in plan.islands)
+
+    def again(other_run: RunSettings, other_inventory: Inventory) -> Plan:
+        """With the settings pinned: only the islands may change."""
+        return _plan(other_run, other_inventory, model, goal, frozenset(), AGAIN_WORK, chosen)
+
+    return dataclasses.replace(
+        plan,
+        settings=_settings(run, plan.run, free, origins),
+        formed=forming.formed,
+        alternatives=alternatives(plan, lambda other: again(other, inventory)),
+        sensitivity=sensitivities(plan, lambda other: again(plan.run, other)),
+    )
+
+
+def _plan(
+    run: RunSettings, inventory: Inventory, model: ModelFacts, goal: Goal, free: frozenset[str],
+    most_work: int = MOST_WORK, start: frozenset[str] = frozenset(), unused: Sequence[LeftOut] = (),
+) -> Plan:  # fmt: skip
+    """`start`: this plan is made again with one thing changed, and nobody asks why islands are left out."""
+    everyone = candidates(run, inventory, model)
+    _require_prices(everyone, goal)
+    found = search(everyone, run, model, free, goal, most_work, start)
+    if found is None:
+        raise _infeasible(everyone, run, model, free, goal)
     order = {island.name: index for index, island in enumerate(inventory.islands)}
-    kept.sort(key=lambda candidate: order[candidate.island.name])
-    left_out.sort(key=lambda island: order[island.name])
-    num_fragments = min(run.sync.fragments, model.num_tensors)
-    transfers = [transfer_s(c.island.link, model, run.sync, num_fragments) for c in kept]
-    schedule = make_schedule(run.sync, model, num_fragments, [c.step_s for c in kept], transfers)
-    islands = [_planned(c, t, run, model, schedule) for c, t in zip(kept, transfers, strict=True)]
-    warnings = _warnings(run, islands, left_out, schedule)
-    return Plan(
-        verdict="feasible with warnings" if warnings else "feasible",
-        why=_why(islands, left_out, warnings),
-        islands=tuple(islands),
-        left_out=tuple(left_out),
-        schedule=schedule,
-        prediction=predict(run, kept, islands, schedule, model),
-        model=model,
-        run=run,
-        inventory=inventory,
-        assumptions=assumptions(run, kept, model),
-        warnings=tuple(warnings),
-    )
+    missing = [] if start else left_out(everyone, found.fleet, run, model, goal)
+    missing.sort(key=lambda island: order[island.name])
+    chosen = dataclasses.replace(run, sync=found.fleet.sync)
+    plan = assemble(found.fleet, missing, chosen, inventory, model, goal, order, unused)
+    return dataclasses.replace(plan, assumptions=assumptions(run, found.fleet.kept, model, inventory, bool(free)))
 
 
-def _require_quorum(run: RunSettings, kept: Sequence[Candidate], left_out: Sequence[LeftOut]) -> None:
-    if len(kept) >= max(1, run.sync.quorum):
-        return
-    reasons = "; ".join(f"{island.name} {island.reason}" for island in left_out)
-    ways = "; ".join(f"{island.name}: {' or '.join(island.ways_out[:2])}" for island in left_out)
-    because = f": {reasons}" if reasons else ""
-    if not kept:
-        raise InfeasibleError(f"no island can take part{because}", hint=ways)
-    possible = f"--set sync.quorum={len(kept)}"
-    raise InfeasibleError(
-        f"the quorum of {run.sync.quorum} is out of reach, {len(kept)} can take part{because}",
-        hint=f"{possible}; {ways}" if ways else possible,
-    )
-
-
-def _planned(
-    candidate: Candidate, transfer: float, run: RunSettings, model: ModelFacts, schedule: Schedule
-) -> PlannedIsland:
-    island, step_s = candidate.island, candidate.step_s
-    steps = local_steps(schedule.round_s, step_s)
-    own_round_s = steps * step_s
-    need = need_of_round(model, run.sync.codec, run.sync.broadcast)
-    need_round_s = max(schedule.round_s, step_s)
-    warnings = link_warnings(island, need, need_round_s)
-    if step_s > LATE_STEP * schedule.round_s:
-        rounds = step_s / schedule.round_s
-        warnings.append(
-            f"{island.name}: one step takes {rounds:.1f} rounds; lower its batch_tokens or raise sync.every"
+def _require_prices(everyone: Sequence[Candidate], goal: Goal) -> None:
+    if goal.objective == "cost" and not any(c.island.price_per_h or c.island.egress_per_gb for c in everyone):
+        raise UsageError(
+            "--objective cost needs prices, and no island has one",
+            hint="give islands a price, for example `price: 14.0/h`, and `egress: 0.02/GB`",
         )
-    up_bytes_per_day = need.up_bps(need_round_s) / 8 * SECONDS_PER_DAY
-    return PlannedIsland(
-        name=island.name,
-        region=island.region,
-        accelerators=f"{island.accelerators.name}:{island.accelerators.count}",
-        devices=num_devices(island),
-        tokens_per_s=candidate.speed.tokens_per_s,
-        step_s=step_s,
-        batch_tokens=candidate.batch_tokens,
-        local_steps=steps,
-        round_s=own_round_s,
-        idle_percent=100 * max(0.0, 1 - own_round_s / schedule.round_s),
-        up_mbps_needed=need.up_bps(need_round_s) / MBPS,
-        up_mbps_available=_mbps(island.link.up_bps),
-        down_mbps_needed=need.down_bps(need_round_s) / MBPS,
-        down_mbps_available=_mbps(island.link.down_bps),
-        transfer_s=transfer,
-        memory_gb_needed=candidate.fit.needed_gb,
-        memory_gb_available=candidate.fit.available_gb,
-        fits=candidate.fit.fits,
-        sharding=candidate.fit.sharding,
-        availability=goodput.availability(island),
-        price_per_h=island.price_per_h,
-        egress_per_day=up_bytes_per_day / GB * island.egress_per_gb,
-        warnings=tuple(warnings),
+
+
+def _infeasible(
+    everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
+) -> InfeasibleError:
+    """Why there is no plan: limits, the quorum, or no island at all; and what to change."""
+    unlimited = search(everyone, run, model, free, Goal())
+    if unlimited is not None:
+        return _beyond_limits(everyone, unlimited, run, model, free, goal)
+    alone = dataclasses.replace(run, sync=dataclasses.replace(run.sync, quorum=1))
+    without_quorum = search(everyone, alone, model, free, Goal())
+    missing = left_out(everyone, without_quorum.fleet if without_quorum else None, run, model, Goal())
+    reasons = "; ".join(f"{island.name} {island.reason}" for island in missing[:5])
+    ways = "; ".join(f"{island.name}: {' or '.join(island.ways_out[:2])}" for island in missing[:5] if island.ways_out)
+    because = f": {reasons}" if reasons else ""
+    if without_quorum is None:
+        return InfeasibleError(f"no island can take part{because}", hint=ways)
+    possible = len(without_quorum.fleet.kept)
+    change = f"--set sync.quorum={possible}"
+    return InfeasibleError(
+        f"the quorum of {run.sync.quorum} is out of reach, {possible} can take part{because}",
+        hint=f"{change}; {ways}" if ways else change,
     )
 
 
-def _mbps(bps: float | None) -> float | None:
-    return None if bps is None else bps / MBPS
+def _beyond_limits(
+    everyone: Sequence[Candidate],
+    unlimited: Found,
+    run: RunSettings,
+    model: ModelFacts,
+    free: frozenset[str],
+    goal: Goal,
+) -> InfeasibleError:
+    """What the limits would have to be: the fastest plan's days, or what the cheapest one costs."""
+    days = math.ceil(100 * run.train.tokens / unlimited.fleet.tokens_per_s / 86_400) / 100
+    if goal.deadline_s is not None and days * 86_400 > goal.deadline_s:
+        return InfeasibleError(
+            f"no plan reaches {run.train.tokens:,} tokens in {format_duration(goal.deadline_s)}: the fastest takes"
+            f" {days:g} d",
+            hint=f"--deadline '{days:g} d', or a smaller train.tokens",
+        )
+    limitless = dataclasses.replace(goal, objective="cost", budget_per_h=None, budget_total=None)
+    within = f" with the deadline of {format_duration(goal.deadline_s)}" if goal.deadline_s is not None else ""
+    if goal.budget_per_h is not None:
+        alone = [search([c], run, model, free, dataclasses.replace(limitless, objective="tokens")) for c in everyone]
+        least = min((costs(f.fleet, run, model).per_h for f in [*alone, unlimited] if f), default=0.0)
+        return InfeasibleError(
+            f"no plan costs at most {goal.budget_per_h:g}/h{within}: the cheapest costs {least:.2f}/h",
+            hint=f"--budget {math.ceil(100 * least) / 100:g}/h",
+        )
+    cheapest = search(everyone, run, model, free, limitless) or unlimited
+    total = costs(cheapest.fleet, run, model).total
+    return InfeasibleError(
+        f"no plan costs at most {goal.budget_total:,.0f} in all{within}: the cheapest costs {total:,.0f}",
+        hint=f"--budget {math.ceil(total)}/run, or a smaller train.tokens",
+    )
 
 
-def _warnings(
-    run: RunSettings, islands: Sequence[PlannedIsland], left_out: Sequence[LeftOut], schedule: Schedule
-) -> list[str]:
-    warnings = [f"{island.name} is left out: {island.reason}" for island in left_out]
-    if schedule.fragments < run.sync.fragments:
-        warnings.append(f"the model has only {schedule.fragments} tensors, so {schedule.fragments} fragments")
-    warnings += schedule_warnings(schedule)
-    return warnings + [warning for island in islands for warning in island.warnings]
+def _settings(
+    asked: RunSettings, chosen: RunSettings, free: frozenset[str], origins: Mapping[str, str] | None
+) -> tuple[Setting, ...]:
+    """What was pinned by whom, and what was searched."""
+    found = []
+    for key in SEARCHED:
+        value = str(getattr(chosen.sync, key))
+        if key in free:
+            changed = value != str(getattr(asked.sync, key))
+            found.append(
+                Setting(f"sync.{key}", value, "searched" if changed else "searched: the default is best", False)
+            )
+        else:
+            origin = "given" if origins is None else _place(origins[f"sync.{key}"])
+            found.append(Setting(f"sync.{key}", value, origin, True))
+    return tuple(found)
 
 
-def _why(islands: Sequence[PlannedIsland], left_out: Sequence[LeftOut], warnings: Sequence[str]) -> str:
-    total = len(islands) + len(left_out)
-    if left_out:
-        return f"{len(islands)} of {total} islands take part; without {', '.join(i.name for i in left_out)}"
-    everyone = "the island takes part" if total == 1 else f"all {total} islands take part"
-    return f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"
+def _place(origin: str) -> str:
+    """`run.yaml:12` of `/somewhere/run.yaml:12`: a plan is the same wherever its files lie."""
+    return origin if origin.startswith("--") else origin.rpartition("/")[2]

@@ -7,67 +7,76 @@ from collections.abc import Sequence
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan import goodput
-from diloco_cli.plan.candidates import Candidate
+from diloco_cli.plan.flow import Fleet
+from diloco_cli.plan.link import CODEC_BITS, MBPS, need_of_round
+from diloco_cli.plan.memory import syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.plan import PlannedIsland, Prediction, Schedule, Stage
+from diloco_cli.plan.plan import Money, Prediction, Stage, SyncerNeeds
+from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
 
 SECONDS_PER_DAY = 86_400.0
+MOST_LISTED = 16  # islands up to which P(at least k) is listed for every k
+CROWDED_SYNCER = 80.0  # percent of its time that merging may take before that is worth a warning
 
 
-def predict(
-    run: RunSettings,
-    kept: Sequence[Candidate],
-    islands: Sequence[PlannedIsland],
-    schedule: Schedule,
-    model: ModelFacts,
-) -> Prediction:
-    """`islands[i]` is the plan of `kept[i]`."""
-    availabilities = [island.availability for island in islands]
-    quorum = goodput.probability_at_least(run.sync.quorum, availabilities)
-    rates = [island.tokens_per_s for island in islands]
-    stages = _waterfall(kept, islands, schedule, quorum)
+def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> Prediction:
+    availabilities = [candidate.availability for candidate in fleet.kept]
+    flows = fleet.flows
+    rates = {
+        "ideal": sum(flow.ideal for flow in flows),
+        "after idle": sum(flow.after_idle for flow in flows),
+        "after link": sum(flow.after_link for flow in flows),
+        "after failures": fleet.tokens_per_s,
+    }
+    tokens = run.train.tokens
+    stages = tuple(Stage(name, rate, tokens / rate / SECONDS_PER_DAY) for name, rate in rates.items())
     ideal, final = stages[0].tokens_per_s, stages[-1].tokens_per_s
-    batch_tokens = sum(island.batch_tokens for island in islands)
-    synchronous = goodput.synchronous_tokens_per_s([c.island for c in kept], rates, batch_tokens, model)
+    islands = [candidate.island for candidate in fleet.kept]
+    batch_tokens = sum(candidate.batch_tokens for candidate in fleet.kept)
+    own_rates = [candidate.tokens_per_s for candidate in fleet.kept]
+    synchronous = goodput.synchronous_tokens_per_s(islands, own_rates, batch_tokens, model)
     return Prediction(
         tokens_per_s_ideal=ideal,
         tokens_per_s=final,
         goodput=final / ideal,
-        days_to_target=run.train.tokens / final / SECONDS_PER_DAY,
+        days_to_target=tokens / final / SECONDS_PER_DAY,
         synchronous_tokens_per_s=synchronous,
         synchronous_goodput=synchronous / ideal,
-        price_per_h=sum(island.price_per_h for island in islands),
-        egress_per_day=sum(island.egress_per_day for island in islands),
-        quorum_probability=quorum,
+        synchronous_days_to_target=tokens / synchronous / SECONDS_PER_DAY,
+        price_per_h=money.accelerators_per_h,
+        egress_per_day=money.egress_per_day,
+        quorum_probability=fleet.quorum_probability,
         all_present_probability=math.prod(availabilities),
+        present_probabilities=_present(availabilities),
         waterfall=stages,
     )
 
 
-def _waterfall(
-    kept: Sequence[Candidate], islands: Sequence[PlannedIsland], schedule: Schedule, quorum: float
-) -> tuple[Stage, ...]:
-    """Each stage multiplies every island's tokens/s by the share that survives it.
+def _present(availabilities: Sequence[float]) -> tuple[float, ...]:
+    count = len(availabilities)
+    return tuple(goodput.probability_at_least(k, availabilities) for k in range(1, count + 1) if count <= MOST_LISTED)
 
-    Failures cost an island its absence and what had not been merged: half a round on average, and what is in
-    flight; and they cost everybody the time without a quorum.
-    """
-    hidden_s = schedule.overlap * schedule.slot_s
-    at_risk_s = schedule.round_s / 2 + hidden_s
-    slowest_transfer_s = max(island.transfer_s for island in islands)
-    ideal = after_idle = after_link = after_failures = 0.0
-    for candidate, planned in zip(kept, islands, strict=True):
-        rate = planned.tokens_per_s
-        ideal += rate
-        rate *= 1 - planned.idle_percent / 100
-        after_idle += rate
-        exchange_s = schedule.exchange_s - slowest_transfer_s + planned.transfer_s
-        rate *= min(1.0, hidden_s / exchange_s)
-        after_link += rate
-        after_failures += rate * planned.availability * goodput.kept_work(candidate.island, at_risk_s)
-    return (
-        Stage("ideal", ideal),
-        Stage("after idle", after_idle),
-        Stage("after link", after_link),
-        Stage("after failures", after_failures * quorum),
+
+def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
+    """The syncer reads every island's delta once a round, and writes state and cast."""
+    sync, round_s, islands = fleet.sync, fleet.schedule.round_s, len(fleet.kept)
+    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
+    need = need_of_round(model, sync.codec, sync.broadcast)
+    merging_s = model.parameters * islands / MERGE_PARAMETERS_PER_S
+    written_bits = model.parameters * 64 + need.down_bits
+    return SyncerNeeds(
+        memory_gb=syncer_memory_gb(model, fleet.schedule.fragment_parameters, islands, up_bits, down_bits),
+        down_mbps=(islands * need.up_bits + written_bits) / round_s / MBPS,
+        up_mbps=written_bits / round_s / MBPS,
+        merge_percent=100 * merging_s / round_s,
     )
+
+
+def syncer_warnings(needs: SyncerNeeds) -> list[str]:
+    warnings: list[str] = []
+    if needs.merge_percent > CROWDED_SYNCER:
+        warnings.append(
+            f"the syncer would spend {needs.merge_percent:.0f} % of its time merging (guessed speed): fewer islands, a"
+            " longer round (--set sync.every=...), or a faster machine for it"
+        )
+    return warnings

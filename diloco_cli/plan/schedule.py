@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.link import Fragments
 from diloco_cli.plan.plan import Schedule
 
-MERGE_PARAMETERS_PER_S = 1e8  # guessed: parameters of one learner that one syncer core merges in a second
+MERGE_PARAMETERS_PER_S = 3e8  # guessed: parameters of one learner that one syncer core reads and merges in a second
 
 
 def local_steps(round_s: float, step_s: float) -> int:
@@ -19,8 +19,7 @@ def local_steps(round_s: float, step_s: float) -> int:
 
 def make_schedule(
     sync: SyncSettings,
-    model: ModelFacts,
-    num_fragments: int,
+    fragments: Fragments,
     step_s: Sequence[float],
     transfer_s: Sequence[float],
 ) -> Schedule:
@@ -31,27 +30,36 @@ def make_schedule(
     overlap that hides the exchange: without it the slack, and so the grace window, would be next to nothing.
     """
     round_s = sync.every * min(step_s)
-    slot_s = round_s / num_fragments
-    merge_s = model.largest_fragment(num_fragments) * len(step_s) / MERGE_PARAMETERS_PER_S
-    exchange_s = max(transfer_s) + quorum_s(sync.quorum, step_s) + merge_s
+    slot_s = round_s / fragments.count
+    merging_s = fragments.largest * len(step_s) / MERGE_PARAMETERS_PER_S
+    waiting_s = quorum_s(sync.quorum, step_s)
+    exchange_s = max(transfer_s) + waiting_s + merging_s
     if sync.overlap == "auto":
-        overlap = min(slots_to_hide(exchange_s, slot_s) + 1, longest_overlap(num_fragments))
+        overlap = min(slots_to_hide(exchange_s, slot_s) + 1, longest_overlap(fragments.count))
     else:
         overlap = sync.overlap
     slack_s = overlap * slot_s - exchange_s
-    grace_s = min(max(0.0, sync.grace.gamma * slack_s), slot_s)
     return Schedule(
-        fragments=num_fragments,
+        fragments=fragments.count,
         sync_every=sync.every,
         overlap=overlap,
         quorum=sync.quorum,
-        grace_s=grace_s,
+        grace_s=min(max(0.0, sync.grace.gamma * slack_s), slot_s),
         codec=sync.codec,
+        broadcast=sync.broadcast,
         round_s=round_s,
         slot_s=slot_s,
         exchange_s=exchange_s,
         slack_s=slack_s,
+        quorum_s=waiting_s,
+        merge_s=merging_s,
+        fragment_parameters=fragments.largest,
     )
+
+
+def fragment_offsets(every: int, num_fragments: int) -> tuple[int, ...]:
+    """t_p: the step of a round, counted from 1 at the fastest island, after which fragment p is due."""
+    return tuple(max(1, round((index + 1) * every / num_fragments)) for index in range(num_fragments))
 
 
 def slots_to_hide(exchange_s: float, slot_s: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diloco_cli.config.devices import CPU, MPS, find_device
+from diloco_cli.config.devices import CPU, HOST_DEVICES, find_device
 from diloco_cli.config.settings import Device, Inventory, IslandSettings
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption
@@ -41,13 +41,11 @@ def island_speed(island: IslandSettings, inventory: Inventory, model: ModelFacts
 def _flops_per_s(island: IslandSettings, inventory: Inventory, model: ModelFacts) -> tuple[float, Assumption]:
     device = find_device(island.accelerators.name, inventory.devices)
     count = num_devices(island)
-    if device.name == CPU:
-        per_core = min(CPU_GFLOPS_PER_WIDTH * model.width, CPU_GFLOPS_MOST)
-        text = f"{island.name}: {per_core:.0f} GFLOP/s a core at width {model.width}; tokens_per_s replaces it"
-        return count * per_core * GIGA, Assumption(text, "guessed")
-    if device.name == MPS:
-        text = f"{island.name}: {MPS_GFLOPS:.0f} GFLOP/s on mps; tokens_per_s replaces it"
-        return count * MPS_GFLOPS * GIGA, Assumption(text, "guessed")
+    if device.name in HOST_DEVICES:
+        gflops = host_gflops(device.name, model)
+        what = f"a core at width {model.width}" if device.name == CPU else f"on {device.name}"
+        text = f"{island.name}: {gflops:.0f} GFLOP/s {what}; tokens_per_s replaces it"
+        return count * gflops * GIGA, Assumption(text, "guessed")
     tflops, kind = peak_tflops(device)
     mfu = island.mfu or default_mfu(device)
     doubt = " (to be checked)" if device.check else ""
@@ -55,6 +53,11 @@ def _flops_per_s(island: IslandSettings, inventory: Inventory, model: ModelFacts
     mark = "MFU given" if island.mfu else "MFU guessed"
     text = f"{island.name}: {source} ({mark})"
     return count * tflops * TERA * mfu, Assumption(text, "catalogue" if island.mfu else "guessed")
+
+
+def host_gflops(name: str, model: ModelFacts) -> float:
+    """Of one core, or of the host's own accelerator, in training."""
+    return min(CPU_GFLOPS_PER_WIDTH * model.width, CPU_GFLOPS_MOST) if name == CPU else MPS_GFLOPS
 
 
 def peak_tflops(device: Device) -> tuple[float, str]:

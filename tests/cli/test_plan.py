@@ -69,6 +69,91 @@ def test_a_saved_plan_is_compared_and_a_difference_exits_10(diloco, tmp_path):
     assert "~ schedule.sync_every: 40 -> 80" in changes
 
 
+def test_a_plan_goes_into_a_folder_under_a_name_made_of_its_content(diloco, tmp_path):
+    diloco(*quickstart("-o", tmp_path))
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("quickstart-")
+    assert path.name.endswith(".plan.json")
+    body = json.loads(diloco(*quickstart("--json")))
+    assert path.name.split("-")[-1].split(".")[0] in body["data"]["digest"]
+
+
+def test_a_plan_that_was_edited_is_refused_by_against(diloco, tmp_path):
+    plan = tmp_path / "plan.json"
+    diloco(*quickstart("-o", plan))
+    plan.write_text(plan.read_text().replace('"sync_every": 40', '"sync_every": 41'))
+    with pytest.raises(UsageError, match="changed after it was made"):
+        diloco(*quickstart("--against", plan))
+
+
+def test_explain_prints_arithmetic_and_json_carries_it(diloco):
+    text = diloco(*quickstart("--explain"))
+    assert "belgium:" in text
+    assert "= max(1, round(T / step))" in text
+    data = json.loads(diloco(*quickstart("--explain", "--json")))["data"]
+    assert {"of", "name", "formula", "numbers", "value", "unit"} == set(data["explanations"][0])
+
+
+def test_plot_draws_the_waterfall(diloco, tmp_path):
+    diloco(*quickstart("--plot", tmp_path / "plan.svg"))
+    svg = (tmp_path / "plan.svg").read_text()
+    assert svg.count("<rect") == 5
+    assert "after failures" in svg
+    with pytest.raises(UsageError, match="written as SVG"):
+        diloco(*quickstart("--plot", tmp_path / "plan.png"))
+
+
+def test_simulate_puts_events_beside_the_closed_form(diloco):
+    run = QUICKSTART.parent / "plan" / "run.yaml"
+    found = json.loads(diloco("plan", "-f", run, "--simulate", "--json"))["data"]["simulation"]
+    assert found["failures"] > 100
+    assert found["failures_percent"] == pytest.approx(found["closed_form_percent"], abs=1.5)
+    assert "closed form" in " ".join(diloco("plan", "-f", run, "--simulate").split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "300"), "write an amount per hour such as 150/h"),
+        (("--budget", "x/run"), "count 'x' is no number"),
+        (("--budget", "0/h"), "--budget must be above 0"),
+        (("--deadline", "3"), "has no unit"),
+        (("--objective", "speed"), "must be one of tokens, cost"),
+    ],
+)
+def test_goals_that_cannot_be_read_are_refused(diloco, words, message):
+    with pytest.raises(UsageError, match=message):
+        diloco(*quickstart(*words))
+
+
+def test_every_screen_fits_80_columns_and_a_wide_one_shows_more(diloco):
+    from diloco_cli.cli.plan_files import plan_of_files
+    from diloco_cli.cli.plan_table import islands_table
+
+    for run in ("run.yaml", "tpu-run.yaml", "machines-run.yaml"):
+        path = QUICKSTART.parent / "plan" / run
+        assert max(map(len, diloco("plan", "-f", path).splitlines())) <= 80
+        islands = plan_of_files(None, path, []).islands
+        narrow, wide = islands_table(islands, 80), islands_table(islands, 160)
+        assert max(map(len, wide)) <= 160
+        assert len(wide[0].split()) > len(narrow[0].split())
+        assert "region" in wide[0]
+        assert "region" not in narrow[0]
+        assert all(island.name in "\n".join(narrow) for island in islands)
+
+
+def test_of_very_many_islands_the_table_shows_the_largest_and_says_so():
+    from dataclasses import replace
+
+    from diloco_cli.cli.plan_files import plan_of_files
+    from diloco_cli.cli.plan_table import islands_table
+
+    (one, *_) = plan_of_files(None, QUICKSTART.parent / "plan" / "run.yaml", []).islands
+    lines = islands_table([replace(one, name=f"i{n}", tokens_per_s=float(n)) for n in range(100)], 80)
+    assert lines[-1] == "the 24 largest of 100 islands; all of them: --json"
+    assert [line.split()[0] for line in lines[1:-1]] == [f"i{n}" for n in range(99, 75, -1)]
+
+
 def test_init_writes_files_that_can_be_planned_and_never_overwrites(diloco, tmp_path):
     diloco("init", tmp_path / "new")
     assert "feasible" in diloco("plan", "-f", tmp_path / "new" / "run.yaml")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from diloco_cli.config.hostlist import expand_hostlist
+from diloco_cli.config.hostlist import compress_hostlist, expand_hostlist, read_hostfile
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.settings import Accelerators
+from diloco_cli.config.settings import Accelerators, Link, LocalMachine, MachineSettings
 from diloco_cli.config.store_url import normalise_store_url
 from diloco_cli.errors import UsageError
+from diloco_cli.paths import templates_directory
 
 HEAD = "store: {url: bucket, region: here}\nregions: {here: {}, there: {store: gs://far/runs}}\nislands:\n"
 ISLAND = (
@@ -51,6 +55,73 @@ def test_own_devices_come_before_the_catalogue(tmp_path):
     text = HEAD + "  - {name: a, region: here, accelerators: MyChip:4}\n"
     inventory = load(tmp_path, text + "devices: {MyChip: {bf16_tflops: 120, memory_gb: 24}}\n")
     assert inventory.devices["MyChip"].bf16_tflops == 120
+
+
+def test_a_known_device_is_corrected_in_one_figure_and_keeps_the_others(tmp_path):
+    inventory = load(tmp_path, HEAD + ISLAND + "devices: {H100-SXM: {achievable: 0.7}}\n")
+    device = inventory.devices["H100-SXM"]
+    assert (device.achievable, device.bf16_tflops, device.memory_gb) == (0.7, 989, 80)
+
+
+def test_names_as_skypilot_writes_them_become_the_catalogues(tmp_path):
+    text = HEAD + "  - {name: a, region: here, accelerators: 'A100-80GB:8'}\n"
+    text += "  - {name: b, region: here, accelerators: tpu-v5p-8, nodes: 2}\n"
+    islands = load(tmp_path, text).islands
+    assert [island.accelerators for island in islands] == [Accelerators("A100-80GB-SXM", 8), Accelerators("TPU-v5p", 4)]
+    assert islands[1].nodes == 2
+
+
+MACHINES = """version: 1
+store: {url: bucket}
+machines:
+  - {hosts: "box[1-2],x.lan", region: here, infra: ssh, fabric: pod-a, accelerators: 'RTX-4090:2', price: 3/h,
+     link: {up: 1 Gbps}, mtbf: 2 d}
+  - {host: alone, region: there, accelerators: 'cpu:4', emulate: {slowdown: 2}, tokens_per_s: 100}
+  - {name: rack, nodes: 16, region: here, infra: slurm/h100, fabric: ib0, accelerators: 'H100:8', mfu: 0.4}
+local: {cores: 2, crowding: [1, 0.97, 0.63]}
+"""
+
+
+def test_machines_may_stand_instead_of_islands(tmp_path):
+    inventory = load(tmp_path, MACHINES)
+    boxes, alone, rack = inventory.machines
+    assert boxes == MachineSettings(
+        "here", Accelerators("RTX-4090", 2), hosts=("box1", "box2", "x.lan"), nodes=3, fabric="pod-a", infra="ssh",
+        price_per_h=3.0, link=Link(up_bps=1e9), mtbf_s=172_800.0,
+    )  # fmt: skip
+    assert (alone.hosts, alone.slowdown, alone.tokens_per_s, alone.fabric) == (("alone",), 2.0, 100.0, None)
+    assert (rack.name, rack.hosts, rack.nodes, rack.accelerators) == ("rack", (), 16, Accelerators("H100-SXM", 8))
+    assert inventory.islands == () and inventory.local == LocalMachine(2, (1.0, 0.97, 0.63))
+
+
+def test_islands_and_machines_may_stand_together(tmp_path):
+    inventory = load(tmp_path, MACHINES + "islands:\n  - {name: a, region: here, accelerators: 'cpu:1'}\n")
+    assert (len(inventory.islands), len(inventory.machines)) == (1, 3)
+
+
+def test_a_hostfile_lies_beside_the_inventory_and_its_slots_are_passed_over(tmp_path):
+    (tmp_path / "hosts.txt").write_text("# the rack\nbox1 slots=8 max_slots=8\n\nbox[2-3]  # two more\n")
+    text = HEAD + "  - {name: a, region: here, accelerators: 'L4:8', infra: ssh, hosts: ['@hosts.txt', extra]}\n"
+    island = load(tmp_path, text).islands[0]
+    assert (island.hosts, island.nodes) == (("box1", "box2", "box3", "extra"), 4)
+
+
+@pytest.mark.parametrize("text", ["", "# nobody\n", "box1\nbox1\n", "box[2-1]\n", "box1 8 slots\n"])
+def test_hostfiles_that_are_none_are_refused(text, tmp_path):
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(UsageError):
+        read_hostfile(tmp_path / "hosts")
+
+
+def test_the_commented_parts_of_the_template_are_valid_too(tmp_path):
+    """Every `# key:` line of the template that is a section, with what follows it, read as if it were not commented."""
+    template = (templates_directory() / "inventory.yaml").read_text()
+    sections = re.findall(r"(?m)^# ((?:machines|devices|local):\n(?:#   .*\n)+)", template)
+    assert [section.split(":")[0] for section in sections] == ["machines", "devices", "local"]
+    text = template + "".join(re.sub(r"(?m)^# ?", "", section) for section in sections)
+    inventory = load(tmp_path, text)
+    assert [machine.nodes for machine in inventory.machines] == [16, 4]
+    assert set(inventory.devices) == {"MyChip", "H100-SXM"} and inventory.local.cores == 2
 
 
 MALFORMED = [
@@ -106,6 +177,15 @@ def test_an_inventory_without_islands_is_refused(tmp_path, text):
 
 def test_hostlists_keep_order_and_leading_zeros():
     assert expand_hostlist("n[08-10,12],login") == ("n08", "n09", "n10", "n12", "login")
+
+
+@given(hosts=st.lists(st.from_regex(r"[a-z]{1,2}[0-9]{0,3}(-[a-z])?", fullmatch=True), unique=True, min_size=1))
+def test_a_compressed_hostlist_expands_to_the_same_hosts(hosts):
+    assert expand_hostlist(compress_hostlist(hosts)) == tuple(hosts)
+
+
+def test_runs_of_hosts_are_compressed():
+    assert compress_hostlist(["box9", "box10", "box11", "n08", "n09", "login"]) == "box[9-11],n[08-09],login"
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "n[1-", "n[a-b]", "n[1-99999]", "a,a", "-oProxyCommand=x", "a b"])

@@ -25,7 +25,7 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.paths import templates_directory
-from diloco_cli.plan.link import CODEC_BITS
+from diloco_cli.plan.link import known_codecs
 from diloco_cli.plan.model_facts import facts_from_numbers, model_facts
 from diloco_cli.plan.planner import make_plan
 
@@ -128,11 +128,13 @@ def test_overlap_auto_hides_the_exchange_and_leaves_a_slot_of_slack():
 
 
 def test_a_chosen_overlap_that_is_too_short_warns_with_the_one_needed():
-    needed = plan(fleet()).schedule.overlap
-    made = plan(fleet(), replace(RUN, sync=replace(RUN.sync, overlap=1)))
+    slower = Link(up_bps=5e8, down_bps=5e8, rtt_s=0.005)
+    linked = fleet(*(replace(IOWA, name=name, link=slower) for name in ("one", "two")))  # alike: neither is left out
+    needed = plan(linked).schedule.overlap
+    made = plan(linked, replace(RUN, sync=replace(RUN.sync, overlap=1)))
     assert made.schedule.grace_s == 0
     assert any(f"--set sync.overlap={needed}" in warning for warning in made.warnings)
-    assert made.prediction.tokens_per_s < plan(fleet()).prediction.tokens_per_s
+    assert made.prediction.tokens_per_s < plan(linked).prediction.tokens_per_s
 
 
 def test_fewer_tensors_than_fragments_mean_fewer_fragments_with_a_warning():
@@ -162,7 +164,8 @@ def test_a_batch_that_is_no_whole_number_of_sequences_is_refused():
 
 def test_failures_cost_their_share_and_synchronous_training_more():
     failing = [replace(i, mtbf_s=3600.0, restart_s=400.0) for i in (IOWA, SPOT, OLD)]
-    prediction = plan(fleet(*failing)).prediction
+    keeping = replace(RUN, sync=replace(RUN.sync, mixing="rebase"))
+    prediction = plan(fleet(*failing), keeping).prediction
     assert prediction.goodput == pytest.approx(0.9 * (1 - 0.1**3), rel=0.03)
     assert prediction.synchronous_goodput <= 0.9**3
     assert prediction.quorum_probability == pytest.approx(1 - 0.1**3)
@@ -177,7 +180,7 @@ def test_failures_cost_their_share_and_synchronous_training_more():
 def test_money_is_the_price_of_every_island_and_what_leaves_it():
     priced = plan(fleet(replace(IOWA, price_per_h=100.0, egress_per_gb=0.02), replace(SPOT, price_per_h=10.0)))
     assert priced.prediction.price_per_h == 110.0
-    gigabytes_a_day = 2.0 * 86_400 / priced.schedule.round_s
+    gigabytes_a_day = (2.0 + 8 / 20) * 86_400 / priced.schedule.round_s  # bf16 deltas; moments each 20 rounds
     assert priced.prediction.egress_per_day == pytest.approx(0.02 * gigabytes_a_day)
 
 
@@ -189,9 +192,9 @@ def test_the_presets_on_one_core_are_predicted_as_measured():
 
 
 def test_every_codec_of_the_settings_has_its_bits():
-    for codec in CODEC_BITS:
+    for codec in known_codecs():
         plan(fleet(), replace(RUN, sync=replace(RUN.sync, codec=codec, broadcast=codec)))
-    assert set(CODEC_BITS) == set(get_args(type_hints(SyncSettings)["codec"]))
+    assert set(known_codecs()) == set(get_args(type_hints(SyncSettings)["codec"]))
 
 
 def test_the_templates_can_be_planned():
@@ -202,7 +205,7 @@ def test_the_templates_can_be_planned():
     assert len(made.islands) == 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     up=st.floats(1e8, 1e10),
     more=st.floats(1.0, 10.0),
@@ -221,7 +224,7 @@ def test_more_bandwidth_and_fewer_failures_never_predict_worse(up, more, mtbf):
     assert predicted(1.0, mtbf * more) >= predicted(1.0, mtbf) * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e6, 1e10)), min_size=1, max_size=8))
 def test_islands_are_either_in_the_plan_or_left_out(shapes):
     islands = [

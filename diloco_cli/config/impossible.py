@@ -1,0 +1,124 @@
+"""Settings that are well formed, each by itself, and cannot work together: refused before any training starts.
+
+Every refusal names its place, what is allowed, and a way out.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from diloco_cli.config.build import Origins
+from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.units import format_count
+
+LOSSLESS = ("fp32",)
+
+
+def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) -> None:
+    """What the run file alone can tell. `default_place` stands for keys that were not given."""
+    place = _Places(origins, default_place)
+    _check_overlap(run, place)
+    _check_mixing(run, place)
+    _check_length(run, place)
+
+
+def refuse_together(
+    run: RunSettings, origins: Origins, inventory: Inventory, num_tensors: int, default_place: str
+) -> None:
+    """What takes the islands and the model to tell; of islands that are still to be formed, the plan tells it."""
+    count, place = len(inventory.islands), _Places(origins, default_place)
+    fragments = run.sync.fragments if run.sync.split_rows else min(run.sync.fragments, num_tensors)
+    if run.sync.overlap != "auto":
+        problem = overlap_problem(run.sync.overlap, run.sync.every, fragments)
+        if problem is not None:
+            problem += f"; the model has {num_tensors} tensors, and so {fragments} fragments"
+            place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
+    if inventory.machines:
+        return
+    if run.sync.quorum > count:
+        place.refuse(
+            "sync.quorum",
+            f"{run.sync.quorum} islands can never take part, the inventory has {count}; allowed: 1 to {count}",
+            f"--set sync.quorum={count}",
+        )
+    if run.data.shards is not None and run.data.shards < count:
+        place.refuse(
+            "data.shards",
+            f"{run.data.shards} shards are too few for the {count} islands of the inventory: each needs its own",
+            f"--set data.shards={count}, or more if islands are to join later",
+        )
+
+
+def longest_overlap(every: int, num_fragments: int) -> int:
+    """The largest tau, in slots of H / P steps. The paper's bound is tau < H in steps: tau * H / P <= H - 1: one step
+    at least lies between a fragment's adoption and its next sending, or there would be nothing to send. At H >= P that
+    is P - 1. The drift bound (at least one round) is then never below the overlap either."""
+    return num_fragments * (every - 1) // every
+
+
+def overlap_problem(overlap: int, every: int, num_fragments: int) -> str | None:
+    """Why tau cannot be `overlap` slots where a round of `every` steps has `num_fragments` slots; None if it can."""
+    longest = longest_overlap(every, num_fragments)
+    if overlap <= longest:
+        return None
+    return (
+        f"{overlap} slots do not fit into a round of {every} steps and {num_fragments} slots (one a fragment): "
+        f"a fragment would be sent again before it came back; allowed: 0 to {longest}, or auto"
+    )
+
+
+class _Places:
+    """Where each key was given."""
+
+    def __init__(self, origins: Origins, default_place: str) -> None:
+        self._origins, self._default = origins, default_place
+
+    def refuse(self, key: str, problem: str, hint: str) -> NoReturn:
+        raise UsageError(f"{key}: {problem}", where=self._origins.get(key, self._default), hint=hint)
+
+
+def _check_overlap(run: RunSettings, place: _Places) -> None:
+    sync = run.sync
+    if sync.overlap == "auto":
+        if sync.adoption == "at_tau":
+            place.refuse(
+                "sync.adoption",
+                "at_tau adopts after exactly sync.overlap slots, so sync.overlap must be a number, not auto",
+                f"--set sync.overlap={min(2, longest_overlap(sync.every, sync.fragments))}, "
+                "or --set sync.adoption=on_arrival",
+            )
+        return
+    problem = overlap_problem(sync.overlap, sync.every, sync.fragments)
+    if problem is not None:
+        place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
+
+
+def _check_mixing(run: RunSettings, place: _Places) -> None:
+    sync = run.sync
+    if sync.error_feedback and sync.codec in LOSSLESS:
+        place.refuse(
+            "sync.error_feedback",
+            f"the codec {sync.codec} rounds nothing away, so nothing can be fed back; it needs a lossy sync.codec",
+            "--set sync.codec=int8, or --set sync.error_feedback=false",
+        )
+    if sync.agreement.replace_below > sync.agreement.rebase_from:
+        place.refuse(
+            "sync.agreement.replace_below",
+            f"{sync.agreement.replace_below:g} must not be above rebase_from ({sync.agreement.rebase_from:g})",
+            f"--set sync.agreement.replace_below={sync.agreement.rebase_from:g} or less",
+        )
+
+
+def _check_length(run: RunSettings, place: _Places) -> None:
+    """H must be reachable: a run that ends within its first round never merges some of its fragments."""
+    train, sync = run.train, run.sync
+    one_round = sync.every * train.batch_tokens
+    if train.tokens < one_round:
+        fewer = max(1, train.tokens // train.batch_tokens)
+        place.refuse(
+            "train.tokens",
+            f"{format_count(train.tokens)} end before the first round of one island does: sync.every x "
+            f"train.batch_tokens = {sync.every} x {format_count(train.batch_tokens)} = {format_count(one_round)}",
+            f"--set train.tokens={one_round} or more, or --set sync.every={fewer} or less",
+        )

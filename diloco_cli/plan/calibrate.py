@@ -1,0 +1,119 @@
+"""Prediction against reality: what a run measured beside what its plan said, and the inventory derated by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from diloco_cli.config.settings import Inventory, IslandSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.plan.candidates import candidates
+from diloco_cli.plan.plan import Plan, PlannedIsland
+
+DAY_S = 86_400.0
+LEAST_FAILURES = 2  # restarts of an island before they say anything about its MTBF
+
+
+@dataclass(frozen=True)
+class MeasuredIsland:
+    """`tokens_per_s` while it trained, its throttle included; 0: never heard. `starts`: processes that it has had."""
+
+    name: str
+    tokens_per_s: float
+    up_bytes: int
+    down_bytes: int
+    starts: int
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What a bucket tells. `wall_s` from the first commit to the last; `steady_*` from the first merge on, without the
+    time that processes need to start."""
+
+    name: str
+    wall_s: float
+    tokens: int
+    steady_tokens_per_s: float | None
+    requests: int
+    islands: tuple[MeasuredIsland, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. `ratio` is measured / predicted; None where one of them is unknown."""
+
+    what: str
+    predicted: float | None
+    measured: float | None
+    ratio: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    comparison: tuple[Row, ...]
+    inventory: Inventory
+
+
+def calibrate(plan: Plan, run: MeasuredRun) -> Calibration:
+    """The comparison, and the plan's inventory with measured speeds (and MTBF, where there were failures) in it.
+
+    Raises UsageError if the run has none of the plan's islands, or has not merged anything.
+    """
+    measured = {island.name: island for island in run.islands if island.tokens_per_s > 0}
+    common = [island for island in plan.islands if island.name in measured]
+    if not common:
+        theirs = ", ".join(island.name for island in run.islands) or "none"
+        raise UsageError(
+            f"the run {run.name} measured none of the plan's islands; it has {theirs}",
+            hint="give the inventory and the run file that it was launched with: diloco plan -f RUN --calibrate RUN",
+        )
+    if run.wall_s <= 0 or run.tokens <= 0:
+        raise UsageError(f"the run {run.name} has merged nothing yet", hint=f"diloco status {run.name}")
+    rows = [*_fleet_rows(plan, run), *(row for island in common for row in _island_rows(island, measured, run))]
+    return Calibration(tuple(rows), _derated(plan, measured, run))
+
+
+def _fleet_rows(plan: Plan, run: MeasuredRun) -> list[Row]:
+    p = plan.prediction
+    rate = run.tokens / run.wall_s
+    steady = "from the first merge on: processes need time to start, which a long run does not notice"
+    requests = (plan.money.class_a_per_day + plan.money.class_b_per_day) / DAY_S
+    return [
+        _row("merged tokens/s", p.tokens_per_s, rate),
+        _row("merged tokens/s, steady", p.tokens_per_s, run.steady_tokens_per_s, steady),
+        _row("goodput, percent", 100 * p.goodput, 100 * rate / p.tokens_per_s_ideal),
+        _row("wall time, s", run.tokens / p.tokens_per_s, run.wall_s),
+        _row("requests/s", requests, run.requests / run.wall_s),
+    ]
+
+
+def _island_rows(planned: PlannedIsland, measured: dict[str, MeasuredIsland], run: MeasuredRun) -> list[Row]:
+    island = measured[planned.name]
+    up, down = (1e6 / 8 * mbps for mbps in (planned.sent_mbps, planned.down_mbps_needed))
+    return [
+        _row(f"{planned.name}: tokens/s", planned.tokens_per_s, island.tokens_per_s),
+        _row(f"{planned.name}: bytes/s up", up, island.up_bytes / run.wall_s),
+        _row(f"{planned.name}: bytes/s down", down, island.down_bytes / run.wall_s),
+    ]
+
+
+def _row(what: str, predicted: float, measured: float | None, note: str = "") -> Row:
+    ratio = measured / predicted if measured is not None and predicted > 0 else None
+    return Row(what, predicted, measured, ratio, note)
+
+
+def _derated(plan: Plan, measured: dict[str, MeasuredIsland], run: MeasuredRun) -> Inventory:
+    """What the run measured takes the place of catalogue and guess. A measured speed has the throttle and the crowd on
+    its machine in it; the inventory's is without them."""
+    shares = {c.island.name: c.share for c in candidates(plan.run, plan.inventory, plan.model)}
+    islands = [
+        _measured_island(island, measured[island.name], shares[island.name], run) if island.name in measured else island
+        for island in plan.inventory.islands
+    ]
+    return replace(plan.inventory, islands=tuple(islands))
+
+
+def _measured_island(island: IslandSettings, found: MeasuredIsland, share: float, run: MeasuredRun) -> IslandSettings:
+    changed = replace(island, tokens_per_s=found.tokens_per_s * island.slowdown / share)
+    failures = found.starts - 1
+    return replace(changed, mtbf_s=run.wall_s / failures) if failures >= LEAST_FAILURES else changed

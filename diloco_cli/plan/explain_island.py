@@ -1,0 +1,164 @@
+"""Every number of one island with its formula and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from diloco_cli.config.devices import HOST_DEVICES, find_device
+from diloco_cli.plan import goodput, memory
+from diloco_cli.plan.candidates import Candidate
+from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_IN_FLIGHT, Fleet, Flow
+from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, ROUND_TRIPS, fragments_of
+from diloco_cli.plan.plan import Plan, PlannedIsland
+from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
+from diloco_cli.plan.speed import default_mfu, host_gflops, num_devices, peak_tflops
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One number. `of`: what it belongs to, such as "model" or an island's name; `numbers` may be empty."""
+
+    of: str
+    name: str
+    formula: str
+    numbers: str
+    value: float
+    unit: str
+
+
+def short(value: float) -> str:
+    """Short enough to read, exact enough to compute with: 1e+09 as 1e9."""
+    text = f"{value:.6g}"
+    return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
+
+def explain_island(
+    plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow, fleet: Fleet
+) -> Iterator[Explanation]:
+    round_s, step = plan.schedule.round_s, short(island.step_s)
+    of, total, longest = island.name, short(plan.model.parameters), short(max(round_s, island.step_s))
+    yield _speed(plan, candidate)
+    yield Explanation(
+        of, "step", "batch / (tokens/s)", f"{island.batch_tokens} / {short(island.tokens_per_s)}", island.step_s, "s"
+    )
+    yield Explanation(
+        of,
+        "H_i",
+        "max(1, round(T / step))",
+        f"max(1, round({short(round_s)} / {step}))",
+        float(flow.local_steps),
+        "steps",
+    )
+    idle = f"100 * max(0, 1 - {flow.local_steps} * {step} / {short(round_s)})"
+    yield Explanation(of, "idle", "1 - H_i x step / T", idle, island.idle_percent, "%")
+    for way, codec, needed in (
+        ("up", fleet.sync.codec, island.up_mbps_needed),
+        ("down", fleet.sync.broadcast, island.down_mbps_needed),
+    ):
+        numbers = f"{total} * {CODEC_BITS[codec]:g} / {longest} / 1e6"
+        yield Explanation(of, f"{way}link needed", f"N x bits of {codec} / max(T, step)", numbers, needed, "Mbps")
+    yield _transfer(plan, candidate, flow)
+    yield _in_flight(plan, candidate, flow, fleet)
+    yield from _memory(plan, candidate)
+    settings = candidate.island
+    if settings.mtbf_s is not None:
+        numbers = f"{short(settings.mtbf_s)} / ({short(settings.mtbf_s)} + {short(goodput.restart_s(settings))})"
+        yield Explanation(of, "availability", "MTBF / (MTBF + restart)", numbers, island.availability, "")
+    yield _predicted(plan, island, candidate, flow, fleet)
+
+
+def _speed(plan: Plan, candidate: Candidate) -> Explanation:
+    """Measured, or peak x MFU over FLOPs per token; then what slows it."""
+    island, m = candidate.island, plan.model
+    device = find_device(island.accelerators.name, plan.inventory.devices)
+    slower = "".join(
+        f" {sign} {short(factor)}"
+        for sign, factor in (("/", island.slowdown), ("*", candidate.busy), ("*", candidate.share))
+        if factor != 1
+    )
+    if island.tokens_per_s:
+        formula, numbers = "as measured", short(island.tokens_per_s)
+    elif device.name in HOST_DEVICES:
+        numbers = f"{num_devices(island)} * {short(host_gflops(device.name, m))} * 1e9 / {short(m.flops_per_token)}"
+        formula = "cores x GFLOP/s / FLOPs per token"
+    else:
+        tflops, mfu = peak_tflops(device)[0], island.mfu or default_mfu(device)
+        numbers = f"{num_devices(island)} * {tflops:g} * 1e12 * {mfu:g} / {short(m.flops_per_token)}"
+        formula = "n x peak x MFU / FLOPs per token"
+    if slower:
+        formula += " (slowdown, idle accelerators, shared cores)"
+    return Explanation(island.name, "tokens/s", formula, numbers + slower, candidate.tokens_per_s, "tokens/s")
+
+
+def _in_flight(plan: Plan, candidate: Candidate, flow: Flow, fleet: Fleet) -> Explanation:
+    """The exchange of the fragment in which a parameter lies on average."""
+    mean = fragments_of(plan.run.sync, plan.model).mean
+    merging = f"{short(mean)} * {len(fleet.kept)} / {short(MERGE_PARAMETERS_PER_S)}"
+    numbers = f"{_transfer_numbers(plan, candidate, mean)} + {short(plan.schedule.quorum_s)} + {merging}"
+    formula = "transfer of the mean fragment + quorum + merging"
+    return Explanation(candidate.island.name, "in flight", formula, numbers, flow.in_flight_s, "s")
+
+
+def _transfer(plan: Plan, candidate: Candidate, flow: Flow) -> Explanation:
+    numbers = _transfer_numbers(plan, candidate, plan.schedule.fragment_parameters)
+    formula = "largest fragment x bits / bandwidth, up and down, + round trips"
+    return Explanation(candidate.island.name, "transfer", formula, numbers, flow.transfer_s, "s")
+
+
+def _transfer_numbers(plan: Plan, candidate: Candidate, parameters: float) -> str:
+    link, sync = candidate.island.link, plan.run.sync
+    rtt_s = GUESSED_RTT_S if link.rtt_s is None else link.rtt_s
+    parts = [
+        f"{short(parameters)} * {CODEC_BITS[codec]:g} / {short(bps)}"
+        for codec, bps in ((sync.codec, link.up_bps), (sync.broadcast, link.down_bps))
+        if bps
+    ]
+    return " + ".join([*parts, f"{ROUND_TRIPS} * {short(rtt_s)}"])
+
+
+def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
+    m, fit, of = plan.model, candidate.fit, candidate.island.name
+    shards = num_devices(candidate.island) if fit.sharding.startswith("fsdp") else 1
+    over = f" / {shards}" if shards > 1 else ""
+    largest = m.largest_fragment(min(plan.run.sync.fragments, m.num_tensors))
+    layer = f"{memory.GATHERED_BYTES} * {short(m.parameters)} / {m.layers} / 1e9"
+    known = {
+        "weights": ("4 N", f"{memory.WEIGHT_BYTES} * {short(m.parameters)}{over} / 1e9"),
+        "gradients": ("4 N", f"{memory.GRADIENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
+        "moments": ("8 N", f"{memory.MOMENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
+        "activations": ("34 S L d", f"{memory.ACTIVATION_BYTES} * {m.sequence} * {m.layers} * {m.width} / 1e9"),
+        "logits": ("6 S V", f"{memory.LOGIT_BYTES} * {m.sequence} * {short(m.vocabulary)} / 1e9"),
+        "gathered layer": ("6 N / L", layer),
+        "exchange": ("8 x largest fragment", f"{memory.EXCHANGE_BYTES} * {short(largest)}{over} / 1e9"),
+    }
+    for part in fit.parts:
+        formula, numbers = known[part.name]
+        yield Explanation(of, f"memory, {part.name}", formula, numbers, part.gb, "GB")
+    sizes = " + ".join(short(part.gb) for part in fit.parts)
+    yield Explanation(of, "memory", f"the sum, on each accelerator ({fit.sharding})", sizes, fit.needed_gb, "GB")
+
+
+def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow, fleet: Fleet) -> Explanation:
+    s, sync = plan.schedule, plan.run.sync
+    hidden, settings = s.overlap * s.slot_s, candidate.island
+    exchange = flow.transfer_s + s.quorum_s + s.merge_s
+    parts = [
+        (short(island.tokens_per_s), "tokens/s"),
+        (f"min(1, {flow.local_steps} * {short(island.step_s)} / {short(s.round_s)})", "in time"),
+        (f"{short(s.slot_s)} / ({short(s.slot_s)} + max(0, {short(exchange)} - {short(hidden)}))", "busy"),
+    ]
+    share = flow.in_flight_s / s.round_s
+    if sync.mixing not in KEEPS_IN_FLIGHT:
+        kept = f"(1 - {short(flow.in_flight_s)} / {short(s.round_s)})"
+        if share > MOST_IN_FLIGHT:
+            kept = f"{1 - MOST_IN_FLIGHT} * {MOST_IN_FLIGHT} * {short(s.round_s)} / {short(flow.in_flight_s)}"
+        parts.append((kept, "not in flight"))
+    if settings.mtbf_s is not None:
+        at_risk = s.round_s / 2 + hidden
+        parts.append((short(candidate.availability), "availability"))
+        parts.append((f"{short(settings.mtbf_s)} / ({short(settings.mtbf_s)} + {short(at_risk)})", "kept"))
+    parts.append((short(fleet.quorum_probability), "quorum"))
+    formula = " x ".join(text for _, text in parts)
+    numbers = " * ".join(number for number, _ in parts)
+    return Explanation(island.name, "predicted", formula, numbers, island.predicted_tokens_per_s, "tokens/s")

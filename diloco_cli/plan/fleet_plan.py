@@ -1,0 +1,133 @@
+"""From an evaluated fleet to what a plan says of it: islands, warnings, verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.plan.candidates import Candidate
+from diloco_cli.plan.flow import Fleet, Flow
+from diloco_cli.plan.link import CODEC_BITS, MBPS, link_warnings, need_of_round
+from diloco_cli.plan.memory import host_memory_gb
+from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.money import DAY_S, GB, costs, up_gb_per_day
+from diloco_cli.plan.plan import Goal, LeftOut, Plan, PlannedIsland
+from diloco_cli.plan.prediction import predict, syncer_needs, syncer_warnings
+from diloco_cli.plan.schedule import fragment_offsets, schedule_warnings
+from diloco_cli.plan.speed import num_devices
+
+LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
+IDLE_ACCELERATORS = 0.9  # a batch that keeps less of them busy is worth a warning
+
+
+def assemble(
+    fleet: Fleet,
+    missing: Sequence[LeftOut],
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+    goal: Goal,
+    order: Mapping[str, int],
+    unused: Sequence[LeftOut] = (),
+) -> Plan:
+    """The plan of a fleet; `order` of the islands is the inventory's. `missing` islands could have taken part, of the
+    `unused` machines none could be formed."""
+    pairs = sorted(zip(fleet.kept, fleet.flows, strict=True), key=lambda pair: order[pair[0].island.name])
+    islands = [_planned(candidate, flow, fleet, run, model) for candidate, flow in pairs]
+    money, needs = costs(fleet, run, model), syncer_needs(fleet, model)
+    warnings = [f"{island.name} is left out: {island.reason}" for island in (*missing, *unused)]
+    if fleet.schedule.fragments < run.sync.fragments:
+        unit, count = "layers" if run.sync.layout == "layers" else "tensors", fleet.schedule.fragments
+        warnings.append(f"the model has too few {unit} for {run.sync.fragments} fragments: there will be {count}")
+    warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs)
+    warnings += [warning for island in islands for warning in island.warnings]
+    offsets = fragment_offsets(run.sync.every, fleet.schedule.fragments)
+    return Plan(
+        verdict="feasible with warnings" if warnings else "feasible",
+        why=_why(islands, missing, unused, warnings),
+        goal=goal,
+        islands=tuple(islands),
+        left_out=(*missing, *unused),
+        schedule=dataclasses.replace(fleet.schedule, offsets=offsets),
+        prediction=predict(fleet, money, run, model),
+        money=money,
+        syncer=needs,
+        model=model,
+        run=run,
+        inventory=inventory,
+        warnings=tuple(warnings),
+    )
+
+
+def _planned(candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, model: ModelFacts) -> PlannedIsland:
+    island, step_s, schedule, sync = candidate.island, candidate.step_s, fleet.schedule, fleet.sync
+    own_round_s = flow.local_steps * step_s
+    need = need_of_round(model, sync.codec, sync.broadcast)
+    need_round_s = max(schedule.round_s, step_s)
+    bits = (CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast])
+    return PlannedIsland(
+        name=island.name,
+        region=island.region,
+        accelerators=f"{island.accelerators.name}:{island.accelerators.count}",
+        devices=num_devices(island),
+        tokens_per_s=candidate.tokens_per_s,
+        step_s=step_s,
+        batch_tokens=candidate.batch_tokens,
+        local_steps=flow.local_steps,
+        round_s=own_round_s,
+        idle_percent=100 * max(0.0, 1 - own_round_s / schedule.round_s),
+        up_mbps_needed=need.up_bps(need_round_s) / MBPS,
+        up_mbps_available=_mbps(island.link.up_bps),
+        down_mbps_needed=need.down_bps(need_round_s) / MBPS,
+        down_mbps_available=_mbps(island.link.down_bps),
+        sent_mbps=up_gb_per_day(fleet, run, model) * GB * 8 / DAY_S / MBPS,
+        transfer_s=flow.transfer_s,
+        transfer_window_s=schedule.overlap * schedule.slot_s - schedule.quorum_s - schedule.merge_s,
+        memory_gb_needed=candidate.fit.needed_gb,
+        memory_gb_available=candidate.fit.available_gb,
+        fits=candidate.fit.fits,
+        sharding=candidate.fit.sharding,
+        memory_parts=candidate.fit.parts,
+        host_memory_gb_needed=host_memory_gb(model, schedule.fragment_parameters, schedule.overlap, *bits),
+        availability=candidate.availability,
+        price_per_h=island.price_per_h,
+        egress_per_day=up_gb_per_day(fleet, run, model) * island.egress_per_gb,
+        predicted_tokens_per_s=flow.after_failures * fleet.quorum_probability,
+        warnings=tuple(_island_warnings(candidate, flow, fleet, model)),
+    )
+
+
+def _island_warnings(candidate: Candidate, flow: Flow, fleet: Fleet, model: ModelFacts) -> list[str]:
+    name, step_s, schedule = candidate.island.name, candidate.step_s, fleet.schedule
+    need = need_of_round(model, fleet.sync.codec, fleet.sync.broadcast)
+    warnings = link_warnings(candidate.island, need, max(schedule.round_s, step_s))
+    if step_s > LATE_STEP * schedule.round_s:
+        rounds = step_s / schedule.round_s
+        warnings.append(f"{name}: one step takes {rounds:.1f} rounds; lower its batch_tokens or raise sync.every")
+    if candidate.busy < IDLE_ACCELERATORS:
+        sequences, count = candidate.batch_tokens // model.sequence, num_devices(candidate.island)
+        better = count * max(1, round(sequences / count)) * model.sequence
+        warnings.append(
+            f"{name}: {sequences} sequences a step keep {100 * candidate.busy:.0f} % of {count} accelerators busy;"
+            f" batch_tokens: {better} keeps all"
+        )
+    return warnings
+
+
+def _mbps(bps: float | None) -> float | None:
+    return None if bps is None else bps / MBPS
+
+
+def _why(
+    islands: Sequence[PlannedIsland], missing: Sequence[LeftOut], unused: Sequence[LeftOut], warnings: Sequence[str]
+) -> str:
+    total = len(islands) + len(missing)
+    if missing or unused:
+        absent = [*missing, *unused]
+        names = ", ".join(island.name for island in absent[:5])
+        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        of = f"{len(islands)} of {total} islands" if missing else f"all {total} islands"
+        return f"{of} take part; without {names}{more}"
+    everyone = "the island takes part" if total == 1 else f"all {total} islands take part"
+    return f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"

@@ -1,0 +1,121 @@
+"""What a fleet trains under given settings: the one evaluation that search, plan and alternatives share.
+
+For island i with step t_i, in a round T = H x fastest step:
+
+    after idle       r_i x min(1, H_i t_i / T)                   H_i = round(T / t_i)
+    after link       x slot / (slot + what overlap x slot does not hide of exchange_i)
+                     x (1 - in flight_i / T)                     except with `mixing: rebase`, which keeps it
+    after failures   x availability x MTBF / (MTBF + at risk)    at risk = T / 2 + overlap x slot; then x P(quorum)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.plan import goodput
+from diloco_cli.plan.candidates import Candidate
+from diloco_cli.plan.link import fragments_of, transfer_s
+from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.plan import Schedule
+from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, local_steps, make_schedule
+from diloco_cli.plan.worth import worth
+
+KEEPS_IN_FLIGHT = ("rebase", "adaptive")  # modes of `sync.mixing` that keep the progress made during an exchange
+MOST_IN_FLIGHT = 0.75  # of a round
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One island. Rates are tokens per second, each including what the ones before it cost."""
+
+    local_steps: int
+    transfer_s: float
+    in_flight_s: float
+    ideal: float
+    after_idle: float
+    after_link: float
+    after_failures: float
+    worth: float
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Islands that take part, fastest step first, under `sync`. `flows[i]` belongs to `kept[i]`."""
+
+    kept: tuple[Candidate, ...]
+    sync: SyncSettings
+    schedule: Schedule
+    flows: tuple[Flow, ...]
+    quorum_probability: float
+    tokens_per_s: float = field(init=False)
+    effective_tokens_per_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        total = sum(flow.after_failures for flow in self.flows)
+        valued = sum(flow.after_failures * flow.worth for flow in self.flows)
+        object.__setattr__(self, "tokens_per_s", total * self.quorum_probability)
+        object.__setattr__(self, "effective_tokens_per_s", valued * self.quorum_probability)
+
+
+def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
+    """Evaluate these islands (fastest step first) under these settings."""
+    fragments = fragments_of(sync, model)
+    transfers = [transfer_s(c.island.link, fragments.largest, sync.codec, sync.broadcast) for c in kept]
+    schedule = make_schedule(sync, fragments, [c.step_s for c in kept], transfers)
+    flows = tuple(
+        _flow(c, transfer, schedule, sync, model.parameters, fragments.mean, len(kept))
+        for c, transfer in zip(kept, transfers, strict=True)
+    )
+    quorum = goodput.probability_at_least(sync.quorum, [c.availability for c in kept])
+    return Fleet(tuple(kept), sync, schedule, flows, quorum)
+
+
+def _flow(
+    candidate: Candidate,
+    transfer: float,
+    schedule: Schedule,
+    sync: SyncSettings,
+    parameters: int,
+    mean: float,
+    num_islands: int,
+) -> Flow:
+    round_s, step_s, link = schedule.round_s, candidate.step_s, candidate.island.link
+    hidden_s = schedule.overlap * schedule.slot_s
+    steps = local_steps(round_s, step_s)
+    ideal = candidate.tokens_per_s
+    after_idle = ideal * min(1.0, steps * step_s / round_s)
+    exchange_s = transfer + schedule.quorum_s + schedule.merge_s
+    after_link = after_idle * busy_share(schedule.slot_s, hidden_s, exchange_s)
+    in_flight_s = (
+        transfer_s(link, mean, sync.codec, sync.broadcast)
+        + schedule.quorum_s
+        + mean * num_islands / MERGE_PARAMETERS_PER_S
+    )
+    if sync.mixing not in KEEPS_IN_FLIGHT:
+        after_link *= kept_in_flight(in_flight_s / round_s)
+    merging = parameters * num_islands / MERGE_PARAMETERS_PER_S / round_s
+    kept = goodput.kept_work(candidate.island, round_s / 2 + hidden_s)
+    return Flow(
+        local_steps=steps,
+        transfer_s=transfer,
+        in_flight_s=in_flight_s,
+        ideal=ideal,
+        after_idle=after_idle,
+        after_link=after_link,
+        after_failures=after_link * candidate.availability * kept,
+        worth=worth(sync, steps * max(1.0, merging), schedule.grace_s, num_islands),
+    )
+
+
+def busy_share(slot_s: float, hidden_s: float, exchange_s: float) -> float:
+    """Compute utilisation: once a slot a learner waits for what the overlap did not hide (with `adoption: at_tau`; else
+    it adopts late instead). It gives the published bandwidths of arXiv 2604.21428, table 13."""
+    return slot_s / (slot_s + max(0.0, exchange_s - hidden_s))
+
+
+def kept_in_flight(share: float) -> float:
+    """What is left of a round if the progress made during `share` of it is given up; beyond 3/4 of a round, where
+    exchanges begin to overtake each other, it falls off like 1 / share."""
+    return 1 - share if share <= MOST_IN_FLIGHT else (1 - MOST_IN_FLIGHT) * MOST_IN_FLIGHT / share

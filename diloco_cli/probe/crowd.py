@@ -1,0 +1,194 @@
+"""Several processes that train at once on one machine: what each keeps of the speed that one has alone.
+
+Speeds on cores are tokens per second of CPU time, times the share of a core that k processes get of a machine that
+does nothing else. On a quiet machine that is what a clock shows; on a busy one it is what a quiet one would do, and
+`free` tells how far the clock was off.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from diloco_cli.config.codec import to_plain
+from diloco_cli.config.settings import RunSettings
+from diloco_cli.environment import environment_with
+from diloco_cli.errors import RunFailedError
+from diloco_cli.probe.spread import Spread, spread_of
+
+READY_WITHIN_S = 180.0
+LATE_BY_S = 60.0
+ENDS_WITHIN_S = 5.0
+MOST_PROCESSES = 16
+REPEATS = 3
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What each process trains: the run's model, `threads` threads, on `device`."""
+
+    run: RunSettings
+    folder: Path
+    batch_tokens: int
+    threads: int = 1
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Crowding:
+    """`tokens_per_s[k]`: of one of k processes at once. `free`: the share of the wall time that a process alone had a
+    core for itself; well below 1 says that something else was using the machine."""
+
+    tokens_per_s: dict[int, Spread]
+    free: float
+
+    @property
+    def alone(self) -> Spread:
+        return self.tokens_per_s[1]
+
+    def shares(self) -> tuple[float, ...]:
+        """For 1, 2, ... processes: the speed of each over that of one alone, never rising; between the numbers that
+        were measured, what all do together changes in a straight line."""
+        points = sorted(self.tokens_per_s)
+        together = {num: num * self.tokens_per_s[num].median / self.alone.median for num in points}
+        shares = [1.0]
+        for low, high in pairwise(points):
+            slope = (together[high] - together[low]) / (high - low)
+            shares += [(together[low] + slope * (num - low)) / num for num in range(low + 1, high + 1)]
+        return tuple(accumulate(shares, min))
+
+
+def measure_crowding(load: Load, cores: int, seconds: float, say: Callable[[str], None]) -> Crowding:
+    """One process alone, a few at once, and one more than there are cores; interleaved, `REPEATS` times each."""
+    points = counts_to_measure(cores // load.threads)
+    say(f"starting {points[-1]} processes that train {_model_name(load.run)}, {load.threads} thread(s) each")
+    with _workers(load, points[-1]) as workers:
+        speeds: dict[int, list[float]] = {num: [] for num in points}
+        free: list[float] = []
+        for repeat in range(REPEATS):
+            for num in points:
+                say(f"training: {num} at once, {seconds:g} s ({repeat + 1} of {REPEATS})")
+                answers = _train_at_once(workers[:num], seconds)
+                on_a_core = [answer["tokens"] * load.threads / max(answer["cpu_s"], 1e-3) for answer in answers]
+                speeds[num].append(sum(on_a_core) / num * min(1.0, cores / (num * load.threads)))
+                if num == 1:
+                    free.append(answers[0]["cpu_s"] / answers[0]["wall_s"] / load.threads)
+    return Crowding({num: spread_of(values) for num, values in speeds.items()}, min(1.0, spread_of(free).median))
+
+
+def measure_alone(load: Load, seconds: float, say: Callable[[str], None]) -> Spread:
+    """One process alone, `REPEATS` times: what one accelerator does."""
+    say(f"starting a process that trains {_model_name(load.run)} on {load.device}")
+    with _workers(load, 1) as workers:
+        answers = [_train_at_once(workers, seconds)[0] for _ in range(REPEATS)]
+    return spread_of([answer["tokens"] / answer["wall_s"] for answer in answers])
+
+
+def counts_to_measure(at_once: int) -> list[int]:
+    """1, 2, half as many as fit, as many as fit, one more; at most `MOST_PROCESSES`."""
+    wanted = {1, 2, at_once // 2, at_once, at_once + 1}
+    return sorted({min(num, MOST_PROCESSES) for num in wanted if num >= 1})
+
+
+def _model_name(run: RunSettings) -> str:
+    return run.model.preset or run.model.entrypoint or "the model"
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[str]
+    answers: queue.Queue[str] = field(default_factory=queue.Queue)
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: the missing answer says so
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+
+    def answer(self, within_s: float) -> dict[str, Any]:
+        """Raises RunFailedError if there is none in time, or if the worker says what went wrong."""
+        try:
+            line = self.answers.get(timeout=within_s)
+        except queue.Empty:
+            raise RunFailedError(f"a training process did not answer within {within_s:.0f} s") from None
+        if not line:
+            raise RunFailedError(
+                f"a training process ended with {self.process.wait(ENDS_WITHIN_S)}", hint="its last words are above"
+            )
+        found: dict[str, Any] = json.loads(line)
+        if "error" in found:
+            raise RunFailedError(f"the model cannot be trained here: {found['error']}", hint=found["hint"])
+        return found
+
+
+@contextmanager
+def _workers(load: Load, num: int) -> Iterator[list[_Worker]]:
+    """Processes that are ready to train; they end with the block, whatever happens in it."""
+    workers: list[_Worker] = []
+    try:
+        workers += [_start(load, shard, num) for shard in range(num)]
+        for worker in workers:
+            worker.answer(READY_WITHIN_S)
+        yield workers
+    finally:
+        for worker in workers:
+            _end(worker.process)
+
+
+def _start(load: Load, shard: int, num_shards: int) -> _Worker:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "diloco_cli.probe.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment_with(**dict.fromkeys(THREAD_VARIABLES, str(load.threads))),
+    )
+    worker = _Worker(process)
+    threading.Thread(target=_listen, args=(worker,), daemon=True).start()
+    order = {
+        "settings": to_plain(load.run),
+        "folder": str(load.folder),
+        "batch_tokens": load.batch_tokens,
+        "threads": load.threads,
+        "device": load.device,
+        "shard": shard,
+        "num_shards": num_shards,
+    }
+    worker.tell(json.dumps(order))
+    return worker
+
+
+def _listen(worker: _Worker) -> None:
+    """Every line it says; an empty one when it has ended."""
+    assert worker.process.stdout is not None
+    for line in worker.process.stdout:
+        worker.answers.put(line)
+    worker.answers.put("")
+
+
+def _train_at_once(workers: Sequence[_Worker], seconds: float) -> list[dict[str, Any]]:
+    for worker in workers:
+        worker.tell(str(seconds))
+    return [worker.answer(seconds + LATE_BY_S) for worker in workers]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """At the end of its stdin a worker ends by itself."""
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

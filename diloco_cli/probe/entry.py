@@ -1,0 +1,167 @@
+"""What was measured, as an inventory: the run's own with its islands here measured, or one island for this machine.
+
+Pure: measurements in, an inventory and the comments of its keys out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from diloco_cli.config.devices import CPU, in_catalogue
+from diloco_cli.config.settings import (
+    Device,
+    Inventory,
+    IslandSettings,
+    Link,
+    LocalMachine,
+    RegionSettings,
+    StoreSettings,
+)
+from diloco_cli.probe.crowd import Crowding
+from diloco_cli.probe.machine import MachineFacts
+from diloco_cli.probe.spread import Spread
+from diloco_cli.probe.store_speed import StoreSpeed
+
+DIGITS = 3
+LONGEST_NAME = 63
+NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
+QUIET = 0.9  # a process alone that got less than this share of a core was disturbed
+PEAKS = ("bf16", "fp16", "fp32")  # the best type that training can use comes first
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What there was to measure. `matrix` in TFLOP/s by type; `trained` names model, batch and threads."""
+
+    machine: MachineFacts
+    matrix: dict[str, Spread]
+    trained: str = ""
+    crowding: Crowding | None = None
+    alone: Spread | None = None
+    store: StoreSpeed | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An inventory, and comments by the paths of its keys."""
+
+    inventory: Inventory
+    comments: dict[str, str]
+
+
+def new_inventory(found: Measurements, name: str, region: str, store_url: str) -> Entry:
+    """One island: this machine's accelerators, or one of its cores."""
+    machine = found.machine
+    island = IslandSettings(name, region, machine.accelerators)
+    inventory = Inventory(
+        StoreSettings(store_url, region), (island,), regions={region: RegionSettings()}, devices=_devices(found)
+    )
+    entry = measured(found, inventory)
+    what = "measured in a matrix product" if machine.known else "measured: what a matrix product reaches, not its peak"
+    comments = entry.comments | {f"devices.{device}": what for device in inventory.devices}
+    if machine.accelerators.name == CPU:
+        comments[f"islands.{name}.accelerators"] = f"one of {machine.cores} cores: list one island a core"
+    return Entry(entry.inventory, comments)
+
+
+def measured(found: Measurements, inventory: Inventory) -> Entry:
+    """The inventory with what was measured put into the islands that start on this machine."""
+    comments: dict[str, str] = {}
+    islands = tuple(_island(found, island, comments) for island in inventory.islands)
+    local = inventory.local
+    if found.crowding is not None:
+        shares = tuple(rounded(share) for share in found.crowding.shares())
+        local = LocalMachine(found.machine.cores, shares)
+        comments["local.crowding"] = "measured: speed of each of 1, 2, ... busy cores over that of one alone"
+    return Entry(dataclasses.replace(inventory, islands=islands, local=local), comments)
+
+
+def figures(found: Measurements) -> list[str]:
+    """Everything that was measured with its spread, a line each."""
+    machine = found.machine
+    each = "" if machine.memory_gb is None else f" of {machine.memory_gb:.0f} GB"
+    accelerators = f"{machine.accelerators.name}:{machine.accelerators.count}{each}"
+    lines = [f"machine: {accelerators}, {machine.cores} cores, {machine.host_memory_gb:.0f} GB of memory"]
+    one = "one thread" if machine.torch_device == "cpu" else "one accelerator"
+    lines += [f"matrix product, {kind}, {one}: {_said(rate)} TFLOP/s" for kind, rate in found.matrix.items()]
+    if found.alone:
+        lines.append(f"{found.trained}, {one}: {_said(found.alone)} tokens/s")
+    if found.crowding:
+        rates = found.crowding.tokens_per_s.items()
+        lines += [f"{found.trained}, {num} at once: {_said(rate)} tokens/s each" for num, rate in rates]
+        if found.crowding.free < QUIET:
+            share = f"{100 * found.crowding.free:.0f} %"
+            lines.append(f"the machine was busy: speeds are per second of a core, of which {share} was to be had")
+    if found.store:
+        ways = {"up": found.store.up_bps, "down": found.store.down_bps}
+        lines += [f"store, {way}: {_said(rate.scaled(1e-6))} Mbps" for way, rate in ways.items()]
+        lines.append(f"store, one small read: {_said(found.store.rtt_s.scaled(1e3))} ms")
+    return lines
+
+
+def _speed_of(found: Measurements, island: IslandSettings) -> Spread | None:
+    """Of one accelerator of the island, if that was measured: it starts here, on the same kind."""
+    if island.infra != "local":
+        return None
+    if island.accelerators.name == CPU:
+        return found.crowding.alone if found.crowding else None
+    return found.alone if island.accelerators.name == found.machine.accelerators.name else None
+
+
+def _island(found: Measurements, island: IslandSettings, comments: dict[str, str]) -> IslandSettings:
+    path, speed = f"islands.{island.name}", _speed_of(found, island)
+    if speed is not None:
+        count = island.accelerators.count * island.nodes
+        each = f"{count} x " if count > 1 else ""
+        comments[f"{path}.tokens_per_s"] = (
+            f"measured: {each}{rounded(speed.median):.12g}, +- {50 * speed.relative:.0f} %"
+        )
+        island = dataclasses.replace(island, tokens_per_s=rounded(count * speed.median))
+    if found.store is not None and island.infra == "local" and not island.link.emulate:
+        up_bps, down_bps, rtt_s = (
+            rounded(s.median) for s in (found.store.up_bps, found.store.down_bps, found.store.rtt_s)
+        )
+        link = Link(up_bps, down_bps, rtt_s)
+        comments[f"{path}.link"] = "measured, one object after the other"
+        island = dataclasses.replace(island, link=link)
+    return island
+
+
+def _devices(found: Measurements) -> dict[str, Device]:
+    """Of the catalogue's device the share of its peak that was reached; a strange one as it was measured."""
+    machine = found.machine
+    name, known = machine.accelerators.name, in_catalogue(machine.accelerators.name)
+    if machine.memory_gb is None:
+        return {}
+    peaks = {kind: getattr(known, f"{kind}_tflops") if known else math.inf for kind in PEAKS}
+    best = next((kind for kind in PEAKS if peaks[kind] and kind in found.matrix), None)
+    if best is None:
+        return {}
+    reached = found.matrix[best].median
+    if known:
+        return {name: Device(name, achievable=min(1.0, rounded(reached / peaks[best])))}
+    strange = Device(name, rounded(machine.memory_gb))
+    peak: dict[str, Any] = {f"{best}_tflops": rounded(reached)}
+    return {name: dataclasses.replace(strange, **peak)}
+
+
+def _said(spread: Spread) -> str:
+    """`23000 (21300 to 23300, n = 3)`: median and range, three digits each."""
+    middle, low, high = (f"{rounded(value):.12g}" for value in (spread.median, spread.low, spread.high))
+    return f"{middle} ({low} to {high}, n = {spread.num})"
+
+
+def rounded(value: float) -> float:
+    """Three significant digits: more would be noise."""
+    if value == 0:
+        return 0.0
+    return round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))
+
+
+def island_name(text: str) -> str:
+    """`Box_1.lan` -> box-1-lan: what an island or a region may be called."""
+    return NOT_IN_NAMES.sub("-", text.lower()).strip("-")[:LONGEST_NAME] or "island"

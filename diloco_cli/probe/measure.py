@@ -1,0 +1,89 @@
+"""Everything `diloco inventory probe` measures, one thing after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from diloco_cli.config.devices import CPU
+from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.probe.crowd import Crowding, Load, measure_alone, measure_crowding
+from diloco_cli.probe.entry import Measurements
+from diloco_cli.probe.machine import MachineFacts, machine_facts
+from diloco_cli.probe.matrix import matrix_tflops
+from diloco_cli.probe.spread import Spread
+from diloco_cli.probe.store_speed import StoreSpeed, measure_store
+
+TYPES_OF_CORES = ("bf16", "fp32")
+TYPES_OF_ACCELERATORS = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What to measure. `run`: its model is trained, with modules of `folder`; `inventory`: on the accelerators of its
+    islands that start here; without one, on the best accelerators there are. `seconds`: of each measurement."""
+
+    seconds: float
+    say: Callable[[str], None]
+    run: RunSettings | None = None
+    folder: Path = Path()
+    inventory: Inventory | None = None
+    store_url: str | None = None
+
+    def measure(self) -> Measurements:
+        """Takes about seconds x (1 for each type and direction, 3 for each number of processes)."""
+        machine = machine_facts()
+        return Measurements(
+            machine=machine,
+            matrix=self._matrix(machine),
+            trained=self._trained(),
+            crowding=self._crowding(machine),
+            alone=self._alone(machine),
+            store=self._store(),
+        )
+
+    def _matrix(self, machine: MachineFacts) -> dict[str, Spread]:
+        kinds = TYPES_OF_CORES if machine.torch_device == "cpu" else TYPES_OF_ACCELERATORS
+        found = {}
+        for kind in kinds:
+            self.say(f"matrix product in {kind} on {machine.torch_device}, {self.seconds:g} s")
+            rate = matrix_tflops(kind, machine.torch_device, self.seconds)
+            if rate is not None:
+                found[kind] = rate
+        return found
+
+    def _trained(self) -> str:
+        if self.run is None:
+            return ""
+        model = self.run.model.preset or self.run.model.huggingface or self.run.model.entrypoint or "the model"
+        threads = self.run.train.threads
+        return f"{model}, steps of {self.run.train.batch_tokens} tokens, {threads} thread{'s' if threads > 1 else ''}"
+
+    def _crowding(self, machine: MachineFacts) -> Crowding | None:
+        if self.run is None or not self._has_local(CPU, machine):
+            return None
+        load = Load(self.run, self.folder, self.run.train.batch_tokens, self.run.train.threads)
+        return measure_crowding(load, machine.cores, self.seconds, self.say)
+
+    def _alone(self, machine: MachineFacts) -> Spread | None:
+        name = machine.accelerators.name
+        if self.run is None or name == CPU or not self._has_local(name, machine):
+            return None
+        load = Load(self.run, self.folder, self.run.train.batch_tokens, self.run.train.threads, machine.torch_device)
+        return measure_alone(load, self.seconds, self.say)
+
+    def _has_local(self, name: str, machine: MachineFacts) -> bool:
+        """Does an island start here on these accelerators? Without an inventory: on the best there are."""
+        if self.inventory is None:
+            return machine.accelerators.name == name
+        islands = self.inventory.islands
+        return any(island.infra == "local" and island.accelerators.name == name for island in islands)
+
+    def _store(self) -> StoreSpeed | None:
+        if self.store_url is None:
+            return None
+        from diloco_cli.store.open import open_store
+
+        self.say(f"store {self.store_url}: up and down, {self.seconds:g} s each")
+        return measure_store(open_store(self.store_url, create=True), self.seconds)

@@ -1,0 +1,81 @@
+"""One process that makes real inner steps of a run's model whenever it is told to, and says how fast it was.
+
+`python -m diloco_cli.probe.worker` reads its order (one line of JSON) from stdin and says that it is ready; then each
+line is a number of seconds to train for, answered with one line of JSON. At the end of stdin it ends. Parameters stay
+as they are (the learning rate is 0), so every step costs the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from diloco_cli.clock import monotonic_s
+from diloco_cli.config.codec import from_plain
+from diloco_cli.config.settings import RunSettings
+from diloco_cli.errors import DilocoError
+from diloco_cli.learner.replica import Replica
+from diloco_cli.tasks.build import build_data, build_model, search_first
+
+WARM_UP_STEPS = 3
+
+
+def main() -> int:
+    answers = _own_stdout()
+    order = json.loads(sys.stdin.readline())
+    try:
+        replica, batch_tokens = _replica(order), int(order["batch_tokens"])
+        for step in range(WARM_UP_STEPS):
+            replica.step(step * batch_tokens, batch_tokens, 0.0)
+    except (DilocoError, RuntimeError) as error:  # torch says with a RuntimeError that memory is short
+        hint = error.hint if isinstance(error, DilocoError) else None
+        _say(answers, {"error": str(error).splitlines()[0], "hint": hint})
+        return 1
+    _say(answers, {"ready": True})
+    position = WARM_UP_STEPS * batch_tokens
+    for line in sys.stdin:
+        answer = _train(replica, position, batch_tokens, float(line))
+        position += int(answer["tokens"])
+        _say(answers, answer)
+    return 0
+
+
+def _own_stdout() -> IO[str]:
+    """What a user's model prints must not mix with the answers: it goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: IO[str], answer: Mapping[str, object]) -> None:
+    print(json.dumps(answer), file=answers, flush=True)
+
+
+def _replica(order: dict[str, object]) -> Replica:
+    run = from_plain(RunSettings, order["settings"])
+    search_first(Path(str(order["folder"])))
+    torch.set_num_threads(int(str(order["threads"])))
+    device = torch.device(str(order["device"]))
+    shard, num_shards = int(str(order["shard"])), int(str(order["num_shards"]))
+    return Replica(run, build_model(run).to(device), build_data(run), shard, num_shards, device)
+
+
+def _train(replica: Replica, position: int, batch_tokens: int, seconds: float) -> dict[str, float]:
+    """At least one step, and no new one after `seconds`."""
+    tokens, before, started_s = 0, os.times(), monotonic_s()
+    while not tokens or monotonic_s() - started_s < seconds:
+        replica.step(position + tokens, batch_tokens, 0.0)  # ends with reading the loss, so the device is done
+        tokens += batch_tokens
+    wall_s, after = monotonic_s() - started_s, os.times()
+    cpu_s = after.user + after.system - before.user - before.system
+    return {"tokens": tokens, "wall_s": wall_s, "cpu_s": cpu_s}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

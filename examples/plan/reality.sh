@@ -1,0 +1,14 @@
+#!/bin/sh
+# Prediction against reality on this machine: probe, plan, launch, compare. Takes about four minutes.
+#   examples/plan/reality.sh [FOLDER]        everything goes into FOLDER (default: ./reality), which must be new
+set -eu
+here=$(cd "$(dirname "$0")/../.." && pwd)
+folder=${1:-reality}
+name=reality-$(date +%H%M%S)
+mkdir "$folder"
+run=$here/examples/quickstart/run.yaml
+diloco inventory probe -f "$run" --seconds 5 -o "$folder/inventory.yaml"
+diloco plan "$folder/inventory.yaml" -f "$run" --set "name=$name" -o "$folder/plan.json" > "$folder/plan.txt"
+diloco launch "$folder/plan.json"
+diloco plan "$folder/inventory.yaml" -f "$run" --set "name=$name" --calibrate "$name" | tee "$folder/calibration.txt"
+diloco plan "$folder/inventory.yaml" -f "$run" --set "name=$name" --calibrate "$name" --json > "$folder/calibration.json"

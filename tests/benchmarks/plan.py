@@ -1,0 +1,108 @@
+"""How long planning takes: python -m tests.benchmarks.plan
+
+The function alone for 4, 1,000 and 10,000 islands and for 10,000 raw machines, settings pinned and searched; and the
+whole command on the templates, with its start. Goals: 1,000 islands or 10,000 machines in less than 2 s, the templates
+in less than 0.5 s.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from diloco_cli.config.settings import (
+    Accelerators,
+    Inventory,
+    IslandSettings,
+    Link,
+    MachineSettings,
+    ModelSettings,
+    RunSettings,
+    StoreSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.plan.model_facts import model_facts
+from diloco_cli.plan.planner import make_plan
+from tests.benchmarks.measure import machine, spread
+
+ROUNDS = 5
+ROOT = Path(__file__).resolve().parents[2]
+DEVICES = ("H100-SXM", "A100-80GB-SXM", "A100-40GB", "TPU-v5e", "RTX-4090", "V100-SXM2-32GB", "L40S")
+RUN = RunSettings(
+    "bench", model=ModelSettings(preset="gpt-small"), train=TrainSettings(10**12), sync=SyncSettings(every=240)
+)
+
+
+def islands(count: int) -> Inventory:
+    """Seven kinds, sizes 4 to 16, links from 50 Mbit/s to 5 Gbit/s, some of them failing."""
+    made = tuple(
+        IslandSettings(
+            name=f"i{n}",
+            region=f"r{n % 5}",
+            accelerators=Accelerators(DEVICES[n % len(DEVICES)], 4 + 4 * (n % 4)),
+            link=Link(5e7 * (1 + n % 100), 5e7 * (1 + n % 100), 0.02),
+            mtbf_s=3600.0 * (1 + n % 50) if n % 3 else None,
+            price_per_h=1.0 + n % 30,
+        )
+        for n in range(count)
+    )
+    return Inventory(StoreSettings("gs://bucket"), made)
+
+
+def machines(count: int) -> Inventory:
+    """Fabrics of 16 machines of 8 accelerators."""
+    made = tuple(
+        MachineSettings(
+            region=f"r{n % 5}",
+            accelerators=Accelerators(DEVICES[n % len(DEVICES)], 8),
+            name=f"m{n}",
+            nodes=16,
+            fabric=f"pod-{n}",
+            link=Link(5e7 * (1 + n % 100), 5e7 * (1 + n % 100), 0.02),
+        )
+        for n in range(count // 16)
+    )
+    return replace(islands(0), machines=made)
+
+
+def seconds(inventory: Inventory, searched: bool) -> float:
+    started = time.perf_counter()
+    make_plan(RUN, inventory, model_facts(RUN.model), origins={} if searched else None)
+    return time.perf_counter() - started
+
+
+def of_templates() -> float:
+    started = time.perf_counter()
+    words = [str(Path(sys.executable).with_name("diloco")), "plan", str(ROOT / "templates" / "inventory.yaml")]
+    subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    print(machine())
+    cases: dict[str, Callable[[], float]] = {"templates, the whole command": of_templates}
+    fleets = {
+        "4 islands": islands(4),
+        "1,000 islands": islands(1000),
+        "10,000 islands": islands(10_000),
+        "10,000 machines": machines(10_000),
+    }
+    for label, inventory in fleets.items():
+        for searched in (False, True):
+            name = f"{label}, {'searched' if searched else 'pinned'}"
+            cases[name] = lambda inventory=inventory, searched=searched: seconds(inventory, searched)  # type: ignore[misc]
+    times: dict[str, list[float]] = {label: [] for label in cases}
+    for _ in range(ROUNDS):
+        for label, measure in cases.items():
+            times[label].append(measure())
+    for label, values in times.items():
+        print(f"{label:<30} {spread(values)} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""A sample of the planning benchmark, with slack for a busy machine: planning stays far from quadratic."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks import plan
+
+SLACK = 3  # times the goal
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_thousand_islands_are_planned_in_seconds(searched: bool) -> None:
+    assert plan.seconds(plan.islands(1000), searched) < SLACK * 2.0
+
+
+def test_ten_thousand_machines_are_planned_in_seconds() -> None:
+    assert plan.seconds(plan.machines(10_000), searched=True) < SLACK * 2.0

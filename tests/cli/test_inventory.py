@@ -1,0 +1,35 @@
+"""`diloco inventory probe`, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.config.inventory_file import load_inventory
+from tests.cli.conftest import Diloco
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(diloco: Diloco, tmp_path: Path) -> None:
+    done = diloco("inventory", "probe", "--seconds", "0.01", "--store", "shelf", "--name", "my-box", "-o", "new.yaml")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "new.yaml").read_text() == done.stdout and "matrix product, fp32" in done.stdout
+    inventory = load_inventory(tmp_path / "new.yaml")
+    assert inventory.islands[0].name == "my-box" and inventory.islands[0].link.up_bps
+    assert inventory.store.url == f"file://{tmp_path}/shelf" and not any((tmp_path / "shelf").rglob("*probe*"))
+    again = diloco("inventory", "probe", "-o", "new.yaml")
+    assert again.returncode == 2 and "there is a file already" in again.stderr and "hint:" in again.stderr
+
+
+@pytest.mark.long
+def test_the_quickstarts_inventory_is_measured_with_its_own_model(diloco: Diloco) -> None:
+    """Three processes and more train at once: their speeds, and what crowding leaves of them."""
+    run = str(ROOT / "examples" / "quickstart" / "run.yaml")
+    done = diloco("inventory", "probe", "-f", run, "--seconds", "0.2", "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)["data"]
+    assert data["tokens_per_s"]["median"] > 1000 and data["crowding"][0] == 1.0 and len(data["crowding"]) >= 2
+    assert data["inventory"].count("tokens_per_s: ") == 3

@@ -1,0 +1,109 @@
+"""The worked examples of examples/plan: their figures, and that the README shows what the commands print."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from diloco_cli.cli.plan_files import plan_of_files
+from diloco_cli.errors import InfeasibleError
+from diloco_cli.plan.plan import Plan
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"
+LET_IN = ["sync.codec=int4", "sync.broadcast=int4", "sync.every=126"]
+
+
+def planned(*overrides: str, run: str = "run.yaml") -> Plan:
+    return plan_of_files(None, EXAMPLES / run, list(overrides))
+
+
+def test_four_islands_give_the_worked_figures() -> None:
+    plan = planned()
+    assert [round(i.tokens_per_s / 1000) for i in plan.islands] == [465, 165, 22]
+    assert [round(i.step_s, 2) for i in plan.islands] == [1.13, 1.59, 2.97]
+    assert [i.local_steps for i in plan.islands] == [100, 71, 38]
+    assert [round(i.up_mbps_needed) for i in plan.islands] == [142] * 3
+    assert [round(i.availability, 3) for i in plan.islands] == [0.97, 0.90, 0.95]
+    assert plan.verdict == "feasible with warnings"
+    (home,) = plan.left_out
+    assert "needs 142 Mbps up, has 30 Mbps" in home.reason
+    assert "--set sync.codec=int4 --set sync.broadcast=int4 --set sync.every=126 (a round of 2.37 min)" in home.ways_out
+    assert "do without it, as this plan does: -2.9 % tokens/s" in home.ways_out
+
+
+def test_the_way_out_lets_the_home_in_with_its_worked_figures() -> None:
+    plan = planned(*LET_IN)
+    home = plan.islands[3]
+    assert round(home.tokens_per_s / 1000) == 19
+    assert round(home.step_s, 2) == 3.37
+    assert home.up_mbps_needed <= 30
+    assert round(home.availability, 3) == 0.98
+    assert not plan.left_out
+
+
+def test_with_a_fast_uplink_the_home_makes_33_steps_a_round(tmp_path: Path) -> None:
+    text = (EXAMPLES / "four.yaml").read_text()
+    (tmp_path / "four.yaml").write_text(text.replace("up: 30 Mbps", "up: 150 Mbps"))
+    plan = plan_of_files(tmp_path / "four.yaml", EXAMPLES / "run.yaml", [])
+    assert [i.local_steps for i in plan.islands] == [100, 71, 38, 33]
+    assert [round(i.up_mbps_needed) for i in plan.islands] == [142] * 4
+
+
+def test_who_is_there_together_has_the_worked_probabilities() -> None:
+    p = planned(*LET_IN).prediction
+    assert p.all_present_probability == pytest.approx(0.813, abs=5e-4)
+    assert p.present_probabilities[2] == pytest.approx(0.988, abs=5e-4)
+    assert p.present_probabilities[3] == pytest.approx(p.all_present_probability)
+
+
+def test_the_home_alone_is_infeasible() -> None:
+    with pytest.raises(InfeasibleError, match=r"home needs 47\.4 Mbps up, has 30 Mbps"):
+        plan_of_files(EXAMPLES / "home.yaml", EXAMPLES / "run.yaml", [])
+
+
+def test_three_generations_of_tpus_take_part_with_settings_that_were_searched() -> None:
+    plan = planned(run="tpu-run.yaml")
+    assert [i.name for i in plan.islands] == ["v5p-ohio", "v6e-holland", "v5e-nevada"]
+    assert [i.sharding for i in plan.islands] == ["none", "fsdp over 64", "fsdp over 128"]
+    # n x peak x 0.40 over 6 N + 12 L d S: 64 x 459, 64 x 918 and 128 x 197 TFLOP/s, 1.99e10 FLOPs a token
+    assert [round(i.tokens_per_s / 1000) for i in plan.islands] == [589, 1179, 506]
+    assert not any(setting.pinned for setting in plan.settings)
+    assert plan.prediction.tokens_per_s > 5 * plan.prediction.synchronous_tokens_per_s
+
+
+def test_64_machines_become_islands_and_none_is_lost() -> None:
+    plan = planned(run="machines-run.yaml")
+    placed = [machine for formed in plan.formed for machine in formed.machines]
+    assert len(placed) == len(set(placed)) == 64 - 8
+    assert {left.name for left in plan.left_out} == {"home[1-4]", "old[1-4]"}
+    assert all(formed.reason for formed in plan.formed)
+    assert {formed.name for formed in plan.formed} == {island.name for island in plan.islands}
+
+
+def record() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("record", EXAMPLES / "record.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_shows_what_the_commands_print() -> None:
+    module = record()
+    text = module.README.read_text(encoding="utf-8")
+    blocks = list(module.BLOCK.finditer(text))
+    assert len(blocks) >= 6
+    for block in blocks:
+        assert module.recorded(block) == block[0], f"run examples/plan/record.py: {block['command']} prints other text"
+
+
+def test_the_plans_numbers_are_finite_in_json() -> None:
+    from diloco_cli.plan.plan_file import plan_to_json
+
+    for run in ("run.yaml", "tpu-run.yaml", "machines-run.yaml"):
+        json.dumps(plan_to_json(planned(run=run)), allow_nan=False)

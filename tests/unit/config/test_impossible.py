@@ -1,0 +1,128 @@
+"""Settings that cannot work together are refused with their place, what is allowed, and a way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_cli.config.impossible import longest_overlap, overlap_problem, refuse_together
+from diloco_cli.config.run_file import load_run_with_origins
+from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, MachineSettings, StoreSettings
+from diloco_cli.errors import UsageError
+
+RUN = """\
+version: 1
+name: nano
+model: {preset: gpt-nano}
+data: {preset: python-stdlib}
+train: {tokens: 1M, batch_tokens: 1024}
+sync:
+  every: 40
+  fragments: 4
+"""
+PLACE = {"sync": 6, "train": 5, "data": 4}
+
+
+def load(tmp_path: Path, *lines: str, text: str = RUN):  # type: ignore[no-untyped-def]
+    path = tmp_path / "run.yaml"
+    path.write_text(text + "".join(f"  {line}\n" for line in lines))
+    return load_run_with_origins(path)
+
+
+def islands(count: int) -> Inventory:
+    return Inventory(
+        StoreSettings("bucket"), tuple(IslandSettings(f"i{n}", "here", Accelerators("cpu")) for n in range(count))
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "says", "hint"),
+    [
+        (["overlap: 4"], 9, "sync.overlap: 4 slots do not fit into a round of 40 steps and 4 slots", "overlap=auto"),
+        (["overlap: 40"], 9, "allowed: 0 to 3, or auto", "overlap=auto"),
+        (["adoption: at_tau"], 9, "sync.overlap must be a number, not auto", "sync.overlap=2"),
+        (["overlap: auto", "adoption: at_tau"], 10, "must be a number, not auto", "adoption=on_arrival"),
+        (["codec: fp32", "error_feedback: true"], 10, "fp32 rounds nothing away", "sync.codec=int8"),
+        (["blend: 1.5"], 9, "sync.blend: must be from 0 to 1, not 1.5", None),
+        (["blend: -0.1"], 9, "sync.blend: must be from 0 to 1, not -0.1", None),
+        (["mixing: mix"], 9, "must be one of replace, blend, rebase, adaptive, not 'mix'", None),
+        (["agreement: {rebase_from: 2}"], 9, "must be from -1 to 1, not 2", None),
+        (["agreement: {rebase_from: 0.1, replace_below: 0.5}"], 9, "must not be above rebase_from (0.1)", "0.1"),
+        (["error_feedback: 1"], 9, "must be true or false, not 1", None),
+        (["drift_rounds: 0"], 9, "sync.drift_rounds: must be at least 1, not 0", None),
+        (["quorum: 0"], 9, "sync.quorum: must be at least 1, not 0", None),
+    ],
+)
+def test_what_the_run_file_alone_shows(
+    tmp_path: Path, lines: list[str], line: int, says: str, hint: str | None
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, *lines)
+    assert says in str(caught.value) and caught.value.where == f"{tmp_path}/run.yaml:{line}"
+    assert hint is None or hint in caught.value.hint
+
+
+def test_fewer_than_one_fragment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sync\.fragments: must be from 1 to 4096, not 0"):
+        load(tmp_path, text=RUN.replace("fragments: 4", "fragments: 0"))
+
+
+def test_a_run_that_ends_before_its_first_round_is_refused(tmp_path: Path) -> None:
+    """H = 40 steps of 1,024 tokens are 40,960 tokens."""
+    assert load(tmp_path, text=RUN.replace("tokens: 1M", "tokens: 40960"))
+    with pytest.raises(UsageError, match="end before the first round of one island does") as caught:
+        load(tmp_path, text=RUN.replace("tokens: 1M", "tokens: 40959"))
+    assert caught.value.where == f"{tmp_path}/run.yaml:5"
+    assert "train.tokens=40960" in caught.value.hint and "sync.every=39" in caught.value.hint
+
+
+def test_all_that_is_allowed_is_allowed(tmp_path: Path) -> None:
+    run, _ = load(
+        tmp_path, "overlap: 3", "adoption: at_tau", "mixing: blend", "blend: 1", "codec: int8", "error_feedback: true"
+    )
+    assert (run.sync.overlap, run.sync.blend, run.sync.error_feedback) == (3, 1.0, True)
+
+
+def test_a_quorum_beyond_the_islands_is_refused_at_its_line(tmp_path: Path) -> None:
+    run, origins = load(tmp_path, "quorum: 4")
+    refuse_together(run, origins, islands(4), 21, "run.yaml")
+    with pytest.raises(UsageError, match="the inventory has 3; allowed: 1 to 3") as caught:
+        refuse_together(run, origins, islands(3), 21, "run.yaml")
+    assert caught.value.where == f"{tmp_path}/run.yaml:9" and "sync.quorum=3" in caught.value.hint
+
+
+def test_islands_that_are_still_to_be_formed_are_left_to_the_plan(tmp_path: Path) -> None:
+    run, origins = load(tmp_path, "quorum: 4")
+    machines = (MachineSettings("here", Accelerators("cpu"), nodes=8),)
+    refuse_together(run, origins, Inventory(StoreSettings("bucket"), machines=machines), 21, "run.yaml")
+
+
+def test_every_island_needs_a_shard_of_its_own(tmp_path: Path) -> None:
+    text = RUN.replace("preset: python-stdlib", "preset: python-stdlib, shards: 2")
+    run, origins = load(tmp_path, text=text)
+    refuse_together(run, origins, islands(2), 21, "run.yaml")
+    with pytest.raises(UsageError, match="2 shards are too few for the 3 islands") as caught:
+        refuse_together(run, origins, islands(3), 21, "run.yaml")
+    assert caught.value.where == f"{tmp_path}/run.yaml:4"
+
+
+def test_a_model_with_few_tensors_shortens_the_round_and_with_it_the_overlap(tmp_path: Path) -> None:
+    run, origins = load(tmp_path, "overlap: 3")
+    refuse_together(run, origins, islands(1), 4, "run.yaml")
+    with pytest.raises(UsageError, match="the model has 3 tensors, and so 3 fragments"):
+        refuse_together(run, origins, islands(1), 3, "run.yaml")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 80))
+def test_an_overlap_is_allowed_if_a_step_lies_between_adoption_and_the_next_sending(
+    every: int, fragments: int, overlap: int
+) -> None:
+    """Written out: slot k is due after step ceil((k + 1) H / P), whatever k is."""
+    due = [-(-(slot + 1) * every // fragments) for slot in range(3 * fragments + overlap)]  # in steps
+    gaps = [due[slot + fragments] - due[slot + overlap] for slot in range(2 * fragments)]
+    allowed = overlap_problem(overlap, every, fragments) is None
+    assert allowed == (min(gaps) >= 1) == (overlap <= longest_overlap(every, fragments))

@@ -1,0 +1,67 @@
+"""Prediction against reality: ratios by hand, and a plan made again with what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.config.settings import LocalMachine
+from diloco_cli.errors import UsageError
+from diloco_cli.plan.calibrate import MeasuredIsland, MeasuredRun, calibrate
+from diloco_cli.plan.planner import make_plan
+from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, island
+
+PLAN = make_plan(RUN, fleet(IOWA, SPOT, OLD), MODEL)
+
+
+def measured(*islands: MeasuredIsland, wall_s: float = 1000.0, tokens: int = 500_000_000) -> MeasuredRun:
+    return MeasuredRun("worked", wall_s, tokens, 520_000.0, 30_000, islands)
+
+
+def test_ratios_are_measured_over_predicted() -> None:
+    found = calibrate(PLAN, measured(MeasuredIsland("iowa", 400_000.0, 10**10, 2 * 10**10, 1)))
+    rows = {row.what: row for row in found.comparison}
+    assert rows["merged tokens/s"].measured == 500_000.0
+    assert rows["merged tokens/s"].ratio == pytest.approx(500_000 / PLAN.prediction.tokens_per_s)
+    assert rows["merged tokens/s, steady"].measured == 520_000.0
+    assert rows["goodput, percent"].measured == pytest.approx(100 * 500_000 / PLAN.prediction.tokens_per_s_ideal)
+    assert rows["requests/s"].measured == 30.0
+    iowa = PLAN.islands[0]
+    assert rows["iowa: tokens/s"].ratio == pytest.approx(400_000 / iowa.tokens_per_s)
+    assert rows["iowa: bytes/s up"].predicted == pytest.approx((2 + 8 / 20) * 1e9 / PLAN.schedule.round_s)
+    assert rows["iowa: bytes/s down"].ratio == pytest.approx(2e7 / (2e9 / PLAN.schedule.round_s))
+
+
+def test_the_plan_made_again_has_the_measured_speeds() -> None:
+    slow = island("slow", slowdown=2.0)
+    plan = make_plan(RUN, fleet(IOWA, slow), MODEL)
+    found = calibrate(plan, measured(*(MeasuredIsland(name, 100_000.0, 1, 1, 1) for name in ("iowa", "slow"))))
+    assert [i.tokens_per_s for i in found.inventory.islands] == [100_000.0, 200_000.0]  # undisturbed by its throttle
+    again = make_plan(RUN, found.inventory, MODEL)
+    assert [i.tokens_per_s for i in again.islands] == [100_000.0, 100_000.0]
+    assert again.assumptions[0].mark == "measured"
+
+
+def test_a_crowd_on_the_machine_is_not_counted_twice() -> None:
+    cores = [island(name, "cpu", 1, 2048, mfu=None) for name in ("a", "b")]
+    inventory = replace(fleet(*cores), local=LocalMachine(2, (1.0, 0.8)))
+    plan = make_plan(RUN, inventory, MODEL)
+    alone = make_plan(RUN, fleet(*cores), MODEL).islands[0].tokens_per_s
+    assert plan.islands[0].tokens_per_s == pytest.approx(0.8 * 2 / 2.2 * alone)  # 0.2 of a core: syncer, evaluator
+    found = calibrate(plan, measured(*(MeasuredIsland(name, 8.0, 1, 1, 1) for name in ("a", "b"))))
+    assert [i.tokens_per_s for i in make_plan(RUN, found.inventory, MODEL).islands] == pytest.approx([8.0, 8.0])
+
+
+def test_failures_that_were_seen_give_the_mtbf() -> None:
+    few = calibrate(PLAN, measured(MeasuredIsland("iowa", 1.0, 1, 1, 2)))
+    many = calibrate(PLAN, measured(MeasuredIsland("iowa", 1.0, 1, 1, 5)))
+    assert few.inventory.islands[0].mtbf_s == IOWA.mtbf_s
+    assert many.inventory.islands[0].mtbf_s == 250.0
+
+
+def test_another_runs_islands_or_no_tokens_are_refused() -> None:
+    with pytest.raises(UsageError, match="none of the plan's islands; it has elsewhere"):
+        calibrate(PLAN, measured(MeasuredIsland("elsewhere", 1.0, 1, 1, 1)))
+    with pytest.raises(UsageError, match="merged nothing yet"):
+        calibrate(PLAN, measured(MeasuredIsland("iowa", 1.0, 1, 1, 1), tokens=0))
