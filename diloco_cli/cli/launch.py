@@ -11,6 +11,7 @@ import typer
 
 from diloco_cli.cli.model_probe import facts_of
 from diloco_cli.cli.output import talk
+from diloco_cli.cli.replay import ReplayOptions, replay
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def register(app: typer.Typer) -> None:
 
 
 def launch(
-    file: Path = typer.Argument(
-        ..., metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
+    file: Path | None = typer.Argument(
+        None, metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
     ),
     region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
     backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
@@ -35,8 +36,21 @@ def launch(
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what would start; change nothing."),
     overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+    tape: Path | None = typer.Option(
+        None, "--replay", metavar="TAPE", help="Play a tape on this process (`diloco export RUN --tape TAPE`)."
+    ),
+    output: Path | None = typer.Option(None, "-o", "--output", help="With --replay: file for the parameters."),
+    device: str = typer.Option("cpu", "--device", help="With --replay: where to compute."),
 ) -> None:
     """Start a run."""
+    if tape is not None:
+        if file is not None or detach or region is not None or overrides or backend != "local":
+            raise UsageError("--replay needs nothing but the tape: it holds the run and its settings")
+        sys.exit(replay(ReplayOptions(tape, output, device, dry_run, as_json)))
+    if file is None:
+        raise UsageError("what shall be launched?", hint="diloco launch run.yaml, or diloco launch --replay TAPE")
+    if output is not None:
+        raise UsageError("-o belongs to --replay", hint="a run's parameters: diloco export RUN -o FILE")
     if backend != "local":
         raise UsageError(
             f"unknown backend {backend!r}; allowed: local",
@@ -54,8 +68,9 @@ def launch(
 
 def read_plan(file: Path, overrides: list[str]) -> Plan:
     """A plan file as it is, or the plan of a run file and its inventory."""
+    from diloco_cli.config.impossible import refuse_together
     from diloco_cli.config.inventory_file import load_inventory
-    from diloco_cli.config.run_file import inventory_path_of, load_run
+    from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
     from diloco_cli.plan.plan_file import load_plan
     from diloco_cli.plan.planner import make_plan
 
@@ -65,13 +80,15 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
                 "--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ..."
             )
         return load_plan(file)
-    run = load_run(file, overrides)
+    run, origins = load_run_with_origins(file, overrides)
     inventory_path = inventory_path_of(run, file)
     if inventory_path is None:
         raise UsageError(
             "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
         )
-    return make_plan(run, load_inventory(inventory_path), facts_of(run, file.parent))
+    inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
+    refuse_together(run, origins, inventory, facts.num_tensors, str(file))
+    return make_plan(run, inventory, facts)
 
 
 def _is_plan(file: Path) -> bool:
@@ -115,10 +132,14 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
     from diloco_cli.processes.runs import remember_run
     from diloco_cli.store.open import join_url, open_store
     from diloco_cli.tasks.build import search_first
+    from diloco_cli.tasks.check import check_task, is_worth_a_try
 
     search_first(folder)
     url = join_url(plan.inventory.store.url, plan.run.name)
     fresh = make_format(plan.run, plan.inventory, url, _paces(plan, region))
+    here = all(island.infra == "local" for island in plan.inventory.islands)
+    if here and is_worth_a_try(plan.run, fresh.layout.num_parameters):
+        check_task(plan.run, min(island.batch_tokens for island in fresh.islands))
     run, how = create_run(open_store(url, create=True), fresh, url)
     known = remember_run(run.name, url)
     if how == "existed":
@@ -133,7 +154,9 @@ def _paces(plan: Plan, region: str | None) -> dict[str, IslandPace]:
 
     cores, busy = _num_cores(), busy_cores(plan.inventory.islands, region)
     shares = share_of_cores(plan.inventory.islands, region, cores)
-    if busy > cores:
+    if plan.inventory.local is not None:  # then the plan's speeds are those of processes that share it
+        shares = dict.fromkeys(shares, 1.0)
+    elif busy > cores:
         talk(f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {cores / busy:.2f}")
     return {
         i.name: IslandPace(

@@ -6,6 +6,8 @@ import sys
 
 import typer
 
+from diloco_cli.errors import UsageError
+
 
 def register(app: typer.Typer) -> None:
     app.command("learner", help="Run one island's learner: joins the run at URL, trains until it is over.")(learner)
@@ -15,8 +17,17 @@ def learner(
     run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix."),
     name: str = typer.Option(..., "--name", help="Which island this is."),
     device: str | None = typer.Option(None, "--device", help="cpu, cuda, cuda:N or mps; default: the island's."),
+    drain: str = typer.Option("0 s", "--drain", help="After SIGTERM: at most so long to have the last offers merged."),
+    join: bool = typer.Option(False, "--join", help="Ask the run to admit this island, if it does not know it yet."),
+    region: str | None = typer.Option(None, "--region", help="With --join: its region; default: the run's home."),
+    batch_tokens: str | None = typer.Option(None, "--batch-tokens", help="With --join: default: train.batch_tokens."),
 ) -> None:
     """Run one island's learner."""
-    from diloco_cli.learner.daemon import run_learner
+    from diloco_cli.learner.daemon import Newcomer, run_learner
+    from diloco_cli.units import parse_count, parse_duration
 
-    sys.exit(run_learner(run, name, device))
+    if not join and (region is not None or batch_tokens is not None):
+        raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
+    batch = None if batch_tokens is None else parse_count(batch_tokens)
+    newcomer = Newcomer(region, batch) if join else None
+    sys.exit(run_learner(run, name, device, parse_duration(drain), newcomer))

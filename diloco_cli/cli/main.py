@@ -19,8 +19,8 @@ from diloco_cli.errors import DilocoError, NoSpaceError
 BUG_STATUS = 1
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 COMMANDS = (
-    "init", "plan", "launch", "status", "chaos", "stop", "resume", "logs", "runs", "verify", "export",
-    "config", "learner", "syncer", "evaluator",
+    "init", "plan", "simulate", "launch", "status", "chaos", "stop", "resume", "logs", "runs", "verify", "export",
+    "config", "inventory", "learner", "syncer", "evaluator",
 )  # fmt: skip
 
 app = typer.Typer(

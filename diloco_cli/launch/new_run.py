@@ -9,9 +9,10 @@ from diloco_cli import __version__
 from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
+from diloco_cli.config.impossible import overlap_problem
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.layout import Layout, balanced_layout
+from diloco_cli.layout import Layout, make_layout
 from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.log import parse_format
 from diloco_cli.protocol.records import Island, RunFormat
@@ -35,7 +36,7 @@ class IslandPace:
 
 def layout_of(settings: RunSettings) -> Layout:
     """The fragments of the run's model; nothing is allocated."""
-    return balanced_layout(parameter_facts(build_model_on_meta(settings)), settings.sync.fragments)
+    return make_layout(parameter_facts(build_model_on_meta(settings)), settings.sync)
 
 
 def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: dict[str, IslandPace]) -> RunFormat:
@@ -57,13 +58,18 @@ def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: di
         for island in sorted(inventory.islands, key=lambda i: i.name)
         if island.name in paces
     )
+    layout = layout_of(settings)
+    overlap, every, fragments = settings.sync.overlap, settings.sync.every, len(layout.fragments)
+    problem = None if overlap == "auto" else overlap_problem(overlap, every, fragments)
+    if problem is not None:  # a plan file was written by hand, or the model has changed since
+        raise UsageError(f"sync.overlap: {problem}", hint="plan again with --set sync.overlap=auto")
     return RunFormat(
         run_id=nonce(),
         name=settings.name,
         created_at=utc_now_text(),
         settings=settings,
         islands=islands,
-        layout=layout_of(settings),
+        layout=layout,
         software=__version__,
         home_region=inventory.store.region,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from math import isfinite
 
 import torch
@@ -12,7 +13,7 @@ from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.digests import digest
 from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError, UsageError
-from diloco_cli.layout import balanced_layout
+from diloco_cli.layout import make_layout
 from diloco_cli.learner.exchange import Exchange
 from diloco_cli.learner.inner import keeps_moments, restore_inner_state
 from diloco_cli.learner.loop import Facts, Trainer
@@ -22,7 +23,8 @@ from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.joining import Joined, join
 from diloco_cli.protocol.keys import beat_key
-from diloco_cli.protocol.log import read_format
+from diloco_cli.protocol.log import read_format, read_log
+from diloco_cli.protocol.membership import enter
 from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.wire import RecordError, decode
@@ -38,25 +40,38 @@ from diloco_cli.tasks.build import build_data, build_model
 CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 4 s after SIGTERM
 
 
-def run_learner(url: str, name: str, device: str | None) -> int:
-    """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others."""
-    stop = Stopping()
+@dataclass(frozen=True)
+class Newcomer:
+    """An island that the run may not know yet, as it describes itself; None: as the run's own islands are."""
+
+    region: str | None = None
+    batch_tokens: int | None = None
+
+
+def run_learner(url: str, name: str, device: str | None, drain_s: float = 0.0, newcomer: Newcomer | None = None) -> int:
+    """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others.
+
+    On a signal it leaves at once, or drains for at most `drain_s`. A `newcomer` asks the run to be admitted first.
+    """
+    stop = Stopping(drain_s)
     stop.hear_signals()
-    bare = open_store(url)
-    clock = SystemClock(monotonic_s, stop.wait, stop.check)
-    run = perform(read_format(url), RetryingStore(bare, sleep=stop.wait, stop=stop.is_set), clock)
+    bare, clock = open_store(url), _hasty(stop)
+    run = _run_with_island(bare, clock, stop, name, device, newcomer)
     island = run.island(name)
     if island is None:
-        names = ", ".join(i.name for i in run.islands)
-        raise UsageError(f"run {run.name} has no island {name!r}; it has: {names}")
+        names = ", ".join(i.name for i in run.everybody)
+        raise UsageError(
+            f"run {run.name} has no island {name!r}; it has: {names}",
+            hint=f"to take part as one more: diloco learner --run {url} --name {name} --join",
+        )
     cores = island.num_accelerators if island.accelerator == "cpu" else 1
     torch.set_num_threads(max(run.settings.train.threads, cores))
     meter = MeteredStore(_behind_its_link(bare, island))
-    store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_set)
+    store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_due)
     try:
         _train(_prepare(run, island, store, meter, clock, device, stop), stop)
     except (StoreError, NoSpaceError):
-        stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this learner
+        _hasty(stop).check()  # a stop ends the retrying of a store that fails: that is no failure of this learner
         raise
     return 0
 
@@ -65,7 +80,8 @@ def _train(trainer: Trainer, stop: Stopping) -> None:
     """The whole training; whatever ends it is in the last beat."""
     try:
         trainer.train()
-        stop.check()
+        if stop.is_set():
+            raise TerminatedError("stopped by a signal")
         trainer.facts.state = "DONE"
     except TerminatedError:
         trainer.facts.state = "DONE"
@@ -85,8 +101,7 @@ def _prepare(
     data, model = build_data(run.settings), build_model(run.settings)
     check_layout(run, model)
     model.to(device)
-    names = [item.name for item in run.islands]
-    replica = Replica(run.settings, model, data, names.index(island.name), len(names), device)
+    replica = Replica(run.settings, model, data, run.shard_of(island.name), run.num_shards, device)
     joined = perform(join(run, island.name, _claim()), store, clock)
     progress = Progress(run, island.name, joined.incarnation, joined.state, joined.data_start)
     facts = Facts(state="STARTING" if joined.incarnation == 1 else "RECOVERING")
@@ -98,7 +113,7 @@ def _prepare(
     # what is being uploaded when the stop comes may still be published
     background = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
     exchange = Exchange(run, progress, joined.state, store, background, beat)
-    trainer = Trainer(run, progress, exchange, replica, stop.is_set, facts)
+    trainer = Trainer(run, progress, exchange, replica, stop.is_set, facts, lambda: not stop.is_due())
     for arrival in exchange.load_all():  # the run's weights, never this process's own
         trainer.adopt(arrival)
     if joined.data_start > 0 and keeps_moments(replica.optimizer):
@@ -106,6 +121,43 @@ def _prepare(
     exchange.start()
     _say_hello(joined, run, trainer)
     return trainer
+
+
+def _hasty(stop: Stopping) -> SystemClock:
+    """For all that comes before training: a signal ends it at once, however patient the stop is."""
+
+    def check() -> None:
+        if stop.is_set():
+            raise TerminatedError("stopped by a signal")
+
+    return SystemClock(monotonic_s, stop.wait, check)
+
+
+def _run_with_island(
+    bare: Store, clock: SystemClock, stop: Stopping, name: str, device: str | None, newcomer: Newcomer | None
+) -> RunFormat:
+    """The run as this learner has to know it: with the members of its log, if the launch did not know the island."""
+    store = RetryingStore(bare, sleep=stop.wait, stop=stop.is_set)
+    run = perform(read_format(bare.url), store, clock)
+    if run.island(name) is not None:
+        return run
+    if newcomer is None:
+        return perform(read_log(run), store, clock).with_members(run)
+    say(f"{utc_now_text()} {name}: asks to join run {run.name}")
+    return perform(enter(run, _island_of(run, name, device, newcomer), nonce(), utc_now_text()), store, clock)
+
+
+def _island_of(run: RunFormat, name: str, device: str | None, newcomer: Newcomer) -> Island:
+    return Island(
+        name=name,
+        region=newcomer.region or run.home_region or min(island.region for island in run.islands),
+        batch_tokens=newcomer.batch_tokens or run.settings.train.batch_tokens,
+        local_steps=run.settings.sync.every,
+        tokens_per_s=0.0,
+        step_s=0.0,
+        accelerator=device or "cpu",
+        infra="joined",
+    )
 
 
 def _restore_moments(trainer: Trainer, joined: Joined, store: Store) -> bool:
@@ -143,7 +195,7 @@ def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
 
 def check_layout(run: RunFormat, model: torch.nn.Module) -> None:
     """Every learner builds the same parameter list, or does not take part."""
-    layout = balanced_layout(parameter_facts(model), run.settings.sync.fragments)
+    layout = make_layout(parameter_facts(model), run.settings.sync)
     if layout.digest != run.layout.digest:
         raise UsageError(
             "the model built here has other tensors (names, shapes, types or order) than the run's layout",

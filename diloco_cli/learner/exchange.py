@@ -17,15 +17,18 @@ from dataclasses import dataclass
 import torch
 
 from diloco_cli.algorithm.codecs import codec
+from diloco_cli.algorithm.delta import delta_formats
 from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, FencedError
+from diloco_cli.learner.residuals import Residuals
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import Clock, perform
 from diloco_cli.protocol.joining import fetch_cast, newer_incarnation, publish
 from diloco_cli.protocol.keys import beat_key, inner_key
 from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.mixing import keeps_progress
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.quorum import moving_average
 from diloco_cli.protocol.records import Output, RunFormat, Timings
@@ -67,7 +70,8 @@ class Exchange:
     ) -> None:  # fmt: skip
         self.run, self.progress = run, progress
         self._store, self._clock, self._beat = store, clock, beat
-        self._upload_codec = codec(run.settings.sync.codec)
+        sync = run.settings.sync
+        self._residuals = Residuals(codec(sync.codec), sync.error_feedback, delta_formats(run.layout, sync))
         self._cast_codec = codec(run.settings.sync.broadcast)
         self._uploads: queue.Queue[Upload | dict[str, torch.Tensor] | None] = queue.Queue()
         self._arrivals: dict[int, Arrival] = {}
@@ -138,7 +142,7 @@ class Exchange:
 
     def send(self, draft: Draft, values: torch.Tensor, loss: float | None) -> None:
         """Offer fragment values [n] float32 against the base adopted last; returns at once."""
-        if self.run.settings.sync.mixing == "rebase":
+        if keeps_progress(self.run.settings.sync):
             self._sent[draft.fragment][draft.seq] = values
         self._uploads.put(Upload(draft, self._bases[draft.fragment], values, loss))
 
@@ -173,7 +177,10 @@ class Exchange:
 
     def _upload(self, job: Upload) -> None:
         started_s = monotonic_s()
-        payload = self._upload_codec.to_bytes(job.base - job.values)
+        draft = job.draft
+        payload = self._residuals.encode(
+            draft.fragment, draft.seq, draft.applied, job.base - job.values, draft.pending
+        )  # fmt: skip
         offer = self.progress.offer(
             job.draft, digest(payload), len(payload), nonce(), self.timings, job.loss, self.inner
         )

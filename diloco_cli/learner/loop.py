@@ -13,10 +13,13 @@ from math import isfinite
 from diloco_cli.algorithm.flat import gather, scatter
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import RunFailedError
+from diloco_cli.learner.adoption import mixed
 from diloco_cli.learner.exchange import Arrival, Exchange
-from diloco_cli.learner.inner import REWARM_STEPS, inner_state, learning_rate
+from diloco_cli.learner.inner import inner_state
+from diloco_cli.learner.rate import step_learning_rate
 from diloco_cli.learner.replica import Replica
 from diloco_cli.processes.daemon import say
+from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import RunFormat
 
@@ -38,7 +41,8 @@ class Facts:
 
 @dataclass
 class Trainer:
-    """One incarnation of one learner. `stopping` is asked before every step."""
+    """One incarnation of one learner. `stopping` is asked before every step. Once it holds the learner leaves: while
+    `may_drain` says that there is time, only when its last offers have their fate."""
 
     run: RunFormat
     progress: Progress
@@ -46,6 +50,7 @@ class Trainer:
     replica: Replica
     stopping: Callable[[], bool]
     facts: Facts
+    may_drain: Callable[[], bool] = lambda: False
     moments_lost: bool = False
     awaited: deque[tuple[int, Draft]] = field(default_factory=deque)
 
@@ -58,6 +63,7 @@ class Trainer:
 
     def train(self) -> None:
         """Until the log says that the run is over, or `stopping` says so."""
+        self.progress.begin(self.exchange.inner, self.moments_lost)
         slot_started_s = monotonic_s()
         while not self._over():
             blocked_s = self._timed(self.hear)
@@ -75,6 +81,21 @@ class Trainer:
             blocked_s += self._timed(self.await_merges)
             blocked_s += self._timed(self._save_inner_now_and_then)
             self._note_speed(monotonic_s() - started_s, blocked_s)
+        if self.stopping():
+            self.drain()
+
+    def drain(self) -> None:
+        """Leave in order: offer what no offer holds yet, and wait until every offer has its fate."""
+        if not self.may_drain():
+            return
+        self.facts.state = "DRAINING"
+        for draft in self.progress.last_offers():
+            self.send(draft)
+        while self.progress.awaits_fates() and self.may_drain() and not self._run_is_over():
+            self.exchange.news.wait(PAUSE_S)
+            self.exchange.news.clear()
+            self.exchange.arrivals()  # raises what ended a background thread; nothing is adopted any more
+            self.progress.heard(self.exchange.state)
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -93,12 +114,7 @@ class Trainer:
             say(f"{utc_now_text()} {name}: incarnation {incarnation} made its first step")
 
     def learning_rate(self) -> float:
-        settings = self.run.settings
-        warmup_tokens = settings.train.inner.warmup_steps * sum(i.batch_tokens for i in self.run.islands)
-        lr = learning_rate(settings.train.inner, self.progress.fraction(), warmup_tokens / settings.train.tokens)
-        if self.moments_lost:
-            lr *= min(1.0, (self.progress.steps + 1) / REWARM_STEPS)
-        return lr
+        return step_learning_rate(self.run, self.progress.fraction(), self.progress.steps, self.moments_lost)
 
     def _throttle(self, compute_s: float) -> None:
         """An emulated slower island: sleep so that a step takes `slowdown` times its own time."""
@@ -109,7 +125,7 @@ class Trainer:
     # -- the exchange -------------------------------------------------------------------------------------------
 
     def hear(self) -> None:
-        """Adopt what has arrived (by replacement), and take note of the log's head."""
+        """Adopt what has arrived, and take note of the log's head."""
         for arrival in self.exchange.arrivals():
             if self.at_tau:
                 self.held_back[arrival.output.fragment] = arrival
@@ -125,17 +141,20 @@ class Trainer:
             scatter(self.run.layout.fragments[index], self.exchange.sent_values(index, None), self.tensors)
 
     def adopt(self, arrival: Arrival) -> None:
-        """Take over a committed version: by replacement, or keeping what was learned while it was in flight."""
-        output = arrival.output
+        """Take over a committed version as `sync.mixing` says; a new incarnation's first ones always as they are. The
+        inner optimizer's moments, the learning-rate schedule and the data position go on as if nothing had happened."""
+        output, sync = arrival.output, self.run.settings.sync
         fragment = self.run.layout.fragments[output.fragment]
-        if self.run.settings.sync.mixing == "replace" or not self.exchange.has_base(output.fragment):
-            scatter(fragment, arrival.values, self.tensors)
-            self.progress.adopted(output)
-        else:
+        mixing = mixing_of(sync, output) if self.exchange.has_base(output.fragment) else "replace"
+        own = arrival.values if mixing == "replace" else gather(fragment, self.tensors)
+        reference = None
+        if mixing == "rebase":
             since = self.progress.kept_since(output, self.exchange.state)
             reference = self.exchange.sent_values(output.fragment, since)
-            scatter(fragment, arrival.values + (gather(fragment, self.tensors) - reference), self.tensors)
             self.progress.rebased(output, since)
+        else:
+            self.progress.adopted(output)
+        scatter(fragment, mixed(mixing, arrival.values, own, reference, sync.blend), self.tensors)
         self.exchange.adopted(arrival)
 
     def send(self, draft: Draft) -> None:
@@ -144,11 +163,11 @@ class Trainer:
         if self.at_tau:
             overlap = self.run.settings.sync.overlap
             assert overlap != "auto"
-            self.awaited.append((self.progress.slots_reached + overlap, draft))
+            self.awaited.append((draft.slot + 1 + overlap, draft))
 
     def await_merges(self) -> None:
-        """`at_tau`: adopt each merge exactly tau slots after its send, waiting for it if need be."""
-        while self.awaited and self.awaited[0][0] <= self.progress.slots_reached:
+        """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be."""
+        while self.awaited and self.awaited[0][0] <= self.progress.next_slot:
             _, draft = self.awaited.popleft()
             while not self._over():
                 arrival = self.held_back.get(draft.fragment)
@@ -162,10 +181,13 @@ class Trainer:
         self.facts.state = "TRAINING"
 
     def _over(self) -> bool:
+        return self.stopping() or self._run_is_over()
+
+    def _run_is_over(self) -> bool:
         """A stop that was in the log before this incarnation joined does not concern it: the run is being resumed."""
         state = self.exchange.state
         stopped = state.phase == "STOPPED" and state.n > self.joined_at
-        return self.stopping() or state.phase == "FINISHED" or stopped
+        return state.phase == "FINISHED" or stopped
 
     def _may_step(self) -> bool:
         permit = self.progress.may_step()
@@ -188,6 +210,7 @@ class Trainer:
             self.rounds_saved = self.progress.steps // every
             tensors = inner_state(self.replica.model, self.replica.optimizer)
             if tensors is not None:
+                self.progress.saved(int(tensors["step"][0]))
                 self.exchange.save_inner(tensors)
 
     # -- measuring ----------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def store_time(wall_s: float, modified_s: Iterable[float]) -> StoreTime:
 def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None) -> RunFacts:
     """`known` saves reading the log from its start again."""
     state = perform(read_log(run, known), store, clock)
-    found = {island.name: _beat(store, island.name, LearnerBeat) for island in run.islands}
+    found = {island.name: _beat(store, island.name, LearnerBeat) for island in state.with_members(run).everybody}
     beats = {name: beat for name, beat in found.items() if beat is not None}
     syncer = _beat(store, SYNCER, SyncerBeat)
     changes = [modified_s for _, modified_s in beats.values()] + ([syncer[1]] if syncer else [])

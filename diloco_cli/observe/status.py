@@ -103,7 +103,7 @@ def status_of(facts: RunFacts) -> Status:
     tokens, rate = state.tokens(run.layout), merged_rate(state)
     target = run.settings.train.tokens
     syncer = _syncer(facts)
-    learners = [_learner(facts, island) for island in run.islands]
+    learners = [_learner(facts, island) for island in state.with_members(run).everybody]
     ages = [heard.age_s for heard in facts.learners.values()] + ([facts.syncer.age_s] if facts.syncer else [])
     over = state.phase != "RUNNING"
     return Status(
@@ -130,7 +130,8 @@ def status_of(facts: RunFacts) -> Status:
 
 
 def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStatus | None) -> str:
-    """FINISHED and STOPPED come from the log. SILENT: nobody is heard; DEGRADED: some are not."""
+    """FINISHED and STOPPED come from the log. SILENT: nobody is heard; DEGRADED: some are not. Those that joined later
+    may leave whenever they like."""
     if facts.state.phase != "RUNNING":
         return facts.state.phase
     heard = [learner for learner in learners if learner.state not in ("LOST", "STARTING", "FAILED")]
@@ -139,7 +140,9 @@ def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStat
         return "STARTING"
     if not heard and syncer_lost:
         return "SILENT"
-    return "RUNNING" if len(heard) == len(learners) and not syncer_lost else "DEGRADED"
+    missing = {learner.name for learner in learners} - {learner.name for learner in heard}
+    expected = {island.name for island in facts.run.islands}
+    return "DEGRADED" if syncer_lost or missing & expected else "RUNNING"
 
 
 def merged_rate(state: RunState) -> float | None:
@@ -163,7 +166,9 @@ def wall_seconds(facts: RunFacts) -> float:
 
 
 def goodput(facts: RunFacts) -> float | None:
-    """Merged tokens / (sum over planned islands of their undisturbed tokens per second x wall time since launch)."""
+    """Merged tokens / (sum over planned islands of their undisturbed tokens per second x wall time since launch).
+
+    Islands that joined later add to the tokens and not to the plan, so that with them it may be above 1."""
     planned = sum(island.tokens_per_s for island in facts.run.islands) * wall_seconds(facts)
     return facts.state.tokens(facts.run.layout) / planned if planned > 0 else None
 

@@ -8,16 +8,18 @@ import threading
 from contextlib import suppress
 from types import FrameType
 
-from diloco_cli.clock import monotonic_s
+from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import TerminatedError
 
 STDOUT = 1
 
 
 class Stopping:
-    """Whether a signal has asked this process to end, and for how long it has known."""
+    """Whether a signal has asked this process to end, and for how long it has known. `patience_s`: for so long it may
+    still finish what it does; waiting and retrying go on as usual until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 0.0) -> None:
+        self.patience_s = patience_s
         self._event = threading.Event()
         self._since_s = 0.0
 
@@ -34,14 +36,23 @@ class Stopping:
     def is_set(self) -> bool:
         return self._event.is_set()
 
+    def is_due(self, grace_s: float = 0.0) -> bool:
+        """Whether the stop was asked for, and its patience and `grace_s` more have passed."""
+        return self._event.is_set() and self._left_s(grace_s) <= 0
+
     def wait(self, seconds: float) -> None:
-        """Sleep; a stop cuts it short."""
-        self._event.wait(max(0.0, seconds))
+        """Sleep; a stop cuts it short, as far as its patience goes."""
+        if not self._event.wait(max(0.0, seconds)):
+            return
+        sleep_s(min(max(0.0, seconds), max(0.0, self._left_s())))
 
     def check(self, grace_s: float = 0.0) -> None:
-        """Raise TerminatedError once the stop was asked for at least `grace_s` ago."""
-        if self._event.is_set() and monotonic_s() - self._since_s >= grace_s:
+        """Raise TerminatedError once the stop is due."""
+        if self.is_due(grace_s):
             raise TerminatedError("stopped by a signal")
+
+    def _left_s(self, grace_s: float = 0.0) -> float:
+        return self.patience_s + grace_s - (monotonic_s() - self._since_s)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.ask()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from diloco_cli.digests import is_digest
+from diloco_cli.protocol.event_log import MAX_EVENTS
 from diloco_cli.protocol.records import MOST, SCHEMA, Offer, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 
 LONGEST_S = 1e6  # that a learner can honestly say of its own timings
 REASONS: dict[str, str] = {
-    "unknown_learner": "the run's format names no such learner",
+    "unknown_learner": "neither the run's format nor its log names such a learner",
     "old_incarnation": "a newer incarnation of this learner has been merged",
     "settled": "this offer already has a fate",
     "bad_claim": "slot, fragment, tokens, steps or data range contradict each other",
@@ -21,6 +22,7 @@ REASONS: dict[str, str] = {
     "digest_mismatch": "its payload has other bytes than the offer says",
     "bad_payload": "its payload has another header, shape or type than the layout says",
     "non_finite": "its payload holds values that are not finite",
+    "bad_norms": "the norms that it claims are not those of its values",
     "norm_cap": "its norm is far above what this fragment has seen lately",
     "no_weight": "it brings no steps",
     "bad_record": "the offer itself is not well formed",
@@ -37,12 +39,13 @@ def is_well_formed(offer: Offer) -> bool:
         and all(0 <= number < MOST for number in (*numbers, offer.payload_bytes))
         and all(0 <= seconds <= LONGEST_S for seconds in timings)
         and is_digest(offer.payload_digest)
+        and len(offer.events) <= MAX_EVENTS
     )
 
 
 def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
     """The reason why `offer` can never be applied at this head, or None if it is eligible."""
-    known = state.learner(offer.learner)
+    known, run = state.learner(offer.learner), state.with_members(run)
     if run.island(offer.learner) is None:
         return "unknown_learner"
     if offer.incarnation < known.floor:

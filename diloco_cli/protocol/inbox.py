@@ -38,7 +38,7 @@ class Inbox:
 
     def open(self, state: RunState, now_s: float) -> None:
         """Start from what the log knows. Every island counts as heard now: the benefit of the doubt."""
-        for island in self.run.islands:
+        for island in state.with_members(self.run).everybody:
             known = state.learner(island.name)
             self.heard_s[island.name] = now_s
             self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
@@ -46,17 +46,23 @@ class Inbox:
     def _box(self, learner: str, incarnation: int) -> Mailbox:
         return self.mailboxes.setdefault((learner, incarnation), Mailbox(learner, incarnation))
 
-    def newest_incarnation(self, learner: str) -> int:
-        return max(incarnation for name, incarnation in self.mailboxes if name == learner)
+    def expect(self, learner: str) -> None:
+        """Look for the first offers of one that has just been admitted; it counts as alive once it is heard."""
+        self._box(learner, 1)
 
-    def look_for_incarnations(self, now_s: float) -> Steps[None]:
-        for island in self.run.islands:
+    def newest_incarnation(self, learner: str) -> int:
+        return max((incarnation for name, incarnation in self.mailboxes if name == learner), default=0)
+
+    def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
+        """Also of those that have joined meanwhile."""
+        for island in state.with_members(self.run).everybody:
             newest = self.newest_incarnation(island.name)
             while (yield Get(incarnation_key(island.name, newest + 1))) is not None:
                 newest += 1
                 self._box(island.name, newest).since_s = now_s
                 self.heard_s[island.name] = now_s
-            self._retire(island.name, self._box(island.name, newest), now_s)
+            if newest > 0:
+                self._retire(island.name, self._box(island.name, newest), now_s)
 
     def _retire(self, learner: str, newest: Mailbox, now_s: float) -> None:
         """Nobody looks for ever after the offers of a process that was replaced long ago."""

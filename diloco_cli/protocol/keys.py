@@ -10,7 +10,7 @@
     commit/<n>.json                              the log: create-once, numbered without gaps, never deleted
     snapshot/<n>.json                            create-once: the folded log up to commit n
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
-    request/<r>.json                             create-once: an operator's intent
+    request/<r>.json                             create-once: an operator's intent, or an island that asks to join
     beat/<unit>.json, hint/head.json             overwritten now and then: hints, never trusted for safety
 
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
@@ -24,6 +24,7 @@ FORMAT_KEY = "FORMAT.json"
 HEAD_HINT_KEY = "hint/head.json"
 SYNCER = "syncer"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
 
 
 def is_name(text: str) -> bool:
@@ -65,6 +66,12 @@ def snapshot_key(n: int) -> str:
 
 def inner_key(learner: str, incarnation: int, step: int, digest: str) -> str:
     return f"inner/{learner}/{incarnation:08d}/{step:012d}-{digest}"
+
+
+def read_inner_key(key: str) -> tuple[str, int, int] | None:
+    """(learner, incarnation, step of the optimizer), or None if it is no such key."""
+    found = _INNER.fullmatch(key)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
 def request_key(number: int) -> str:

@@ -47,7 +47,7 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     plain = decode_plain(data, f"{where}/{FORMAT_KEY}")
     refuse_newer(plain.get("schema"), f"{where}/{FORMAT_KEY}")
     run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}")
-    strange = [name for name in (run.name, *(island.name for island in run.islands)) if not is_name(name)]
+    strange = [name for name in (run.name, *(island.name for island in run.everybody)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
     return run

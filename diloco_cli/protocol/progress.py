@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.eligibility import most_steps
-from diloco_cli.protocol.records import Island, Offer, Output, RunFormat, Timings
+from diloco_cli.protocol.event_log import EventLog
+from diloco_cli.protocol.records import Beginning, Event, Island, Mixing, Offer, Output, RunFormat, Timings
 from diloco_cli.protocol.schedule import (
     StepPermit,
+    fraction_of_run,
     fragment_of_slot,
     may_step,
     measured_local_steps,
@@ -25,7 +27,8 @@ MAX_OUTSTANDING = 2  # offers without a fate, per fragment
 
 @dataclass(frozen=True)
 class Draft:
-    """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`."""
+    """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`. As far as is known, `applied` is
+    the newest own offer of the fragment that a merge took, and the `pending` ones have no fate yet."""
 
     seq: int
     slot: int
@@ -34,7 +37,10 @@ class Draft:
     data_start: int
     data_end: int
     steps: int
-    adopted: tuple[tuple[int, int, str], ...]
+    began: Beginning | None
+    events: tuple[Event, ...]
+    applied: int | None
+    pending: tuple[int, ...]
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Progress:
     """The books of one incarnation. `position` is where its data stream stands, in tokens."""
 
     def __init__(self, run: RunFormat, learner: str, incarnation: int, state: RunState, position: int) -> None:
-        island = run.island(learner)
+        island = state.with_members(run).island(learner)
         assert island is not None
         self.run, self.learner, self.incarnation = run, learner, incarnation
         self.island: Island = island
@@ -65,7 +71,8 @@ class Progress:
         self.next_slot = 0
         self.next_seq = 0
         self.books = [FragmentBooks(output, position) for output in state.outputs]
-        self.adopted_since_offer: list[tuple[int, int, str]] = []
+        self.events = EventLog()
+        self._applied: dict[int, int] = {}
         self.log_n = state.n
         self.head_slot = state.slot
         self.head_tokens = state.tokens(run.layout)
@@ -77,8 +84,14 @@ class Progress:
     def may_step(self) -> StepPermit:
         return may_step(self.steps_since_commit, self.local_steps, self.run.settings.sync.drift_rounds)
 
+    def begin(self, inner: str | None, moments_lost: bool) -> None:
+        """Training starts, from what has been adopted and restored by now."""
+        versions = tuple(book.base.version for book in self.books)
+        self.events.begin(Beginning(self.position, versions, inner, moments_lost))
+
     def stepped(self) -> None:
         """One inner step on one batch was done."""
+        self.events.stepped(self.island.batch_tokens)
         self.steps += 1
         self.steps_since_commit += 1
         self.position += self.island.batch_tokens
@@ -86,12 +99,13 @@ class Progress:
             book.steps += 1
 
     def fraction(self) -> float:
-        """Position on the learning-rate schedule in [0, 1]: merged tokens / target as of the newest known commit,
-        interpolated by own steps as if all islands kept the planned pace, never decreasing."""
-        planned = sum(i.local_steps * i.batch_tokens for i in self.run.islands)
-        ahead = planned * min(self.steps_since_commit / self.local_steps, float(self.run.settings.sync.drift_rounds))
-        target = self.run.settings.train.tokens
-        self._progress = min(1.0, max(self._progress, (self.head_tokens + ahead) / target))
+        """Position on the learning-rate schedule in [0, 1] (see fraction_of_run), never decreasing."""
+        settings = self.run.settings
+        now = fraction_of_run(
+            self.head_tokens, settings.train.tokens, self.run.round_tokens, self.steps_since_commit, self.local_steps,
+            settings.sync.drift_rounds,
+        )  # fmt: skip
+        self._progress = max(self._progress, now)
         return self._progress
 
     # -- offering -----------------------------------------------------------------------------------------------
@@ -119,24 +133,40 @@ class Progress:
         ]
         return [draft for draft in drafts if draft is not None]
 
+    def last_offers(self) -> list[Draft]:
+        """What a learner offers that leaves: every fragment with progress and no offer since its last adoption, for its
+        next slot. (Where there is one, a merge of it would consume the base of a second.)"""
+        slots = range(self.head_slot, self.head_slot + self.run.num_fragments)
+        unsent = [slot for slot in slots if not self.books[fragment_of_slot(slot, self.run.num_fragments)].sent]
+        return [draft for draft in map(self._draft, unsent) if draft is not None]
+
+    def awaits_fates(self) -> bool:
+        """Whether any own offer has no fate yet, as far as is known."""
+        return any(book.outstanding for book in self.books)
+
     def overgrown(self) -> list[int]:
         """Fragments whose progress has outgrown what an offer may claim: their books start anew, and their parameters
         must go back to what was adopted. Only fragments that nobody merges for many rounds come here."""
         found = [index for index, book in enumerate(self.books) if book.steps >= most_steps(self.run)]
         for index in found:
-            self._start_anew(self.books[index])
+            self._start_anew(index)
         return found
 
-    def _start_anew(self, book: FragmentBooks) -> None:
+    def _start_anew(self, fragment: int) -> None:
+        book = self.books[fragment]
         book.data_start, book.steps, book.sent = self.position, 0, []
+        self.events.note(Event("dropped", fragment=fragment))
 
     def _draft(self, slot: int) -> Draft | None:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
         if len(book.outstanding) >= MAX_OUTSTANDING or book.steps == 0:
             return None
-        adopted, self.adopted_since_offer = tuple(self.adopted_since_offer), []
-        draft = Draft(self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps, adopted)
+        happened = self.events.take()
+        draft = Draft(
+            self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps, *happened,
+            self._applied.get(fragment), tuple(sorted(book.outstanding)),
+        )  # fmt: skip
         book.outstanding.add(draft.seq)
         book.sent.append(draft)
         self.next_seq += 1
@@ -165,7 +195,9 @@ class Progress:
             timings=timings,
             loss=loss,
             inner=inner,
-            adopted=draft.adopted,
+            feeds_back=draft.applied if self.run.settings.sync.error_feedback else None,
+            began=draft.began,
+            events=draft.events,
         )
 
     # -- hearing from the log -----------------------------------------------------------------------------------
@@ -178,7 +210,8 @@ class Progress:
         """
         if state.n <= self.log_n:
             return False
-        if state.merges > self._merges:  # skips are no news: they bring no version to adopt
+        news, planned = state.merges > self._merges, self.local_steps
+        if news:  # skips are no news: they bring no version to adopt
             self.steps_since_commit = 0
         self.log_n, self.head_slot, self._merges = state.n, state.slot, state.merges
         self.head_tokens = state.tokens(self.run.layout)
@@ -186,11 +219,15 @@ class Progress:
         if known.floor == self.incarnation:
             for book in self.books:
                 book.outstanding = {seq for seq in book.outstanding if not known.has_fate(seq)}
+        mine = {f: last.seq for f, last in known.applied.items() if last.incarnation == self.incarnation}
+        self._applied.update(mine)
         sync = self.run.settings.sync
         if sync.local_steps == "measured" and sync.adoption == "on_arrival" and own_step_s > 0:
             paces = [record.step_s for record in state.learners.values() if record.step_s > 0]
             fastest = min([own_step_s, *paces])
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
+        if news or self.local_steps != planned:
+            self.events.note(Event("heard", n=state.n, local_steps=self.local_steps))
         return self._step_aside(known.data_end)
 
     def _step_aside(self, data_end: int) -> bool:
@@ -198,23 +235,29 @@ class Progress:
         if data_end <= self.position:
             return False
         self.position = data_end
-        for book in self.books:
-            self._start_anew(book)
+        self.events.note(Event("moved", position=data_end))
+        for fragment in range(len(self.books)):
+            self._start_anew(fragment)
         return True
 
     def adopted(self, output: Output) -> None:
-        """Fragment overwritten by a committed version (replacement): its counters start anew. What was trained on it
-        since the last offer is discarded, which the gap before the next data range records."""
+        """Fragment overwritten by a committed version (`replace`, `blend`): its counters start anew. What was trained
+        on it since the last offer is discarded, which the gap before the next data range records. With `blend` a share
+        of it lives on in the parameters, and so in the next delta, but is not counted: no token ever counts twice."""
         book = self.books[output.fragment]
         book.data_start, book.steps = self.position, 0
-        self._note_adoption(output)
+        self._note_adoption(output, "replace", None)
 
     def rebased(self, output: Output, since: Draft | None) -> None:
         """Fragment moved onto a committed version with the progress made after `since`: counters go on from there."""
         book = self.books[output.fragment]
         if since is not None:
             book.data_start, book.steps = since.data_end, book.steps - since.steps
-        self._note_adoption(output)
+        self._note_adoption(output, "rebase", since)
+
+    def saved(self, inner_step: int) -> None:
+        """The inner optimizer's moments, as they are now, at its own step, are on their way to the store."""
+        self.events.note(Event("saved", count=inner_step))
 
     def kept_since(self, output: Output, state: RunState) -> Draft | None:
         """With `rebase`: the send after which own progress is neither in `output` nor on its way in an offer. That is
@@ -230,10 +273,12 @@ class Progress:
         waiting = [draft for draft in sent if not (settled and known.has_fate(draft.seq))]
         return waiting[-1] if waiting else None
 
-    def _note_adoption(self, output: Output) -> None:
+    def _note_adoption(self, output: Output, mixing: Mixing, since: Draft | None) -> None:
         book = self.books[output.fragment]
         book.base, book.sent = output, []
-        self.adopted_since_offer.append((output.fragment, output.version, output.cast_digest))
+        stated = mixing if self.run.settings.sync.mixing == "adaptive" else None
+        seq = None if since is None else since.seq
+        self.events.note(Event("adopted", fragment=output.fragment, version=output.version, mixing=stated, since=seq))
 
     def behind(self) -> int:
         """Slots between the log's head and this learner's next one; 0 when it leads."""

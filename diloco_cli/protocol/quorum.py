@@ -7,6 +7,8 @@ from math import ceil
 from typing import Literal
 
 SMOOTHING = 0.5  # of the moving averages below
+MIN_ALIVE_S = 15.0
+ALIVE_SLOTS = 4
 
 
 def moving_average(average: float | None, value: float) -> float:
@@ -21,6 +23,20 @@ class Pace:
     slot_s: float
     quorum_s: float = 0.0
     sync_s: float = 0.0
+
+
+def measured_pace(pace: Pace, slot_s: float | None, quorum_s: float, sync_s: float) -> Pace:
+    """The averages after one more merge; `slot_s` None: no participant said how fast it is."""
+    return Pace(
+        slot_s=pace.slot_s if slot_s is None else moving_average(pace.slot_s, slot_s),
+        quorum_s=moving_average(pace.quorum_s, quorum_s),
+        sync_s=moving_average(pace.sync_s, sync_s),
+    )
+
+
+def alive_within_s(pace: Pace) -> float:
+    """Who has been heard of within so many seconds counts as alive."""
+    return max(MIN_ALIVE_S, ALIVE_SLOTS * pace.slot_s)
 
 
 def overlap_slots(setting: int | Literal["auto"], pace: Pace) -> int:
@@ -78,7 +94,13 @@ class Decision:
 
 def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision:
     """Merge at quorum plus grace; earlier when all who are alive are here; skip a slot that nobody can fill while
-    offers for later slots wait; otherwise wait, and say for what."""
+    offers for later slots wait; otherwise wait, and say for what.
+
+    present < K               wait, however many are alive; after `skip_after_s` with offers for later slots: skip
+    K > alive                 the same: nobody lowers the quorum; the learners drift up to their bound, then pause
+    present >= alive, >= K    merge at once (one learner alone, too; nobody alive counts as everybody here)
+    present >= K otherwise    merge when the grace is over, which is at once where there is no slack
+    """
     if facts.present < facts.quorum:
         missing = f"{facts.present} of the {facts.quorum} offers that the quorum needs"
         if facts.later_offers and facts.now_s - facts.waiting_since_s >= skip_after_s:

@@ -6,7 +6,7 @@ Writers put a nonce into what two processes might write at once, so that each re
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
@@ -14,7 +14,7 @@ from diloco_cli.layout import Layout
 SCHEMA = 1
 MOST = 1 << 53  # integers beyond this are not exact everywhere
 
-CommitKind = Literal["epoch_start", "merge", "skip", "refuse", "eval", "stop", "finish"]
+CommitKind = Literal["epoch_start", "merge", "skip", "refuse", "membership", "eval", "stop", "finish"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Island:
 
 @dataclass(frozen=True)
 class RunFormat:
-    """FORMAT.json: everything that never changes during a run. Any process needs this and nothing else to take part."""
+    """FORMAT.json: everything that never changes during a run. Any process needs this and nothing else to take part.
+
+    `members`: islands that joined since, in the order of the log (RunState.with_members); in the bucket there are none.
+    """
 
     run_id: str
     name: str
@@ -48,13 +51,33 @@ class RunFormat:
     home_region: str | None = None
     schema: int = SCHEMA
     digest_algorithm: str = "blake3"
+    members: tuple[Island, ...] = ()
 
     def island(self, name: str) -> Island | None:
-        return next((island for island in self.islands if island.name == name), None)
+        return next((island for island in self.everybody if island.name == name), None)
+
+    @property
+    def everybody(self) -> tuple[Island, ...]:
+        """Every island that the run has ever known: those of the launch, then those that joined."""
+        return self.islands + self.members
+
+    @property
+    def num_shards(self) -> int:
+        """Into how many streams the data is divided, once and for all."""
+        return self.settings.data.shards or len(self.islands)
+
+    def shard_of(self, name: str) -> int:
+        """The stream that an island reads: nobody else ever does."""
+        return [island.name for island in self.everybody].index(name)
 
     @property
     def num_fragments(self) -> int:
         return len(self.layout.fragments)
+
+    @property
+    def round_tokens(self) -> int:
+        """What all islands of the launch process together in one round, as planned."""
+        return sum(island.local_steps * island.batch_tokens for island in self.islands)
 
 
 @dataclass(frozen=True)
@@ -80,7 +103,8 @@ class Timings:
     adoption_s: float = 0.0
 
 
-EventKind = Literal["steps", "heard", "adopted", "dropped", "saved", "sent"]
+EventKind = Literal["steps", "heard", "moved", "adopted", "dropped", "saved", "sent", "lost"]
+Mixing = Literal["replace", "blend", "rebase"]
 
 
 @dataclass(frozen=True)
@@ -89,22 +113,41 @@ class Event:
 
     steps     `count` inner steps on batches of `batch_tokens`
     heard     the log up to commit `n`; from here on this learner takes `local_steps` steps a round
-    adopted   `version` of `fragment`; `since`: the seq of the send after which own progress was kept (None: adoption)
+    moved     the data goes on at token `position` of the shard: a predecessor's late offer held what lies before
+    adopted   `version` of `fragment`, by `mixing` (None: as the run's settings say); for `rebase`, `since` is the seq
+              of the send after which own progress was kept (None: since the adoption before)
     dropped   the progress on `fragment` made since the last adoption
-    saved     the inner optimizer's moments
-    sent      offer number `seq`: `fragment` for `slot`
+    saved     the inner optimizer's moments, at its own step `count`
+    sent      offer number `seq`: `fragment` for `slot`; with error feedback, `since` is the seq of the offer whose
+              rounding error it makes up for
+    lost      more happened between two offers than is kept: this stretch cannot be repeated
     """
+
+    OMITS_DEFAULTS: ClassVar[bool] = True
 
     kind: EventKind
     count: int = 0
     batch_tokens: int = 0
     n: int = 0
     local_steps: int = 0
+    position: int = 0
     fragment: int = 0
     version: int = 0
+    mixing: Mixing | None = None
     since: int | None = None
     seq: int = 0
     slot: int = 0
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How an incarnation began: `position` tokens into its shard, with `versions` (one per fragment), with the saved
+    moments under the key `inner` (None: fresh ones). `moments_lost`: there should have been some."""
+
+    position: int
+    versions: tuple[int, ...]
+    inner: str | None = None
+    moments_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +155,9 @@ class Offer:
     """A learner offers the delta (old minus new) of one fragment, made since it adopted version `base`.
 
     [data_start, data_end) is the range of its data stream, in tokens, that the delta was trained on.
-    `inner` names the newest saved inner-optimizer state; `adopted` what was adopted since the offer before.
+    `inner` names the newest saved inner-optimizer state. With error feedback, `feeds_back` is the seq of the
+    earlier offer whose rounding error this delta makes up for. `events`: all that shaped the parameters since the offer
+    before, in its order; the first offer also says how the incarnation `began`. A replay needs nothing else.
     """
 
     learner: str
@@ -132,7 +177,9 @@ class Offer:
     timings: Timings = field(default_factory=Timings)
     loss: float | None = None
     inner: str | None = None
-    adopted: tuple[tuple[int, int, str], ...] = ()
+    feeds_back: int | None = None
+    began: Beginning | None = None
+    events: tuple[Event, ...] = ()
     schema: int = SCHEMA
 
     @property
@@ -145,7 +192,9 @@ OfferId = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Input:
-    """An offer that a merge applied, with the weight it got. Carries all that a replay needs."""
+    """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
+
+    `scale`: what its delta was multiplied by, below 1 where the norm clip shortened it."""
 
     learner: str
     incarnation: int
@@ -159,6 +208,7 @@ class Input:
     payload_digest: str
     payload_bytes: int
     step_s: float = 0.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -174,7 +224,9 @@ class Fate:
 
 @dataclass(frozen=True)
 class Output:
-    """A version of a fragment. The version is the number of the commit that produced it, so it is never reused."""
+    """A version of a fragment. The version is the number of the commit that produced it, so it is never reused.
+
+    `rebase`: with `mixing: adaptive`, learners adopt it on top of their progress in flight (see protocol/mixing.py)."""
 
     fragment: int
     version: int
@@ -182,11 +234,14 @@ class Output:
     epoch: int
     state_digest: str
     cast_digest: str
+    rebase: bool = False
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One record of the log. `previous` is the digest of the record before: the log is a hash chain."""
+    """One record of the log. `previous` is the digest of the record before: the log is a hash chain.
+
+    `agreement`: the mean cosine between the deltas of this merge, where the run's settings ask for it."""
 
     n: int
     kind: CommitKind
@@ -204,20 +259,23 @@ class Commit:
     alive: int = 0
     grace_s: float = 0.0
     grace_used_s: float = 0.0
+    agreement: float | None = None
     reason: str = ""
     loss: float | None = None
     evaluated: int | None = None
     request: int | None = None
+    island: Island | None = None
     schema: int = SCHEMA
 
 
 @dataclass(frozen=True)
 class Request:
-    """An operator's intent, carried out by the syncer as a commit that names it. `resume` withdraws a stop that was
-    asked for and not carried out yet."""
+    """An intent, carried out by the syncer as a commit that names it. `resume` withdraws a stop that was asked for and
+    not carried out yet; `join` is of an island that wants to take part."""
 
     number: int
-    kind: Literal["stop", "resume"]
+    kind: Literal["stop", "resume", "join"]
     nonce: str
     time: str
     reason: str = ""
+    island: Island | None = None

@@ -8,7 +8,7 @@ from typing import Literal
 from diloco_cli.protocol.keys import request_key
 from diloco_cli.protocol.log import append, claim_epoch, read_log
 from diloco_cli.protocol.operations import Create, Get, Steps
-from diloco_cli.protocol.records import Commit, ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.records import Commit, Island, ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.store.port import Created
@@ -18,21 +18,25 @@ LONGEST_REASON = 500  # characters of a stranger's text in the log
 
 @dataclass(frozen=True)
 class Pending:
-    """Requests that were not carried out yet: the last number; the reason of a stop, if that is what they come to; else
-    why they are refused."""
+    """Requests that were not carried out yet: the last number; the reason of a stop, if that is what they come to; the
+    island that asks to join, if it is one of those; else why they are refused."""
 
     newest: int
     stop: str | None
     refused: str
+    join: Island | None = None
 
 
 def pending_requests(state: RunState) -> Steps[Pending | None]:
-    """A later `resume` withdraws a stop; what is no request counts for nothing."""
+    """A later `resume` withdraws a stop; what is no request counts for nothing. One that asks to join is alone: it
+    comes after those before it, and those behind it come after it."""
     number, pending = state.next_request, None
     while (data := (yield Get(request_key(number)))) is not None:
         stop, refused = (pending.stop, pending.refused) if pending else (None, "")
         try:
             request = decode(Request, data, request_key(number))
+            if request.kind == "join" and request.island is not None:
+                return pending or Pending(number, None, "", request.island)
             stop = (request.reason or "by request")[:LONGEST_REASON] if request.kind == "stop" else None
             refused = "an older stop was withdrawn"
         except RecordError as error:
@@ -56,10 +60,18 @@ def withdraw_stop(state: RunState, nonce: str, time: str) -> Steps[bool]:
     return True
 
 
-def _ask(state: RunState, kind: Literal["stop", "resume"], nonce: str, time: str, reason: str) -> Steps[int]:
+def ask_to_join(state: RunState, nonce: str, time: str, island: Island) -> Steps[int]:
+    """Write a request to be admitted under the next free number, which is returned."""
+    return (yield from _ask(state, "join", nonce, time, "", island))
+
+
+def _ask(
+    state: RunState, kind: Literal["stop", "resume", "join"], nonce: str, time: str, reason: str,
+    island: Island | None = None,
+) -> Steps[int]:  # fmt: skip
     number = state.next_request
     while True:
-        mine = encode(Request(number, kind, nonce, time, reason))
+        mine = encode(Request(number, kind, nonce, time, reason, island))
         answer = yield Create(request_key(number), mine)
         if isinstance(answer, Created) or answer.data == mine:
             return number

@@ -47,3 +47,13 @@ def may_step(steps_since_commit: int, local_steps: int, drift_rounds: int) -> St
     if steps_since_commit < bound:
         return StepPermit(True)
     return StepPermit(False, f"no commit for {bound} own steps ({drift_rounds} rounds): the drift bound")
+
+
+def fraction_of_run(
+    merged_tokens: int, target_tokens: int, round_tokens: int, own_steps: int, local_steps: int, drift_rounds: int
+) -> float:
+    """Position on the learning-rate schedule in [0, 1]: merged tokens / target as of the newest merge heard of, and
+    from there on as if all islands kept the planned pace (`round_tokens` a round, all together) for the `own_steps`
+    since, of which a learner makes `local_steps` a round. Interpolates no further than the drift bound."""
+    ahead = round_tokens * min(own_steps / local_steps, float(drift_rounds))
+    return min(1.0, (merged_tokens + ahead) / target_tokens)

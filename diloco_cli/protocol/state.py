@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from diloco_cli.layout import Layout
-from diloco_cli.protocol.records import Commit, OfferId, Output
+from diloco_cli.protocol.records import Commit, Island, OfferId, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.wire import RecordError
 
@@ -102,6 +102,11 @@ class RunState:
     notes: tuple[Note, ...] = ()
     started_at: str = ""
     updated_at: str = ""
+    members: tuple[Island, ...] = ()
+
+    def with_members(self, run: RunFormat) -> RunFormat:
+        """The run with those that have joined it so far."""
+        return run if run.members == self.members else replace(run, members=self.members)
 
     def tokens(self, layout: Layout) -> int:
         """Merged tokens: sum over applied offers of tokens x (parameters of the fragment / all parameters)."""
@@ -144,6 +149,11 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
             state = replace(state, loss=commit.loss, evaluated=commit.evaluated, losses=_thinned(losses))
         case "stop":
             state = _note(replace(state, phase="STOPPED"), commit, "syncer", f"stopped: {commit.reason}")
+        case "membership":
+            if commit.island is None:
+                raise RecordError(f"commit {commit.n} says that an island joins, and not which")
+            state = replace(state, members=(*state.members, commit.island))
+            state = _note(state, commit, commit.island.name, commit.reason)
         case "refuse":
             state = _note(state, commit, "syncer", commit.reason) if commit.reason else state
         case "finish":

@@ -25,19 +25,30 @@ from diloco_cli.protocol.log import (
     read_log,
     write_snapshot,
 )
+from diloco_cli.protocol.membership import as_admitted, refusal_of_island, refusal_text
+from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Now, Put, Sleep, Steps
-from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged
-from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average
+from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged, Refused
+from diloco_cli.protocol.quorum import (
+    Grace,
+    Pace,
+    SlotFacts,
+    alive_within_s,
+    decide_slot,
+    grace_window,
+    measured_pace,
+)
 from diloco_cli.protocol.records import (
     Commit,
     CommitKind,
     Input,
+    Island,
     Offer,
     Output,
     ProcessClaim,
     RunFormat,
 )
-from diloco_cli.protocol.requests import pending_requests
+from diloco_cli.protocol.requests import LONGEST_REASON, pending_requests
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.weights import token_weight
@@ -46,8 +57,6 @@ from diloco_cli.protocol.wire import encode
 BEAT_EVERY_S = 3.0
 REQUEST_EVERY_S = 1.0
 INCARNATIONS_EVERY_S = 1.0
-MIN_ALIVE_S = 15.0
-ALIVE_SLOTS = 4
 FATES_WAIT_SLOTS = 2
 FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
@@ -121,6 +130,7 @@ class Syncer:
                 return  # it ended, or was stopped, while this syncer was starting
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
             old = (yield from pending_requests(self.state)) if phase == "STOPPED" else None  # meant for then
+            old = None if old is not None and old.join is not None else old
             who = f"{self.claim.host} pid {self.claim.pid}"
             yield from self._commit("epoch_start", outputs=outputs, reason=who, request=old and old.newest)
         self.last_snapshot = self.state.n
@@ -135,9 +145,12 @@ class Syncer:
             outputs.append((yield from self._publish(fragment, merged, version=0, slot=-1)))
         return tuple(outputs)
 
-    def _publish(self, fragment: int, merged: Merged, version: int, slot: int) -> Steps[Output]:
+    def _publish(
+        self, fragment: int, merged: Merged, version: int, slot: int, before: Output | None = None
+    ) -> Steps[Output]:
         """State and cast, written and read back BEFORE the commit that names them."""
-        output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast))
+        rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
+        output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
         yield from write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         yield from write_and_read_back(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
         return output
@@ -170,7 +183,7 @@ class Syncer:
                 return True
         if now_s >= self.next_incarnations_s:
             self.next_incarnations_s = now_s + INCARNATIONS_EVERY_S
-            yield from self.inbox.look_for_incarnations(now_s)
+            yield from self.inbox.look_for_incarnations(self.state, now_s)
         yield from self.inbox.poll(self.state, now_s)
         yield from self._evaluation()
         return (yield from self._slot(now_s))
@@ -183,15 +196,27 @@ class Syncer:
             self.state = later
 
     def _carry_out_request(self) -> Steps[bool]:
-        """One stop answers everybody who has asked for it until now."""
+        """One stop answers everybody who has asked for it until now; each island that asks to join gets its own."""
         pending = yield from pending_requests(self.state)
         if pending is None:
             return False
+        if pending.join is not None:
+            return (yield from self._admit(pending.newest, pending.join))
         if pending.stop is None:
             return (yield from self._commit("refuse", request=pending.newest, reason=pending.refused))
         self.inbox.refuse_all("run_over")
         fates = self.inbox.take_fates()
         return (yield from self._commit("stop", request=pending.newest, reason=pending.stop, fates=fates))
+
+    def _admit(self, request: int, island: Island) -> Steps[bool]:
+        run = self.state.with_members(self.run)
+        refused = refusal_of_island(island, run)
+        if refused is not None:
+            reason = refusal_text(island.name, refused)[:LONGEST_REASON]
+            return (yield from self._commit("refuse", request=request, reason=reason))
+        reason = f"joins in {island.region}, data shard {len(run.everybody)} of {run.num_shards}"
+        self.inbox.expect(island.name)
+        return (yield from self._commit("membership", request=request, island=as_admitted(island, run), reason=reason))
 
     def _evaluation(self) -> Steps[None]:
         finished = self.evaluator.result()
@@ -252,7 +277,7 @@ class Syncer:
         return (yield from self._commit("refuse", fates=self.inbox.take_fates()))
 
     def _alive(self, now_s: float) -> int:
-        within_s = max(MIN_ALIVE_S, ALIVE_SLOTS * self.pace.slot_s)
+        within_s = alive_within_s(self.pace)
         return sum(now_s - heard_s <= within_s for heard_s in self.inbox.heard_s.values())
 
     # -- merging ------------------------------------------------------------------------------------------------
@@ -276,17 +301,20 @@ class Syncer:
         weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
         slot, version = self.state.slot, self.state.n + 1
         merged = self.arithmetic.merge(fragment, [(self.loaded[o.id], weights[o.id]) for o in offers])
-        if isinstance(merged, str):
-            for offer in offers:
-                self.inbox.drop(offer, merged)
+        if isinstance(merged, Refused):  # the next turn decides anew, on those that are left
+            for place, why in merged.reasons.items():
+                self.inbox.drop(offers[place], why)
             self.doing = "SERVING"
             return False
-        output = yield from self._publish(fragment, merged, version, slot)
+        output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
         used_s = facts.now_s - (facts.quorum_reached_s if facts.quorum_reached_s is not None else facts.now_s)
         mine = yield from self._commit(
             "merge",
             slot=slot,
-            inputs=tuple(_input(offer, weights[offer.id]) for offer in offers),
+            inputs=tuple(
+                _input(offer, weights[offer.id], scale)
+                for offer, scale in zip(offers, merged.scales or [1.0] * len(offers), strict=True)
+            ),
             fates=self.inbox.take_fates(),
             outputs=(output,),
             tokens=sum(offer.tokens for offer in offers),
@@ -294,6 +322,7 @@ class Syncer:
             alive=facts.alive,
             grace_s=round(grace.seconds, 6),
             grace_used_s=round(used_s, 6),
+            agreement=as_logged(merged.agreement),
             reason=reason,
         )
         if mine:
@@ -311,11 +340,7 @@ class Syncer:
         reached_s = facts.now_s if facts.quorum_reached_s is None else facts.quorum_reached_s
         quorum_s = reached_s - (facts.now_s if facts.first_offer_s is None else facts.first_offer_s)
         sync_s = now_s - facts.now_s + max(o.timings.upload_s + o.timings.adoption_s for o in offers)
-        self.pace = Pace(
-            slot_s=moving_average(self.pace.slot_s, min(paces)) if paces else self.pace.slot_s,
-            quorum_s=moving_average(self.pace.quorum_s, quorum_s),
-            sync_s=moving_average(self.pace.sync_s, sync_s),
-        )
+        self.pace = measured_pace(self.pace, min(paces, default=None), quorum_s, sync_s)
 
     # -- ending, and being seen ---------------------------------------------------------------------------------
 
@@ -353,9 +378,9 @@ class Syncer:
         yield Put(beat_key(SYNCER), encode(facts))
 
 
-def _input(offer: Offer, weight: float) -> Input:
+def _input(offer: Offer, weight: float, scale: float) -> Input:
     return Input(
         offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
         offer.tokens, offer.steps, weight, offer.payload_digest, offer.payload_bytes,
-        offer.timings.step_s,
+        offer.timings.step_s, scale,
     )  # fmt: skip

@@ -15,14 +15,18 @@ TAPE_SCHEMA = 1
 
 @dataclass(frozen=True)
 class Track:
-    """One incarnation of a learner. It began `position` tokens into its shard with `versions`, one per fragment;
-    `inner_step`: the predecessor's saved moments that it restored (None: fresh ones)."""
+    """One incarnation of a learner. It began `position` tokens into its shard with `versions`, one per fragment.
+
+    `inner_step`: it restored the moments that incarnation `inner_incarnation` (None: the one before) saved at this step
+    of the optimizer; None: its moments were fresh. `moments_lost`: they should not have been, so it warmed up anew.
+    """
 
     learner: str
     incarnation: int
     position: int
     versions: tuple[int, ...]
     inner_step: int | None = None
+    inner_incarnation: int | None = None
     moments_lost: bool = False
     events: tuple[Event, ...] = ()
 
@@ -30,7 +34,8 @@ class Track:
 @dataclass(frozen=True)
 class TapeMerge:
     """One merge of the log. `inputs`: (learner, incarnation, seq) and weight, in the order of reduction. `n` is the
-    commit's number, and so the version it made; `tokens`: merged tokens of the run after it. Digests where known."""
+    commit's number, and so the version it made; `tokens`: merged tokens of the run after it. `state_digest`: of the
+    version's bytes, where known. `scales`: what the norm clip multiplied each delta by; empty if it left all alone."""
 
     n: int
     slot: int
@@ -38,6 +43,7 @@ class TapeMerge:
     inputs: tuple[tuple[OfferId, float], ...]
     tokens: int
     state_digest: str | None = None
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,9 @@ def decode(kind: type[Record], data: bytes, where: str) -> Record:
         raise RecordError(f"not a {kind.__name__.lower()}: {error}", where=where) from error
 
 
-def decode_plain(data: bytes, where: str) -> dict[str, Any]:
-    if len(data) > MAX_RECORD_BYTES:
-        raise RecordError(f"{len(data)} bytes, more than the {MAX_RECORD_BYTES} allowed in a record", where=where)
+def decode_plain(data: bytes, where: str, most_bytes: int = MAX_RECORD_BYTES) -> dict[str, Any]:
+    if len(data) > most_bytes:
+        raise RecordError(f"{len(data)} bytes, more than the {most_bytes} allowed in a record", where=where)
     try:
         plain = json.loads(data, object_pairs_hook=_unique_pairs, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -42,6 +42,8 @@ class BucketCheck:
         self.token_parameters = 0
         self.slot = 0
         self.kinds: list[str] = []
+        self.batches = {island.name: island.batch_tokens for island in run.islands}
+        self.shards = run.settings.data.shards or len(run.islands)
 
     def check(self, published: Published | None = None) -> BucketCheck:
         previous, epoch = "", 0
@@ -63,6 +65,10 @@ class BucketCheck:
             self.slot += 1
         for fate in commit["fates"]:
             self._settle(fate, fate["reason"])
+        if commit["kind"] == "membership":
+            assert commit["island"]["name"] not in self.batches, "an island joined twice"
+            self.batches[commit["island"]["name"]] = commit["island"]["batch_tokens"]
+            assert len(self.batches) <= self.shards, "two islands would read one shard"
         if commit["kind"] == "merge":
             self._merge(commit)
         for output in commit["outputs"]:
@@ -89,6 +95,7 @@ class BucketCheck:
         learner, base = item["learner"], (item["learner"], fragment, item["base"])
         self._settle(item, "applied")
         assert base not in self.bases, f"2: base {base} used twice"
+        assert item["tokens"] == item["steps"] * self.batches[learner], f"{learner} claims other batches than its own"
         assert item["incarnation"] >= self.floors[learner], f"2: {learner} applied below its floor"
         assert item["data_start"] >= self.ends[learner, fragment], f"2: data of {learner} merged twice in {fragment}"
         self.bases.add(base)

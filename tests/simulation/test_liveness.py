@@ -70,7 +70,7 @@ def test_the_strangers_offer_is_sound_before_it_is_changed() -> None:
         ({"incarnation": 2}, "bad_record"),
         ({"steps": "2"}, "bad_record"),
         ({"timings": []}, "bad_record"),
-        ({"adopted": [[1, 2]]}, "bad_record"),
+        ({"events": [[1, 2]]}, "bad_record"),
         ({"steps": 0, "tokens": 0, "data_end": 0}, "no_weight"),
     ],
 )

@@ -12,6 +12,8 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.joining import fetch_cast, join, publish
 from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.log import next_commit
+from diloco_cli.protocol.membership import enter
+from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.operations import Sleep, Steps
 from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.records import Island, Offer, Output, ProcessClaim, RunFormat, Timings
@@ -130,8 +132,16 @@ def delta_of(offer: Offer) -> int:
     return sum(gradient(offer.learner, at) for at in range(offer.data_start, offer.data_end, BATCH_TOKENS))
 
 
+@dataclass
+class Habits:
+    """What sets one learner apart: its step's time, and when it leaves (drained, as the training loop does)."""
+
+    step_s: float = STEP_S
+    leaves: Callable[[], bool] = lambda: False
+
+
 def learner_steps(
-    run: RunFormat, name: str, claim: ProcessClaim, nonce: Callable[[], str], seen: Published
+    run: RunFormat, name: str, claim: ProcessClaim, nonce: Callable[[], str], seen: Published, habits: Habits
 ) -> Steps[RunState]:
     """A learner without a model, on the product's joining, books and publishing."""
     joined = yield from join(run, name, claim)
@@ -139,26 +149,34 @@ def learner_steps(
     for output in state.outputs:
         assert (yield from fetch_cast(output)) is not None, "a committed cast is missing"
         progress.adopted(output)
+    leaving = False
     while state.phase != "FINISHED" and not (state.phase == "STOPPED" and state.n > joined.state.n):
         while (later := (yield from next_commit(run, state))) is not None:
             newer = [o for o in later.outputs if o not in state.outputs]
             state = later
             for output in newer:
                 assert (yield from fetch_cast(output)) is not None, "a committed cast is missing"
-                if run.settings.sync.mixing == "rebase":
+                if mixing_of(run.settings.sync, output) == "rebase":
                     progress.rebased(output, progress.kept_since(output, state))
                 else:
                     progress.adopted(output)
-        progress.heard(state)
-        yield Sleep(STEP_S)
+        progress.heard(state, habits.step_s)
+        if leaving and not progress.awaits_fates():
+            return state
+        yield Sleep(habits.step_s)
         progress.overgrown()
-        if progress.may_step().allowed:
+        if leaving:
+            drafts = []
+        elif habits.leaves():
+            leaving, drafts = True, progress.last_offers()
+        elif progress.may_step().allowed:
             progress.stepped()
             drafts = progress.due()
         else:
             drafts = progress.due_at_the_bound()
         for draft in drafts:
-            offer = progress.offer(draft, "", 0, nonce(), Timings(slot_s=2 * STEP_S), None, None)
+            slot_s = habits.step_s * progress.local_steps / run.num_fragments
+            offer = progress.offer(draft, "", 0, nonce(), Timings(habits.step_s, slot_s), None, None)
             payload = f"delta:{delta_of(offer)}".encode()
             offer = replace(offer, payload_digest=digest(payload), payload_bytes=len(payload))
             yield from publish(offer, payload)
@@ -172,6 +190,7 @@ class Fleet:
     def __init__(self, run: RunFormat, world: World | None = None) -> None:
         self.run, self.world = run, world or World()
         self.published = Published()
+        self.habits: dict[str, Habits] = {}
         self.restart = True
         self._numbers = count()
         self._refuse: Callable[[Offer], str | None] = lambda offer: None
@@ -187,12 +206,25 @@ class Fleet:
     def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
         claim = self.claim()
         arithmetic = ToyArithmetic(self.run, self._refuse)
-        syncer = Syncer(self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce)
+        self.served = syncer = Syncer(self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce)
         return self.world.start(name, syncer.serve(), delay_s)
 
     def learner(self, name: str, delay_s: float = 0.0) -> Actor:
-        steps = learner_steps(self.run, name, self.claim(), self.nonce, self.published)
+        steps = learner_steps(self.run, name, self.claim(), self.nonce, self.published, self._habits(name))
         return self.world.start(name, steps, delay_s)
+
+    def newcomer(self, name: str, batch_tokens: int = BATCH_TOKENS) -> Actor:
+        """An island that the launch did not know: it asks, and takes part once it is admitted."""
+        island, habits = Island(name, "elsewhere", batch_tokens, 1, 1e9, 1e-9), self._habits(name)
+
+        def steps() -> Steps[RunState]:
+            known = yield from enter(self.run, island, self.nonce(), "then")
+            return (yield from learner_steps(known, name, self.claim(), self.nonce, self.published, habits))
+
+        return self.world.start(name, steps())
+
+    def _habits(self, name: str) -> Habits:
+        return self.habits.setdefault(name, Habits())
 
     def refuse_payloads(self, refuse: Callable[[Offer], str | None]) -> None:
         self._refuse = refuse
@@ -226,6 +258,8 @@ class Fleet:
             self.syncer(delay_s=0.2)
         elif self.run.island(actor.name) is not None:
             self.learner(actor.name, delay_s=0.2)
+        elif actor.name in self.habits:
+            self.newcomer(actor.name)
 
     def errors(self) -> list[BaseException]:
         return [a.error for a in self.world.actors if a.error and type(a.error).__name__ != "StoreUnavailableError"]

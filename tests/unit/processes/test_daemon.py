@@ -36,6 +36,20 @@ def test_what_is_being_finished_has_its_grace() -> None:
         stop.check(grace_s=0)
 
 
+def test_a_patient_stop_lets_things_finish_and_then_is_due() -> None:
+    stop, impatient = Stopping(patience_s=0.2), Stopping()
+    assert not stop.is_due() and not impatient.is_due()
+    stop.ask()
+    impatient.ask()
+    assert stop.is_set() and not stop.is_due() and impatient.is_due()
+    stop.check()
+    started_s = monotonic_s()
+    stop.wait(60)
+    assert 0.1 < monotonic_s() - started_s < 5, "it sleeps as usual while there is patience, and no longer"
+    with pytest.raises(TerminatedError):
+        stop.check()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_only_ask(number: signal.Signals) -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}

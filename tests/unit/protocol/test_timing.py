@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.protocol.quorum import Grace, Pace, SlotFacts, decide_slot, grace_window, moving_average, overlap_slots
+from diloco_cli.protocol.quorum import (
+    Grace,
+    Pace,
+    SlotFacts,
+    decide_slot,
+    grace_window,
+    measured_pace,
+    moving_average,
+    overlap_slots,
+)
 from diloco_cli.protocol.schedule import fragment_of_slot, may_step, measured_local_steps, slot_to_offer, slots_reached
 from diloco_cli.protocol.weights import token_weight
 
@@ -70,6 +79,19 @@ def test_no_tokens_or_no_steps_weigh_nothing(rule: Any, tokens: int, steps: int)
     assert token_weight(tokens, steps, rule) == 0.0
 
 
+@quick
+@given(st.integers(0, 1 << 53), st.integers(0, 1 << 53), st.sampled_from(["tokens2/steps", "tokens"]))
+def test_a_weight_is_finite_and_zero_only_for_nothing(tokens: int, steps: int, rule: Any) -> None:
+    weight = token_weight(tokens, steps, rule)
+    assert 0.0 <= weight < float("inf") and (weight == 0.0) == (tokens == 0 or steps == 0)
+
+
+def test_mixed_batches_and_speeds_by_hand() -> None:
+    """A: 10 steps of 400 tokens; B: 10 of 800; C: 5 of 800 (half as fast): quantity x quality."""
+    a, b, c = (token_weight(steps * batch, steps, "tokens2/steps") for steps, batch in ((10, 400), (10, 800), (5, 800)))
+    assert (a, b, c) == (1_600_000.0, 6_400_000.0, 3_200_000.0)
+
+
 # -- grace ------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +118,22 @@ def test_auto_overlap_always_leaves_slack(pace: Pace, gamma: float) -> None:
 def test_without_slack_there_is_no_grace_and_the_reason_names_the_overlap_needed() -> None:
     grace = grace_window(2, Pace(1.13, 0.0, 4.7), 0.5)
     assert grace.seconds == 0.0 and "6 are needed" in grace.reason
+
+
+@quick
+@given(st.integers(0, 50), paces, st.floats(0.01, 0.99))
+def test_the_window_never_eats_up_what_the_exchange_needs(overlap: int, pace: Pace, gamma: float) -> None:
+    """With slack >= 0, tau x slot >= quorum + grace + sync; without, there is no window, with a reason."""
+    grace = grace_window(overlap, pace, gamma)
+    if overlap * pace.slot_s >= pace.quorum_s + pace.sync_s:
+        assert overlap * pace.slot_s >= (pace.quorum_s + grace.seconds + pace.sync_s) * (1 - 1e-12)
+    else:
+        assert grace.seconds == 0.0 and "no slack" in grace.reason
+
+
+def test_the_pace_is_averaged_and_kept_where_nobody_tells_it() -> None:
+    assert measured_pace(Pace(1.0, 0.0, 2.0), 3.0, 1.0, 4.0) == Pace(2.0, 0.5, 3.0)
+    assert measured_pace(Pace(1.0), None, 0.0, 0.0).slot_s == 1.0
 
 
 def test_overlap_of_an_unknown_pace_is_one() -> None:
@@ -135,6 +173,22 @@ def test_a_quorum_above_those_alive_waits_with_a_reason_and_never_merges() -> No
     facts = replace(FACTS, quorum=5, present=3, quorum_reached_s=None, now_s=1e6)
     decision = decide_slot(facts, ONE_SECOND, 60)
     assert decision.action == "wait" and "3 of the 5" in decision.reason
+
+
+def test_one_learner_alone_is_everybody() -> None:
+    alone = replace(FACTS, present=1, alive=1, quorum=1, now_s=10.0)
+    assert decide_slot(alone, ONE_SECOND, 60).reason == "all 1 learners alive are here"
+
+
+def test_offers_without_weight_leave_the_slot_waiting_with_a_reason() -> None:
+    """They are refused before they count as present."""
+    decision = decide_slot(replace(FACTS, present=0, quorum_reached_s=None), ONE_SECOND, 60)
+    assert (decision.action, decision.reason) == ("wait", "0 of the 1 offers that the quorum needs")
+
+
+def test_a_quorum_above_those_alive_is_skipped_once_later_offers_wait() -> None:
+    facts = replace(FACTS, quorum=5, present=3, quorum_reached_s=None, later_offers=True, now_s=69.0)
+    assert decide_slot(facts, ONE_SECOND, 60).action == "skip"
 
 
 def test_a_slot_is_skipped_only_while_later_offers_wait_and_only_after_the_bound() -> None:

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.protocol.log import Snapshot, parse_format
-from diloco_cli.protocol.records import SCHEMA, Commit, Offer, Request, RunFormat, Timings
+from diloco_cli.protocol.records import SCHEMA, Beginning, Commit, Event, Offer, Request, RunFormat, Timings
 from diloco_cli.protocol.wire import MAX_DEPTH, MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 from tests.unit.protocol.records import RUN, applied, commit, genesis, merge, offer
 
-OFFER = replace(offer(genesis()), adopted=((0, 1, "x"),), loss=1.5)
+EVENTS = (Event("steps", count=2, batch_tokens=4), Event("adopted", fragment=1, version=3, since=0), Event("saved"))
+OFFER = replace(offer(genesis()), began=Beginning(8, (0, 0)), events=EVENTS, loss=1.5)
 COMMIT = commit(genesis(), "merge", slot=0, inputs=(applied(),), outputs=genesis().outputs)
 SAMPLES: list[Any] = [
     OFFER,

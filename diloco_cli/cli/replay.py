@@ -1,0 +1,155 @@
+"""`diloco launch --replay TAPE`: plays a tape on this one process, and says whether the run comes out as recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diloco_cli.cli.output import envelope, talk
+from diloco_cli.errors import DataCheckError, UsageError
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.tape import Tape
+    from diloco_cli.tapes.player import PlayedMerge, Player
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """What the command line says. `output`: where the parameters go at the end."""
+
+    tape: Path
+    output: Path | None
+    device: str
+    dry_run: bool
+    as_json: bool
+
+
+def replay(options: ReplayOptions) -> int:
+    """Exit status 0, or 11 if a merge gives other parameters than the tape knows."""
+    from diloco_cli.tapes.files import read_tape
+
+    tape = read_tape(options.tape)
+    _refuse_output(options.output)
+    for warning in _warnings(tape, options.device):
+        talk(f"warning: {warning}")
+    if options.dry_run:
+        _say_tape(tape, options)
+        return 0
+    return _play(tape, options)
+
+
+def _play(tape: Tape, options: ReplayOptions) -> int:
+    from diloco_cli.clock import monotonic_s
+    from diloco_cli.learner.daemon import choose_device
+    from diloco_cli.tapes.player import Player
+    from diloco_cli.tasks.build import search_first
+
+    search_first(options.tape.parent)
+    started_s, different = monotonic_s(), None
+    player = Player(tape, device=choose_device(options.device))
+    for merge in player.merges():
+        if not options.as_json:
+            print(_merge_line(merge, tape), flush=True)
+        if not merge.as_recorded:
+            different = merge
+            break
+    error = None if different is None else _difference(different, options.tape)
+    loss = player.final_loss() if error is None else None
+    if options.output is not None and error is None:
+        _export(player, options.output)
+    data = _facts(tape, options) | {
+        "merges_played": player.played, "loss": loss, "bit_for_bit": _bit_for_bit(tape) if error is None else False,
+        "differs_at": None if different is None else different.n, "wall_s": round(monotonic_s() - started_s, 3),
+        "output": None if options.output is None or error is not None else str(options.output),
+    }  # fmt: skip
+    if options.as_json:
+        print(envelope("launch", data, error=error), flush=True)
+        return 0 if error is None else error.exit_status
+    if error is not None:
+        raise error
+    _say_end(tape, data)
+    return 0
+
+
+def _merge_line(merge: PlayedMerge, tape: Tape) -> str:
+    known = "" if merge.expected is None else "  as recorded" if merge.as_recorded else "  DIFFERENT"
+    learners, target = len(merge.losses), tape.run.settings.train.tokens
+    what = f"merge {merge.n}  slot {merge.slot}  fragment {merge.fragment}  learners {learners}"
+    loss = sum(merge.losses) / learners
+    return f"{what}  tokens {merge.tokens:,} / {target:,}  train loss {loss:.4f}{known}"
+
+
+def _difference(merge: PlayedMerge, path: Path) -> DataCheckError:
+    return DataCheckError(
+        f"merge {merge.n} (slot {merge.slot}, fragment {merge.fragment}) gives {merge.state_digest}, and the tape says"
+        f" {merge.expected}",
+        where=str(path),
+        hint="bit for bit holds on the same kind of machine, torch and code of the model; `diloco verify RUN` checks"
+        " the merges from the recorded deltas",
+    )
+
+
+def _bit_for_bit(tape: Tape) -> bool | None:
+    """Once nothing differed: None if the tape knows no digests."""
+    return True if any(merge.state_digest is not None for merge in tape.merges) else None
+
+
+def _facts(tape: Tape, options: ReplayOptions) -> dict[str, Any]:
+    steps = sum(event.count for track in tape.tracks for event in track.events if event.kind == "steps")
+    return {
+        "tape": str(options.tape),
+        "run": tape.run.name,
+        "learners": len({track.learner for track in tape.tracks}),
+        "incarnations": len(tape.tracks),
+        "steps": steps,
+        "merges": len(tape.merges),
+        "merges_with_digest": sum(merge.state_digest is not None for merge in tape.merges),
+        "tokens": tape.merges[-1].tokens if tape.merges else 0,
+    }
+
+
+def _say_tape(tape: Tape, options: ReplayOptions) -> None:
+    facts = _facts(tape, options)
+    if options.as_json:
+        print(envelope("launch", facts | {"dry_run": True}), flush=True)
+        return
+    compared = f"{facts['merges_with_digest']} with a digest to compare"
+    print(f"tape of run {facts['run']}: {facts['merges']} merges ({compared}), {facts['tokens']:,} merged tokens")
+    for track in tape.tracks:
+        steps = sum(event.count for event in track.events if event.kind == "steps")
+        sends = sum(event.kind == "sent" for event in track.events)
+        restored = "" if track.inner_step is None else f", moments of step {track.inner_step} restored"
+        print(f"  {track.learner} incarnation {track.incarnation}: steps {steps:,}, offers {sends:,}{restored}")
+
+
+def _say_end(tape: Tape, data: dict[str, Any]) -> None:
+    compared = data["merges_with_digest"]
+    verdict = f"bit for bit: {compared} of {data['merges']} merges compared, all as recorded"
+    print(verdict if compared else "the tape knows no digests: nothing to compare")
+    print(f"held-out loss {data['loss']:.4f} after {data['tokens']:,} merged tokens, {data['wall_s']:.1f} s")
+    if data["output"] is not None:
+        print(f"{data['output']}: {tape.run.layout.num_parameters:,} parameters")
+
+
+def _warnings(tape: Tape, device: str) -> list[str]:
+    kinds = sorted({i.accelerator for i in tape.run.everybody if not i.accelerator.lower().startswith("cpu")})
+    if not kinds or device != "cpu" or all(merge.state_digest is None for merge in tape.merges):
+        return []
+    return [f"recorded on {', '.join(kinds)}: on a CPU the parameters will not be the same bits; see --device"]
+
+
+def _refuse_output(output: Path | None) -> None:
+    if output is not None and output.exists():
+        raise UsageError(f"{output} exists already", hint="give another -o FILE")
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"no directory {output.parent}", hint=f"mkdir -p {output.parent}")
+
+
+def _export(player: Player, path: Path) -> None:
+    from diloco_cli.cli.export import writing_to
+    from diloco_cli.syncer.export import save_parameters
+
+    metadata = {"run": player.run.name, "run_id": player.run.run_id, "replayed": str(player.played), "format": "pt"}
+    with writing_to(path):
+        save_parameters(player.outer_parameters(), path, metadata)

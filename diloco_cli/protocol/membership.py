@@ -1,0 +1,77 @@
+"""Islands that a run did not know at its launch: they ask, the syncer admits them in the log, they enter at its head.
+
+    request/<r>.json  kind join, with the island as it describes itself
+    commit/<n>.json   kind membership, with the island as admitted; or refuse, with the reason
+
+From the membership commit on the island is one like any other: a learner's process of its name takes its first
+incarnation, starts from the newest committed versions, offers, and leaves whenever it likes. Its place is for ever its
+own: the data is divided into `data.shards` streams once and for all, the k-th island ever known to the run reads
+stream k, so nobody's data is ever repeated and nobody's stream changes. Without a free stream nobody is admitted.
+
+The learning-rate schedule's pace, warm-up and goodput's denominator stay those of the launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diloco_cli.config.settings import RESERVED_NAMES
+from diloco_cli.errors import UsageError
+from diloco_cli.protocol.keys import is_name
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.operations import Sleep, Steps
+from diloco_cli.protocol.records import MOST, Island, RunFormat
+from diloco_cli.protocol.requests import ask_to_join
+from diloco_cli.protocol.state import RunState
+
+ASK_AGAIN_S = 0.5
+
+
+def refusal_of_island(island: Island, run: RunFormat) -> str | None:
+    """Why `island` cannot become a member of `run` (with the members it has), or None."""
+    if not is_name(island.name) or island.name in RESERVED_NAMES:
+        return "that is not a name that an island can have"
+    if run.island(island.name) is not None:
+        return "an island of that name takes part already"
+    if not 0 < island.batch_tokens < MOST:
+        return f"batches of {island.batch_tokens} tokens are impossible"
+    known = len(run.islands) + len(run.members)
+    if known >= run.num_shards:
+        return f"the data has {run.num_shards} shards (data.shards at the launch), and {known} islands have one each"
+    return None
+
+
+def as_admitted(island: Island, run: RunFormat) -> Island:
+    """What the log says of a new member: nothing that only a plan can know is taken from its own words."""
+    return replace(island, local_steps=run.settings.sync.every, tokens_per_s=0.0, step_s=0.0)
+
+
+def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFormat]:
+    """Ask for `island` to be admitted, wait for the answer, and return the run with it.
+
+    Waits as long as no syncer serves the run. Raises UsageError if it is refused, or if the run is over.
+    """
+    state = yield from read_log(run)
+    asked: int | None = None
+    while state.with_members(run).island(island.name) is None:
+        hopeless = refusal_of_island(island, state.with_members(run))
+        if hopeless is not None:
+            raise UsageError(refusal_text(island.name, hopeless), where=run.name)
+        if state.phase != "RUNNING":
+            raise UsageError(f"run {run.name} is {state.phase}: nobody can join it", hint=f"diloco status {run.name}")
+        if asked is None and state.n >= 0:
+            asked = yield from ask_to_join(state, nonce, time, island)
+        elif asked is not None and state.next_request > asked:
+            raise UsageError(_answer(state, island), where=run.name)
+        yield Sleep(ASK_AGAIN_S)
+        state = yield from read_log(run, state)
+    return state.with_members(run)
+
+
+def refusal_text(name: str, reason: str) -> str:
+    return f"{name!a} may not join: {reason}"
+
+
+def _answer(state: RunState, island: Island) -> str:
+    texts = [note.text for note in state.notes if note.text.startswith(refusal_text(island.name, ""))]
+    return texts[-1] if texts else refusal_text(island.name, "the run refused it")

@@ -1,0 +1,1 @@
+"""Tapes: a run's trajectory without its timing; played, recorded, written and read."""

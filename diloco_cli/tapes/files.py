@@ -1,0 +1,91 @@
+"""Tapes as files: one JSON object, gzipped if the name ends in .gz. Read strictly: a tape may come from anybody."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.digests import digest
+from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
+from diloco_cli.processes.files import NO_SPACE_ERRNOS
+from diloco_cli.protocol.keys import is_name
+from diloco_cli.protocol.tape import TAPE_SCHEMA, Tape
+from diloco_cli.protocol.wire import RecordError, decode_plain
+from diloco_cli.tapes.needs import needs_of
+
+MAX_TAPE_BYTES = 1 << 30  # unpacked
+KIND = "diloco tape"
+HINT = "write one with: diloco export RUN --tape FILE"
+
+
+def write_tape(tape: Tape, path: Path) -> int:
+    """Appears whole or not at all; equal tapes give equal bytes. Returns the file's size in bytes."""
+    data = _as_json({"kind": KIND, **to_plain(tape)})
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        kind = NoSpaceError if error.errno in NO_SPACE_ERRNOS else UsageError
+        raise kind(f"cannot write: {error.strerror}", where=str(path)) from error
+    return len(data)
+
+
+def tape_digest(tape: Tape) -> str:
+    """Equal for equal tapes, and for them alone."""
+    return digest(_as_json(to_plain(tape)))
+
+
+def read_tape(path: Path) -> Tape:
+    """A tape that can be played, or UsageError with the reason: torn, foreign, newer, or contradicting itself."""
+    plain = _read_plain(path)
+    if plain.pop("kind", None) != KIND:
+        raise UsageError("this is not a tape", where=str(path), hint=HINT)
+    schema = plain.get("schema")
+    if type(schema) is not int or schema > TAPE_SCHEMA:
+        raise UsageError(
+            f"written with tape schema {schema!r}; this version reads up to {TAPE_SCHEMA}",
+            where=str(path),
+            hint="pip install --upgrade diloco",
+        )
+    try:
+        tape = from_plain(Tape, plain)
+        _check_names(tape)
+        needs_of(tape)
+    except UsageError as error:
+        raise UsageError(error.message, where=str(path), hint=error.hint or HINT) from error
+    except (DilocoError, TypeError, ValueError, KeyError, OverflowError) as error:
+        raise UsageError(f"not a tape that can be played: {error}", where=str(path), hint=HINT) from error
+    return tape
+
+
+def _as_json(plain: dict[str, Any]) -> bytes:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _read_plain(path: Path) -> dict[str, Any]:
+    try:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rb") as stream:
+            data = stream.read(MAX_TAPE_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"not a whole gzip file: {error}", where=str(path), hint=HINT) from error
+    except OSError as error:
+        raise UsageError(f"cannot read: {error.strerror or error}", where=str(path), hint=HINT) from error
+    try:
+        return decode_plain(data, str(path), MAX_TAPE_BYTES)
+    except RecordError as error:
+        raise UsageError(f"not a whole tape: {error.message}", where=str(path), hint=HINT) from error
+
+
+def _check_names(tape: Tape) -> None:
+    for name in (tape.run.name, *(island.name for island in tape.run.everybody)):
+        if not is_name(name):
+            raise UsageError(f"{name!a} is not a name")

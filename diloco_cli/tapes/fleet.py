@@ -1,0 +1,209 @@
+"""A fleet in virtual time that decides as the daemons do and trains nothing: what comes out is a tape.
+
+Learners keep the product's own books (`Progress`), the syncer takes the product's own decisions (`decide_slot`,
+`grace_window`, `refusal`, `token_weight`) and folds its commits with `apply`; only clocks, links and training are
+replaced. One heap of events, ties in the order of their making: the same arguments give the same tape.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count
+
+from diloco_cli.protocol.log import kept_versions
+from diloco_cli.protocol.mixing import mixing_of
+from diloco_cli.protocol.progress import Draft, Progress
+from diloco_cli.protocol.records import Commit, Event, Offer, Output, RunFormat, Timings
+from diloco_cli.protocol.state import RunState, apply
+from diloco_cli.protocol.tape import Tape, Track
+from diloco_cli.tapes.pacing import Pacing, StepClock
+from diloco_cli.tapes.virtual_syncer import VirtualSyncer
+
+
+@dataclass
+class VirtualLearner:
+    """One learner: its books, its clock, what has arrived, and the track that its offers tell."""
+
+    run: RunFormat
+    progress: Progress
+    clock: StepClock
+    track: list[Event] = field(default_factory=list)
+    log: RunState = field(default_factory=RunState)
+    arrived: dict[int, Output] = field(default_factory=dict)
+    awaited: deque[Draft] = field(default_factory=deque)
+    sent_s: float = 0.0
+    slot_s: float = 0.0
+    waiting: bool = False
+
+    def __post_init__(self) -> None:
+        self.at_tau = self.run.settings.sync.adoption == "at_tau"
+        self.full_batch = self.progress.island.batch_tokens
+
+    def hear(self) -> None:
+        """Adopt what has arrived, unless it is held back for its time; take note of the head."""
+        if not self.at_tau:
+            for fragment in sorted(self.arrived):
+                self._adopt(self.arrived.pop(fragment))
+        self.progress.heard(self.log, self.clock.pacing.step_s)
+        self.progress.overgrown()
+
+    def step(self, batch_tokens: int) -> list[Draft]:
+        """One inner step; the offers that are due after it."""
+        self.progress.island = replace(self.progress.island, batch_tokens=batch_tokens)
+        self.progress.stepped()
+        return self._sent(self.progress.due())
+
+    def at_the_bound(self) -> list[Draft]:
+        return self._sent(self.progress.due_at_the_bound())
+
+    def _sent(self, drafts: list[Draft]) -> list[Draft]:
+        for draft in drafts:
+            sent = Event("sent", seq=draft.seq, fragment=draft.fragment, slot=draft.slot)
+            self.track += [*draft.events, sent]
+            if self.at_tau:
+                self.awaited.append(draft)
+        return drafts
+
+    def must_wait(self) -> bool:
+        """`at_tau`: adopts every merge whose time has come; True while one of them is not there yet."""
+        overlap = self.run.settings.sync.overlap
+        while self.awaited and overlap != "auto" and self.awaited[0].slot + 1 + overlap <= self.progress.next_slot:
+            draft = self.awaited[0]
+            output = self.arrived.get(draft.fragment)
+            if output is None or output.slot < draft.slot:
+                return True
+            self.hear()
+            self._adopt(self.arrived.pop(draft.fragment))
+            self.awaited.popleft()
+        return False
+
+    def _adopt(self, output: Output) -> None:
+        if mixing_of(self.run.settings.sync, output) == "rebase":
+            self.progress.rebased(output, self.progress.kept_since(output, self.log))
+        else:
+            self.progress.adopted(output)
+
+    def offer(self, draft: Draft, pacing: Pacing) -> Offer:
+        timings = Timings(pacing.step_s, self.slot_s, pacing.upload_s, pacing.download_s)
+        return self.progress.offer(draft, "", 0, "", timings, None, None)
+
+
+@dataclass
+class Fleet:
+    """Everybody of one run, until the learners together have processed `tokens`."""
+
+    run: RunFormat
+    pacings: tuple[Pacing, ...]
+    tokens: int
+    quantum_tokens: int = 1
+    now_s: float = 0.0
+    processed: int = 0
+
+    def __post_init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        genesis = _genesis(self.run)
+        self.syncer = VirtualSyncer(self.run, genesis)
+        self.learners = [
+            VirtualLearner(
+                self.run, Progress(self.run, island.name, 1, genesis, 0), StepClock(pacing, self.quantum_tokens)
+            )
+            for island, pacing in zip(self.run.islands, self.pacings, strict=True)
+        ]
+
+    def make_tape(self) -> Tape:
+        for learner in self.learners:
+            self._begin(learner)
+        while self._heap:
+            self.now_s, _, happen = heappop(self._heap)
+            happen()
+        tracks = tuple(
+            Track(
+                learner.progress.learner, 1, 0, (0,) * self.run.num_fragments, events=tuple(learner.track)
+            )
+            for learner in self.learners
+        )  # fmt: skip
+        return Tape(self.run, tracks, tuple(self.syncer.merges))
+
+    def _at(self, when_s: float, happen: Callable[[], None]) -> None:
+        heappush(self._heap, (when_s, next(self._order), happen))
+
+    # -- learners -----------------------------------------------------------------------------------------------
+
+    def _begin(self, learner: VirtualLearner) -> None:
+        """The next step, or a wait for news."""
+        learner.hear()
+        if self.processed >= self.tokens:
+            return
+        if not learner.progress.may_step().allowed:
+            learner.waiting = True
+            self._publish(learner, learner.at_the_bound())
+            return
+        taken = learner.clock.next_step(self.now_s, learner.full_batch)
+        if taken is not None:
+            self.processed += taken.batch_tokens
+            self._at(taken.end_s, lambda: self._stepped(learner, taken.batch_tokens))
+
+    def _stepped(self, learner: VirtualLearner, batch_tokens: int) -> None:
+        drafts = learner.step(batch_tokens)
+        for _ in drafts:
+            learner.slot_s, learner.sent_s = self.now_s - learner.sent_s, self.now_s
+        self._publish(learner, drafts)
+        self._go_on(learner)
+
+    def _go_on(self, learner: VirtualLearner) -> None:
+        learner.waiting = learner.must_wait()
+        if not learner.waiting:
+            self._begin(learner)
+
+    def _publish(self, learner: VirtualLearner, drafts: list[Draft]) -> None:
+        pacing = learner.clock.pacing
+        for draft in drafts:
+            offer = learner.offer(draft, pacing)
+            self._at(self.now_s + pacing.upload_s, lambda offer=offer: self._offered(offer))  # type: ignore[misc]
+
+    def _heard(self, learner: VirtualLearner, state: RunState) -> None:
+        learner.log = state
+        output = state.outputs[_newest(state)]
+        learner.arrived[output.fragment] = output
+        if learner.waiting:
+            learner.waiting = False
+            if learner.at_tau:
+                self._go_on(learner)
+            else:
+                self._begin(learner)
+
+    # -- the syncer ---------------------------------------------------------------------------------------------
+
+    def _offered(self, offer: Offer) -> None:
+        self.syncer.receive(offer, self.now_s)
+        self._decide()
+
+    def _decide(self) -> None:
+        """Merge what can be merged now; come back when the grace window ends."""
+        while True:
+            decision = self.syncer.decide(self.now_s)
+            if decision.action == "wait":
+                if decision.until_s is not None and decision.until_s > self.now_s:
+                    self._at(decision.until_s, self._decide)
+                return
+            merged = decision.action == "merge"
+            state = self.syncer.carry_out(decision, self.now_s)
+            if not merged:
+                continue
+            for learner in self.learners:
+                arrives_s = self.now_s + learner.clock.pacing.download_s
+                self._at(arrives_s, lambda learner=learner, state=state: self._heard(learner, state))  # type: ignore[misc]
+
+
+def _newest(state: RunState) -> int:
+    return max(range(len(state.outputs)), key=lambda fragment: state.outputs[fragment].version)
+
+
+def _genesis(run: RunFormat) -> RunState:
+    outputs = tuple(Output(fragment, 0, -1, 1, "", "") for fragment in range(run.num_fragments))
+    first = Commit(0, "epoch_start", 1, "", "", "", run.software, outputs=outputs)
+    return apply(RunState(), first, "0", run.layout, kept_versions(run))

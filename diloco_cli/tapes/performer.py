@@ -1,0 +1,238 @@
+"""One incarnation of a learner, performed from its track: the training loop's own steps, without its timing."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+
+from diloco_cli.algorithm.codecs import Codec, codec
+from diloco_cli.algorithm.delta import delta_formats
+from diloco_cli.algorithm.flat import gather, scatter
+from diloco_cli.algorithm.payload import to_bytes
+from diloco_cli.errors import RunFailedError, UsageError
+from diloco_cli.learner.adoption import mixed
+from diloco_cli.learner.inner import inner_state
+from diloco_cli.learner.rate import step_learning_rate
+from diloco_cli.learner.replica import Replica
+from diloco_cli.learner.residuals import Residuals
+from diloco_cli.protocol.records import Event, Mixing, OfferId
+from diloco_cli.protocol.schedule import fraction_of_run
+from diloco_cli.protocol.tape import Tape, Track
+from diloco_cli.tapes.needs import Needs, Save
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An encoded delta on its way to its merge: made from version `base` of `fragment`; `loss` of the step before."""
+
+    fragment: int
+    slot: int
+    base: int
+    payload: bytes
+    loss: float
+
+
+class Versions:
+    """The casts of the versions that somebody still needs, decoded when first adopted: [n] float32 each."""
+
+    def __init__(self, tape: Tape, needs: Needs) -> None:
+        self._layout, self.uses = tape.run.layout, needs.versions.copy()
+        self._codec: Codec = codec(tape.run.settings.sync.broadcast)
+        self.casts: dict[tuple[int, int], bytes] = {}
+        self._decoded: dict[tuple[int, int], torch.Tensor] = {}
+
+    def put(self, fragment: int, version: int, cast: bytes) -> None:
+        if self.uses[fragment, version] > 0:
+            self.casts[fragment, version] = cast
+
+    def cast(self, fragment: int, version: int) -> bytes:
+        """Raises UsageError if no merge has made it yet: the tape contradicts itself."""
+        if (fragment, version) not in self.casts:
+            raise UsageError(
+                f"this tape cannot be played: version {version} of fragment {fragment} is used before it is made"
+            )
+        return self.casts[fragment, version]
+
+    def values(self, fragment: int, version: int) -> torch.Tensor:
+        cast = self.cast(fragment, version)
+        if (fragment, version) not in self._decoded:
+            size = self._layout.fragments[fragment].num_parameters
+            self._decoded[fragment, version] = self._codec.from_bytes(cast, size)
+        return self._decoded[fragment, version]
+
+    def used(self, fragment: int, version: int) -> None:
+        """One of its uses is over."""
+        self.uses[fragment, version] -= 1
+        if self.uses[fragment, version] <= 0:
+            self.casts.pop((fragment, version), None)
+            self._decoded.pop((fragment, version), None)
+
+
+@dataclass
+class World:
+    """What the performers of one tape share. `merge_numbers`, `merged_tokens`: of the merges, in their order."""
+
+    tape: Tape
+    needs: Needs
+    versions: Versions
+    sent: dict[OfferId, Sent] = field(default_factory=dict)
+    saved: dict[Save, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.upload: Codec = codec(self.tape.run.settings.sync.codec)
+        self.merge_numbers = [merge.n for merge in self.tape.merges]
+        self.merged_tokens = [0, *(merge.tokens for merge in self.tape.merges)]
+
+    def merges_until(self, n: int) -> int:
+        """How many merges commits 0..n hold."""
+        return bisect_right(self.merge_numbers, n)
+
+
+class Performer:
+    """Performs one track, event by event."""
+
+    def __init__(self, world: World, track: Track, replica: Replica, *, begin: bool = True) -> None:
+        run, island = world.tape.run, world.tape.run.island(track.learner)
+        assert island is not None
+        self.world, self.run, self.track, self.replica = world, run, track, replica
+        self.tensors = replica.tensors
+        self.threads = max(run.settings.train.threads, island.num_accelerators if island.accelerator == "cpu" else 1)
+        self.random_state = torch.random.get_rng_state()
+        self.cursor = 0
+        self.position, self.steps, self.loss = track.position, 0, float("nan")
+        self.local_steps = island.local_steps
+        self.merges = world.merges_until(max(track.versions))
+        self.steps_since_merge = 0
+        self.fraction = 0.0
+        self.bases: list[torch.Tensor] = []
+        self.base_versions = list(track.versions)
+        self.fed_back = world.needs.fed_back[track.learner, track.incarnation]
+        sync = run.settings.sync
+        self.residuals = Residuals(world.upload, sync.error_feedback, delta_formats(run.layout, sync))
+        self.sent_values: dict[int, dict[int, torch.Tensor]] = {f: {} for f in range(run.num_fragments)}
+        if begin:
+            self._begin()
+
+    def _begin(self) -> None:
+        """From the versions that it joined with."""
+        for fragment, version in enumerate(self.track.versions):
+            self.bases.append(self.world.versions.values(fragment, version))
+            self._write(fragment, self.bases[fragment])
+            self.world.versions.used(fragment, version)
+
+    def perform_until(self, reached: Callable[[Event], bool]) -> None:
+        """Go on until the event that `reached` recognises has been performed."""
+        with self._own_conditions():
+            while self.cursor < len(self.track.events):
+                event = self.track.events[self.cursor]
+                self.cursor += 1
+                self._perform(event)
+                if reached(event):
+                    return
+        raise UsageError(
+            f"this tape cannot be played: incarnation {self.track.incarnation} of {self.track.learner} does not come"
+            " to what a merge needs of it (a second time, or out of order)"
+        )
+
+    @contextmanager
+    def _own_conditions(self) -> Iterator[None]:
+        """Each process had its own random numbers (dropout) and its own number of threads."""
+        torch.set_num_threads(self.threads)
+        torch.random.set_rng_state(self.random_state)
+        try:
+            yield
+        finally:
+            self.random_state = torch.random.get_rng_state()
+            torch.set_num_threads(1)
+
+    def _perform(self, event: Event) -> None:
+        match event.kind:
+            case "steps":
+                for _ in range(event.count):
+                    self._step(event.batch_tokens)
+            case "heard":
+                self._hear(event)
+            case "moved":
+                self.position = event.position
+            case "adopted":
+                self._adopt(event)
+            case "dropped":
+                self._write(event.fragment, self.bases[event.fragment])
+            case "saved":
+                self._save(event)
+            case "sent":
+                self._send(event)
+
+    def _step(self, batch_tokens: int) -> None:
+        settings = self.run.settings
+        now = fraction_of_run(
+            self.world.merged_tokens[self.merges], settings.train.tokens, self.run.round_tokens,
+            self.steps_since_merge, self.local_steps, settings.sync.drift_rounds,
+        )  # fmt: skip
+        self.fraction = max(self.fraction, now)
+        lr = step_learning_rate(self.run, self.fraction, self.steps, self.track.moments_lost)
+        self.loss = self.replica.step(self.position, batch_tokens, lr)
+        if not isfinite(self.loss):
+            raise RunFailedError(f"the loss of {self.track.learner} is {self.loss} at step {self.steps}")
+        self.position += batch_tokens
+        self.steps += 1
+        self.steps_since_merge += 1
+
+    def _hear(self, event: Event) -> None:
+        merges = self.world.merges_until(event.n)
+        if merges > self.merges:
+            self.merges, self.steps_since_merge = merges, 0
+        self.local_steps = event.local_steps
+
+    def _adopt(self, event: Event) -> None:
+        fragment = event.fragment
+        merged = self.world.versions.values(fragment, event.version)
+        mixing = event.mixing or self._mixing_of_the_run()
+        own = gather(self.run.layout.fragments[fragment], self.tensors)
+        sent = self.sent_values[fragment]
+        reference = self.bases[fragment] if event.since is None else sent[event.since]
+        self._write(fragment, mixed(mixing, merged, own, reference, self.run.settings.sync.blend))
+        self.bases[fragment], self.sent_values[fragment] = merged, {}
+        self.base_versions[fragment] = event.version
+        self.world.versions.used(fragment, event.version)
+
+    def _mixing_of_the_run(self) -> Mixing:
+        mixing = self.run.settings.sync.mixing
+        if mixing == "adaptive":
+            raise UsageError(
+                "this tape cannot be played: with `adaptive` mixing each adoption must say how it was made"
+            )
+        return mixing
+
+    def _save(self, event: Event) -> None:
+        name: Save = (self.track.learner, self.track.incarnation, event.count)
+        if name in self.world.needs.saves:
+            moments = inner_state(self.replica.model, self.replica.optimizer)
+            if moments is None:
+                raise UsageError(f"this tape cannot be played: {self.track.learner} saves moments before it has any")
+            self.world.saved[name] = to_bytes(moments)
+
+    def _send(self, event: Event) -> None:
+        """Encode the delta if a merge takes it, keep the parameters if a later adoption goes back to them."""
+        offer, fragment = (self.track.learner, self.track.incarnation, event.seq), event.fragment
+        applied, kept = offer in self.world.needs.applied, offer in self.world.needs.since
+        if not applied and not kept:
+            return
+        values = gather(self.run.layout.fragments[fragment], self.tensors)
+        if kept:
+            self.sent_values[fragment][event.seq] = values
+        if applied:
+            fed_back = -1 if event.since is None else event.since
+            later = {seq for seq in self.fed_back if seq > fed_back}
+            delta = self.bases[fragment] - values
+            payload = self.residuals.encode(fragment, event.seq, event.since, delta, later)
+            base = self.base_versions[fragment]
+            self.world.sent[offer] = Sent(fragment, event.slot, base, payload, self.loss)
+
+    def _write(self, fragment: int, values: torch.Tensor) -> None:
+        scatter(self.run.layout.fragments[fragment], values, self.tensors)

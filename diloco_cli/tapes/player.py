@@ -1,0 +1,223 @@
+"""Plays a tape on one process: the product's own replicas, codecs, merges and outer steps, in the tape's order.
+
+    for merge in Player(tape).merges(): ...     # or: play(tape, on_merge=...)
+
+The same tape gives the same parameters bit for bit, whatever timing the run had or the replay has, on the same kind of
+machine with the same torch. In memory: a replica per learner, and what somebody still needs of deltas and versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from diloco_cli.algorithm.flat import scatter
+from diloco_cli.algorithm.merge import Source
+from diloco_cli.digests import digest
+from diloco_cli.errors import RunFailedError, UsageError
+from diloco_cli.learner.inner import restore_inner_state
+from diloco_cli.learner.replica import CPU, Replica
+from diloco_cli.protocol.ports import Merged, Refused
+from diloco_cli.protocol.records import Event, Offer, OfferId
+from diloco_cli.protocol.tape import Tape, TapeMerge
+from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss
+from diloco_cli.tapes.needs import Save, TrackId, needs_of, save_restored
+from diloco_cli.tapes.performer import Performer, Sent, Versions, World
+from diloco_cli.tasks.build import Data, build_data, build_model
+
+
+@dataclass(frozen=True)
+class PlayedMerge:
+    """One merge as it came out. `losses`: of each input's learner at its send, nats per token, in the order of the
+    inputs; `expected`: the digest that the tape knows."""
+
+    n: int
+    slot: int
+    fragment: int
+    tokens: int
+    losses: tuple[float, ...]
+    state_digest: str
+    expected: str | None = None
+
+    @property
+    def as_recorded(self) -> bool:
+        """False only if the tape knows another digest."""
+        return self.expected in (None, self.state_digest)
+
+
+class Player:
+    """Holds the whole run in one process. `data`: what build_data gives for the tape's settings, if it is at hand."""
+
+    def __init__(self, tape: Tape, *, device: torch.device = CPU, data: Data | None = None) -> None:
+        torch.set_num_threads(1)
+        self.tape, self.run, self.device = tape, tape.run, device
+        self.data = data if data is not None else build_data(self.run.settings)
+        needs = needs_of(tape)
+        self.world = World(tape, needs, Versions(tape, needs))
+        self.arithmetic = TorchArithmetic(self.run, check_norms=False)
+        self.tracks = {(track.learner, track.incarnation): track for track in tape.tracks}
+        self.performers: dict[TrackId, Performer] = {}
+        self.played = 0
+        self._evaluated: torch.nn.Module | None = None
+        self.current = [0] * self.run.num_fragments
+        self.states = [b""] * self.run.num_fragments
+        for fragment, merged in enumerate(self.arithmetic.initial()):
+            self._settle(fragment, 0, merged)
+
+    def merges(self) -> Iterator[PlayedMerge]:
+        """Play on, merge by merge."""
+        while self.played < len(self.tape.merges):
+            yield self._play(self.tape.merges[self.played])
+
+    def outer_parameters(self) -> dict[str, torch.Tensor]:
+        """Every trained parameter by its name, float32, after the merges played so far."""
+        fragments = self.run.layout.fragments
+        tensors = {slot.name: torch.empty(slot.shape) for fragment in fragments for slot in fragment.tensors}
+        for index, fragment in enumerate(fragments):
+            scatter(fragment, self.arithmetic.parameters(index), tensors)
+        return tensors
+
+    def held_out_loss(self, num_sequences: int) -> float:
+        """Of the outer parameters, nats per token: what the syncer's evaluator computes."""
+        if self._evaluated is None:
+            self._evaluated = build_model(self.run.settings).eval()
+        tensors = dict(self._evaluated.named_parameters())
+        for index, fragment in enumerate(self.run.layout.fragments):
+            scatter(fragment, self.arithmetic.parameters(index), tensors)
+        return held_out_loss(self._evaluated, self.data, num_sequences)
+
+    def final_loss(self) -> float:
+        """Held-out loss as of now, on as many sequences as a run's last evaluation uses."""
+        return self.held_out_loss(self.run.settings.evaluation.sequences * FINAL_FACTOR)
+
+    def restore(self, fragment: int, state: bytes) -> None:
+        """Outer parameters and momentum, as some other player had them."""
+        self.arithmetic.restore(fragment, digest(state), state)
+        self.states[fragment] = state
+
+    # -- one merge ----------------------------------------------------------------------------------------------
+
+    def _play(self, merge: TapeMerge) -> PlayedMerge:
+        for offer, _ in merge.inputs:
+            self._perform_until_sent(offer)
+        losses = tuple(self.world.sent[offer].loss for offer, _ in merge.inputs)
+        scales = merge.scales or (1.0,) * len(merge.inputs)
+        deltas = [
+            (self._delta(offer, merge, scale), weight)
+            for (offer, weight), scale in zip(merge.inputs, scales, strict=True)
+        ]
+        merged = self.arithmetic.merge(merge.fragment, deltas)
+        if isinstance(merged, Refused):
+            why = "; ".join(f"{merge.inputs[place][0]} {reason}" for place, reason in merged.reasons.items())
+            raise RunFailedError(f"merge {merge.n} of this tape gives no version: {why}")
+        state_digest = self._settle(merge.fragment, merge.n, merged)
+        self.played += 1
+        self._forget_the_done()
+        return PlayedMerge(merge.n, merge.slot, merge.fragment, merge.tokens, losses, state_digest, merge.state_digest)
+
+    def _settle(self, fragment: int, version: int, merged: Merged) -> str:
+        state_digest = digest(merged.state)
+        self.arithmetic.settle(fragment, state_digest)
+        self.world.versions.put(fragment, version, merged.cast)
+        self.current[fragment], self.states[fragment] = version, merged.state
+        return state_digest
+
+    def _delta(self, offer: OfferId, merge: TapeMerge, scale: float) -> Source:
+        """As the syncer reads it: re-anchored if its base is not the fragment's version now."""
+        sent = self.world.sent.pop(offer)
+        if sent.fragment != merge.fragment:
+            raise UsageError(f"this tape cannot be played: merge {merge.n} takes {offer}, which is another fragment's")
+        base_cast = None
+        if sent.base != self.current[merge.fragment]:
+            base_cast = self.world.versions.cast(merge.fragment, sent.base)
+        delta = self.arithmetic.read_delta(_as_offer(offer, sent), sent.payload, base_cast)
+        self.world.versions.used(merge.fragment, sent.base)
+        if isinstance(delta, str):
+            raise RunFailedError(f"merge {merge.n} of this tape cannot take {offer}: {delta}")
+        return replace(delta, scale=scale)
+
+    # -- performing ---------------------------------------------------------------------------------------------
+
+    def _perform_until_sent(self, offer: OfferId) -> None:
+        if offer not in self.world.sent:
+            learner, incarnation, seq = offer
+            self._performer((learner, incarnation)).perform_until(partial(_sends, seq))
+
+    def _performer(self, number: TrackId) -> Performer:
+        """The track's performer. If it begins with moments that are yet to be saved, those who save them come first,
+        the oldest of them at the beginning."""
+        missing: list[Save] = []
+        save = save_restored(self.tracks[number]) if number not in self.performers else None
+        while save is not None and save not in self.world.saved:
+            missing.append(save)
+            source = save[:2]
+            save = save_restored(self.tracks[source]) if source not in self.performers else None
+        for learner, incarnation, step in reversed(missing):
+            self._begin((learner, incarnation)).perform_until(partial(_saves, step))
+        return self._begin(number)
+
+    def _begin(self, number: TrackId) -> Performer:
+        if number not in self.performers:
+            self.performers[number] = self._new_performer(number)
+        return self.performers[number]
+
+    def replica_of(self, learner: str) -> Replica:
+        """A fresh one, as the learner's process builds it."""
+        run = self.run
+        model = build_model(run.settings).to(self.device)
+        return Replica(run.settings, model, self.data, run.shard_of(learner), run.num_shards, self.device)
+
+    def _new_performer(self, number: TrackId) -> Performer:
+        track = self.tracks[number]
+        replica = self.replica_of(track.learner)
+        save = save_restored(track)
+        if save is not None:
+            if not restore_inner_state(replica.model, replica.optimizer, self.world.saved[save]):
+                raise UsageError(f"this tape cannot be played: the moments {save} cannot be restored")
+            self.world.needs.saves[save] -= 1
+            if self.world.needs.saves[save] == 0:
+                del self.world.saved[save]
+        return Performer(self.world, track, replica)
+
+    def _forget_the_done(self) -> None:
+        """A performer past its track's last event that matters gives its memory back."""
+        until = self.world.needs.until
+        for number in [n for n, performer in self.performers.items() if performer.cursor >= until[n]]:
+            del self.performers[number]
+
+
+def play(
+    tape: Tape,
+    on_merge: Callable[[PlayedMerge, Player], None] = lambda merge, player: None,
+    *,
+    device: torch.device = CPU,
+    data: Data | None = None,
+) -> list[PlayedMerge]:
+    """Play the whole tape; `on_merge` may look at the player, e.g. evaluate `player.outer_parameters()`."""
+    player = Player(tape, device=device, data=data)
+    played = []
+    for merge in player.merges():
+        on_merge(merge, player)
+        played.append(merge)
+    return played
+
+
+def _as_offer(offer: OfferId, sent: Sent) -> Offer:
+    """What the arithmetic needs to know of an offer; its claims (tokens, steps, data) are in the merge's weight."""
+    learner, incarnation, seq = offer
+    return Offer(
+        learner, incarnation, seq, sent.slot, sent.fragment, sent.base, base_digest="", data_start=0, data_end=0,
+        tokens=0, steps=0, payload_digest="", payload_bytes=len(sent.payload), nonce="",
+    )  # fmt: skip
+
+
+def _sends(seq: int, event: Event) -> bool:
+    return event.kind == "sent" and event.seq == seq
+
+
+def _saves(step: int, event: Event) -> bool:
+    return event.kind == "saved" and event.count == step

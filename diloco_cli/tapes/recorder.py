@@ -1,0 +1,137 @@
+"""Records a run's tape from its bucket alone, at any time: the log says what was merged, the offers how it came to be.
+
+Nothing is guessed: what cannot be reconstructed raises DataCheckError with the object's key and the reason.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from diloco_cli.errors import DataCheckError, TryAgainError
+from diloco_cli.protocol.keys import commit_key, offer_key, read_inner_key
+from diloco_cli.protocol.log import fold
+from diloco_cli.protocol.records import Beginning, Commit, Event, Input, Offer, OfferId, RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.tape import Tape, TapeMerge, Track
+from diloco_cli.protocol.wire import decode
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.bookkeeping import disagreements
+from diloco_cli.tapes.needs import Save, TrackId
+
+
+@dataclass
+class _Wanted:
+    """How far a track must be read: to its last applied offer, and to the moments that successors restored."""
+
+    last_seq: int = -1
+    saves: set[int] = field(default_factory=set)
+
+
+def record(store: Store, run: RunFormat) -> Tape:
+    """Everything that shaped the merges in the log so far. Raises DataCheckError, TryAgainError before any merge."""
+    merges: list[TapeMerge] = []
+    inputs: dict[OfferId, tuple[Input, int]] = {}
+    for commit, state in _log(store, run):
+        run = state.with_members(run)
+        if commit.kind != "merge":
+            continue
+        output, tokens = commit.outputs[0], state.tokens(run.layout)
+        taken = tuple(((i.learner, i.incarnation, i.seq), i.weight) for i in commit.inputs)
+        slot = commit.slot if commit.slot is not None else -1
+        scales = tuple(item.scale for item in commit.inputs)
+        scales = () if set(scales) == {1.0} else scales
+        merges.append(TapeMerge(commit.n, slot, output.fragment, taken, tokens, output.state_digest, scales))
+        inputs |= {offer: (item, output.fragment) for (offer, _), item in zip(taken, commit.inputs, strict=True)}
+    if not merges:
+        raise TryAgainError(f"run {run.name} has no merge yet: there is nothing to record", hint="diloco status")
+    return Tape(run, tuple(_read_tracks(store, inputs)), tuple(merges))
+
+
+def _log(store: Store, run: RunFormat) -> Iterator[tuple[Commit, RunState]]:
+    """Every commit from 0 on, the chain checked, with what the log says after it."""
+    state = RunState()
+    while (data := store.get(key := commit_key(state.n + 1))) is not None:
+        state = fold(run, state, data)
+        yield decode(Commit, data, key), state
+
+
+def _read_tracks(store: Store, inputs: dict[OfferId, tuple[Input, int]]) -> list[Track]:
+    """The tracks of what was merged, and those whose saved moments they began with."""
+    wanted: dict[TrackId, _Wanted] = {}
+    for learner, incarnation, seq in inputs:
+        track = wanted.setdefault((learner, incarnation), _Wanted())
+        track.last_seq = max(track.last_seq, seq)
+    tracks: dict[TrackId, Track] = {}
+    waiting = deque(sorted(wanted))
+    while waiting:
+        number = waiting.popleft()
+        tracks[number], save = _read_track(store, number, wanted[number], inputs)
+        if save is not None:
+            source = wanted.setdefault(save[:2], _Wanted())
+            if save[2] not in source.saves:
+                source.saves.add(save[2])
+                waiting.append(save[:2])
+    return [tracks[number] for number in sorted(tracks)]
+
+
+def _read_track(
+    store: Store, number: TrackId, wanted: _Wanted, inputs: dict[OfferId, tuple[Input, int]]
+) -> tuple[Track, Save | None]:
+    """One incarnation's offers from the first to the last that matters, put together."""
+    began, events, missing = None, [], set(wanted.saves)
+    seq = 0
+    while seq <= wanted.last_seq or missing:
+        offer, key = _read_offer(store, (*number, seq))
+        item = inputs.get(offer.id)
+        if item is not None:
+            _expect(not disagreements(offer, *item), key, "it is not the offer that the log names")
+        began = offer.began if seq == 0 else began
+        events += [
+            *offer.events,
+            Event("sent", seq=seq, fragment=offer.fragment, slot=offer.slot, since=offer.feeds_back),
+        ]
+        missing -= {event.count for event in offer.events if event.kind == "saved"}
+        lost = any(event.kind in ("lost", "sent") for event in offer.events)
+        _expect(not lost, key, "more happened before it than an offer keeps")
+        seq += 1
+    if began is None:
+        raise DataCheckError("this run cannot be recorded: it does not tell how it began", where=offer_key(*number, 0))
+    save = _save_of(began, number)
+    track = Track(
+        learner=number[0],
+        incarnation=number[1],
+        position=began.position,
+        versions=began.versions,
+        inner_step=save[2] if save else None,
+        inner_incarnation=save[1] if save else None,
+        moments_lost=began.moments_lost,
+        events=tuple(events),
+    )
+    return track, save
+
+
+def _read_offer(store: Store, offer: OfferId) -> tuple[Offer, str]:
+    key = offer_key(*offer)
+    data = store.get(key)
+    if data is None:
+        raise DataCheckError("this run cannot be recorded: this offer, or what comes after it, is missing", where=key)
+    found = decode(Offer, data, key)
+    _expect(found.id == offer, key, "it holds another offer")
+    return found, key
+
+
+def _save_of(began: Beginning, number: TrackId) -> Save | None:
+    """The moments that an incarnation began with. Only an earlier incarnation's: the walk over them ends."""
+    if began.inner is None:
+        return None
+    save, key = read_inner_key(began.inner), offer_key(*number, 0)
+    if save is None or save[0] != number[0] or not 0 < save[1] < number[1]:
+        raise DataCheckError(f"this run cannot be recorded: it restored {began.inner!a}", where=key)
+    return save
+
+
+def _expect(holds: bool, key: str, otherwise: str) -> None:
+    if not holds:
+        raise DataCheckError(f"this run cannot be recorded: {otherwise}", where=key)

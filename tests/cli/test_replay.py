@@ -1,0 +1,66 @@
+"""`launch --replay` and `export --tape`: what they say of good and bad tapes, and that looking at one is light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from diloco_cli.tapes.files import write_tape
+from tests.cli.bucket import make_bucket
+from tests.cli.conftest import Diloco
+from tests.unit.tapes.tiny_tape import TAPE
+
+
+def test_a_dry_run_says_what_is_on_the_tape_and_imports_no_torch(tmp_path: Path) -> None:
+    write_tape(TAPE, tmp_path / "t.gz")
+    code = (
+        "import sys; sys.argv = ['diloco', 'launch', '--replay', 't.gz', '-n']\n"
+        "from diloco_cli.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print('exit', end.code)\n"
+        "import diloco_cli.tapes.recorder\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "tape of run toy: 3 merges (0 with a digest to compare), 34 merged tokens",
+        "  l0 incarnation 1: steps 5, offers 2",
+        "  l0 incarnation 2: steps 4, offers 1, moments of step 2 restored",
+        "  l1 incarnation 1: steps 5, offers 2",
+        "exit 0",
+        "False",
+    ]
+
+
+def test_json_of_a_dry_run(diloco: Diloco, tmp_path: Path) -> None:
+    write_tape(TAPE, tmp_path / "t.tape")
+    done = diloco("launch", "--replay", "t.tape", "--dry-run", "--json")
+    data = json.loads(done.stdout)["data"]
+    assert (data["merges"], data["steps"], data["tokens"], data["merges_with_digest"]) == (3, 14, 34, 0)
+
+
+def test_bad_words_and_bad_tapes_are_usage_errors(diloco: Diloco, tmp_path: Path) -> None:
+    (tmp_path / "torn.gz").write_bytes(b"\x1f\x8b\x08torn")
+    write_tape(TAPE, tmp_path / "t.tape")
+    (tmp_path / "there").write_text("")
+    for words, reason in (
+        (("--replay", "none.tape"), "none.tape: cannot read: No such file"),
+        (("--replay", "torn.gz"), "torn.gz: not a whole gzip file"),
+        (("--replay", "t.tape", "run.yaml"), "needs nothing but the tape"),
+        (("--replay", "t.tape", "--set", "train.tokens=1"), "needs nothing but the tape"),
+        (("--replay", "t.tape", "-o", "there"), "there exists already"),
+        (("-o", "x"), "what shall be launched?"),
+    ):
+        done = diloco("launch", *words)
+        assert done.returncode == 2 and reason in done.stderr, (words, done.stderr)
+        assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_a_run_without_merges_is_no_tape_yet(diloco: Diloco, tmp_path: Path) -> None:
+    url = make_bucket(tmp_path / "bucket" / "nano")
+    done = diloco("export", url, "--tape", "nano.tape")
+    assert done.returncode == 75 and "no merge yet" in done.stderr
+    assert not (tmp_path / "nano.tape").exists()
+    both = diloco("export", url, "--tape", "nano.tape", "-o", "x.safetensors")
+    assert both.returncode == 2 and "one at a time" in both.stderr

@@ -1,0 +1,224 @@
+"""Islands that the launch did not know join, work and leave; slow ones and small ones weigh what they bring."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from diloco_cli.config.settings import DataSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.protocol.records import Island, RunFormat
+from tests.simulation.scheduler import Fault, World
+from tests.simulation.sweeps import check
+from tests.simulation.test_requests import ask, commits, state_of
+from tests.simulation.test_survivors import records
+from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, Habits, make_run
+
+
+def elastic(shards: int | None = 4, **arguments: object) -> RunFormat:
+    run = make_run(**{"learners": 2, "fragments": 3, "merges": 90, **arguments})  # type: ignore[arg-type]
+    return replace(run, settings=replace(run.settings, data=DataSettings(shards=shards)))
+
+
+def joined_half_way(
+    run: RunFormat, world: World | None = None, batch_tokens: int = BATCH_TOKENS, after: int = 20
+) -> Fleet:
+    fleet = Fleet(run, world).start()
+    fleet.world.run(lambda: commits(fleet) >= after, 60)
+    fleet.newcomer("spot", batch_tokens)
+    return fleet
+
+
+def inputs_of(fleet: Fleet, name: str) -> list[dict[str, object]]:
+    return [item for record in records(fleet) for item in record["inputs"] if item["learner"] == name]
+
+
+def test_an_island_joins_half_way_through_the_newest_commit() -> None:
+    fleet = joined_half_way(elastic())
+    fleet.finish()
+    found, state = check(fleet), state_of(fleet)
+    (at,) = [n for n, kind in enumerate(found.kinds) if kind == "membership"]
+    merged = inputs_of(fleet, "spot")
+    assert at >= 20 and len(merged) >= 10
+    assert min(int(str(item["base"])) for item in merged) >= 20 - 3, "it did not begin with the newest versions"
+    assert state.learner("spot").token_parameters == sum(int(str(item["tokens"])) for item in merged)
+    assert sum(known.token_parameters for known in state.learners.values()) == state.token_parameters
+    assert [island.name for island in state.members] == ["spot"]
+
+
+def test_its_data_begins_at_the_start_of_a_shard_that_nobody_else_reads() -> None:
+    fleet = joined_half_way(elastic())
+    fleet.finish()
+    run = state_of(fleet).with_members(fleet.run)
+    assert [run.shard_of(island.name) for island in run.everybody] == [0, 1, 2]
+    assert run.num_shards == fleet.run.num_shards == 4
+    assert min(int(str(item["data_start"])) for item in inputs_of(fleet, "spot")) < 6 * BATCH_TOKENS
+
+
+def test_what_a_newcomer_says_of_its_own_speed_is_not_believed() -> None:
+    fleet = joined_half_way(elastic())
+    fleet.world.run(lambda: bool(state_of(fleet).members), 10)
+    (member,) = state_of(fleet).members
+    assert (member.local_steps, member.tokens_per_s, member.step_s) == (fleet.run.settings.sync.every, 0.0, 0.0)
+
+
+def test_a_newcomer_alone_keeps_the_run_going() -> None:
+    fleet = joined_half_way(elastic())
+    fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
+    fleet.restart = False
+    for name in ("l0", "l1"):
+        (actor,) = fleet.living(name)
+        actor.steps.close()
+        actor.ended = True
+    fleet.finish(120)
+    assert check(fleet).kinds[-1] == "finish"
+
+
+@pytest.mark.parametrize("leaver", ["spot", "l1"])
+def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
+    fleet = joined_half_way(elastic(merges=100))
+    fleet.habits[leaver].leaves = lambda: commits(fleet) >= 60
+    fleet.finish()
+    (actor,) = [a for a in fleet.world.actors if a.name == leaver]
+    fates, left = check(fleet).fated, actor.result
+    own = {offer for offer in fleet.published.offers if offer[0] == leaver}
+    assert left.phase == "RUNNING" and own and own <= set(fates)
+    assert {fates[offer] for offer in sorted(own)[-3:]} == {"applied"}
+    last = {json.loads(fleet.published.offers[offer])["fragment"]: offer[2] for offer in sorted(own)}
+    assert {f: a.seq for f, a in left.learner(leaver).applied.items()} == last, "not all of its last offers were merged"
+    assert state_of(fleet).learner(leaver) == left.learner(leaver)
+
+
+def test_one_that_left_comes_back_under_its_name_and_goes_on_in_its_shard() -> None:
+    fleet = joined_half_way(elastic(merges=140))
+    fleet.habits["spot"].leaves = lambda: 50 <= commits(fleet) < 60
+    fleet.world.run(lambda: commits(fleet) >= 65, 60)
+    fleet.newcomer("spot")
+    fleet.finish()
+    assert check(fleet).kinds.count("membership") == 1
+    merged = inputs_of(fleet, "spot")
+    before = max(int(str(item["data_end"])) for item in merged if item["incarnation"] == 1)
+    assert min(int(str(item["data_start"])) for item in merged if item["incarnation"] == 2) == before
+
+
+@pytest.mark.parametrize(
+    ("shards", "name", "batch_tokens", "reason"),
+    [
+        (None, "spot", 4, "the data has 2 shards (data.shards at the launch), and 2 islands have one each"),
+        (2, "spot", 4, "the data has 2 shards"),
+        (4, "syncer", 4, "not a name that an island can have"),
+        (4, "no/name", 4, "not a name that an island can have"),
+        (4, "spot", 0, "batches of 0 tokens are impossible"),
+    ],
+)
+def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(
+    shards: int | None, name: str, batch_tokens: int, reason: str
+) -> None:
+    fleet = joined_half_way(elastic(shards))
+    actor = fleet.newcomer(name, batch_tokens)
+    fleet.world.run(lambda: actor.ended, 20)
+    assert isinstance(actor.error, UsageError) and reason in str(actor.error)
+
+
+def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() -> None:
+    fleet = Fleet(elastic(3)).start()
+    fleet.world.run(lambda: commits(fleet) >= 5, 60)
+    first, second = fleet.newcomer("a"), fleet.newcomer("b")
+    fleet.world.run(fleet.ended, 60)
+    assert check(fleet).kinds.count("membership") == 1
+    assert len([actor for actor in (first, second) if isinstance(actor.error, UsageError)]) == 1
+    refused = [record for record in records(fleet) if record["kind"] == "refuse" and record["request"] is not None]
+    assert len(refused) == 1 and "may not join" in refused[0]["reason"]
+
+
+def test_nobody_joins_a_run_that_is_over() -> None:
+    fleet = Fleet(elastic(merges=4)).start()
+    fleet.finish()
+    late = fleet.newcomer("late")
+    fleet.world.run(lambda: late.ended, 10)
+    assert "is FINISHED" in str(late.error)
+
+
+def test_a_stop_and_a_resume_leave_the_members_where_they_are() -> None:
+    fleet = joined_half_way(elastic(merges=100))
+    fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
+    ask(fleet)
+    fleet.finish()
+    assert state_of(fleet).phase == "STOPPED"
+    fleet.start()
+    fleet.newcomer("spot")
+    fleet.finish()
+    assert check(fleet).kinds.count("membership") == 1 and state_of(fleet).phase == "FINISHED"
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH, Fault.LOST_ANSWER, Fault.TWICE])
+@pytest.mark.parametrize("victim", ["spot", "syncer"])
+def test_dying_at_any_point_of_joining_admits_exactly_one(victim: str, fault: Fault) -> None:
+    """The newcomer dies at each of its first operations; the syncer at each around the membership commit."""
+    run = elastic(merges=200, fragments=2)
+
+    def joining(world: World | None = None) -> Fleet:
+        fleet = joined_half_way(run, world, after=3)
+        mine = lambda: sum(name == "spot" for name, _, _ in fleet.published.offers)  # noqa: E731
+        assert fleet.world.run(lambda: mine() >= 4, 30)
+        return fleet
+
+    fleet = joining()
+    (at,) = [n for n, record in enumerate(records(fleet)) if record["kind"] == "membership"]
+    writes = {key: number for name, number, key in fleet.world.writes if name == "syncer"}
+    begin = 0 if victim == "spot" else writes[f"commit/{at:012d}.json"] - 4
+    for point in range(begin, begin + 10):
+        fleet = joining(World(faults={(victim, point): fault}))
+        assert fleet.errors() == [], point
+        assert check(fleet).kinds.count("membership") == 1, point
+
+
+# -- what islands weigh -----------------------------------------------------------------------------------------
+
+
+def with_batches(*batches: int) -> RunFormat:
+    run = elastic(learners=len(batches))
+    islands = tuple(replace(i, batch_tokens=batch) for i, batch in zip(run.islands, batches, strict=True))
+    return replace(run, islands=islands)
+
+
+def test_weights_follow_tokens_squared_per_step_with_mixed_batches() -> None:
+    fleet = joined_half_way(with_batches(4, 8), batch_tokens=16)
+    fleet.finish()
+    check(fleet)
+    pairs = 0
+    for record in records(fleet):
+        weights = {item["learner"]: item["weight"] for item in record["inputs"]}
+        steps = {item["learner"]: item["steps"] for item in record["inputs"]}
+        for item in record["inputs"]:
+            assert item["weight"] == item["tokens"] ** 2 / item["steps"]
+        if {"l0", "l1"} <= set(weights) and steps["l0"] == steps["l1"]:
+            assert weights["l1"] == 4 * weights["l0"], "twice the batch at equal steps: four times the weight"
+            pairs += 1
+    assert pairs > 5 and any(item["tokens"] % 16 == 0 for item in inputs_of(fleet, "spot"))
+
+
+@pytest.mark.parametrize(("slowdown", "local_steps"), [(1, 6), (2, 3), (3, 2)])
+def test_local_steps_adapt_to_a_slower_island_while_the_run_goes(slowdown: int, local_steps: int) -> None:
+    """H = 6: an island half as fast makes 3 steps a round, one three times slower 2; both still merge every round."""
+    fleet = Fleet(elastic(merges=60))
+    fleet.habits["l1"] = Habits(slowdown * STEP_S)
+    fleet.start().finish(120)
+    check(fleet)
+    merges = [record for record in records(fleet) if record["kind"] == "merge"][-15:]
+    ends = [
+        item["data_end"] // BATCH_TOKENS
+        for record in merges
+        for item in record["inputs"]
+        if item["learner"] == "l1" and record["slot"] % 3 == 0
+    ]
+    assert len(ends) >= 4 and {after - before for before, after in pairwise(ends)} == {local_steps}
+    assert sum(len(record["inputs"]) == 2 for record in merges) >= 12
+
+
+def test_islands_of_the_launch_are_no_members() -> None:
+    run = elastic()
+    assert run.members == () and isinstance(run.islands[0], Island)

@@ -1,0 +1,173 @@
+"""Any schedule in virtual time: who sends what after which step, who waits for whom, and what the grace window buys."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from diloco_cli.protocol.records import RunFormat
+from tests.simulation.sweeps import check
+from tests.simulation.test_requests import commits
+from tests.simulation.test_survivors import records
+from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, Habits, make_run
+
+
+def with_schedule(every: int, fragments: int, learners: int, rounds: int = 4, **sync: object) -> RunFormat:
+    run = make_run(learners=learners, fragments=fragments, **sync)
+    tokens = rounds * every * learners * BATCH_TOKENS
+    settings_ = replace(
+        run.settings, sync=replace(run.settings.sync, every=every), train=replace(run.settings.train, tokens=tokens)
+    )
+    islands = tuple(replace(island, local_steps=every) for island in run.islands)
+    return replace(run, settings=settings_, islands=islands)
+
+
+def sent_after(fleet: Fleet, name: str) -> dict[int, int]:
+    """slot -> own steps made when it was offered."""
+    offers = [json.loads(data) for (learner, _, _), data in sorted(fleet.published.offers.items()) if learner == name]
+    return {offer["slot"]: offer["data_end"] // BATCH_TOKENS for offer in offers}
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 3))
+def test_every_fragment_is_due_once_a_round_on_its_own_offset(every: int, fragments: int, learners: int) -> None:
+    """H divisible by P or not, H < P: slot k is offered after step ceil((k + 1) H / P) by whoever was never behind."""
+    fleet = Fleet(with_schedule(every, fragments, learners, quorum=learners, local_steps="planned")).start()
+    fleet.finish(120)
+    kinds = check(fleet).kinds
+    assert kinds.count("merge") >= 3 * fragments and "skip" not in kinds
+    for island in fleet.run.islands:
+        steps = sent_after(fleet, island.name)
+        assert steps == {slot: -(-(slot + 1) * every // fragments) for slot in steps}
+        if every > fragments:  # else a merge may take longer than a round, and there are two offers on the way
+            assert sorted(steps) == list(range(len(steps))), "a slot was left out"
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(st.integers(2, 9), st.integers(2, 5), st.sampled_from(["replace", "rebase"]), st.floats(0.0, 0.6))
+def test_several_fragments_in_flight_merge_and_add_up(every: int, fragments: int, mixing: str, late_s: float) -> None:
+    """A syncer that comes late finds several fragments' offers waiting; the books of both sides still agree."""
+    fleet = Fleet(with_schedule(every, fragments, 2, rounds=6, mixing=mixing, quorum=2))
+    fleet.syncer()
+    fleet.world.run(lambda: commits(fleet) >= 1, 10)
+    (syncer,) = fleet.living("syncer")
+    fleet.learner("l0")
+    fleet.learner("l1")
+    fleet.world.run(lambda: len(fleet.published.offers) >= 2, 30)
+    syncer.paused, until_s = True, fleet.world.now_s + late_s
+    fleet.world.run(lambda: fleet.world.now_s >= until_s, 10)
+    fleet.world.resume(syncer)
+    fleet.finish(120)
+    found = check(fleet)
+    merged: dict[int, int] = defaultdict(int)
+    for record in records(fleet):
+        if record["kind"] == "merge":
+            merged[record["outputs"][0]["fragment"]] += 1
+    assert found.tokens >= fleet.run.settings.train.tokens
+    assert max(merged.values()) - min(merged.values()) <= 1, "one fragment was merged more often than another"
+
+
+# -- nobody waits for somebody who is not there ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learners", [2, 4])
+def test_killing_all_learners_but_one_never_stalls_the_syncer_at_quorum_one(learners: int) -> None:
+    """After the deaths the commits come on as before: at most a slot of grace later each."""
+    fleet = Fleet(with_schedule(6, 3, learners, rounds=40)).start()
+    fleet.restart = False
+    fleet.world.run(lambda: commits(fleet) >= 20, 60)
+    for name in [island.name for island in fleet.run.islands][1:]:
+        (actor,) = fleet.living(name)
+        actor.steps.close()
+        actor.ended = True
+    slot_s = 2 * STEP_S
+    for _ in range(20):
+        before = commits(fleet)
+        assert fleet.world.run(lambda before=before: commits(fleet) > before, 3 * slot_s)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("drift_rounds", [1, 3])
+def test_a_learner_steps_on_without_a_syncer_up_to_the_drift_bound_and_no_further(drift_rounds: int) -> None:
+    run = with_schedule(6, 3, 1, rounds=100, drift_rounds=drift_rounds, local_steps="planned")
+    fleet = Fleet(run).start()
+    fleet.world.run(lambda: commits(fleet) >= 7, 60)
+    (syncer,) = fleet.living("syncer")
+    syncer.paused = True
+    until_s = fleet.world.now_s + 4 * drift_rounds * 6 * STEP_S
+    fleet.world.run(lambda: fleet.world.now_s > until_s, 1000)
+    newest = max(record["inputs"][0]["data_end"] for record in records(fleet) if record["inputs"]) // BATCH_TOKENS
+    known, before = set(fleet.published.offers), commits(fleet)
+    fleet.world.resume(syncer)
+    assert fleet.world.run(lambda: commits(fleet) > before + 6, 20), "it did not go on"
+    first = min(offer for offer in fleet.published.offers if offer not in known)
+    stood_at = json.loads(fleet.published.offers[first])["data_end"] // BATCH_TOKENS
+    # it stepped while its merge was on the way, at most for a slot (2 steps), then for the bound, then for one slot
+    assert drift_rounds * 6 <= stood_at - newest <= drift_rounds * 6 + 4
+
+
+@pytest.mark.parametrize("dies_at", [9, 16, 23])
+def test_a_recovered_learner_works_from_the_same_versions_as_one_that_never_failed(dies_at: int) -> None:
+    """Within one cycle of its first offer: for each slot, both learners' deltas are made from the same version."""
+    fleet = Fleet(with_schedule(6, 3, 2, rounds=14, quorum=1)).start()
+    fleet.world.run(lambda: commits(fleet) >= dies_at, 60)
+    (actor,) = fleet.living("l0")
+    actor.steps.close()
+    actor.ended = True
+    fleet.learner("l0", delay_s=0.05)
+    fleet.finish(120)
+    check(fleet)
+    bases: dict[str, dict[int, int]] = {"l0": {}, "l1": {}}
+    for (name, incarnation, _), data in fleet.published.offers.items():
+        offer = json.loads(data)
+        if (name, incarnation) != ("l0", 1):
+            bases[name][offer["slot"]] = offer["base"]
+    back = min(bases["l0"]) + fleet.run.num_fragments
+    common = [slot for slot in bases["l0"] if slot >= back and slot in bases["l1"]]
+    assert len(common) >= 9
+    assert [bases["l0"][slot] for slot in common] == [bases["l1"][slot] for slot in common]
+
+
+# -- quorum, grace and mixed hardware -----------------------------------------------------------------------------
+
+
+def participants(start: Callable[[Fleet], object], **sync: object) -> tuple[float, float]:
+    """Mean participants of a merge, and slots per own step of a learner x H / P (1: in step with the learners)."""
+    fleet = Fleet(with_schedule(6, 3, 3, rounds=25, **sync))
+    fleet.syncer()
+    start(fleet)
+    fleet.finish(200)
+    check(fleet)
+    merges = [len(record["inputs"]) for record in records(fleet) if record["kind"] == "merge"]
+    steps = max(json.loads(data)["data_end"] for data in fleet.published.offers.values()) // BATCH_TOKENS
+    return sum(merges) / len(merges), len(merges) / steps * 6 / 3
+
+
+def out_of_step(fleet: Fleet) -> None:
+    """Three equal learners that reach their slots 0.03 s apart; a slot lasts 0.1 s."""
+    for index, island in enumerate(fleet.run.islands):
+        fleet.learner(island.name, delay_s=0.03 * index)
+
+
+def test_the_window_makes_a_quorum_of_one_as_good_as_a_full_quorum_and_without_it_it_degrades() -> None:
+    full, full_pace = participants(out_of_step, quorum=3)
+    windowed, windowed_pace = participants(out_of_step, quorum=1, overlap="auto")
+    bare, bare_pace = participants(out_of_step, quorum=1, overlap=0)  # no overlap, no slack, no window
+    assert full == 3.0 and windowed >= 0.95 * full
+    assert bare <= 0.75 * full, "merges of single learners: the collapse that the window prevents"
+    assert windowed_pace == pytest.approx(full_pace, rel=0.1) and bare_pace >= windowed_pace
+
+
+def test_the_pace_of_the_slots_is_that_of_the_fastest_participant() -> None:
+    """One learner three times slower than the other, and both merge: a slot is 2 steps of the faster one."""
+    fleet = Fleet(with_schedule(6, 3, 2, rounds=20, local_steps="planned"))
+    fleet.habits["l1"] = Habits(3 * STEP_S)
+    fleet.start().finish(200)
+    merges = [record for record in records(fleet) if record["kind"] == "merge"]
+    assert sum(len(record["inputs"]) == 2 for record in merges) >= 5
+    assert fleet.served.pace.slot_s == pytest.approx(2 * STEP_S, rel=0.05)
