@@ -1,33 +1,56 @@
 """Which tensor lives in which fragment: pure bookkeeping that every process must agree on.
 
-Fragments are balanced by tensors (arXiv 2604.21428): tensors sorted by size, descending, each into the currently
-smallest bin (greedy LPT; the largest bin is at most 4/3 of the best possible one). Embeddings stand alone in the first
-fragment. Tied weights appear once, because callers pass each parameter once.
+By `sync.layout` (arXiv 2604.21428, fragments; there quality does not depend on the choice):
+
+balanced  tensors by size, descending, each into the smallest fragment so far (greedy LPT; the largest fragment is at
+          most 4/3 of the best possible layout's)
+layers    whole layers, in P contiguous groups in the model's order, of sizes as equal as that allows
+strided   tensor i, counted in the model's order, to fragment i mod P
+
+Embeddings stand alone: in the first fragment, or with `split_rows` in the first few. Tied weights appear once, because
+callers pass each parameter once. With `split_rows`, a tensor larger than the ideal fragment (parameters / P) is cut by
+rows into pieces of at most that size, as far as it has rows; each piece counts as a tensor of its own, in the layout
+and for norms. Fewer tensors (layers) than P give fewer fragments: see `layout_warning`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
+from typing import Literal, Protocol
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 
+LayoutKind = Literal["balanced", "layers", "strided"]
+LAYER_NUMBER = re.compile(r"^(.*?(?:^|\.)\d+)\.")  # `blocks.11` of `blocks.11.attention.weight`
+
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """One parameter tensor inside a fragment's flat vector; `start` is in elements."""
+    """One parameter tensor, or some of its rows, inside a fragment's flat vector; `start` is in elements.
+
+    `shape` is the whole tensor's; `rows` are the [first, end) rows of this piece, None for all.
+    """
 
     name: str
     shape: tuple[int, ...]
     start: int
     dtype: str = "float32"
+    rows: tuple[int, int] | None = None
+
+    @property
+    def piece_shape(self) -> tuple[int, ...]:
+        """The shape of what lies in the fragment."""
+        return self.shape if self.rows is None else (self.rows[1] - self.rows[0], *self.shape[1:])
 
     @property
     def num_elements(self) -> int:
-        return prod(self.shape)
+        return prod(self.piece_shape)
 
 
 @dataclass(frozen=True)
@@ -62,51 +85,177 @@ class Layout:
 
 @dataclass(frozen=True)
 class ParameterFact:
-    """A parameter tensor as a model names it; `dtype` is the type that learners train it in."""
+    """A parameter tensor as a model names it; `dtype` is the type that learners train it in. `head`: it is the weight
+    of an output head that is not tied to an embedding."""
 
     name: str
     shape: tuple[int, ...]
     embedding: bool
     dtype: str = "float32"
+    head: bool = False
+
+
+class LayoutSettings(Protocol):
+    """What of the run's `sync` settings decides on the layout."""
+
+    @property
+    def fragments(self) -> int: ...
+    @property
+    def layout(self) -> LayoutKind: ...
+    @property
+    def split_rows(self) -> bool: ...
+    @property
+    def head_is_embedding(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A tensor, or some of its rows: what fragments are made of."""
+
+    fact: ParameterFact
+    rows: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> int:
+        return TensorSlot(self.fact.name, self.fact.shape, 0, self.fact.dtype, self.rows).num_elements
+
+    @property
+    def order(self) -> tuple[str, int]:
+        return (self.fact.name, 0 if self.rows is None else self.rows[0])
+
+
+def make_layout(parameters: Iterable[ParameterFact], sync: LayoutSettings) -> Layout:
+    """The fragments of a run's model: at most `sync.fragments`. Raises UsageError for an empty model.
+
+    Parameters come in the order in which the model names them, which `layers` and `strided` keep.
+    """
+    facts = [replace(p, embedding=p.embedding or (p.head and sync.head_is_embedding)) for p in parameters]
+    wanted = sync.fragments
+    if not facts or wanted < 1:
+        raise UsageError(f"cannot make {wanted} fragments of {len(facts)} tensors; both must be at least 1")
+    total = sum(prod(fact.shape) for fact in facts)
+    ideal = max(1, total // wanted)
+    pieces = [piece for fact in facts for piece in (_split(fact, ideal) if sync.split_rows else [_Piece(fact)])]
+    embeddings = [piece for piece in pieces if piece.fact.embedding]
+    others = [piece for piece in pieces if not piece.fact.embedding]
+    if embeddings and others and wanted == 1:
+        return _layout([(pieces, False)])
+    of_embeddings = _embedding_fragments(embeddings, bool(others), wanted, ideal, sync.split_rows)
+    groups = [(group, True) for group in _balanced(embeddings, of_embeddings)]
+    assign = {"balanced": _balanced, "layers": _by_layers, "strided": _strided}[sync.layout]
+    return _layout(groups + [(group, False) for group in assign(others, wanted - of_embeddings)])
 
 
 def balanced_layout(parameters: Iterable[ParameterFact], num_fragments: int) -> Layout:
-    """At most `num_fragments` fragments, fewer if there are fewer tensors. Raises UsageError for an empty model."""
-    facts = sorted(parameters, key=lambda p: (-prod(p.shape), p.name))
-    if not facts or num_fragments < 1:
-        raise UsageError(f"cannot make {num_fragments} fragments of {len(facts)} tensors; both must be at least 1")
-    embeddings = [fact for fact in facts if fact.embedding]
-    others = [fact for fact in facts if not fact.embedding]
-    if embeddings and others and num_fragments == 1:
-        return _layout([(facts, False)])
-    num_bins = min(len(others), num_fragments - bool(embeddings))
-    bins: list[list[ParameterFact]] = [[] for _ in range(num_bins)]
-    sizes = [0] * num_bins
-    for fact in others:
+    """`make_layout` with every setting but the number of fragments at its default."""
+    return make_layout(parameters, _Default(num_fragments))
+
+
+@dataclass(frozen=True)
+class _Default:
+    fragments: int
+    layout: LayoutKind = "balanced"
+    split_rows: bool = False
+    head_is_embedding: bool = False
+
+
+def layout_warning(layout: Layout, sync: LayoutSettings) -> str | None:
+    """Why there are fewer fragments than `sync.fragments` asks for; None if there are as many."""
+    found, unit = len(layout.fragments), "layers" if sync.layout == "layers" else "tensors"
+    if found == sync.fragments:
+        return None
+    return f"{found} fragments instead of the {sync.fragments} of sync.fragments: the model has too few {unit} for more"
+
+
+def _split(fact: ParameterFact, ideal: int) -> list[_Piece]:
+    """Pieces of whole rows, of at most `ideal` elements if rows are that small, as equal as can be."""
+    size = prod(fact.shape)
+    rows = fact.shape[0] if fact.shape else 1
+    if size <= ideal or rows < 2:
+        return [_Piece(fact)]
+    per_piece = max(1, ideal // (size // rows))
+    count = -(-rows // per_piece)
+    edges = [rows * index // count for index in range(count + 1)]
+    return [_Piece(fact, (first, end)) for first, end in pairwise(edges)]
+
+
+def _embedding_fragments(embeddings: Sequence[_Piece], others: bool, wanted: int, ideal: int, split: bool) -> int:
+    """How many fragments the embeddings get: one, or with `split` their share of all."""
+    if not embeddings:
+        return 0
+    share = round(sum(piece.size for piece in embeddings) / ideal) if split else 1
+    return max(1, min(share, wanted - others, len(embeddings)))
+
+
+def _balanced(pieces: Sequence[_Piece], count: int) -> list[list[_Piece]]:
+    """Greedy LPT; the order of the input does not matter."""
+    bins: list[list[_Piece]] = [[] for _ in range(min(count, len(pieces)))]
+    sizes = [0] * len(bins)
+    for piece in sorted(pieces, key=lambda p: (-p.size, p.order)):
         smallest = sizes.index(min(sizes))
-        bins[smallest].append(fact)
-        sizes[smallest] += prod(fact.shape)
-    groups = [(embeddings, True)] if embeddings else []
-    return _layout(groups + [(facts_of_bin, False) for facts_of_bin in bins])
+        bins[smallest].append(piece)
+        sizes[smallest] += piece.size
+    return bins
 
 
-def _layout(groups: list[tuple[list[ParameterFact], bool]]) -> Layout:
+def _strided(pieces: Sequence[_Piece], count: int) -> list[list[_Piece]]:
+    return [list(pieces[index::count]) for index in range(min(count, len(pieces)))]
+
+
+def _by_layers(pieces: Sequence[_Piece], count: int) -> list[list[_Piece]]:
+    """Contiguous groups of layers; a group ends where that comes nearest to an equal share of what is left."""
+    layers = _layers(pieces)
+    groups: list[list[_Piece]] = []
+    left = sum(piece.size for piece in pieces)
+    for index, layer in enumerate(layers):
+        size = sum(piece.size for piece in layer)
+        if index == 0 or _closes(groups[-1], size, left, count - len(groups), len(layers) - index):
+            left -= sum(piece.size for piece in groups[-1]) if groups else 0
+            groups.append([])
+        groups[-1].extend(layer)
+    return groups
+
+
+def _closes(group: Sequence[_Piece], next_size: int, left: int, groups_left: int, layers_left: int) -> bool:
+    """Whether the next layer starts a group; `left` counts this group and all behind it, `groups_left` only those."""
+    if groups_left == 0 or layers_left <= groups_left:
+        return groups_left > 0
+    size = sum(piece.size for piece in group)
+    return 2 * size + next_size > 2 * left / (groups_left + 1)
+
+
+def _layers(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """By block: what shares a name up to its first number (`blocks.11`). A tensor outside all blocks belongs to its
+    module, a piece of a split tensor to nobody else. In the order in which the model first names each."""
+    found: dict[tuple[str, int], list[_Piece]] = {}
+    for piece in pieces:
+        match = LAYER_NUMBER.match(piece.fact.name)
+        name = match[1] if match else piece.fact.name.rpartition(".")[0] or piece.fact.name
+        key = (name, -1) if piece.rows is None else piece.order
+        found.setdefault(key, []).append(piece)
+    return list(found.values())
+
+
+def _layout(groups: list[tuple[list[_Piece], bool]]) -> Layout:
     fragments = []
-    for facts, embedding in groups:
+    for pieces, embedding in groups:
         slots, start = [], 0
-        for fact in sorted(facts, key=lambda p: p.name):
-            slots.append(TensorSlot(fact.name, fact.shape, start, fact.dtype))
-            start += prod(fact.shape)
+        for piece in sorted(pieces, key=lambda p: p.order):
+            slots.append(TensorSlot(piece.fact.name, piece.fact.shape, start, piece.fact.dtype, piece.rows))
+            start += piece.size
         fragments.append(Fragment(tuple(slots), embedding))
-    return Layout(tuple(fragments), _digest(fragments))
+    return Layout(tuple(fragments), digest_of(fragments))
 
 
-def _digest(fragments: list[Fragment]) -> str:
+def digest_of(fragments: Sequence[Fragment]) -> str:
+    """Of everything that two processes must agree on: what lies where, in which shape, type and rows."""
     plain = [{"embedding": f.embedding, "tensors": [_identity(t) for t in f.tensors]} for f in fragments]
     return digest(json.dumps(plain, sort_keys=True).encode())
 
 
 def _identity(tensor: TensorSlot) -> list[object]:
-    """What tells tensors apart; float32 goes without saying."""
+    """What tells tensors apart; float32 and all rows go without saying."""
     identity: list[object] = [tensor.name, list(tensor.shape), tensor.start]
-    return identity if tensor.dtype == "float32" else [*identity, tensor.dtype]
+    if tensor.dtype != "float32":
+        identity.append(tensor.dtype)
+    return identity if tensor.rows is None else [*identity, {"rows": list(tensor.rows)}]

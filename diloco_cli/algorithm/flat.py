@@ -6,28 +6,49 @@ from collections.abc import Mapping
 
 import torch
 
-from diloco_cli.layout import Fragment, ParameterFact
+from diloco_cli.layout import Fragment, ParameterFact, TensorSlot
 
 
 def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
-    """Every trained tensor once (tied weights share one name); those of torch.nn.Embedding count as embeddings.
+    """Every trained tensor once (tied weights share one name), in the model's order.
+
+    Weights of torch.nn.Embedding count as embeddings. An untied output head is the model's last torch.nn.Linear, if it
+    maps an embedding's width to that embedding's number of entries and shares no embedding's weight.
 
     What is exchanged are the trained parameters, and nothing else: buffers and frozen parameters stay as the model's
     code builds them on every learner, in the evaluator, and in an export (which holds trained parameters only).
     """
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    embedded, head = {id(module.weight) for module in embeddings}, _head_of(model, embeddings)
     return [
-        ParameterFact(name, tuple(parameter.shape), id(parameter) in embeddings, str(parameter.dtype)[len("torch.") :])
+        ParameterFact(
+            name,
+            tuple(parameter.shape),
+            id(parameter) in embedded,
+            str(parameter.dtype)[len("torch.") :],
+            head=id(parameter) == head,
+        )
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
+
+
+def _head_of(model: torch.nn.Module, embeddings: list[torch.nn.Embedding]) -> int | None:
+    """The id of the untied output head's weight."""
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    if not linears:
+        return None
+    last = linears[-1]
+    tied = any(last.weight is module.weight for module in embeddings)
+    fits = any((last.in_features, last.out_features) == (m.embedding_dim, m.num_embeddings) for m in embeddings)
+    return id(last.weight) if fits and not tied else None
 
 
 def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The fragment's tensors as one [n] float32 vector on the CPU."""
     flat = torch.empty(fragment.num_parameters, dtype=torch.float32)
     for slot in fragment.tensors:
-        flat[slot.start : slot.start + slot.num_elements].copy_(tensors[slot.name].detach().reshape(-1))
+        flat[slot.start : slot.start + slot.num_elements].copy_(_piece(slot, tensors[slot.name].detach()).reshape(-1))
     return flat
 
 
@@ -35,4 +56,10 @@ def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> torch.Ten
 def scatter(fragment: Fragment, flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy an [n] vector into the fragment's tensors, in place, on whatever device and dtype they have."""
     for slot in fragment.tensors:
-        tensors[slot.name].copy_(flat[slot.start : slot.start + slot.num_elements].view(slot.shape))
+        values = flat[slot.start : slot.start + slot.num_elements].view(slot.piece_shape)
+        _piece(slot, tensors[slot.name]).copy_(values)
+
+
+def _piece(slot: TensorSlot, tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of a tensor that lie in the fragment, as a view."""
+    return tensor if slot.rows is None else tensor[slot.rows[0] : slot.rows[1]]

@@ -8,17 +8,51 @@ SGD:
 
 from __future__ import annotations
 
+from math import isfinite
+
 import torch
 
+from diloco_cli.algorithm.blockwise import CHUNK
+from diloco_cli.algorithm.merge import Merging
 from diloco_cli.config.settings import OuterSettings
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def outer_step(
     settings: OuterSettings, parameters: torch.Tensor, buffer: torch.Tensor, delta: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """New ([n] parameters, [n] momentum buffer); the given tensors stay as they are."""
+    moved, new_buffer = torch.empty_like(parameters), torch.empty_like(buffer)
+    outer_step_into(settings, parameters, buffer, delta.clone(), moved, new_buffer)
+    return moved, new_buffer
+
+
+def outer_step_into(
+    settings: OuterSettings, parameters: torch.Tensor, buffer: torch.Tensor, delta: torch.Tensor,
+    new_parameters: torch.Tensor, new_buffer: torch.Tensor,
+) -> None:  # fmt: skip
+    """The same into given tensors of [n], without temporaries; `delta` is used up."""
     if settings.name == "sgd":
-        return parameters.add(delta, alpha=-settings.lr), buffer.clone()
-    moved = buffer.mul(settings.momentum).add_(delta)
-    step = delta.add(moved, alpha=settings.momentum)
-    return parameters.add(step, alpha=-settings.lr), moved
+        new_buffer.copy_(buffer)
+    else:
+        torch.mul(buffer, settings.momentum, out=new_buffer).add_(delta)
+        delta.add_(new_buffer, alpha=settings.momentum)
+    torch.add(parameters, delta, alpha=-settings.lr, out=new_parameters)
+
+
+def apply_merge(settings: OuterSettings, merging: Merging, before: Pair, after: Pair) -> bool:
+    """Merge and step chunk by chunk, from (parameters, momentum buffer) of [n] into others; whether all that came out
+    is finite. What came out is void if `merging.unsound` says so."""
+    finite = True
+    for start, delta in merging.chunks(after[1]):
+        chunk = slice(start, start + CHUNK)
+        moved = (after[0][chunk], after[1][chunk])
+        outer_step_into(settings, before[0][chunk], before[1][chunk], delta, *moved)
+        finite = finite and _finite(moved[0])  # a buffer that is not finite makes parameters that are not
+    return finite
+
+
+def _finite(chunk: torch.Tensor) -> bool:
+    """By its sum: much faster than looking at each value. A float32 sum may overflow, so then again in float64."""
+    return isfinite(float(chunk.sum())) or isfinite(float(chunk.sum(dtype=torch.float64)))

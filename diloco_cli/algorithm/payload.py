@@ -6,7 +6,9 @@ nothing that a stranger writes there is ever interpreted.
 
 from __future__ import annotations
 
+import io
 import json
+import warnings
 
 import torch
 
@@ -16,6 +18,10 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8", torch.int64: "I64",
 }  # fmt: skip
 Spec = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+with warnings.catch_warnings():  # torch says once a process that views of bytes must not be written to
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 class PayloadError(DataCheckError):
@@ -37,28 +43,62 @@ def header_bytes(spec: Spec) -> bytes:
 
 
 def to_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
-    """Contiguous CPU tensors to safetensors bytes, in the order of the dictionary."""
+    """Contiguous CPU tensors to safetensors bytes, in the order of the dictionary; copied once."""
     spec: Spec = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     return b"".join([header_bytes(spec), *(_raw(tensor) for tensor in tensors.values())])
 
 
-def from_bytes(data: bytes, spec: Spec) -> dict[str, torch.Tensor]:
-    """The tensors of `spec`, in memory of their own. Raises PayloadError unless header and size are right."""
+class Blank:
+    """A payload under construction: `tensors` of a spec, all zero, to be filled in place. So a payload takes its own
+    memory and no more, and is not copied (unless somebody still holds one of the tensors when it is sealed)."""
+
+    def __init__(self, spec: Spec) -> None:
+        header = header_bytes(spec)
+        self._file = io.BytesIO(bytes(len(header) + sum(_sizes(spec))))  # keeps these bytes: nobody else has them
+        room = self._file.getbuffer()
+        room[: len(header)] = header
+        self.tensors, offset = dict[str, torch.Tensor](), len(header)
+        for (name, (dtype, shape)), size in zip(spec.items(), _sizes(spec), strict=True):
+            self.tensors[name] = _view(room, dtype, size // dtype.itemsize, offset).reshape(shape)
+            offset += size
+
+    def seal(self) -> bytes:
+        """The bytes, once all tensors are filled; they are not to be written to any more."""
+        self.tensors = {}
+        return self._file.getvalue()
+
+
+def views(data: bytes, spec: Spec) -> dict[str, torch.Tensor]:
+    """The tensors of `spec` as they lie in `data`: nothing is copied, and nothing may be written to them. They keep
+    `data` alive. Raises PayloadError unless header and size are right."""
     header = header_bytes(spec)
-    sizes = [torch.Size(shape).numel() * dtype.itemsize for dtype, shape in spec.values()]
+    sizes = _sizes(spec)
     if len(data) != len(header) + sum(sizes):
         raise PayloadError(f"{len(data)} bytes instead of {len(header) + sum(sizes)}")
     if data[: len(header)] != header:
         raise PayloadError("the header names other tensors, shapes or types than the layout")
     tensors, offset = {}, len(header)
     for (name, (dtype, shape)), size in zip(spec.items(), sizes, strict=True):
-        block = bytearray(memoryview(data)[offset : offset + size])
-        tensors[name] = torch.frombuffer(block, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+        tensors[name] = _view(data, dtype, size // dtype.itemsize, offset).reshape(shape)
         offset += size
     return tensors
 
 
-def _raw(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1)
-    raw: bytes = flat.view(torch.uint8).numpy().tobytes()
+def from_bytes(data: bytes, spec: Spec) -> dict[str, torch.Tensor]:
+    """The tensors of `spec`, in memory of their own. Raises PayloadError unless header and size are right."""
+    return {name: tensor.clone() for name, tensor in views(data, spec).items()}
+
+
+def _sizes(spec: Spec) -> list[int]:
+    return [torch.Size(shape).numel() * dtype.itemsize for dtype, shape in spec.values()]
+
+
+def _view(data: bytes | memoryview, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+    if count == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=offset)
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    raw: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return raw

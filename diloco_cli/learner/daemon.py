@@ -116,7 +116,8 @@ def _prepare(
     trainer = Trainer(run, progress, exchange, replica, stop.is_set, facts, lambda: not stop.is_due())
     for arrival in exchange.load_all():  # the run's weights, never this process's own
         trainer.adopt(arrival)
-    if joined.data_start > 0 and keeps_moments(replica.optimizer):
+    late = joined.data_start > 0 or joined.state.merges > 0  # the schedule's own warm-up is not for this one
+    if late and keeps_moments(replica.optimizer):
         trainer.moments_lost = not _restore_moments(trainer, joined, store)
     exchange.start()
     _say_hello(joined, run, trainer)

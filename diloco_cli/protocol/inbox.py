@@ -102,7 +102,11 @@ class Inbox:
         except RecordError:
             self.fates.append(Fate(box.learner, box.incarnation, seq, 0, "bad_record"))
             return
-        box.pending.append(offer)
+        self.deliver(offer)
+
+    def deliver(self, offer: Offer) -> None:
+        """A well-formed offer, from wherever it comes."""
+        self._box(offer.learner, offer.incarnation).pending.append(offer)
 
     def sort_out(self, state: RunState) -> None:
         """Give every pending offer that can never be applied its fate, and forget what is settled."""

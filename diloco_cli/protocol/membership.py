@@ -20,11 +20,12 @@ from diloco_cli.errors import UsageError
 from diloco_cli.protocol.keys import is_name
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.operations import Sleep, Steps
-from diloco_cli.protocol.records import MOST, Island, RunFormat
+from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.requests import ask_to_join
 from diloco_cli.protocol.state import RunState
 
 ASK_AGAIN_S = 0.5
+MOST_TIMES = 8  # a newcomer's batch over the largest of the launch: its own word must not outweigh everybody
 
 
 def refusal_of_island(island: Island, run: RunFormat) -> str | None:
@@ -33,8 +34,9 @@ def refusal_of_island(island: Island, run: RunFormat) -> str | None:
         return "that is not a name that an island can have"
     if run.island(island.name) is not None:
         return "an island of that name takes part already"
-    if not 0 < island.batch_tokens < MOST:
-        return f"batches of {island.batch_tokens} tokens are impossible"
+    most = MOST_TIMES * max(known.batch_tokens for known in run.islands)
+    if not 0 < island.batch_tokens <= most:
+        return f"a batch of {island.batch_tokens} tokens is not in 1 to {most} ({MOST_TIMES} x the launch's largest)"
     known = len(run.islands) + len(run.members)
     if known >= run.num_shards:
         return f"the data has {run.num_shards} shards (data.shards at the launch), and {known} islands have one each"

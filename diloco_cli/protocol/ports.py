@@ -10,10 +10,23 @@ from diloco_cli.protocol.records import Offer, Output
 
 @dataclass(frozen=True)
 class Merged:
-    """A fragment's new version as bytes: the state that syncers read, and the cast that learners adopt."""
+    """A fragment's new version as bytes: the state that syncers read, and the cast that learners adopt.
+
+    `agreement`: the mean cosine between the merged deltas, None for one learner or where nobody asked for it.
+    `scales`: what each delta was multiplied by (norm clip), in their order; empty if none was."""
 
     state: bytes
     cast: bytes
+    agreement: float | None = None
+    scales: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A merge that gave no version: which of its deltas must go, by their place in the list, and why. The others may be
+    merged without them."""
+
+    reasons: dict[int, str]
 
 
 class Arithmetic(Protocol):
@@ -33,8 +46,8 @@ class Arithmetic(Protocol):
         """A delta ready to merge, re-anchored if the base's cast is given; or the reason of its refusal."""
         ...
 
-    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged | str:
-        """The next version from (delta, weight) pairs; or the reason why they give none (`non_finite`)."""
+    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+        """The next version from (delta, weight) pairs; or which of them turned out to be unfit only now."""
         ...
 
     def settle(self, fragment: int, state_digest: str) -> None:

@@ -148,8 +148,11 @@ class Progress:
         """Fragments whose progress has outgrown what an offer may claim: their books start anew, and their parameters
         must go back to what was adopted. Only fragments that nobody merges for many rounds come here."""
         found = [index for index, book in enumerate(self.books) if book.steps >= most_steps(self.run)]
+        stuck = not self.may_step().allowed
         for index in found:
             self._start_anew(index)
+        if found and stuck:  # what was dropped has not drifted; without progress it could never offer again
+            self.steps_since_commit = 0
         return found
 
     def _start_anew(self, fragment: int) -> None:
@@ -223,8 +226,7 @@ class Progress:
         self._applied.update(mine)
         sync = self.run.settings.sync
         if sync.local_steps == "measured" and sync.adoption == "on_arrival" and own_step_s > 0:
-            paces = [record.step_s for record in state.learners.values() if record.step_s > 0]
-            fastest = min([own_step_s, *paces])
+            fastest = min([own_step_s, *state.recent_paces(sync.drift_rounds * self.run.num_fragments)])
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
         if news or self.local_steps != planned:
             self.events.note(Event("heard", n=state.n, local_steps=self.local_steps))
@@ -265,7 +267,7 @@ class Progress:
         sent = self.books[output.fragment].sent
         known = state.learner(self.learner)
         applied = known.applied.get(output.fragment)
-        if applied is not None and applied.incarnation == self.incarnation and applied.produced <= output.version:
+        if applied is not None and applied.incarnation == self.incarnation:  # maybe in a version yet to be adopted
             mine = next((draft for draft in sent if draft.seq == applied.seq), None)
             if mine is not None:
                 return mine

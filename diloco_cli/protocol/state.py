@@ -119,6 +119,14 @@ class RunState:
     def learner(self, name: str) -> LearnerRecord:
         return self.learners.get(name, LearnerRecord())
 
+    def recent_paces(self, num_commits: int) -> list[float]:
+        """Seconds a step of every learner that a merge among the last commits heard of: who left sets no pace."""
+        return [
+            record.step_s
+            for record in self.learners.values()
+            if record.step_s > 0 and any(last.produced > self.n - num_commits for last in record.applied.values())
+        ]
+
     @property
     def participation(self) -> float | None:
         """Mean over merges of participants / islands alive."""

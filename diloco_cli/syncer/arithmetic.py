@@ -1,21 +1,28 @@
-"""The syncer's numbers: deltas in, a fragment's new version out. Deterministic, on one thread."""
+"""The syncer's numbers: deltas in, a fragment's new version out. Deterministic, on one thread.
+
+Resident are 8 bytes a parameter: each fragment's newest parameters and momentum, as the bytes that lie in the bucket.
+While a fragment is merged, there are also the payloads of its deltas (encoded), its next version and that one's cast.
+Beyond that a merge needs some chunks of 256 KB, whatever the number of learners and parameters.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from diloco_cli.algorithm.codecs import codec
+from diloco_cli.algorithm.delta import anchored_anew, delta_formats
 from diloco_cli.algorithm.flat import gather, parameter_facts
-from diloco_cli.algorithm.merge import merge
-from diloco_cli.algorithm.outer import outer_step
-from diloco_cli.algorithm.payload import PayloadError, from_bytes, to_bytes
+from diloco_cli.algorithm.merge import Merging, Source, rule_of
+from diloco_cli.algorithm.norms import measured_norms
+from diloco_cli.algorithm.outer import apply_merge
+from diloco_cli.algorithm.payload import Blank, PayloadError, views
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-from diloco_cli.layout import balanced_layout
-from diloco_cli.protocol.ports import Merged
+from diloco_cli.layout import make_layout
+from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Offer, RunFormat
 from diloco_cli.syncer.norms import NormCap
 from diloco_cli.syncer.versions import state_spec
@@ -24,7 +31,7 @@ from diloco_cli.tasks.build import build_model
 
 @dataclass
 class FragmentState:
-    """One version's [n] float32 parameters and momentum, and the digest of their bytes."""
+    """One version's [n] float32 parameters and momentum, and the digest of their bytes, in which they lie."""
 
     digest: str
     parameters: torch.Tensor
@@ -37,22 +44,24 @@ class TorchArithmetic:
     def __init__(self, run: RunFormat, *, check_norms: bool = True) -> None:
         self.run, self.check_norms = run, check_norms
         self.sync = run.settings.sync
-        self.upload, self.broadcast = codec(self.sync.codec), codec(self.sync.broadcast)
+        self.broadcast = codec(self.sync.broadcast)
         self._current: dict[int, FragmentState] = {}
         self._candidates: dict[int, FragmentState] = {}
-        self._norms = NormCap()
+        self._norms = NormCap(self.sync.clip)
+        self._formats = delta_formats(run.layout, self.sync)
 
     def initial(self) -> list[Merged]:
         """Every fragment of the seeded model, with zero momentum. Raises UsageError if the model has another layout."""
         model = build_model(self.run.settings)
-        layout = balanced_layout(parameter_facts(model), self.run.settings.sync.fragments)
+        layout = make_layout(parameter_facts(model), self.sync)
         if layout.digest != self.run.layout.digest:
             raise UsageError("the model built here has other tensors than the run's layout", where="FORMAT.json")
         tensors = dict(model.named_parameters())
         versions = []
         for index, fragment in enumerate(layout.fragments):
-            parameters = gather(fragment, tensors)
-            versions.append(self._version(index, parameters, torch.zeros_like(parameters)))
+            blank = Blank(state_spec(fragment.num_parameters))
+            blank.tensors["parameters"].copy_(gather(fragment, tensors))
+            versions.append(self._version(index, blank))
         return versions
 
     def holds(self, fragment: int, state_digest: str) -> bool:
@@ -60,41 +69,66 @@ class TorchArithmetic:
         current = self._current.get(fragment)
         return current is not None and current.digest == state_digest
 
-    def restore(self, fragment: int, state_digest: str, state: bytes) -> None:
-        tensors = from_bytes(state, state_spec(self.run.layout.fragments[fragment].num_parameters))
-        self._current[fragment] = FragmentState(state_digest, tensors["parameters"], tensors["momentum"])
+    def parameters(self, fragment: int) -> torch.Tensor:
+        """The fragment's settled version, [n] float32. Not a copy: for reading only."""
+        return self._current[fragment].parameters
 
-    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> torch.Tensor | str:
-        """[n] float32; re-anchored on the current version if the base is an older one:
+    def restore(self, fragment: int, state_digest: str, state: bytes) -> None:
+        self._current[fragment] = self._state(fragment, state_digest, state)
+
+    def _state(self, fragment: int, state_digest: str, state: bytes) -> FragmentState:
+        tensors = views(state, state_spec(self.run.layout.fragments[fragment].num_parameters))
+        return FragmentState(state_digest, tensors["parameters"], tensors["momentum"])
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Source | str:
+        """The delta as it lies in its payload; re-anchored on the current version if the base is an older one:
         delta_current = delta_base + (Theta_current - Theta_base)."""
-        size = self.run.layout.fragments[offer.fragment].num_parameters
+        form, current = self._formats[offer.fragment], self._current[offer.fragment]
         try:
-            delta = self.upload.from_bytes(payload, size)
+            read, norms = form.open(payload)
             if decoded_base is not None:
-                base = self.broadcast.from_bytes(decoded_base, size)
-                delta.add_(self._current[offer.fragment].parameters).sub_(base)
+                spec = self.broadcast.spec(form.cut.size)
+                base = self.broadcast.reader(views(decoded_base, spec))
+                read, norms = anchored_anew(read, base, current.parameters), None
         except PayloadError:
             return "bad_payload"
-        norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
-        if not isfinite(norm):
+        source = Source(read, measured_norms(form.cut, read) if norms is None else norms, claimed=norms is not None)
+        if not np.isfinite(source.norms).all():
             return "non_finite"
-        return delta if not self.check_norms or self._norms.admits(offer.fragment, norm) else "norm_cap"
+        if (source.norms < 0).any():
+            return "bad_norms"
+        if not self.check_norms:
+            return source
+        scale = self._norms.scale(offer.fragment, float(np.linalg.norm(source.norms)))
+        return "norm_cap" if scale is None else replace(source, scale=scale)
 
-    def merge(self, fragment: int, deltas: list[tuple[torch.Tensor, float]]) -> Merged | str:
-        layout = self.run.layout.fragments[fragment]
-        tensors, weights = [delta for delta, _ in deltas], [weight for _, weight in deltas]
-        rule = self.sync.embedding_merge if layout.embedding else self.sync.merge
-        merged = merge(rule, self.sync.granularity, layout, tensors, weights)
-        current = self._current[fragment]
-        parameters, momentum = outer_step(self.run.settings.outer, current.parameters, current.momentum, merged)
-        if not isfinite(float(parameters.sum(dtype=torch.float64) + momentum.sum(dtype=torch.float64))):
-            return "non_finite"  # finite deltas can overflow together
-        return self._version(fragment, parameters, momentum)
+    def merge(self, fragment: int, deltas: list[tuple[Source, float]]) -> Merged | Refused:
+        form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
+        sources, weights = [source for source, _ in deltas], [weight for _, weight in deltas]
+        compare = self.sync.mixing == "adaptive"
+        merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
+        blank = Blank(state_spec(form.cut.size))
+        finite = apply_merge(
+            self.run.settings.outer,
+            merging,
+            (current.parameters, current.momentum),
+            (blank.tensors["parameters"], blank.tensors["momentum"]),
+        )
+        if merging.unsound:
+            return Refused(merging.unsound)
+        if not finite:
+            return Refused(dict.fromkeys(range(len(deltas)), "non_finite"))  # finite deltas can overflow together
+        for source in sources:
+            self._norms.accept(fragment, source.scale * float(np.linalg.norm(source.norms)))
+        version = self._version(fragment, blank)
+        scales = tuple(source.scale for source in sources)
+        return replace(version, agreement=merging.agreement, scales=scales if set(scales) != {1.0} else ())
 
-    def _version(self, fragment: int, parameters: torch.Tensor, momentum: torch.Tensor) -> Merged:
-        state = to_bytes({"parameters": parameters, "momentum": momentum})
-        self._candidates[fragment] = FragmentState(digest(state), parameters, momentum)
-        return Merged(state, self.broadcast.to_bytes(parameters))
+    def _version(self, fragment: int, blank: Blank) -> Merged:
+        cast = self.broadcast.to_bytes(blank.tensors["parameters"])
+        state = blank.seal()
+        self._candidates[fragment] = self._state(fragment, digest(state), state)
+        return Merged(state, cast)
 
     def settle(self, fragment: int, state_digest: str) -> None:
         candidate = self._candidates.get(fragment)

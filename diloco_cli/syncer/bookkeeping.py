@@ -6,7 +6,10 @@ Not by the folded state that the daemons use: an error in theirs must show here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from diloco_cli.protocol.membership import refusal_of_island
+from diloco_cli.protocol.mixing import rebase_of_next
 from diloco_cli.protocol.records import MOST, Commit, Input, Offer, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.weights import token_weight
@@ -61,6 +64,10 @@ class Books:
         self.expect(commit.quorum == quorum, f"{key}: quorum {commit.quorum}, but the run's is {quorum}")
         self.expect(len(names) >= quorum, f"{key}: {len(names)} inputs, quorum {quorum}")
         self.expect(commit.tokens == tokens, f"{key}: {commit.tokens} tokens, but its inputs have {tokens}")
+        for output in commit.outputs:
+            before = self.versions.get(output.fragment, [None])[-1]
+            rebase = rebase_of_next(self.run.settings.sync, before, commit.agreement)
+            self.expect(output.rebase == rebase, f"{key}: rebase is {output.rebase} instead of {rebase}")
 
     def check_input(self, item: Input, fragment: int, key: str) -> bool:
         """Whether the offer could be applied by what the log alone says; enters it into the books."""
@@ -85,14 +92,19 @@ class Books:
 
     def _numbers(self, item: Input) -> list[tuple[bool, str]]:
         island = self.run.island(item.learner)
+        batch = 0 if island is None else island.batch_tokens
         possible = 0 < item.tokens < MOST and 0 < item.steps < MOST
         weight = token_weight(item.tokens, item.steps, self.run.settings.sync.weight) if possible else 0.0
         span = item.data_end - item.data_start
+        clip = self.run.settings.sync.clip
+        clipped = item.scale == 1 or (clip != "none" and 0 < item.scale < 1)
         return [
             (island is not None, "comes from a learner that the run does not have"),
             (possible, f"counts {item.tokens} tokens in {item.steps} steps"),
+            (item.tokens == item.steps * batch, f"counts {item.tokens} tokens in {item.steps} steps of {batch}"),
             (item.tokens == span, f"counts {item.tokens} tokens in a data range of {span}"),
             (item.weight == weight, f"has weight {item.weight} instead of {weight}"),
+            (clipped, f"is scaled by {item.scale}, where sync.clip is {clip}"),
         ]
 
     def check_fates(self, commit: Commit, key: str) -> None:
@@ -104,8 +116,18 @@ class Books:
             self.expect(known, f"{who} comes from a learner that the run does not have")
             self.refused.add(offer_id)
 
+    def check_membership(self, commit: Commit, key: str) -> None:
+        """An island joins by a commit of that kind alone, under a new name, with a data shard left for it."""
+        fits = (commit.kind == "membership") == (commit.island is not None)
+        self.expect(fits, f"{key}: a {commit.kind} with the island {commit.island}")
+        if commit.kind == "membership" and commit.island is not None:
+            refused = refusal_of_island(commit.island, self.run)
+            self.expect(refused is None, f"{key}: {commit.island.name!a} joins, but {refused}")
+
     def settle(self, commit: Commit) -> None:
         """The commit is checked; what it brings is the state of things now."""
+        if commit.kind == "membership" and commit.island is not None:
+            self.run = replace(self.run, members=(*self.run.members, commit.island))
         self.slot += commit.kind in ("merge", "skip")
         for output in commit.outputs:
             self.versions.setdefault(output.fragment, []).append(output)

@@ -24,7 +24,8 @@ from diloco_cli.environment import environment_with
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import load_versions
-from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tasks.build import Data, build_data, build_model
+from diloco_cli.tasks.contract import losses_of
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
@@ -142,9 +143,15 @@ def serve_evaluations(run: RunFormat, store: Store, requests: Iterable[str], ans
         outputs = [from_plain(Output, plain) for plain in request["outputs"]]
         load_versions(run, outputs, store, dict(model.named_parameters()))
         sequences = run.settings.evaluation.sequences * (FINAL_FACTOR if request["final"] else 1)
-        total, count = 0.0, 0
-        with torch.inference_mode():
-            for tokens, targets in data.held_out(sequences):
-                total += float(model(tokens, targets)) * targets.numel()
-                count += targets.numel()
-        print(json.dumps({"n": request["n"], "loss": total / count}), file=answers, flush=True)
+        loss = held_out_loss(model, data, sequences)
+        print(json.dumps({"n": request["n"], "loss": loss}), file=answers, flush=True)
+
+
+def held_out_loss(model: torch.nn.Module, data: Data, num_sequences: int) -> float:
+    """Nats per token (as the model's forward gives them) over that many held-out sequences."""
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for tokens, targets in data.held_out(num_sequences):
+            total += float(losses_of(model(tokens, targets))[0]) * targets.numel()
+            count += targets.numel()
+    return total / count

@@ -28,9 +28,14 @@ def outer_parameters(run: RunFormat, state: RunState, store: Store) -> dict[str,
 
 
 def export(run: RunFormat, state: RunState, store: Store, path: Path) -> int:
-    """Write `path`; returns its size in bytes. Appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.partial")
+    """Write `path`; returns its size in bytes."""
     metadata = {"run": run.name, "run_id": run.run_id, "commit": str(state.n), "format": "pt"}
-    save_file(outer_parameters(run, state, store), temporary, metadata=metadata)
+    return save_parameters(outer_parameters(run, state, store), path, metadata)
+
+
+def save_parameters(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> int:
+    """Tensors by name as one safetensors file, which appears whole or not at all; returns its size in bytes."""
+    temporary = path.with_name(f".{path.name}.partial")
+    save_file(tensors, temporary, metadata=metadata)
     temporary.replace(path)
     return path.stat().st_size

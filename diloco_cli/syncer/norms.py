@@ -1,8 +1,14 @@
-"""The norm cap: one delta far longer than what its fragment has seen lately is refused."""
+"""The norm cap and the norm clip: what happens to a delta longer than what its fragment has seen lately.
+
+Both compare with the running median of the fragment's accepted deltas. The cap refuses what is far beyond any honest
+delta; the clip (`sync.clip`) shortens what is merely long. A median lives in one syncer's memory, so the log records
+the scale that a clip applied.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
 
 CAP = 8.0  # times the running median of a fragment's accepted deltas
 MEMORY = 31
@@ -18,19 +24,27 @@ class NormCap:
     would never merge again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clip: float | Literal["none"] = "none") -> None:
+        self.clip = clip
         self._accepted: dict[int, deque[float]] = {}
         self._refused_in_a_row: dict[int, int] = {}
 
-    def admits(self, fragment: int, norm: float) -> bool:
-        """Whether a delta of this (finite) norm may be merged; remembers the answer."""
+    def scale(self, fragment: int, norm: float) -> float | None:
+        """What to multiply a delta of this (finite) norm by before it is merged, 1 unless it is clipped; None if it is
+        refused. Norms are the learner's word until a merge has measured them: only then they are `accept`ed."""
         accepted = self._accepted.setdefault(fragment, deque(maxlen=MEMORY))
-        if len(accepted) >= FEWEST and norm > CAP * sorted(accepted)[len(accepted) // 2]:
+        median = sorted(accepted)[len(accepted) // 2] if len(accepted) >= FEWEST else None
+        if median is not None and norm > CAP * median:
             self._refuse(fragment)
-            return False
-        accepted.append(norm)
+            return None
+        if median is None or self.clip == "none" or norm <= self.clip * median:
+            return 1.0
+        return self.clip * median / norm
+
+    def accept(self, fragment: int, norm: float) -> None:
+        """A delta of this norm, clipped as it was, has been merged."""
+        self._accepted.setdefault(fragment, deque(maxlen=MEMORY)).append(norm)
         self._refused_in_a_row[fragment] = 0
-        return True
 
     def _refuse(self, fragment: int) -> None:
         refused = self._refused_in_a_row.get(fragment, 0) + 1

@@ -8,15 +8,17 @@ merge cannot be recomputed, the replay goes on from the bucket's bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from diloco_cli.algorithm.merge import Source
 from diloco_cli.algorithm.payload import PayloadError
 from diloco_cli.digests import digest
 from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, snapshot_key, state_key
 from diloco_cli.protocol.log import SNAPSHOT_EVERY, Snapshot
-from diloco_cli.protocol.ports import Merged
+from diloco_cli.protocol.mixing import as_logged
+from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Commit, Input, Offer, Output, RunFormat
 from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.store.keys import BadKeyError
@@ -82,6 +84,7 @@ class Replayer:
         self.found.offers_rejected += len(commit.fates)
         self.found.epochs += commit.kind == "epoch_start"
         self.books.check_order(commit, key)
+        self.books.check_membership(commit, key)
         due = self.books.check_outputs(commit, key)
         merged = commit.kind == "merge"
         computed = merged and self._replay_merge(commit, key, due)
@@ -111,6 +114,7 @@ class Replayer:
             return False
         self._expect(digest(merged.state) == output.state_digest, f"{key}: replayed parameters differ")
         self._expect(digest(merged.cast) == output.cast_digest, f"{key}: replayed cast differs")
+        self._expect(as_logged(merged.agreement) == commit.agreement, f"{key}: the deltas agree otherwise than it says")
         return True
 
     def recompute(self, commit: Commit) -> Merged | None:
@@ -121,9 +125,9 @@ class Replayer:
         if not sound or len(sound) != len(deltas):
             return None
         merged = self.arithmetic.merge(fragment, sound)
-        return None if isinstance(merged, str) else merged
+        return None if isinstance(merged, Refused) else merged
 
-    def _delta(self, item: Input, fragment: int) -> torch.Tensor | None:
+    def _delta(self, item: Input, fragment: int) -> Source | None:
         """The delta as the offer gives it, checked against the offer and re-anchored as the syncer must have done."""
         payload_at = delta_key(item.learner, item.incarnation, item.seq, item.payload_digest)
         offer, payload = self._offer(item, fragment), self._present(payload_at, item.payload_digest)
@@ -144,7 +148,7 @@ class Replayer:
         if isinstance(delta, str):
             self.found.mismatches.append(f"{payload_at}: {delta}")
             return None
-        return delta
+        return replace(delta, scale=item.scale)
 
     def _offer(self, item: Input, fragment: int) -> Offer | None:
         """The offer that the log names, if it is there and says what the log says."""

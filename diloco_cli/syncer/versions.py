@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from diloco_cli.algorithm.flat import scatter
-from diloco_cli.algorithm.payload import Spec, from_bytes
+from diloco_cli.algorithm.payload import Spec, views
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.keys import state_key
@@ -28,4 +28,4 @@ def load_versions(run: RunFormat, outputs: Iterable[Output], store: Store, tenso
         data = store.get(key)
         if data is None or digest(data) != output.state_digest:
             raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
-        scatter(fragment, from_bytes(data, state_spec(fragment.num_parameters))["parameters"], tensors)
+        scatter(fragment, views(data, state_spec(fragment.num_parameters))["parameters"], tensors)

@@ -27,7 +27,7 @@ class DataParallel:
         self.run = run
         self.model = build_model(run.settings).to(device)
         self.data = data if data is not None else build_data(run.settings)
-        self.replica = Replica(run.settings, self.model, self.data, 0, len(run.islands), device)
+        self.replica = Replica(run.settings, self.model, self.data, 0, run.num_shards, device)
         self.positions = [0] * len(run.islands)
         self.steps = 0
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 
+from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.protocol.log import kept_versions
 from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.progress import Draft, Progress
@@ -21,6 +22,8 @@ from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.tape import Tape, Track
 from diloco_cli.tapes.pacing import Pacing, StepClock
 from diloco_cli.tapes.virtual_syncer import VirtualSyncer
+
+MOST_SKIPPED_ROUNDS = 10  # without a merge between them; then the fleet is taken to be stuck
 
 
 @dataclass
@@ -61,7 +64,8 @@ class VirtualLearner:
 
     def _sent(self, drafts: list[Draft]) -> list[Draft]:
         for draft in drafts:
-            sent = Event("sent", seq=draft.seq, fragment=draft.fragment, slot=draft.slot)
+            fed_back = draft.applied if self.run.settings.sync.error_feedback else None
+            sent = Event("sent", seq=draft.seq, fragment=draft.fragment, slot=draft.slot, since=fed_back)
             self.track += [*draft.events, sent]
             if self.at_tau:
                 self.awaited.append(draft)
@@ -93,7 +97,8 @@ class VirtualLearner:
 
 @dataclass
 class Fleet:
-    """Everybody of one run, until the learners together have processed `tokens`."""
+    """Everybody of one run, until the learners together have processed `tokens`. Batches are whole multiples of
+    `quantum_tokens`. Raises UsageError for `adaptive` mixing: how deltas agree is known only where somebody trains."""
 
     run: RunFormat
     pacings: tuple[Pacing, ...]
@@ -101,8 +106,14 @@ class Fleet:
     quantum_tokens: int = 1
     now_s: float = 0.0
     processed: int = 0
+    skips_in_a_row: int = 0
 
     def __post_init__(self) -> None:
+        if self.run.settings.sync.mixing == "adaptive":
+            raise UsageError(
+                "a fleet that trains nothing cannot mix by `adaptive`: it asks how the learners' deltas agree",
+                hint="sync.mixing: replace, blend or rebase",
+            )
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         genesis = _genesis(self.run)
@@ -120,6 +131,8 @@ class Fleet:
         while self._heap:
             self.now_s, _, happen = heappop(self._heap)
             happen()
+        if self.processed < self.tokens or not self.syncer.merges:
+            raise self._stuck()
         tracks = tuple(
             Track(
                 learner.progress.learner, 1, 0, (0,) * self.run.num_fragments, events=tuple(learner.track)
@@ -127,6 +140,13 @@ class Fleet:
             for learner in self.learners
         )  # fmt: skip
         return Tape(self.run, tracks, tuple(self.syncer.merges))
+
+    def _stuck(self) -> RunFailedError:
+        return RunFailedError(
+            f"the fleet stopped after {self.processed:,} of {self.tokens:,} tokens and "
+            f"{len(self.syncer.merges)} merges: nobody can go on",
+            hint="lower sync.quorum, or give the learners more time",
+        )
 
     def _at(self, when_s: float, happen: Callable[[], None]) -> None:
         heappush(self._heap, (when_s, next(self._order), happen))
@@ -187,11 +207,15 @@ class Fleet:
         while True:
             decision = self.syncer.decide(self.now_s)
             if decision.action == "wait":
-                if decision.until_s is not None and decision.until_s > self.now_s:
-                    self._at(decision.until_s, self._decide)
+                again_s = self.syncer.skips_at_s if decision.until_s is None else decision.until_s
+                if again_s > self.now_s:
+                    self._at(again_s, self._decide)
                 return
             merged = decision.action == "merge"
             state = self.syncer.carry_out(decision, self.now_s)
+            self.skips_in_a_row = 0 if merged else self.skips_in_a_row + 1
+            if self.skips_in_a_row > MOST_SKIPPED_ROUNDS * self.run.num_fragments:
+                raise self._stuck()
             if not merged:
                 continue
             for learner in self.learners:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from diloco_cli.protocol.eligibility import refusal
+from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.log import kept_versions
 from diloco_cli.protocol.quorum import (
     Decision,
@@ -15,7 +15,7 @@ from diloco_cli.protocol.quorum import (
     grace_window,
     measured_pace,
 )
-from diloco_cli.protocol.records import Commit, CommitKind, Input, Offer, Output, RunFormat
+from diloco_cli.protocol.records import Commit, CommitKind, Input, Offer, OfferId, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.tape import TapeMerge
@@ -24,27 +24,30 @@ from diloco_cli.protocol.weights import token_weight
 
 @dataclass
 class VirtualSyncer:
-    """Collects offers, decides on the slot that is due, folds commits. `grace`: False closes the window (gamma = 0)."""
+    """Collects offers, decides on the slot that is due, folds commits; `merges` is what a tape tells of them."""
 
     run: RunFormat
     state: RunState
     merges: list[TapeMerge] = field(default_factory=list)
-    pending: list[Offer] = field(default_factory=list)
-    heard_s: dict[str, float] = field(default_factory=dict)
+    claimed: dict[OfferId, Offer] = field(default_factory=dict)
     slot_due_s: float = 0.0
     first_offer_s: float | None = None
     quorum_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.heard_s = {island.name: 0.0 for island in self.run.islands}
+        self.inbox = Inbox(self.run)
+        self.inbox.heard_s = {island.name: 0.0 for island in self.run.islands}
         self.pace = Pace(min(i.local_steps * i.step_s for i in self.run.islands) / self.run.num_fragments)
 
     def receive(self, offer: Offer, now_s: float) -> None:
-        self.pending.append(offer)
-        self.heard_s[offer.learner] = now_s
+        self.claimed[offer.id] = offer
+        self.inbox.deliver(_full_claim(offer, self.run))
+        self.inbox.heard_s[offer.learner] = now_s
 
     def decide(self, now_s: float) -> Decision:
-        present, sync = self._candidates(), self.run.settings.sync
+        fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
+        self.inbox.sort_out(self.state)
+        present, sync = self.inbox.candidates(fragment), self.run.settings.sync
         if present and self.first_offer_s is None:
             self.first_offer_s = now_s
         if len(present) >= sync.quorum and self.quorum_s is None:
@@ -55,7 +58,7 @@ class VirtualSyncer:
             quorum=sync.quorum,
             first_offer_s=self.first_offer_s,
             quorum_reached_s=self.quorum_s,
-            later_offers=any(offer not in present for offer in self.pending),
+            later_offers=self.inbox.waits_for_later(fragment),
             waiting_since_s=self.slot_due_s,
             now_s=now_s,
         )
@@ -72,25 +75,20 @@ class VirtualSyncer:
 
     def _alive(self, now_s: float) -> int:
         within_s = alive_within_s(self.pace)
-        return sum(now_s - heard_s <= within_s for heard_s in self.heard_s.values())
+        return sum(now_s - heard_s <= within_s for heard_s in self.inbox.heard_s.values())
 
-    def _candidates(self) -> list[Offer]:
-        """The newest eligible offer per learner for the fragment that is due, sorted by learner."""
-        self.pending = [
-            offer for offer in self.pending if refusal(_full_claim(offer, self.run), self.state, self.run) is None
-        ]
-        fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
-        newest: dict[str, Offer] = {}
-        for offer in self.pending:
-            if offer.fragment == fragment and offer.seq >= newest.get(offer.learner, offer).seq:
-                newest[offer.learner] = offer
-        return [newest[name] for name in sorted(newest)]
+    @property
+    def skips_at_s(self) -> float:
+        """When a slot that nobody makes mergeable may be skipped."""
+        return self.slot_due_s + self.run.settings.sync.skip_after_s
 
     def _merge(self) -> None:
-        offers, sync = self._candidates(), self.run.settings.sync
-        weights = [token_weight(offer.tokens, offer.steps, sync.weight) for offer in offers]
-        slot, n = self.state.slot, self.state.n + 1
+        slot, n, sync = self.state.slot, self.state.n + 1, self.run.settings.sync
         fragment = fragment_of_slot(slot, self.run.num_fragments)
+        present = self.inbox.candidates(fragment)
+        self.inbox.forget(present)
+        offers = [self.claimed.pop(offer.id) for offer in present]
+        weights = [token_weight(offer.tokens, offer.steps, sync.weight) for offer in offers]
         self._commit(
             "merge",
             inputs=tuple(_input(offer, weight) for offer, weight in zip(offers, weights, strict=True)),
@@ -99,12 +97,12 @@ class VirtualSyncer:
         inputs = tuple((offer.id, weight) for offer, weight in zip(offers, weights, strict=True))
         self.merges.append(TapeMerge(n, slot, fragment, inputs, self.state.tokens(self.run.layout)))
         self._measure(offers)
-        self.pending = [offer for offer in self.pending if offer not in offers]
 
     def _commit(self, kind: CommitKind, inputs: tuple[Input, ...] = (), outputs: tuple[Output, ...] = ()) -> None:
         commit = Commit(
             self.state.n + 1, kind, 1, "", self.state.digest, "", self.run.software,
-            slot=self.state.slot, inputs=inputs, outputs=outputs, alive=self._facts.alive,
+            slot=self.state.slot, inputs=inputs, fates=self.inbox.take_fates(), outputs=outputs,
+            alive=self._facts.alive,
         )  # fmt: skip
         self.state = apply(self.state, commit, str(commit.n), self.run.layout, kept_versions(self.run))
 

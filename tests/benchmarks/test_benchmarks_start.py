@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from diloco_cli.protocol.log import parse_format
-from tests.benchmarks import exchange, recovery, startup
+from tests.benchmarks import exchange, inner_step, recovery, simulate, startup
 from tests.benchmarks.measure import spread
 
 
@@ -23,3 +23,17 @@ def test_the_recovery_benchmark_reads_first_steps_from_a_log(tmp_path: Path) -> 
 def test_start_up_times_are_positive_and_spread_names_its_count(tmp_path: Path) -> None:
     assert startup.seconds(["true"], tmp_path) > 0
     assert spread([1.0, 2.0, 3.0]) == "2.000 (1.000 to 3.000, n=3)"
+
+
+def test_the_step_benchmark_measures_positive_rates() -> None:
+    (rates,) = inner_step.measure(("gpt-pico",), rounds=1).values()
+    assert len(rates) == 1 and rates[0] > 0
+
+
+def test_the_simulation_benchmark_counts_what_it_times() -> None:
+    rows = simulate.curve(days=0.05)
+    assert [chips for chips, _, _ in rows] == list(simulate.CURVE_CHIPS)
+    assert rows[-1][1] > 100 * rows[0][1] and all(seconds > 0 for _, _, seconds in rows)
+    assert simulate.plot(rows, rows).startswith("<svg")
+    for form in ("fast", "stepwise", "unmemoised"):
+        assert 80 < simulate.history(form, 0, days=0.05) < 95  # type: ignore[arg-type]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from diloco_cli.algorithm.flat import gather
+from diloco_cli.algorithm.payload import from_bytes
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.settings import (
     DataSettings,
@@ -25,17 +27,17 @@ from diloco_cli.learner.replica import Replica
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.joining import join
-from diloco_cli.protocol.keys import FORMAT_KEY
+from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, state_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.progress import Progress
-from diloco_cli.protocol.records import Island, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import Commit, Island, Output, ProcessClaim, RunFormat
 from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.versions import load_versions
+from diloco_cli.syncer.versions import load_versions, state_spec
 from diloco_cli.tasks.build import build_data, build_model
 from tests.numerics.tiny import ROWS
 
@@ -59,15 +61,15 @@ class NoEvaluator:
 
 def make_run(
     learners: int, rounds: int, sync: SyncSettings, outer: OuterSettings, inner: InnerSettings,
-    model: str = "regression", data: str = "stream",
+    model: str = "regression", data: str = "stream", codec: str = "fp32",
 ) -> RunFormat:  # fmt: skip
-    """Equal islands; the run ends after `rounds` rounds of everybody."""
+    """Equal islands; the run ends after `rounds` rounds of everybody. `codec` is the uploads'; casts are exact."""
     settings = RunSettings(
         name="tiny",
         model=ModelSettings(entrypoint=f"tests.numerics.tiny:{model}"),
         data=DataSettings(entrypoint=f"tests.numerics.tiny:{data}"),
         train=TrainSettings(tokens=rounds * sync.every * learners * ROWS, batch_tokens=ROWS, inner=inner),
-        sync=replace(sync, codec="fp32", broadcast="fp32", skip_after_s=600.0),
+        sync=replace(sync, codec=codec, broadcast="fp32", skip_after_s=600.0),  # type: ignore[arg-type]
         outer=outer,
     )
     islands = tuple(Island(f"l{i}", "here", ROWS, sync.every, 100.0, 0.01) for i in range(learners))
@@ -108,19 +110,28 @@ def serve(run: RunFormat, store: Store) -> None:
 
 
 def learn(run: RunFormat, store: Store, name: str) -> None:
-    joined = perform(join(run, name, claim()), store, CLOCK)
-    progress = Progress(run, name, joined.incarnation, joined.state, joined.data_start)
-    exchange = Exchange(run, progress, joined.state, store, CLOCK, lambda: LearnerBeat("", 1, 0, 0, 0, 0.0, 0))
-    shard = [island.name for island in run.islands].index(name)
-    replica = Replica(run.settings, build_model(run.settings), build_data(run.settings), shard, len(run.islands))
-    trainer = Trainer(run, progress, exchange, replica, lambda: False, Facts())
-    for arrival in exchange.load_all():
-        trainer.adopt(arrival)
-    exchange.start()
+    train(trainer_of(run, store, name))
+
+
+def train(trainer: Trainer) -> None:
+    trainer.exchange.start()
     try:
         trainer.train()
     finally:
-        exchange.close(5.0)
+        trainer.exchange.close(5.0)
+
+
+def trainer_of(run: RunFormat, store: Store, name: str, stopping: Callable[[], bool] = lambda: False) -> Trainer:
+    """A new incarnation, with the newest versions, before its first step. It drains before it leaves."""
+    joined = perform(join(run, name, claim()), store, CLOCK)
+    progress = Progress(run, name, joined.incarnation, joined.state, joined.data_start)
+    exchange = Exchange(run, progress, joined.state, store, CLOCK, lambda: LearnerBeat("", 1, 0, 0, 0, 0.0, 0))
+    data, shard = build_data(run.settings), run.shard_of(name)
+    replica = Replica(run.settings, build_model(run.settings), data, shard, run.num_shards)
+    trainer = Trainer(run, progress, exchange, replica, stopping, Facts(), lambda: True)
+    for arrival in exchange.load_all():
+        trainer.adopt(arrival)
+    return trainer
 
 
 def outer_parameters(run: RunFormat, store: Store) -> dict[str, torch.Tensor]:
@@ -128,6 +139,22 @@ def outer_parameters(run: RunFormat, store: Store) -> dict[str, torch.Tensor]:
     tensors = {t.name: torch.empty(t.shape) for fragment in run.layout.fragments for t in fragment.tensors}
     load_versions(run, state.outputs, store, tensors)
     return tensors
+
+
+def commits(run: RunFormat, store: Store) -> list[Commit]:
+    """The whole log."""
+    found: list[Commit] = []
+    while (data := store.get(commit_key(len(found)))) is not None:
+        found.append(decode(Commit, data, "log"))
+    return found
+
+
+def versions(run: RunFormat, store: Store, fragment: int) -> list[torch.Tensor]:
+    """The outer parameters of one fragment after each of its merges, in order."""
+    spec = state_spec(run.layout.fragments[fragment].num_parameters)
+    outputs = [output for commit in commits(run, store) if commit.kind == "merge" for output in commit.outputs]
+    keys = [state_key(o.fragment, o.version, o.epoch, o.state_digest) for o in outputs if o.fragment == fragment]
+    return [from_bytes(store.get(key) or b"", spec)["parameters"] for key in keys]
 
 
 def flat(run: RunFormat, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

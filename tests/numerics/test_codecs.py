@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from diloco_cli.algorithm.codecs import CODECS, INT8_BLOCK, codec
+from diloco_cli.algorithm.blockwise import CHUNK, INT4_BLOCK, INT8_BLOCK, PAGE
+from diloco_cli.algorithm.codecs import CODECS, codec
 from diloco_cli.algorithm.payload import PayloadError, header_bytes
 from diloco_cli.errors import UsageError
 
-SIZES = [1, 2, 255, 256, 257, 1000, 65_536, 65_537, 66_000]
+SIZES = [1, 2, 63, 64, 65, 255, 256, 257, 1000, PAGE - 1, PAGE, PAGE + 1, PAGE + 3, CHUNK, CHUNK + 1, CHUNK + PAGE + 5]
 
 
 def normal(size: int, scale: float = 1.0) -> torch.Tensor:
@@ -32,14 +37,101 @@ def test_bf16_rounds_to_eight_bits_of_mantissa(size: int) -> None:
     assert torch.equal(round_trip("bf16", values), values.bfloat16().float())
 
 
+def within_its_steps(name: str, values: torch.Tensor) -> bool:
+    """Every value within what the table of codecs.py states, in float64: half a step, and of int4's scale 2^-8 more,
+    which a bfloat16 rounds away. Blocks of steps below the normal range are zeros."""
+    block, most, slack = {"int8": (INT8_BLOCK, 127, 127e-6), "int4": (INT4_BLOCK, 7, 7 * 2**-8)}[name]
+    found, exact = round_trip(name, values).double().numpy(), values.double().numpy()
+    for start in range(0, len(exact), block):
+        part, decoded = exact[start : start + block], found[start : start + block]
+        step = np.abs(part).max() / most
+        if step < 1.17e-38:
+            if not (np.abs(decoded - part) <= np.abs(part).max() * (1 + 2**-8)).all():
+                return False
+        elif not (np.abs(decoded - part) <= step * (0.5 + slack)).all():
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize("size", SIZES)
-def test_int8_is_within_half_a_step_of_its_block(size: int) -> None:
-    values = normal(size) * torch.logspace(-6, 6, size)
-    error = (round_trip("int8", values) - values).abs()
-    for start in range(0, size, INT8_BLOCK):
-        block = slice(start, start + INT8_BLOCK)
-        step = float(values[block].abs().max()) / 127
-        assert float(error[block].max()) <= step * (0.5 + 1e-4)
+def test_integers_are_within_half_a_step_of_their_block(name: str, size: int) -> None:
+    assert within_its_steps(name, normal(size) * torch.logspace(-6, 6, size))
+
+
+floats = st.floats(-(2.0**120), 2.0**120, width=32, allow_subnormal=True)
+vectors = arrays(np.float32, st.integers(1, 3 * INT8_BLOCK + 2), elements=floats, fill=floats)
+quick = settings(max_examples=60, deadline=None)
+
+
+@quick
+@given(vectors, st.sampled_from(["int8", "int4"]))
+def test_any_finite_vector_comes_back_within_its_steps(drawn: np.ndarray, name: str) -> None:  # type: ignore[type-arg]
+    assert within_its_steps(name, torch.from_numpy(drawn.copy()))
+
+
+@quick
+@given(vectors, st.sampled_from(list(CODECS)))
+def test_encoding_is_odd(drawn: np.ndarray, name: str) -> None:  # type: ignore[type-arg]
+    """No codec leans to one sign, whatever the values."""
+    values = torch.from_numpy(drawn.copy())
+    assert torch.equal(round_trip(name, -values), -round_trip(name, values))
+
+
+@quick
+@given(vectors, st.sampled_from(list(CODECS)))
+def test_a_second_round_trip_changes_next_to_nothing(drawn: np.ndarray, name: str) -> None:  # type: ignore[type-arg]
+    """What was decoded lies on the steps already (int4's bfloat16 scale may move once more)."""
+    once = round_trip(name, torch.from_numpy(drawn.copy()))
+    twice = round_trip(name, once)
+    tolerance = {"fp32": 0.0, "bf16": 0.0, "int8": 1e-6, "int4": 2**-8}[name]
+    assert float((twice - once).abs().max()) <= tolerance * float(once.abs().max()) + 1e-37
+
+
+@pytest.mark.parametrize(("name", "slope"), [("fp32", 0.0), ("bf16", 1e-5), ("int8", 2e-5), ("int4", 2e-3)])
+def test_errors_cancel_over_many_values(name: str, slope: float) -> None:
+    """Unbiased on average: neither the mean nor the length along the true direction moves. Half a million normal
+    values; the mean of the errors must lie within 4 of its standard errors."""
+    values = normal(1 << 19)
+    error = (round_trip(name, values) - values).double()
+    assert abs(float(error.mean())) <= 4 * float(error.std()) / (1 << 19) ** 0.5
+    assert abs(float(error @ values.double()) / float(values.double() @ values.double())) <= slope
+
+
+@pytest.mark.parametrize(("name", "most"), [("int8", 127.0), ("int4", 7.0)])
+def test_a_single_small_value_is_always_lost(name: str, most: float) -> None:
+    """The bias that error feedback is for: 0.49 of a step is zero, every time."""
+    values = torch.full((64,), 0.49)
+    values[0] = most
+    assert round_trip(name, values)[1:].abs().max() == 0
+
+
+def test_int4_costs_4_25_bits_and_errs_by_a_tenth() -> None:
+    values = normal(1 << 16)
+    assert codec("int4").bits == 4.25
+    relative = float((round_trip("int4", values) - values).norm() / values.norm())
+    assert 0.09 < relative < 0.12  # absmax of 64 normal values is about 2.5 sigma: 2.5 / 7 / sqrt(12) = 0.103
+
+
+def test_int4_by_hand() -> None:
+    """Steps of 1: the first page's halves are nibbles of the same bytes, and so are those of the rest."""
+    values = torch.tensor([7.0, -7.0, 2.5, 3.5, -0.5, -1.5, 0.4])
+    tensors = codec("int4").encode(values)
+    assert tensors["scales"].tolist() == [1.0]
+    counts = [7, -7, 2, 4, 0, -2, 0, 0]  # ties to even, and nothing in the eighth place
+    expected = [(low & 15) | ((high & 15) << 4) for low, high in zip(counts[:4], counts[4:], strict=True)]
+    assert tensors["packed"].view(torch.uint8).tolist() == expected
+    assert round_trip("int4", values).tolist() == counts[:7]
+
+
+@pytest.mark.parametrize("name", list(CODECS))
+@pytest.mark.parametrize("size", [1, 300, CHUNK, 2 * CHUNK + PAGE + 77])
+def test_reading_chunk_by_chunk_gives_what_decoding_gives(name: str, size: int) -> None:
+    tensors, whole = codec(name).encode(normal(size)), round_trip(name, normal(size))
+    read, room = codec(name).reader(tensors), torch.empty(CHUNK)
+    for start in reversed(range(0, size, CHUNK)):
+        k = min(CHUNK, size - start)
+        assert torch.equal(read(start, room[:k]), whole[start : start + k])
 
 
 def test_int8_keeps_the_largest_value_of_a_block_and_all_zeros() -> None:
@@ -100,13 +192,24 @@ def test_a_payload_of_another_length_or_codec_is_refused(name: str) -> None:
 
 
 def test_an_unknown_codec_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="fp32, bf16, int8"):
+    with pytest.raises(UsageError, match="fp32, bf16, int8, int4"):
         codec("int3")
 
 
-@pytest.mark.parametrize("scale", [1e-44, 1e-40, 1e-36, 1e-30, 1e30])
-def test_int8_of_extreme_magnitudes_is_finite_and_no_larger_than_the_input(scale: float) -> None:
+@pytest.mark.parametrize("name", list(CODECS))
+@pytest.mark.parametrize("scale", [1e-44, 1e-40, 1e-36, 1e-30, 1e30, 5e37])
+def test_extreme_magnitudes_stay_finite_and_grow_by_no_more_than_rounding(name: str, scale: float) -> None:
     values = normal(512, scale)
-    found = round_trip("int8", values)
+    found = round_trip(name, values)
     assert bool(torch.isfinite(found).all())
     assert float(found.abs().max()) <= float(values.abs().max()) * 1.01 + 1e-42
+
+
+@pytest.mark.parametrize(("name", "absmax"), [("int8", 1.4e-36), ("int4", 8e-38)])
+def test_blocks_with_steps_below_the_normal_range_are_zeros_and_their_neighbours_are_not(
+    name: str, absmax: float
+) -> None:
+    values = torch.full((2 * INT8_BLOCK,), absmax)
+    values[INT8_BLOCK:] *= 4
+    found = round_trip(name, values)
+    assert not found[:INT8_BLOCK].any() and bool((found[INT8_BLOCK:] > 0).all())

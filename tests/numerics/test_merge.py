@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diloco_cli.algorithm.merge import Granularity, MergeRule, average, merge, rda, row_norms, spans
+from diloco_cli.algorithm.blockwise import CHUNK
+from diloco_cli.algorithm.codecs import codec
+from diloco_cli.algorithm.merge import MergeRule, Merging, Source, merge
+from diloco_cli.algorithm.norms import Cut, Granularity, Span, measured_norms, spans
 from diloco_cli.layout import Fragment, TensorSlot
 
 SHAPES = [("bias", (5,)), ("matrix", (4, 6)), ("stack", (2, 3, 2))]
@@ -40,7 +43,12 @@ def drawn(seed: int, count: int, scale: float = 1.0) -> list[Tensor]:
 
 
 def norms(flat: Tensor, granularity: Granularity) -> Tensor:
-    return torch.cat([row_norms(span.of(flat)) for span in spans(FRAGMENT, granularity)])
+    return torch.cat([span.of(flat).double().norm(dim=1) for span in spans(FRAGMENT, granularity)])
+
+
+def average(deltas: list[Tensor], weights: list[float]) -> Tensor:
+    """The formula, in float64."""
+    return sum(d.double() * w for d, w in zip(deltas, weights, strict=True)) / sum(weights)  # type: ignore[return-value]
 
 
 def close(found: Tensor, expected: Tensor, relative: float = 1e-5) -> bool:
@@ -92,12 +100,19 @@ def test_scaling_all_deltas_scales_the_merge(
 
 
 @quick
-@given(seeds, weight_lists, st.sampled_from(RULES))
-def test_rotating_the_space_rotates_the_merge_of_a_fragment(seed: int, weights: list[float], rule: MergeRule) -> None:
-    deltas = drawn(seed, len(weights))
-    rotation, _ = torch.linalg.qr(torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed + 1)))
-    rotated = merge(rule, "fragment", FRAGMENT, [rotation @ delta for delta in deltas], weights)
-    assert close(rotated, rotation @ merge(rule, "fragment", FRAGMENT, deltas, weights), 1e-4)
+@given(seeds, weight_lists, st.sampled_from(GRANULARITIES), st.sampled_from(RULES))
+def test_rotating_what_a_norm_covers_rotates_the_merge(
+    seed: int, weights: list[float], granularity: Granularity, rule: MergeRule
+) -> None:
+    """The space of the whole fragment, of each tensor, or of each row."""
+    deltas, generator = drawn(seed, len(weights)), torch.Generator().manual_seed(seed + 1)
+    rotation = torch.zeros(SIZE, SIZE)
+    for span in spans(FRAGMENT, granularity):
+        for row in range(span.rows):
+            at = slice(span.start + row * span.width, span.start + (row + 1) * span.width)
+            rotation[at, at], _ = torch.linalg.qr(torch.randn(span.width, span.width, generator=generator))
+    rotated = merge(rule, granularity, FRAGMENT, [rotation @ delta for delta in deltas], weights)
+    assert close(rotated, rotation @ merge(rule, granularity, FRAGMENT, deltas, weights), 1e-4)
 
 
 @quick
@@ -118,7 +133,7 @@ def test_orthogonal_learners_keep_their_norm_where_a_mean_shrinks() -> None:
 
 def test_the_mean_is_weighted() -> None:
     deltas = [torch.full((SIZE,), 1.0), torch.full((SIZE,), 4.0)]
-    assert torch.equal(average(deltas, [2.0, 1.0]), torch.full((SIZE,), 2.0))
+    assert torch.equal(merge("avg", "tensor", FRAGMENT, deltas, [2.0, 1.0]), torch.full((SIZE,), 2.0))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -188,7 +203,7 @@ def test_extreme_but_normal_magnitudes_stay_finite_and_keep_their_norm(granulari
 def test_subnormal_deltas_never_merge_to_nan(tiny: float) -> None:
     a, b = torch.zeros(SIZE), torch.zeros(SIZE)
     a[0], b[1] = tiny, tiny
-    assert bool(torch.isfinite(rda([a, b], [1.0, 1.0], spans(FRAGMENT, "tensor"))).all())
+    assert bool(torch.isfinite(merge("rda", "tensor", FRAGMENT, [a, b], [1.0, 1.0])).all())
 
 
 @quick
@@ -212,3 +227,123 @@ def test_finite_deltas_never_merge_to_anything_else(values: list[list[float]], g
 def test_the_same_inputs_give_the_same_bits() -> None:
     once, again = (merge("rda", "row", FRAGMENT, drawn(9, 4), [1.0, 5.0, 2.0, 3.0]) for _ in range(2))
     assert torch.equal(once, again)
+
+
+# -- chunk by chunk ---------------------------------------------------------------------------------------------
+
+
+def reference(rule: MergeRule, covered: list[Span], deltas: list[Tensor], weights: list[float]) -> Tensor:
+    """The two formulas at the head of merge.py, in float64, whole tensors at once."""
+    if rule == "avg":
+        return average(deltas, weights)
+    merged, total = torch.empty(deltas[0].numel(), dtype=torch.float64), sum(weights)
+    for span in covered:
+        blocks = [span.of(delta).double() for delta in deltas]
+        radius = sum(w * b.norm(dim=1) for w, b in zip(weights, blocks, strict=True)) / total
+        mean = sum(w * torch.nn.functional.normalize(b, dim=1, eps=0) for w, b in zip(weights, blocks, strict=True))
+        span.of(merged).copy_(radius[:, None] * torch.nn.functional.normalize(mean, dim=1, eps=0))  # type: ignore[index,arg-type]
+    return merged
+
+
+def fragment_of(*shapes: tuple[int, ...]) -> Fragment:
+    slots, start = [], 0
+    for index, shape in enumerate(shapes):
+        slots.append(TensorSlot(f"t{index}", shape, start))
+        start += slots[-1].num_elements
+    return Fragment(tuple(slots), False)
+
+
+LARGE = [
+    fragment_of((3 * CHUNK + 17,)),
+    fragment_of((7,), (500, 300), (3, CHUNK + 1), (2, 2), (4096, 16)),
+    fragment_of((CHUNK,), (1, CHUNK), (2, CHUNK // 2), (1,)),
+    fragment_of((CHUNK - 1, 1), (5, 3), ()),
+]
+
+
+@pytest.mark.parametrize("fragment", LARGE, ids=range(len(LARGE)))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_chunks_cover_every_norm_once_and_in_order(fragment: Fragment, granularity: Granularity) -> None:
+    covering = spans(fragment, granularity)
+    cut, covered, elements = Cut(covering), 0, [0] * sum(span.rows for span in covering)
+    for index, pieces in enumerate(cut.chunks):
+        for piece in pieces:
+            assert piece.start + index * CHUNK == covered and piece.start + piece.rows * piece.width <= CHUNK
+            covered += piece.rows * piece.width
+            for row in range(piece.rows):
+                elements[piece.first + row] += piece.width
+    assert covered == cut.size == fragment.num_parameters and cut.num_norms == len(elements)
+    assert elements == [span.width for span in covering for _ in range(span.rows)]
+
+
+@pytest.mark.parametrize("fragment", LARGE, ids=range(len(LARGE)))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_merge_over_chunk_borders_is_that_of_the_formula(
+    fragment: Fragment, granularity: Granularity, rule: MergeRule
+) -> None:
+    generator = torch.Generator().manual_seed(fragment.num_parameters)
+    deltas = [torch.randn(fragment.num_parameters, generator=generator) for _ in range(3)]
+    found = merge(rule, granularity, fragment, deltas, [1.0, 2.0, 0.5])
+    expected = reference(rule, spans(fragment, granularity), deltas, [1.0, 2.0, 0.5])
+    worst = (found.double() - expected).abs().max() / expected.abs().max()
+    assert float(worst) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_a_merge_reads_payloads_as_if_they_had_been_decoded(name: str, granularity: Granularity) -> None:
+    fragment = LARGE[1]
+    deltas = [torch.randn(fragment.num_parameters, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    payloads = [codec(name).encode(delta) for delta in deltas]
+    decoded = [torch.empty_like(delta) for delta in deltas]
+    for payload, values in zip(payloads, decoded, strict=True):
+        codec(name).decode(payload, values)
+    cut = Cut(spans(fragment, granularity))
+    reads = [codec(name).reader(payload) for payload in payloads]
+    sources = [Source(read, measured_norms(cut, read), claimed=True) for read in reads]
+    merging, found = Merging("rda", cut, sources, [1.0, 2.0, 0.5]), torch.empty(cut.size)
+    for start, chunk in merging.chunks(found):
+        found[start : start + CHUNK].copy_(chunk)
+    assert not merging.unsound
+    assert torch.equal(found, merge("rda", granularity, fragment, decoded, [1.0, 2.0, 0.5]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_wrong_norm_anywhere_is_found_and_nothing_is_yielded_by_rda(rule: MergeRule, at: int) -> None:
+    cut = Cut(spans(LARGE[1], "tensor"))
+    delta = torch.randn(cut.size, generator=torch.Generator().manual_seed(1))
+
+    def read(start: int, room: Tensor) -> Tensor:
+        return delta[start : start + room.numel()]
+
+    norms = measured_norms(cut, read)
+    norms[at] *= 1.001
+    merging = Merging(rule, cut, [Source(read, norms, claimed=True), Source(read, norms)], [1.0, 1.0])
+    yielded = list(merging.chunks(torch.empty(cut.size)))
+    assert merging.unsound == {0: "bad_norms"} and (rule == "avg" or not yielded)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_a_scaled_source_counts_as_its_scaled_delta(rule: MergeRule, granularity: Granularity) -> None:
+    a, b = drawn(12, 2)
+    cut = Cut(spans(FRAGMENT, granularity))
+
+    def source(delta: Tensor, scale: float) -> Source:
+        def read(start: int, room: Tensor) -> Tensor:
+            return delta[start : start + room.numel()]
+
+        return Source(read, measured_norms(cut, read), scale=scale)
+
+    found = torch.empty(SIZE)
+    for start, chunk in Merging(rule, cut, [source(a, 1.0), source(b, 0.25)], [1.0, 3.0]).chunks(found):
+        found[start : start + CHUNK].copy_(chunk)
+    assert close(found, merge(rule, granularity, FRAGMENT, [a, b / 4], [1.0, 3.0]), 1e-6)
+
+
+def test_a_piece_of_a_tensor_has_norms_of_its_own() -> None:
+    half = Fragment((TensorSlot("w", (4, 6), 0, rows=(0, 2)), TensorSlot("w", (4, 6), 12, rows=(2, 4))), False)
+    assert spans(half, "tensor") == [Span(0, 1, 12), Span(12, 1, 12)]
+    assert spans(half, "row") == [Span(0, 2, 6), Span(12, 2, 6)]

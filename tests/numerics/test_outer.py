@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diloco_cli.algorithm.outer import outer_step
+from diloco_cli.algorithm.outer import outer_step, outer_step_into
 from diloco_cli.config.settings import OuterSettings
 
 SIZE, STEPS = 257, 20
@@ -109,3 +109,14 @@ def test_a_learner_that_goes_downhill_moves_theta_downhill(name: str) -> None:
         moved, buffer = outer_step(OuterSettings(name, 0.7, 0.3), theta, buffer, theta - learner)  # type: ignore[arg-type]
         assert float(moved.norm()) < float(theta.norm())
         theta = moved
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov"])
+def test_chunk_by_chunk_gives_the_same_bits_in_the_room_that_is_given(name: str) -> None:
+    settings = OuterSettings(name, 0.7, 0.9)  # type: ignore[arg-type]
+    parameters, buffer, delta = (t.clone() for t in deltas(torch.float32)[:3])
+    expected = outer_step(settings, parameters, buffer, delta)
+    room = torch.empty(2, SIZE)
+    for chunk in (slice(0, 100), slice(100, 256), slice(256, SIZE)):
+        outer_step_into(settings, parameters[chunk], buffer[chunk], delta[chunk].clone(), *(row[chunk] for row in room))
+    assert torch.equal(room[0], expected[0]) and torch.equal(room[1], expected[1])

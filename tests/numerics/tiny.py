@@ -35,6 +35,18 @@ class Slope(nn.Module):
         return (self.a * x[0, :3]).sum() + (self.b * x[0, 3:5]).sum()
 
 
+class TwoScalars(nn.Module):
+    """Two numbers, both 0 at first, whose gradients are always 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(1))
+        self.b = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return 2 * self.a.sum() + 2 * self.b.sum()
+
+
 class Stream:
     """Batch number position / ROWS of each shard is a seeded random draw."""
 
@@ -59,6 +71,10 @@ def regression() -> nn.Module:
 
 def slope() -> nn.Module:
     return Slope()
+
+
+def two_scalars() -> nn.Module:
+    return TwoScalars()
 
 
 def stream() -> Stream:

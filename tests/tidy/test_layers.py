@@ -13,12 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "diloco_cli"
 LAYERS: list[set[str]] = [
-    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout"},
+    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots"},
     {"config"},
     {"store", "algorithm", "protocol", "processes", "faults"},
     {"plan", "tasks"},
     {"learner", "syncer", "launch", "chaos", "observe", "simulate"},
-    {"tapes"},
+    {"tapes", "probe"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -128,7 +128,14 @@ def test_top_level_is_what_the_readme_shows() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["plan", "templates/inventory.yaml"], ["status", "nowhere"], ["chaos", "list"], ["runs"]],
+    [
+        ["--help"],
+        ["plan", "templates/inventory.yaml"],
+        ["status", "nowhere"],
+        ["chaos", "list"],
+        ["runs"],
+        ["inventory", "probe", "--help"],
+    ],
     ids=lambda words: words[0],
 )
 def test_light_commands_import_no_torch_and_no_cloud_client(words: list[str], tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from diloco_cli.algorithm.flat import gather, parameter_facts, scatter
-from diloco_cli.layout import balanced_layout
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.layout import balanced_layout, make_layout
 
 
 class Tied(nn.Module):
@@ -62,3 +63,41 @@ def test_the_layout_tells_types_apart_and_holds_trained_parameters_alone() -> No
     frozen = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     frozen[0].weight.requires_grad_(False)
     assert [fact.name for fact in parameter_facts(frozen)] == ["0.bias", "1.weight", "1.bias"]
+
+
+class Gpt(nn.Module):
+    """Positions, whose number is the width, are an embedding too; the head is tied, untied, or not the last."""
+
+    def __init__(self, head: str) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(12, 6), nn.Embedding(6, 6)
+        self.up, self.down = nn.Linear(6, 24), nn.Linear(24, 6)
+        if head != "none":
+            self.head = nn.Linear(6, 12)
+        if head == "tied":
+            self.head.weight = self.tokens.weight
+
+
+def test_an_untied_head_is_the_last_linear_from_an_embeddings_width_to_its_entries() -> None:
+    def heads(head: str) -> list[str]:
+        return [fact.name for fact in parameter_facts(Gpt(head)) if fact.head]
+
+    assert heads("untied") == ["head.weight"] and heads("tied") == heads("none") == []
+    assert not any(fact.head for fact in parameter_facts(nn.Sequential(nn.Linear(2, 3))))
+
+
+def test_scatter_undoes_gather_where_tensors_are_split_by_rows() -> None:
+    model = Gpt("untied")
+    sync = SyncSettings(fragments=7, split_rows=True, head_is_embedding=True)
+    layout = make_layout(parameter_facts(model), sync)
+    assert any(slot.rows for fragment in layout.fragments for slot in fragment.tensors)
+    tensors = dict(model.named_parameters())
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    flats = [gather(fragment, tensors) for fragment in layout.fragments]
+    assert sum(flat.numel() for flat in flats) == sum(tensor.numel() for tensor in before.values())
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.zero_()
+    for fragment, flat in zip(layout.fragments, flats, strict=True):
+        scatter(fragment, flat, tensors)
+    assert all(torch.equal(tensors[name], values) for name, values in before.items())

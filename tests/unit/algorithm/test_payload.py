@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from diloco_cli.algorithm.codecs import codec
+from diloco_cli.algorithm.codecs import CODECS, codec
 from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes, to_bytes
 
 TENSORS = {
@@ -23,7 +23,7 @@ def test_the_safetensors_library_reads_what_is_written() -> None:
     assert all(torch.equal(loaded[name], TENSORS[name]) for name in loaded) and len(loaded) == 4
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("name", list(CODECS))
 def test_the_safetensors_library_reads_every_codec(name: str) -> None:
     loaded = safetensors.torch.load(codec(name).to_bytes(torch.randn(300)))
     assert {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in loaded.items()} == codec(name).spec(300)

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from diloco_cli.algorithm.delta import delta_formats
+from diloco_cli.algorithm.merge import Source
 from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
+from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Offer, RunFormat
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from tests.numerics.harness import make_run
@@ -35,12 +38,30 @@ def offer(fragment: int = 0) -> Offer:
     return Offer("l0", 1, 0, 0, fragment, 0, "", 0, 4, 4, 1, "", 0, "")
 
 
-def payload(values: list[float]) -> bytes:
-    return to_bytes({"values": torch.tensor(values)})
+def payload(values: list[float], norms: list[float] | None = None) -> bytes:
+    """As the fp32 codec writes it, with norms (of the tensors a and b) only if they are given."""
+    claimed = {} if norms is None else {"norms": torch.tensor(norms)}
+    return to_bytes({**claimed, "values": torch.tensor(values)})
+
+
+def read(arithmetic: TorchArithmetic, values: list[float], norms: list[float] | None = None) -> Source:
+    found = arithmetic.read_delta(offer(), payload(values, norms), None)
+    assert isinstance(found, Source), found
+    return found
+
+
+def decoded(source: Source) -> torch.Tensor:
+    return source.read(0, torch.empty(SIZE)).clone()
+
+
+def merged(arithmetic: TorchArithmetic, *deltas: tuple[Source, float]) -> Merged:
+    found = arithmetic.merge(0, list(deltas))
+    assert isinstance(found, Merged), found
+    return found
 
 
 def current(arithmetic: TorchArithmetic) -> torch.Tensor:
-    return arithmetic._current[0].parameters
+    return arithmetic.parameters(0)
 
 
 def test_the_first_version_is_the_seeded_model_without_momentum(run: RunFormat, arithmetic: TorchArithmetic) -> None:
@@ -66,49 +87,193 @@ def test_values_that_are_not_finite_are_refused(arithmetic: TorchArithmetic, poi
     assert arithmetic.read_delta(offer(), payload([0.0, poison, 0.0, 0.0, 0.0]), None) == "non_finite"
 
 
-def test_a_finite_delta_that_overflows_the_parameters_is_refused(arithmetic: TorchArithmetic) -> None:
-    huge = torch.full((SIZE,), 3e38)
-    arithmetic._current[0].parameters.fill_(-3e38)
-    assert arithmetic.merge(0, [(huge, 1.0)]) == "non_finite"
+def test_finite_deltas_that_overflow_the_parameters_are_all_refused(arithmetic: TorchArithmetic) -> None:
+    state = to_bytes({"parameters": torch.full((SIZE,), -3e38), "momentum": torch.zeros(SIZE)})
+    arithmetic.restore(0, "huge", state)
+    huge = read(arithmetic, [3e38] * SIZE)
+    assert arithmetic.merge(0, [(huge, 1.0), (huge, 1.0)]) == Refused({0: "non_finite", 1: "non_finite"})
 
 
 def test_the_norm_cap_refuses_poison_unless_it_is_a_replay(run: RunFormat, arithmetic: TorchArithmetic) -> None:
     for _ in range(5):
-        assert not isinstance(arithmetic.read_delta(offer(), payload([1.0] * SIZE), None), str)
+        merged(arithmetic, (read(arithmetic, [1.0] * SIZE), 1.0))
     poison = payload([1e4] * SIZE)
     assert arithmetic.read_delta(offer(), poison, None) == "norm_cap"
     replaying = TorchArithmetic(run, check_norms=False)
+    replaying.settle(0, digest(replaying.initial()[0].state))
     assert not any(isinstance(replaying.read_delta(offer(), payload([1.0] * SIZE), None), str) for _ in range(5))
     assert not isinstance(replaying.read_delta(offer(), poison, None), str)
+
+
+def test_norms_that_a_merge_finds_false_move_no_median(arithmetic: TorchArithmetic) -> None:
+    """Honest deltas still pass the cap after a liar has claimed tiny norms again and again."""
+    honest = [1.0] * SIZE
+    for _ in range(5):
+        merged(arithmetic, (read(arithmetic, honest), 1.0))
+    for _ in range(50):
+        lie = read(arithmetic, honest, [1e-9, 1e-9])
+        assert arithmetic.merge(0, [(lie, 1.0)]) == Refused({0: "bad_norms"})
+    read(arithmetic, honest)
+
+
+def test_re_anchoring_keeps_the_low_bits_of_a_small_delta(arithmetic: TorchArithmetic) -> None:
+    """delta + (current - base), not (delta + current) - base: parameters are much longer than deltas."""
+    generator = torch.Generator().manual_seed(0)
+    base = current(arithmetic) + 1e-4 * torch.randn(SIZE, generator=generator)
+    delta = 1e-6 * torch.randn(SIZE, generator=generator)
+    found = arithmetic.read_delta(offer(), payload(delta.tolist()), arithmetic.broadcast.to_bytes(base))
+    assert isinstance(found, Source)
+    assert torch.equal(
+        decoded(found),
+        delta + (current(arithmetic) - arithmetic.broadcast.from_bytes(arithmetic.broadcast.to_bytes(base), SIZE)),
+    )
 
 
 def test_re_anchoring_adds_what_has_moved_since_the_base(arithmetic: TorchArithmetic) -> None:
     base = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])
     delta = torch.tensor([0.5, 0.25, 0.0, -1.0, 2.0])
     before = current(arithmetic).clone()
-    found = arithmetic.read_delta(offer(), payload(delta.tolist()), arithmetic.broadcast.to_bytes(base))
-    assert torch.equal(found, delta + (before - base))
+    wrong_by_now = payload(delta.tolist(), [1.0, 1.0])
+    found = arithmetic.read_delta(offer(), wrong_by_now, arithmetic.broadcast.to_bytes(base))
+    assert isinstance(found, Source) and torch.equal(decoded(found), delta + (before - base))
+    assert not found.claimed and found.norms == pytest.approx([float(t.norm()) for t in decoded(found).split([3, 2])])
     assert torch.equal(current(arithmetic), before), "the version itself stays as it is"
 
 
 def test_a_merge_holds_only_once_the_log_has_settled_it(arithmetic: TorchArithmetic) -> None:
     before = current(arithmetic).clone()
-    merged = arithmetic.merge(0, [(torch.ones(SIZE), 1.0)])
-    assert not isinstance(merged, str)
+    version = merged(arithmetic, (read(arithmetic, [1.0] * SIZE), 1.0))
     assert torch.equal(current(arithmetic), before), "a candidate changes nothing"
     arithmetic.settle(0, "blake3-of-another-syncers-merge")
     assert torch.equal(current(arithmetic), before)
-    assert arithmetic.holds(0, digest(merged.state)), "asking for a candidate that is in the log settles it"
+    assert arithmetic.holds(0, digest(version.state)), "asking for a candidate that is in the log settles it"
     torch.testing.assert_close(current(arithmetic), before - 1.0)
 
 
+def test_a_version_stays_as_it_is_while_later_ones_are_made(arithmetic: TorchArithmetic) -> None:
+    """The room for a merge is used again and again; what was settled must not lie in it."""
+    version = merged(arithmetic, (read(arithmetic, [1.0] * SIZE), 1.0))
+    arithmetic.settle(0, digest(version.state))
+    held = current(arithmetic).clone()
+    other = merged(arithmetic, (read(arithmetic, [2.0] * SIZE), 1.0))
+    assert torch.equal(current(arithmetic), held) and digest(version.state) != digest(other.state)
+
+
 def test_a_restored_version_goes_on_like_the_one_in_memory(run: RunFormat, arithmetic: TorchArithmetic) -> None:
-    merged = arithmetic.merge(0, [(torch.ones(SIZE), 1.0)])
-    assert not isinstance(merged, str)
-    arithmetic.settle(0, digest(merged.state))
+    version = merged(arithmetic, (read(arithmetic, [1.0] * SIZE), 1.0))
+    arithmetic.settle(0, digest(version.state))
     other = TorchArithmetic(run)
-    assert not other.holds(0, digest(merged.state))
-    other.restore(0, digest(merged.state), merged.state)
-    assert other.holds(0, digest(merged.state))
-    deltas = [(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 2.0)]
-    assert other.merge(0, deltas) == arithmetic.merge(0, deltas)
+    assert not other.holds(0, digest(version.state))
+    other.restore(0, digest(version.state), version.state)
+    assert other.holds(0, digest(version.state))
+    deltas = [(read(arithmetic, [1.0, 2.0, 3.0, 4.0, 5.0]), 2.0)]
+    assert other.merge(0, deltas) == arithmetic.merge(0, deltas)  # type: ignore[arg-type]
+
+
+# -- published norms, checked while they are used --------------------------------------------------------------
+
+A, B = [3.0, 4.0, 0.0, 0.6, 0.8], [0.0, 0.0, 2.0, -1.0, 0.0]
+NORMS_OF_A, NORMS_OF_B = [5.0, 1.0], [2.0, 1.0]
+
+
+def test_published_norms_give_the_bits_that_measured_ones_give(arithmetic: TorchArithmetic) -> None:
+    published = [(read(arithmetic, A, NORMS_OF_A), 1.0), (read(arithmetic, B, NORMS_OF_B), 3.0)]
+    measured = [(read(arithmetic, A), 1.0), (read(arithmetic, B), 3.0)]
+    assert [source.claimed for source, _ in (*published, *measured)] == [True, True, False, False]
+    assert merged(arithmetic, *published).state == merged(arithmetic, *measured).state
+
+
+@pytest.mark.parametrize("norms", [[2.5, 1.0], [5.01, 1.0], [5.0, 0.0], [0.0, 0.0], [5.0, 1e30]])
+def test_a_delta_with_other_norms_than_it_claims_is_named_and_the_rest_can_be_merged(
+    arithmetic: TorchArithmetic, norms: list[float]
+) -> None:
+    liar, honest = read(arithmetic, A, norms), read(arithmetic, B, NORMS_OF_B)
+    assert arithmetic.merge(0, [(honest, 1.0), (liar, 1.0)]) == Refused({1: "bad_norms"})
+    assert merged(arithmetic, (honest, 1.0)).state == merged(arithmetic, (read(arithmetic, B), 1.0)).state
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_do_not_hide_behind_norms_that_are(
+    arithmetic: TorchArithmetic, poison: float
+) -> None:
+    liar, honest = read(arithmetic, [poison, *A[1:]], NORMS_OF_A), read(arithmetic, B, NORMS_OF_B)
+    assert arithmetic.merge(0, [(liar, 1.0), (honest, 1.0)]) == Refused({0: "non_finite"})
+
+
+@pytest.mark.parametrize(
+    ("norms", "reason"),
+    [([float("nan"), 1.0], "non_finite"), ([5.0, float("inf")], "non_finite"), ([-5.0, 1.0], "bad_norms")],
+)
+def test_impossible_norms_are_refused_at_once(arithmetic: TorchArithmetic, norms: list[float], reason: str) -> None:
+    assert arithmetic.read_delta(offer(), payload(A, norms), None) == reason
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e19, 1e30])
+def test_norms_are_checked_where_their_squares_leave_float32(arithmetic: TorchArithmetic, scale: float) -> None:
+    values, norms = [value * scale for value in A], [norm * scale for norm in NORMS_OF_A]
+    merged(arithmetic, (read(arithmetic, values, norms), 1.0))
+    liar = read(arithmetic, values, [norms[0], 2 * norms[1]])
+    assert arithmetic.merge(0, [(liar, 1.0)]) == Refused({0: "bad_norms"})
+
+
+def test_what_the_learner_encodes_is_what_the_syncer_takes(run: RunFormat) -> None:
+    for codec_name in ("fp32", "bf16", "int8", "int4"):
+        sync = replace(run.settings.sync, codec=codec_name)  # type: ignore[arg-type]
+        coded = replace(run, settings=replace(run.settings, sync=sync))
+        arithmetic, form = TorchArithmetic(coded), delta_formats(coded.layout, sync)[0]
+        arithmetic.settle(0, digest(arithmetic.initial()[0].state))
+        seen = torch.empty(SIZE)
+        found = arithmetic.read_delta(offer(), form.encode(torch.tensor(A), seen), None)
+        assert isinstance(found, Source) and found.claimed and torch.equal(decoded(found), seen)
+        merged(arithmetic, (found, 1.0))
+
+
+# -- the clip ---------------------------------------------------------------------------------------------------
+
+
+def test_a_clipped_delta_is_merged_at_the_scale_that_the_merge_reports(run: RunFormat) -> None:
+    clipping = replace(run, settings=replace(run.settings, sync=replace(run.settings.sync, clip=2.0)))
+    arithmetic = TorchArithmetic(clipping)
+    arithmetic.settle(0, digest(arithmetic.initial()[0].state))
+    before, usual = current(arithmetic).clone(), [1.0] * SIZE
+    for _ in range(3):
+        assert merged(arithmetic, (read(arithmetic, usual), 1.0)).scales == ()
+    version = merged(arithmetic, (read(arithmetic, [4.0] * SIZE), 1.0))
+    assert version.scales == (0.5,)
+    arithmetic.settle(0, digest(version.state))
+    torch.testing.assert_close(current(arithmetic), before - 2.0)
+
+
+def test_a_replay_clips_as_the_log_says(run: RunFormat, arithmetic: TorchArithmetic) -> None:
+    sources = [read(arithmetic, A), replace(read(arithmetic, B), scale=0.25)]
+    by_hand = [read(arithmetic, A), read(arithmetic, [value / 4 for value in B])]
+    one, other = (merged(arithmetic, *((source, 1.0) for source in pair)).state for pair in (sources, by_hand))
+    assert one == other, "scaling by a power of two is exact"
+
+
+# -- agreement --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["rda", "avg"])
+@pytest.mark.parametrize("granularity", ["fragment", "tensor"])
+def test_agreement_is_the_mean_cosine(run: RunFormat, rule: str, granularity: str) -> None:
+    sync = replace(run.settings.sync, mixing="adaptive", merge=rule, granularity=granularity)  # type: ignore[arg-type]
+    arithmetic = TorchArithmetic(replace(run, settings=replace(run.settings, sync=sync)))
+    arithmetic.settle(0, digest(arithmetic.initial()[0].state))
+    east, north = [3.0, 0.0, 0.0, 1.0, 0.0], [0.0, 3.0, 0.0, 0.0, 1.0]
+    halfway = [3 * 0.5**0.5, 3 * 0.5**0.5, 0.0, 0.5**0.5, 0.5**0.5]
+
+    def agreement(*deltas: list[float]) -> float | None:
+        return merged(arithmetic, *((read(arithmetic, delta), 1.0) for delta in deltas)).agreement
+
+    assert agreement(east) is None
+    assert agreement(east, east) == pytest.approx(1.0)
+    assert agreement(east, north) == pytest.approx(0.0, abs=1e-6)
+    assert agreement(east, halfway) == pytest.approx(0.5**0.5)
+    assert agreement(east, [-value for value in east]) == pytest.approx(-1.0)
+    assert agreement(east, east, north) == pytest.approx(1 / 3), "one pair of three agrees"
+    assert agreement([0.0] * SIZE, [0.0] * SIZE) == 0.0
+
+
+def test_agreement_is_measured_only_where_it_is_asked_for(arithmetic: TorchArithmetic) -> None:
+    assert merged(arithmetic, (read(arithmetic, A), 1.0), (read(arithmetic, B), 1.0)).agreement is None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.config.settings import GraceSettings, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.protocol.records import Event, Island, RunFormat
 from diloco_cli.protocol.tape import Tape
@@ -14,6 +15,7 @@ from diloco_cli.simulate.chips import equal_learners
 from diloco_cli.simulate.draws import generator
 from diloco_cli.simulate.published import PUBLISHED
 from diloco_cli.simulate.stepwise import walk
+from diloco_cli.tapes.fleet import Fleet
 from diloco_cli.tapes.needs import needs_of
 from diloco_cli.tapes.pacing import Pacing, Spell, StepClock
 from diloco_cli.tapes.schedules import (
@@ -108,6 +110,13 @@ def test_mixed_hardware_merges_alone_without_the_window_and_together_with_it() -
     assert len(window.merges) < 1.1 * slots
 
 
+def test_with_error_feedback_each_offer_names_the_applied_one_whose_rounding_it_makes_good() -> None:
+    sync = replace(streaming(SyncSettings(every=6, fragments=3, overlap=1), 2), codec="int4", error_feedback=True)
+    for track in tape_of(sync, lockstep(2), steps=18).tracks:
+        sent = [(event.seq, event.since) for event in track.events if event.kind == "sent"]
+        assert sent == [(seq, None if seq < 3 else seq - 3) for seq in range(9)]
+
+
 def test_failing_learners_lose_steps_and_slices_and_still_merge() -> None:
     pacings = failing(learners=4, chips=1_200_000, seed=3, horizon_steps=200)
     sync = decoupled(SyncSettings(every=24, fragments=12, overlap=2, quorum=1))
@@ -146,6 +155,31 @@ def test_every_learner_reads_its_shard_in_order_and_all_stop_at_the_budget(mixin
             range(sum(e.kind == "sent" for e in track.events))
         )
     assert tape.run.settings.train.tokens == tape.merges[-1].tokens <= processed
+
+
+def test_offers_that_no_merge_uses_get_their_fate() -> None:
+    """Under failures many offers come too late: without a fate each would block its fragment for its learner."""
+    pacings = failing(8, 1_200_000, seed=0, horizon_steps=800)
+    run = make_run(decoupled(SyncSettings(every=6, fragments=4)), pacings)
+    fleet = Fleet(run, pacings, 400 * BATCH * 8)
+    fleet.make_tape()
+    waiting = [len(book.outstanding) for learner in fleet.learners for book in learner.progress.books]
+    assert max(waiting) <= 2 and sum(waiting) < len(waiting), "at most what is in flight at the end"
+    assert fleet.syncer.state.offers_refused > 0
+
+
+def test_a_fleet_that_cannot_go_on_says_so() -> None:
+    """Two are needed, and one of them leaves for good after 20 steps."""
+    pacings = (Pacing(1.0, 0.5, 0.5), Pacing(1.0, 0.5, 0.5, spells=(Spell(0.0, 1.0), Spell(20.0, 0.0))))
+    sync = replace(decoupled(SyncSettings(every=6, fragments=3)), quorum=2)
+    with pytest.raises(RunFailedError, match="nobody can go on"):
+        tape_of(sync, pacings, steps=400)
+
+
+def test_adaptive_mixing_needs_deltas_that_nobody_has_here() -> None:
+    sync = decoupled(SyncSettings(every=8, fragments=4, mixing="adaptive"))
+    with pytest.raises(UsageError, match="adaptive"):
+        tape_of(sync, nearly_equal(2), steps=8)
 
 
 def test_the_same_arguments_give_the_same_tape() -> None:

@@ -1,0 +1,147 @@
+"""Runs with real threads and real timing: learners of different speeds, a store that answers late, a learner that dies
+and comes back. What such a run did depends on chance; what its tape says of it must not."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from diloco_cli.clock import sleep_s
+from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.learner.exchange import Exchange
+from diloco_cli.learner.inner import restore_inner_state
+from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.learner.replica import Replica
+from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.driver import perform
+from diloco_cli.protocol.joining import join
+from diloco_cli.protocol.keys import FORMAT_KEY
+from diloco_cli.protocol.progress import Progress
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.wire import encode
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Created, Exists
+from diloco_cli.tasks.build import Batch, Data, build_data, build_model
+from tests.numerics.harness import CLOCK, claim, make_run, serve
+
+STEP_S = 0.002
+
+
+class LateStore(MemoryStore):
+    """Every answer takes up to `late_s`, drawn anew each time."""
+
+    def __init__(self, late_s: float, seed: int) -> None:
+        super().__init__()
+        self._late_s, self._random = late_s, random.Random(seed)
+
+    def get(self, key: str) -> bytes | None:
+        sleep_s(self._random.random() * self._late_s)
+        return super().get(key)
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        sleep_s(self._random.random() * self._late_s)
+        return super().create(key, data)
+
+
+@dataclass
+class SlowData:
+    """The run's data; a batch takes its time."""
+
+    data: Data
+    step_s: float
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
+        sleep_s(self.step_s)
+        return self.data.batch(shard, num_shards, position, batch_tokens)
+
+    def held_out(self, num_sequences: int):  # type: ignore[no-untyped-def]
+        return self.data.held_out(num_sequences)
+
+
+@dataclass
+class Chance:
+    """What differs from run to run. `dies_after`: so many steps the first incarnation of the first learner
+    makes, and some more until its moments are saved."""
+
+    late_s: float = 0.0
+    seed: int = 0
+    dies_after: int | None = None
+    failures: list[BaseException] = field(default_factory=list)
+
+
+def live_format(
+    sync: SyncSettings, rounds: int = 10, inner: InnerSettings | None = None, learners: int = 3
+) -> RunFormat:
+    """Three learners whose steps take 1, 1.5 and 2 times as long."""
+    inner = inner or InnerSettings(lr=1e-2, warmup_steps=8, save_every=1)
+    run = make_run(learners, rounds, sync, OuterSettings(), inner)
+    return replace(run, settings=replace(run.settings, sync=replace(sync, skip_after_s=600.0)))
+
+
+def run_live(run: RunFormat, chance: Chance) -> MemoryStore:
+    """Train to the end; returns the bucket."""
+    store = LateStore(chance.late_s, chance.seed)
+    store.create(FORMAT_KEY, encode(run))
+    threads = [_thread(chance, serve, run, store)]
+    for index, island in enumerate(run.islands):
+        dies_after = chance.dies_after if index == 0 else None
+        threads.append(_thread(chance, _live_learner, run, store, island.name, index, dies_after))
+    for thread in threads:
+        thread.join(60)
+    if chance.failures:
+        raise chance.failures[0]
+    assert not any(thread.is_alive() for thread in threads), "the run did not end"
+    return store
+
+
+def _thread(chance: Chance, work: Callable[..., None], *arguments: object) -> threading.Thread:
+    def guarded() -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:
+            chance.failures.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    return thread
+
+
+def _live_learner(run: RunFormat, store: MemoryStore, name: str, index: int, dies_after: int | None) -> None:
+    _live_incarnation(run, store, name, index, dies_after)
+    if dies_after is not None:
+        _live_incarnation(run, store, name, index, None)
+
+
+def _live_incarnation(run: RunFormat, store: MemoryStore, name: str, index: int, dies_after: int | None) -> None:
+    joined = perform(join(run, name, claim()), store, CLOCK)
+    progress = Progress(run, name, joined.incarnation, joined.state, joined.data_start)
+    exchange = Exchange(run, progress, joined.state, store, CLOCK, lambda: LearnerBeat("", 1, 0, 0, 0, 0.0, 0))
+    data = SlowData(build_data(run.settings), STEP_S * (1 + index / 2))
+    replica = Replica(run.settings, build_model(run.settings), data, index, len(run.islands))
+    dead = _death(progress, exchange, dies_after) if dies_after is not None else lambda: False
+    trainer = Trainer(run, progress, exchange, replica, dead, Facts())
+    for arrival in exchange.load_all():
+        trainer.adopt(arrival)
+    if joined.inner is not None:
+        assert restore_inner_state(replica.model, replica.optimizer, store.get(joined.inner) or b"")
+        exchange.inner = joined.inner
+    trainer.moments_lost = joined.data_start > 0 and joined.inner is None
+    exchange.start()
+    try:
+        trainer.train()
+    finally:
+        exchange.close(5.0)
+
+
+def _death(progress: Progress, exchange: Exchange, after_steps: int) -> Callable[[], bool]:
+    """Dead after so many steps, and after an offer that names saved moments for the successor."""
+    last: list[int] = []
+
+    def dead() -> bool:
+        if exchange.inner is not None and progress.steps >= after_steps and not last:
+            last.append(progress.next_seq)
+        return bool(last) and progress.next_seq > last[0]
+
+    return dead

@@ -1,0 +1,161 @@
+"""What a learner does with a merged fragment: by hand, and against a reference for any H, P, tau and mixing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from diloco_cli.config.impossible import longest_overlap
+from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.learner.adoption import mixed
+from diloco_cli.learner.inner import build_optimizer
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.syncer.replay import Replayer
+from diloco_cli.tasks.build import build_model
+from tests.numerics.harness import flat, make_run, run_to_end, versions
+from tests.numerics.test_identities import CONSTANT, assert_close, inner_step
+
+BY_TWO = InnerSettings(name="sgd", lr=1.0, warmup_steps=0, schedule="constant", weight_decay=0.0, clip_norm=0.0)
+
+# Two fragments, a and b, of one number each, both 0 at first. Every inner step subtracts 2 from both. H = 6, P = 2: a
+# slot lasts 3 steps; a is sent after steps 3, 9, 15, b after steps 6, 12, 18. One learner, outer SGD with lr 2:
+#
+#     delta = base - own        merged = base - 2 * delta        own := alpha * own + (1 - alpha) * merged
+#
+# where base is the merged value adopted last, 0 at first. tau is in slots: 0 adopts right after sending, 1 three steps
+# (so 6 less) later. Written below: own at the send | merged | own before -> after adoption, for the first three sends.
+#
+# tau = 0, alpha = 0      a:   -6 | -12 |  -6 -> -12      -24 | -36 | -24 -> -36      -48 | -60
+#                         b:  -12 | -24 | -12 -> -24      -36 | -48 | -36 -> -48      -60 | -72
+# tau = 0, alpha = 1/2    a:   -6 | -12 |  -6 -> -9       -21 | -30 | -21 -> -25.5    -37.5 | -45
+#                         b:  -12 | -24 | -12 -> -18      -30 | -36 | -30 -> -33      -45 | -54
+# tau = 0, alpha = 1      a:   -6 | -12 |  -6 -> -6       -18 | -24 | -18 -> -18      -30 | -36
+#                         b:  -12 | -24 | -12 -> -12      -24 | -24 | -24 -> -24      -36 | -48
+# tau = 1, alpha = 0      a:   -6 | -12 | -12 -> -12      -18 | -24 | -24 -> -24      -30 | -36
+#                         b:  -12 | -24 | -18 -> -24      -30 | -36 | -36 -> -36      -42 | -48
+# tau = 1, alpha = 1/2    a:   as alpha = 0: own and merged are equal at every adoption
+#                         b:  -12 | -24 | -18 -> -21      -27 | -30 | -33 -> -31.5    -37.5 | -45
+# tau = 1, alpha = 1      a:   as alpha = 0
+#                         b:  -12 | -24 | -18 -> -18      -24 | -24 | -30 -> -30      -36 | -48
+BY_HAND = [
+    (0, 0.0, [-12.0, -36.0, -60.0], [-24.0, -48.0, -72.0]),
+    (0, 0.5, [-12.0, -30.0, -45.0], [-24.0, -36.0, -54.0]),
+    (0, 1.0, [-12.0, -24.0, -36.0], [-24.0, -24.0, -48.0]),
+    (1, 0.0, [-12.0, -24.0, -36.0], [-24.0, -36.0, -48.0]),
+    (1, 0.5, [-12.0, -24.0, -36.0], [-24.0, -30.0, -45.0]),
+    (1, 1.0, [-12.0, -24.0, -36.0], [-24.0, -24.0, -48.0]),
+]
+# Rebasing, own := merged + (own - own at the send), brings back what a flight of one slot would cost:
+#
+# tau = 1, rebase         a:   -6 | -12 | -12 -> -18      -24 | -36 | -30 -> -42      -48 | -60
+#                         b:  -12 | -24 | -18 -> -30      -36 | -48 | -42 -> -54      -60 | -72
+REBASED = ([-12.0, -36.0, -60.0], [-24.0, -48.0, -72.0])
+
+
+def first_merges(tau: int, **mixing: object) -> tuple[list[float], list[float]]:
+    """The first three merged values of a and of b, by the product's own learner and syncer."""
+    schedule = {"every": 6, "fragments": 2, "overlap": tau, "merge": "avg", "adoption": "at_tau"}
+    sync = SyncSettings(**schedule, **mixing)  # type: ignore[arg-type]
+    run = make_run(1, 4, sync, OuterSettings("sgd", 2.0, 0.0), BY_TWO, "two_scalars")
+    assert [[t.name for t in fragment.tensors] for fragment in run.layout.fragments] == [["a"], ["b"]]
+    store, _ = run_to_end(run)
+    assert Replayer(store, run).replay().ok
+    a, b = ([float(value) for value in versions(run, store, fragment)][:3] for fragment in (0, 1))
+    return a, b
+
+
+@pytest.mark.parametrize(("tau", "alpha", "a", "b"), BY_HAND)
+def test_delay_and_mix_by_hand(tau: int, alpha: float, a: list[float], b: list[float]) -> None:
+    assert first_merges(tau, mixing="blend", blend=alpha) == (a, b)
+
+
+@pytest.mark.parametrize("tau", [0, 1])
+def test_replacement_is_a_blend_of_nothing(tau: int) -> None:
+    (expected,) = [(a, b) for delay, alpha, a, b in BY_HAND if (delay, alpha) == (tau, 0.0)]
+    assert first_merges(tau, mixing="replace") == expected
+
+
+@pytest.mark.parametrize("tau", [0, 1])
+def test_rebasing_by_hand(tau: int) -> None:
+    assert first_merges(tau, mixing="rebase") == REBASED
+
+
+def reference(run: RunFormat, slots: int) -> torch.Tensor:
+    """Streaming DiLoCo with a delay and a mixing, written anew: slot k is due when t * P >= (k + 1) * H, is sent then,
+    and adopted when slot k + tau has been sent."""
+    sync, fragments = run.settings.sync, run.layout.fragments
+    assert sync.overlap != "auto"
+    models = [build_model(run.settings) for _ in run.islands]
+    optimizers = [build_optimizer(model, run.settings.train.inner) for model in models]
+    own = [dict(model.named_parameters()) for model in models]
+    outer = {name: torch.nn.Parameter(value.detach().clone()) for name, value in own[0].items()}
+    lr, momentum = run.settings.outer.lr, run.settings.outer.momentum
+    descent = torch.optim.SGD(outer.values(), lr=lr, momentum=momentum, nesterov=True)
+    sent: list[list[dict[str, torch.Tensor]]] = []
+    merged: list[dict[str, torch.Tensor]] = []
+    adopted = steps = 0
+    while len(merged) < slots:
+        for shard, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            inner_step(run, model, optimizer, shard, steps)
+        steps += 1
+        while (len(merged) + 1) * sync.every <= steps * len(fragments) and len(merged) < slots:
+            names = [tensor.name for tensor in fragments[len(merged) % len(fragments)].tensors]
+            sent.append([{name: values[name].detach().clone() for name in names} for values in own])
+            descent.zero_grad()
+            for name in names:
+                outer[name].grad = torch.stack([outer[name].detach() - values[name].detach() for values in own]).mean(0)
+            descent.step()
+            merged.append({name: outer[name].detach().clone() for name in names})
+        while adopted + sync.overlap < len(merged):
+            for before, values in zip(sent[adopted], own, strict=True):
+                for name, value in merged[adopted].items():
+                    kept = {"replace": 0.0, "blend": sync.blend, "rebase": 1.0}[sync.mixing]
+                    gone = before[name] if sync.mixing == "rebase" else value
+                    values[name].data.copy_(value + kept * (values[name].detach() - gone))
+            adopted += 1
+    return flat(run, {name: value.detach() for name, value in outer.items()})
+
+
+@settings(max_examples=14, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(st.data())
+def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
+    """H divisible by P or not, H < P, every tau below P, several fragments in flight, every mixing."""
+    fragments = data.draw(st.integers(1, 4), "P")
+    every = data.draw(st.integers(1, 9), "H")
+    overlap = data.draw(st.integers(0, longest_overlap(every, fragments)), "tau")
+    learners = data.draw(st.integers(1, 3), "M")
+    mixing = data.draw(st.sampled_from(["replace", "blend", "rebase"]), "mixing")
+    blend = data.draw(st.sampled_from([0.25, 0.5, 1.0]), "alpha")
+    sync = SyncSettings(
+        every=every, fragments=fragments, overlap=overlap, quorum=learners, merge="avg", adoption="at_tau",
+        mixing=mixing, blend=blend, embedding_merge="avg",
+    )  # fmt: skip
+    run = make_run(learners, 3, sync, OuterSettings("nesterov", 0.7, 0.5), CONSTANT)
+    assert run.num_fragments == fragments
+    store, found = run_to_end(run)
+    replay = Replayer(store, run).replay()
+    assert replay.ok and replay.merges >= 2 * fragments
+    assert_close(flat(run, found), reference(run, replay.merges))
+
+
+def test_another_delay_or_another_mixing_gives_other_parameters() -> None:
+    """The comparison above can fail."""
+    sync = {"every": 6, "fragments": 3, "quorum": 2, "merge": "avg", "adoption": "at_tau"}
+    outer = OuterSettings("nesterov", 0.7, 0.5)
+    base = make_run(2, 3, SyncSettings(overlap=1, mixing="replace", **sync), outer, CONSTANT)  # type: ignore[arg-type]
+    for change in ({"overlap": 2}, {"mixing": "rebase"}, {"mixing": "blend"}):
+        changed = SyncSettings(**{"overlap": 1, **sync, **change})  # type: ignore[arg-type]
+        other = make_run(2, 3, changed, outer, CONSTANT)
+        assert torch.linalg.vector_norm(reference(base, 9) - reference(other, 9)) > 1e-4
+
+
+def test_the_arithmetic_of_adoption_is_exact_at_its_ends() -> None:
+    merged, own, sent = torch.tensor([0.1, -3.0]), torch.tensor([0.7, 5.0]), torch.tensor([0.3, 4.0])
+    assert mixed("replace", merged, own, None) is merged
+    assert torch.equal(mixed("blend", merged, own, None, 0.0), merged)
+    assert torch.equal(mixed("blend", merged, own, None, 1.0), own)
+    assert torch.equal(mixed("blend", torch.tensor([4.0]), torch.tensor([8.0]), None, 0.25), torch.tensor([5.0]))
+    assert torch.equal(mixed("rebase", merged, own, own), merged)
+    assert torch.equal(mixed("rebase", merged, own, sent), merged + (own - sent))

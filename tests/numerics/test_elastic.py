@@ -1,0 +1,112 @@
+"""An island joins a real run half way, trains, and leaves: everything adds up, and the log replays bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from diloco_cli.clock import sleep_s, utc_now_text
+from diloco_cli.config.settings import DataSettings, OuterSettings, SyncSettings
+from diloco_cli.protocol.driver import perform
+from diloco_cli.protocol.keys import FORMAT_KEY
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.membership import enter
+from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.protocol.requests import ask_to_stop
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.randomness import nonce
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.syncer.replay import Replayer
+from tests.numerics.harness import CLOCK, commits, learn, make_run, serve, train, trainer_of
+from tests.numerics.test_identities import CONSTANT
+from tests.numerics.tiny import ROWS
+
+GUEST = Island("guest", "elsewhere", 2 * ROWS, 1, 0.0, 0.0)
+
+
+class Party:
+    """A run of two islands in threads, with data shards for four."""
+
+    def __init__(self, rounds: int) -> None:
+        run = make_run(2, rounds, SyncSettings(every=6, fragments=3), OuterSettings("nesterov", 0.5, 0.5), CONSTANT)
+        data = replace(run.settings.data, shards=4)
+        assert isinstance(data, DataSettings)
+        self.run: RunFormat = replace(run, settings=replace(run.settings, data=data))
+        self.store = MemoryStore()
+        self.store.create(FORMAT_KEY, encode(self.run))
+        self.threads: list[threading.Thread] = []
+        self.failures: list[BaseException] = []
+
+    def start(self, work, *arguments) -> threading.Thread:  # type: ignore[no-untyped-def]
+        def guarded() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:
+                self.failures.append(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        return thread
+
+    def guest(self, stop: threading.Event) -> None:
+        run = perform(enter(self.run, GUEST, nonce(), utc_now_text()), self.store, CLOCK)
+        train(trainer_of(run, self.store, "guest", stop.is_set))
+
+    def state(self) -> RunState:
+        return perform(read_log(self.run), self.store, CLOCK)
+
+    def wait_for(self, reached) -> RunState:  # type: ignore[no-untyped-def]
+        for _ in range(1500):
+            if self.failures:
+                raise self.failures[0]
+            if reached(state := self.state()):
+                return state
+            sleep_s(0.01)
+        raise AssertionError("not reached in 15 s")
+
+    def stop(self) -> RunState:
+        perform(ask_to_stop(self.state(), nonce(), utc_now_text(), "enough"), self.store, CLOCK)
+        for thread in self.threads:
+            thread.join(60)
+        assert not self.failures and not any(thread.is_alive() for thread in self.threads), self.failures
+        return self.state()
+
+
+def test_an_island_joins_half_way_works_and_leaves_and_the_log_replays() -> None:
+    party, leave = Party(rounds=10_000), threading.Event()
+    party.start(serve, party.run, party.store)
+    for name in ("l0", "l1"):
+        party.start(learn, party.run, party.store, name)
+    party.wait_for(lambda state: state.merges >= 12)
+    guest = party.start(party.guest, leave)
+    party.wait_for(lambda state: state.learner("guest").merges >= 10)
+    leave.set()
+    guest.join(30)
+    left = party.state()
+    assert not guest.is_alive() and left.phase == "RUNNING", "it waited for the end of the run instead of leaving"
+    state = party.stop()
+    replay = Replayer(party.store, party.run).replay()
+    assert replay.ok, replay.mismatches
+    known = state.learner("guest")
+    inputs = [item for commit in commits(party.run, party.store) for item in commit.inputs if item.learner == "guest"]
+    assert known.merges == len(inputs) >= 10 and known == left.learner("guest")
+    assert all(item.tokens == 2 * ROWS * item.steps for item in inputs)
+    assert sum(learner.token_parameters for learner in state.learners.values()) == state.token_parameters
+    assert replay.tokens == state.tokens(party.run.layout)
+    published = party.store.list("offer/guest/", limit=100_000)
+    assert known.merges + known.refused == len(published) == known.next_seq, "every offer has its fate"
+
+
+def test_a_verifier_finds_an_island_that_nobody_admitted() -> None:
+    """The same log without its membership commit's island: the replay must object."""
+    party = Party(rounds=10_000)
+    party.start(serve, party.run, party.store)
+    party.start(party.guest, threading.Event())
+    party.wait_for(lambda state: state.learner("guest").merges >= 2)
+    party.stop()
+    assert Replayer(party.store, party.run).replay().ok
+    full = replace(party.run, settings=replace(party.run.settings, data=replace(party.run.settings.data, shards=2)))
+    found = Replayer(party.store, full).replay()
+    assert not found.ok and any("2 shards" in text for text in found.mismatches)

@@ -1,0 +1,75 @@
+"""A delta that shows only in the merge what it is: it gets its fate, and the merge is made without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from diloco_cli.protocol.ports import Merged, Refused
+from diloco_cli.protocol.records import Offer, RunFormat
+from tests.simulation import toy
+from tests.simulation.sweeps import check
+from tests.simulation.toy import Fleet, ToyArithmetic, make_run
+
+Unfit = Callable[[Offer], bool]
+
+
+class Delta(int):
+    """A toy delta that remembers its offer."""
+
+    offer: Offer
+
+
+class LateArithmetic(ToyArithmetic):
+    """Finds out about unfit deltas while it merges, as one does that checks published norms."""
+
+    unfit: Unfit
+    attempts: list[tuple[str, ...]]
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> int | str:
+        found = super().read_delta(offer, payload, decoded_base)
+        assert isinstance(found, int)
+        delta = Delta(found)
+        delta.offer = offer
+        return delta
+
+    def merge(self, fragment: int, deltas: list[tuple[int, float]]) -> Merged | Refused:  # type: ignore[override]
+        offers = [delta.offer for delta, _ in deltas if isinstance(delta, Delta)]
+        self.attempts.append(tuple(offer.learner for offer in offers))
+        unfit = {place: "bad_norms" for place, offer in enumerate(offers) if self.unfit(offer)}
+        return Refused(unfit) if unfit else super().merge(fragment, deltas)
+
+
+def finished(monkeypatch: pytest.MonkeyPatch, run: RunFormat, unfit: Unfit) -> tuple[Fleet, list[tuple[str, ...]]]:
+    LateArithmetic.unfit, LateArithmetic.attempts = staticmethod(unfit), []
+    monkeypatch.setattr(toy, "ToyArithmetic", LateArithmetic)
+    fleet = Fleet(run).start()
+    fleet.finish()
+    assert fleet.errors() == []
+    return fleet, LateArithmetic.attempts
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_the_merge_is_made_without_it_by_whoever_is_left(monkeypatch: pytest.MonkeyPatch, quorum: int) -> None:
+    run = make_run(learners=3, quorum=quorum)
+    fleet, attempts = finished(monkeypatch, run, lambda offer: offer.learner == "l1" and offer.seq < 4)
+    fated = check(fleet).fated
+    late = [fate for (learner, _, seq), fate in sorted(fated.items()) if learner == "l1" and seq < 4]
+    assert late == ["bad_norms"] * 4 and "bad_norms" not in {fated[key] for key in fated if key[0] != "l1"}
+    refused = next(index for index, names in enumerate(attempts) if "l1" in names)
+    assert attempts[refused + 1] == tuple(name for name in attempts[refused] if name != "l1")
+    assert any("l1" in names for names in attempts[refused + 8 :]), "later it takes part"
+
+
+def test_where_the_quorum_is_gone_the_slot_waits_for_the_next_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(learners=2, quorum=2)
+    fleet, attempts = finished(monkeypatch, run, lambda offer: (offer.learner, offer.seq) == ("l1", 0))
+    assert check(fleet).fated["l1", 1, 0] == "bad_norms"
+    assert set(attempts) == {("l0", "l1")}, "never with one alone"
+
+
+def test_one_that_is_always_unfit_never_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, _ = finished(monkeypatch, make_run(learners=2), lambda offer: offer.learner == "l1")
+    applied = {key[0] for key, fate in check(fleet).fated.items() if fate == "applied"}
+    assert applied == {"l0"}
