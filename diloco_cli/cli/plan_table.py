@@ -46,6 +46,7 @@ COLUMNS = (
     Column("idle", lambda i: f"{i.idle_percent:.0f}%", 5),
     Column("up Mbps", lambda i: _of(i.up_mbps_needed, i.up_mbps_available), 3),
     Column("down", lambda i: _of(i.down_mbps_needed, i.down_mbps_available), 6),
+    Column("sent", lambda i: f"{i.sent_mbps:.3g}", 10),
     Column("transfer", lambda i: f"{i.transfer_s:.3g}/{format_duration(max(0.0, i.transfer_window_s))}", 9),
     Column("GB", lambda i: _of(i.memory_gb_needed, i.memory_gb_available), 7),
     Column("sharding", lambda i: i.sharding, 10, left=True),

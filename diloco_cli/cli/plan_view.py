@@ -1,7 +1,7 @@
 """A plan for people: verdict, islands, schedule, waterfall, money, warnings, what else, what it rests on.
 
-Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. 80 columns are enough; a
-wider terminal shows more columns of the table.
+Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. 80 columns are enough for
+all but the table of islands: it shows what the terminal (or COLUMNS) has room for, and in a pipe every column.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from diloco_cli.cli.plan_table import islands_table
-from diloco_cli.units import format_count, format_duration, format_size
+from diloco_cli.environment import environment_value
+from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
 
 COLUMNS = 80
-MOST_COLUMNS = 160
+UNLIMITED = 10**6
 BAR_COLUMNS = 24
 MOST_FITS = 4  # lines about memory
 MOST_LISTED = 12  # entries of a list before the rest is counted
@@ -56,10 +57,11 @@ def verdict_text(plan: Plan) -> str:
 
 
 def table_columns() -> int:
-    """The terminal's width, within reason; in a pipe, what every terminal has."""
-    if not sys.stdout.isatty():
-        return COLUMNS
-    return min(MOST_COLUMNS, max(COLUMNS, shutil.get_terminal_size().columns))
+    """What COLUMNS says, else the terminal's width; in a pipe no column is dropped."""
+    wanted = environment_value("COLUMNS") or ""
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
 
 
 def _short(names: Sequence[str]) -> str:
@@ -112,9 +114,22 @@ def _memory(plan: Plan) -> list[str]:
     for text, names in list(groups.items())[:MOST_FITS]:
         lines += _labelled("memory", f"{_short(names)}: {text}")
     host, needs = format_size(max(i.host_memory_gb_needed for i in plan.islands) * GB), plan.syncer
-    links = f"{needs.down_mbps:.0f} Mbps down, {needs.up_mbps:.0f} up"
+    links = f"{format_bandwidth(needs.down_mbps * 1e6)} down, {format_bandwidth(needs.up_mbps * 1e6)} up"
     syncer = f"{format_size(needs.memory_gb * GB)}, {links}, {needs.merge_percent:.0f} % of its time merging"
-    return [*lines, *_labelled("hosts", f"{host} for a learner's exchange; the syncer: {syncer}")]
+    kept = "for a learner's exchange and the moments it saves"
+    return [*lines, *_labelled("hosts", f"{host} {kept}; the syncer: {syncer}"), *_labelled("disk", _disk(plan))]
+
+
+def _disk(plan: Plan) -> str:
+    """Learners keep nothing on disk but logs; a store in a folder is on somebody's disk."""
+    learner = "a learner needs none but for logs and its data"
+    url = plan.inventory.store.url
+    if "://" in url and not url.startswith("file://"):
+        return f"{learner}; everything else is in {url}"
+    growth = (
+        f"{format_size(plan.money.storage_gb_per_day * GB)}/day to {format_size(plan.money.storage_gb_at_end * GB)}"
+    )
+    return f"{learner}; where the folder of the store is, {growth}"
 
 
 def _waterfall(plan: Plan) -> list[str]:

@@ -28,10 +28,11 @@ def alternatives(plan: Plan, make: Callable[[RunSettings], Plan]) -> tuple[Alter
     changes = _changes(plan) if few else _changes(plan)[:2]
     found = [_variant(plan, name, sync, price, make) for name, sync, price in changes]
     rate = plan.prediction.synchronous_tokens_per_s
-    share = 100 * rate / plan.prediction.tokens_per_s
-    reason = f"{share:.3g} % of this plan: every step waits for the slowest link and for whoever is away"
+    p = plan.prediction
+    shares = f"{100 * p.synchronous_goodput:.1f} % of ideal against {100 * p.goodput:.1f} %"
+    reason = f"{shares}: every step waits for the slowest link and for whoever is away"
     if len(plan.islands) == 1:
-        reason = f"{share:.3g} % of this plan: a single island has nobody to exchange with"
+        reason = f"{shares}: a single island has nobody to exchange with"
     days = plan.prediction.synchronous_days_to_target
     total = days * 24 * plan.money.accelerators_per_h
     return (*found, Alternative("synchronous data-parallel", rate, reason, total))

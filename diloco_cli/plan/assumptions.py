@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings
-from diloco_cli.plan.candidates import Candidate
+from diloco_cli.plan.candidates import Candidate, leaves_its_region
 from diloco_cli.plan.goodput import GUESSED_RESTART_S
 from diloco_cli.plan.link import GUESSED_RTT_S
 from diloco_cli.plan.model_facts import ModelFacts
@@ -35,6 +35,7 @@ def assumptions(
             f"requests {1e6 * CLASS_A_PRICE:g} a million writes, {1e6 * CLASS_B_PRICE:g} a million reads;"
             f" storage {30 * STORAGE_PRICE:g} per GB and month, nothing deleted during the run"
         )
+        guesses.append(_downloads(islands, inventory))
     return (*_speeds(kept), *_sharing(kept, inventory), *(Assumption(text, "guessed") for text in guesses if text))
 
 
@@ -78,6 +79,14 @@ def _of_the_inventory(islands: Sequence[IslandSettings]) -> list[str]:
             (i for i in islands if i.mtbf_s is not None and i.restart_s is None),
         ),
     ]
+
+
+def _downloads(islands: Sequence[IslandSettings], inventory: Inventory) -> str:
+    """What the bucket's side charges for what leaves its region is in no inventory."""
+    return _about(
+        "downloads out of the store's region are not charged here; the store's provider may (0.02 to 0.12 per GB)",
+        (island for island in islands if leaves_its_region(island, inventory)),
+    )
 
 
 def _of_the_model(run: RunSettings, model: ModelFacts) -> list[str]:

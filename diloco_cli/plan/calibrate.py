@@ -26,8 +26,8 @@ class MeasuredIsland:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a bucket tells. `wall_s` from the first commit to the last; `steady_*` from the first merge on, without the
-    time that processes need to start."""
+    """What a bucket tells. `wall_s` from the first commit to the last; `steady_tokens_per_s` from the first merge on,
+    without the time that processes need to start; None: not known."""
 
     name: str
     wall_s: float
@@ -35,6 +35,11 @@ class MeasuredRun:
     steady_tokens_per_s: float | None
     requests: int
     islands: tuple[MeasuredIsland, ...]
+
+    @property
+    def steady_s(self) -> float:
+        """As long as all its tokens took at the steady rate: what its bytes are divided by, as bytes go with merges."""
+        return self.tokens / self.steady_tokens_per_s if self.steady_tokens_per_s else self.wall_s
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,14 @@ def calibrate(plan: Plan, run: MeasuredRun) -> Calibration:
 def _fleet_rows(plan: Plan, run: MeasuredRun) -> list[Row]:
     p = plan.prediction
     rate = run.tokens / run.wall_s
+    steady_percent = None if run.steady_tokens_per_s is None else 100 * run.steady_tokens_per_s / p.tokens_per_s_ideal
     steady = "from the first merge on: processes need time to start, which a long run does not notice"
     requests = (plan.money.class_a_per_day + plan.money.class_b_per_day) / DAY_S
     return [
         _row("merged tokens/s", p.tokens_per_s, rate),
         _row("merged tokens/s, steady", p.tokens_per_s, run.steady_tokens_per_s, steady),
         _row("goodput, percent", 100 * p.goodput, 100 * rate / p.tokens_per_s_ideal),
+        _row("goodput, percent, steady", 100 * p.goodput, steady_percent, steady),
         _row("wall time, s", run.tokens / p.tokens_per_s, run.wall_s),
         _row("requests/s", requests, run.requests / run.wall_s),
     ]
@@ -92,8 +99,8 @@ def _island_rows(planned: PlannedIsland, measured: dict[str, MeasuredIsland], ru
     up, down = (1e6 / 8 * mbps for mbps in (planned.sent_mbps, planned.down_mbps_needed))
     return [
         _row(f"{planned.name}: tokens/s", planned.tokens_per_s, island.tokens_per_s),
-        _row(f"{planned.name}: bytes/s up", up, island.up_bytes / run.wall_s),
-        _row(f"{planned.name}: bytes/s down", down, island.down_bytes / run.wall_s),
+        _row(f"{planned.name}: bytes/s up", up, island.up_bytes / run.steady_s),
+        _row(f"{planned.name}: bytes/s down", down, island.down_bytes / run.steady_s),
     ]
 
 

@@ -14,13 +14,14 @@ from diloco_cli.plan.link import Need
 from diloco_cli.plan.memory import Fit, memory_fit
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.sharing import shares_of_the_local_machine
-from diloco_cli.plan.speed import Speed, island_speed, num_devices
+from diloco_cli.plan.speed import Speed, computes_in_half, island_speed, num_devices
 
 
 @dataclass(frozen=True)
 class Candidate:
     """An island with what does not depend on the others. `busy` is the share of its accelerators that a batch of whole
-    sequences keeps busy; `share` what others on the same machine leave of its speed."""
+    sequences keeps busy; `share` what others on the same machine leave of its speed; `egress_per_gb` what it pays for
+    what it sends."""
 
     island: IslandSettings
     speed: Speed
@@ -31,14 +32,15 @@ class Candidate:
     step_s: float
     busy: float = 1.0
     share: float = 1.0
+    egress_per_gb: float = 0.0
 
-    def carries(self, need: Need, round_s: float) -> bool:
+    def carries(self, load: Need, round_s: float) -> bool:
         """Whether its link carries a round's bytes in a round (or in its own step, if that is longer)."""
-        return need.shortest_round_s(self.island.link) <= max(round_s, self.step_s)
+        return load.shortest_round_s(self.island.link) <= max(round_s, self.step_s)
 
-    def least_every(self, need: Need, fastest_step_s: float) -> int:
+    def least_every(self, load: Need, fastest_step_s: float) -> int:
         """The smallest H at which its link carries the round; 1 if any does."""
-        shortest_s = need.shortest_round_s(self.island.link)
+        shortest_s = load.shortest_round_s(self.island.link)
         if shortest_s <= self.step_s:
             return 1
         return max(1, math.ceil(shortest_s / fastest_step_s * (1 - 1e-12)))
@@ -71,8 +73,10 @@ def _candidate(
     if key not in fits:
         device = find_device(name, inventory.devices)
         num_fragments = min(run.sync.fragments, model.num_tensors)
-        fits[key] = memory_fit(model, count, device.memory_gb, num_fragments, per_node)
-    speed = island_speed(island, inventory, model)
+        fits[key] = memory_fit(
+            model, count, device.memory_gb, num_fragments, per_node, computes_in_half(device, run.train.precision)
+        )
+    speed = island_speed(island, inventory, model, run.train.precision)
     busy, share = _busy(island, batch_tokens // model.sequence), shares.get(island.name, 1.0)
     tokens_per_s = speed.tokens_per_s * busy * share
     return Candidate(
@@ -85,7 +89,19 @@ def _candidate(
         step_s=batch_tokens / tokens_per_s,
         busy=busy,
         share=share,
+        egress_per_gb=egress_per_gb(island, inventory),
     )
+
+
+def egress_per_gb(island: IslandSettings, inventory: Inventory) -> float:
+    """The island's price is of what leaves its region: to a bucket of its own region nothing does."""
+    return island.egress_per_gb if leaves_its_region(island, inventory) else 0.0
+
+
+def leaves_its_region(island: IslandSettings, inventory: Inventory) -> bool:
+    """Whether its bucket is in another region; a region's own bucket is taken to be in that region."""
+    own = inventory.regions.get(island.region)
+    return (own is None or own.store is None) and island.region != inventory.store.region
 
 
 def _busy(island: IslandSettings, sequences: int) -> float:

@@ -11,7 +11,7 @@ from diloco_cli.plan import money
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.explain_island import Explanation, explain_island, short
 from diloco_cli.plan.flow import Fleet, run_fleet
-from diloco_cli.plan.link import CODEC_BITS
+from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
 
@@ -25,7 +25,7 @@ def explain(plan: Plan, most_islands: int | None = None) -> tuple[Explanation, .
     found = [*_model(plan), *_schedule(plan, fleet)]
     for island in plan.islands[:most_islands]:
         found += explain_island(plan, island, by_name[island.name], flows[island.name], fleet)
-    return (*found, *_prediction(plan, fleet), *_syncer(plan), *_money(plan, fleet))
+    return (*found, *_prediction(plan, fleet), *_syncer(plan), *_money(plan), *_bills(plan))
 
 
 def _model(plan: Plan) -> Iterator[Explanation]:
@@ -123,17 +123,23 @@ def _syncer(plan: Plan) -> Iterator[Explanation]:
     formula = "8 N + (islands x bits / 8 + 8 + bits / 8) x largest fragment + 64 MB"
     yield Explanation("syncer", "memory", formula, numbers, plan.syncer.memory_gb, "GB")
     share = f"100 * {short(m.parameters)} * {count} / {short(MERGE_PARAMETERS_PER_S)} / {short(s.round_s)}"
+    state = f"64 * {short(m.parameters)} + {short(m.parameters)} * {down:g}"
+    read = f"({count} * {short(m.parameters)} * {up:g} + {state}) / {short(s.round_s)} / 1e6"
+    formula = "(islands x delta + state + cast) / T: every delta, and both read back"
+    yield Explanation("syncer", "down", formula, read, plan.syncer.down_mbps, "Mbps")
+    written = f"({state}) / {short(s.round_s)} / 1e6"
+    yield Explanation("syncer", "up", "(state + cast) / T", written, plan.syncer.up_mbps, "Mbps")
     yield Explanation(
         "syncer", "merging", "N x islands / parameters merged a second / T", share, plan.syncer.merge_percent, "%"
     )
 
 
-def _money(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
+def _money(plan: Plan) -> Iterator[Explanation]:
     c, round_s, sync, count = plan.money, short(plan.schedule.round_s), plan.run.sync, len(plan.islands)
-    total, days = short(plan.model.parameters), short(plan.prediction.days_to_target)
+    total = short(plan.model.parameters)
     up, down = CODEC_BITS[sync.codec] / 8, CODEC_BITS[sync.broadcast] / 8
     slot, poll = short(plan.schedule.slot_s), short(money.poll_s(plan.schedule.slot_s))
-    saved = short(money.moment_bytes(plan.run))
+    saved = short(moment_bytes(plan.run.train.inner))
     saves = f"{count} / ({plan.run.train.inner.save_every} * {plan.schedule.fragments})"
     rows = [
         (
@@ -165,6 +171,31 @@ def _money(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
             c.storage_gb_per_day,
             "GB/day",
         ),
+    ]
+    yield from (Explanation("money", *row) for row in rows)
+
+
+def _bills(plan: Plan) -> Iterator[Explanation]:
+    """What the amounts cost, until the target is reached."""
+    c, days, growth = plan.money, short(plan.prediction.days_to_target), short(plan.money.storage_gb_per_day)
+    rows = [
+        (
+            "requests",
+            "class A x price + class B x price",
+            f"{short(c.class_a_per_day)} * {short(money.CLASS_A_PRICE)}"
+            f" + {short(c.class_b_per_day)} * {short(money.CLASS_B_PRICE)}",
+            c.requests_per_day,
+            "/day",
+        ),
+        ("storage at the end", "growth x days", f"{growth} * {days}", c.storage_gb_at_end, "GB"),
+        (
+            "storage in all",
+            "growth x days^2 / 2 x price of a GB and day",
+            f"{growth} * {days} * {days} / 2 * {short(money.STORAGE_PRICE)}",
+            c.storage_total,
+            "",
+        ),
+        ("per hour", "money in all / days / 24", f"{short(c.total)} / {days} / 24", c.per_h, "/h"),
         (
             "money in all",
             "days x (24 x price + egress + requests) + storage",

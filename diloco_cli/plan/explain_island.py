@@ -9,10 +9,10 @@ from diloco_cli.config.devices import HOST_DEVICES, find_device
 from diloco_cli.plan import goodput, memory
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_IN_FLIGHT, Fleet, Flow
-from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, ROUND_TRIPS, fragments_of
+from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, MOMENT_BYTES, ROUND_TRIPS, fragments_of
 from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
-from diloco_cli.plan.speed import default_mfu, host_gflops, num_devices, peak_tflops
+from diloco_cli.plan.speed import computes_in_half, default_mfu, host_gflops, num_devices, peak_tflops
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ def explain_island(
     yield _transfer(plan, candidate, flow)
     yield _in_flight(plan, candidate, flow, fleet)
     yield from _memory(plan, candidate)
+    yield _host_memory(plan, island)
     settings = candidate.island
     if settings.mtbf_s is not None:
         numbers = f"{short(settings.mtbf_s)} / ({short(settings.mtbf_s)} + {short(goodput.restart_s(settings))})"
@@ -83,7 +84,7 @@ def _speed(plan: Plan, candidate: Candidate) -> Explanation:
         numbers = f"{num_devices(island)} * {short(host_gflops(device.name, m))} * 1e9 / {short(m.flops_per_token)}"
         formula = "cores x GFLOP/s / FLOPs per token"
     else:
-        tflops, mfu = peak_tflops(device)[0], island.mfu or default_mfu(device)
+        tflops, mfu = peak_tflops(device, plan.run.train.precision)[0], island.mfu or default_mfu(device)
         numbers = f"{num_devices(island)} * {tflops:g} * 1e12 * {mfu:g} / {short(m.flops_per_token)}"
         formula = "n x peak x MFU / FLOPs per token"
     if slower:
@@ -122,14 +123,20 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     shards = num_devices(candidate.island) if fit.sharding.startswith("fsdp") else 1
     over = f" / {shards}" if shards > 1 else ""
     largest = m.largest_fragment(min(plan.run.sync.fragments, m.num_tensors))
-    layer = f"{memory.GATHERED_BYTES} * {short(m.parameters)} / {m.layers} / 1e9"
+    device = find_device(candidate.island.accelerators.name, plan.inventory.devices)
+    each = memory.widths(computes_in_half(device, plan.run.train.precision))
+    layer = f"{each.gathered} * {short(m.parameters)} / {m.layers} / 1e9"
     known = {
         "weights": ("4 N", f"{memory.WEIGHT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "gradients": ("4 N", f"{memory.GRADIENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
-        "moments": ("8 N", f"{memory.MOMENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
-        "activations": ("34 S L d", f"{memory.ACTIVATION_BYTES} * {m.sequence} * {m.layers} * {m.width} / 1e9"),
-        "logits": ("6 S V", f"{memory.LOGIT_BYTES} * {m.sequence} * {short(m.vocabulary)} / 1e9"),
-        "gathered layer": ("6 N / L", layer),
+        "moments": ("8 N", f"{MOMENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
+        "casts": ("2 N", f"{memory.CAST_BYTES} * {short(m.parameters)} / 1e9"),
+        "activations": (
+            f"{each.activations} S L d",
+            f"{each.activations} * {m.sequence} * {m.layers} * {m.width} / 1e9",
+        ),
+        "logits": (f"{each.logits} S V", f"{each.logits} * {m.sequence} * {short(m.vocabulary)} / 1e9"),
+        "gathered layer": (f"{each.gathered} N / L", layer),
         "exchange": ("8 x largest fragment", f"{memory.EXCHANGE_BYTES} * {short(largest)}{over} / 1e9"),
     }
     for part in fit.parts:
@@ -137,6 +144,17 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         yield Explanation(of, f"memory, {part.name}", formula, numbers, part.gb, "GB")
     sizes = " + ".join(short(part.gb) for part in fit.parts)
     yield Explanation(of, "memory", f"the sum, on each accelerator ({fit.sharding})", sizes, fit.needed_gb, "GB")
+
+
+def _host_memory(plan: Plan, island: PlannedIsland) -> Explanation:
+    s, sync, saved = plan.schedule, plan.run.sync, plan.run.train.inner.name == "adamw"
+    up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
+    in_flight = f"(({s.overlap} + 1) * (4 + 4 + {up:g} / 8) + 4 + {down:g} / 8) * {short(s.fragment_parameters)}"
+    whole = f"(4 + {memory.SAVED_BYTES if saved else 0}) * {short(plan.model.parameters)}"
+    formula = "4 N adopted + 16 N while moments are saved + (overlap + 1) x (sent + delta + payload) + one arrival"
+    return Explanation(
+        island.name, "host memory", formula, f"({whole} + {in_flight}) / 1e9", island.host_memory_gb_needed, "GB"
+    )
 
 
 def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow, fleet: Fleet) -> Explanation:
@@ -158,7 +176,8 @@ def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Fl
         at_risk = s.round_s / 2 + hidden
         parts.append((short(candidate.availability), "availability"))
         parts.append((f"{short(settings.mtbf_s)} / ({short(settings.mtbf_s)} + {short(at_risk)})", "kept"))
-    parts.append((short(fleet.quorum_probability), "quorum"))
+    if fleet.stands_still:
+        parts.append((short(fleet.quorum_probability), "quorum"))
     formula = " x ".join(text for _, text in parts)
     numbers = " * ".join(number for number, _ in parts)
     return Explanation(island.name, "predicted", formula, numbers, island.predicted_tokens_per_s, "tokens/s")

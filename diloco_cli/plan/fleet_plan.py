@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import Fleet, Flow
-from diloco_cli.plan.link import CODEC_BITS, MBPS, link_warnings, need_of_round
+from diloco_cli.plan.link import CODEC_BITS, MBPS, link_warnings, load_of_round, need_of_round
 from diloco_cli.plan.memory import host_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.money import DAY_S, GB, costs, up_gb_per_day
+from diloco_cli.plan.money import costs, up_gb_per_day
 from diloco_cli.plan.plan import Goal, LeftOut, Plan, PlannedIsland
 from diloco_cli.plan.prediction import predict, syncer_needs, syncer_warnings
 from diloco_cli.plan.schedule import fragment_offsets, schedule_warnings
-from diloco_cli.plan.speed import num_devices
+from diloco_cli.plan.speed import num_devices, speed_warnings
 
 LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
 IDLE_ACCELERATORS = 0.9  # a batch that keeps less of them busy is worth a warning
@@ -34,7 +34,7 @@ def assemble(
     """The plan of a fleet; `order` of the islands is the inventory's. `missing` islands could have taken part, of the
     `unused` machines none could be formed."""
     pairs = sorted(zip(fleet.kept, fleet.flows, strict=True), key=lambda pair: order[pair[0].island.name])
-    islands = [_planned(candidate, flow, fleet, run, model) for candidate, flow in pairs]
+    islands = [_planned(candidate, flow, fleet, run, inventory, model) for candidate, flow in pairs]
     money, needs = costs(fleet, run, model), syncer_needs(fleet, model)
     warnings = [f"{island.name} is left out: {island.reason}" for island in (*missing, *unused)]
     if fleet.schedule.fragments < run.sync.fragments:
@@ -60,11 +60,14 @@ def assemble(
     )
 
 
-def _planned(candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, model: ModelFacts) -> PlannedIsland:
+def _planned(
+    candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts
+) -> PlannedIsland:
     island, step_s, schedule, sync = candidate.island, candidate.step_s, fleet.schedule, fleet.sync
     own_round_s = flow.local_steps * step_s
     need = need_of_round(model, sync.codec, sync.broadcast)
     need_round_s = max(schedule.round_s, step_s)
+    saved = run.train.inner.name == "adamw"
     bits = (CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast])
     return PlannedIsland(
         name=island.name,
@@ -81,7 +84,7 @@ def _planned(candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, m
         up_mbps_available=_mbps(island.link.up_bps),
         down_mbps_needed=need.down_bps(need_round_s) / MBPS,
         down_mbps_available=_mbps(island.link.down_bps),
-        sent_mbps=up_gb_per_day(fleet, run, model) * GB * 8 / DAY_S / MBPS,
+        sent_mbps=load_of_round(model, sync.codec, sync.broadcast, run.train.inner).up_bps(need_round_s) / MBPS,
         transfer_s=flow.transfer_s,
         transfer_window_s=schedule.overlap * schedule.slot_s - schedule.quorum_s - schedule.merge_s,
         memory_gb_needed=candidate.fit.needed_gb,
@@ -89,19 +92,22 @@ def _planned(candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, m
         fits=candidate.fit.fits,
         sharding=candidate.fit.sharding,
         memory_parts=candidate.fit.parts,
-        host_memory_gb_needed=host_memory_gb(model, schedule.fragment_parameters, schedule.overlap, *bits),
+        host_memory_gb_needed=host_memory_gb(model, schedule.fragment_parameters, schedule.overlap, *bits, saved),
         availability=candidate.availability,
         price_per_h=island.price_per_h,
-        egress_per_day=up_gb_per_day(fleet, run, model) * island.egress_per_gb,
-        predicted_tokens_per_s=flow.after_failures * fleet.quorum_probability,
-        warnings=tuple(_island_warnings(candidate, flow, fleet, model)),
+        egress_per_day=up_gb_per_day(fleet, run, model) * candidate.egress_per_gb,
+        predicted_tokens_per_s=flow.after_failures * fleet.moving,
+        warnings=tuple(_island_warnings(candidate, fleet, run, inventory, model)),
     )
 
 
-def _island_warnings(candidate: Candidate, flow: Flow, fleet: Fleet, model: ModelFacts) -> list[str]:
+def _island_warnings(
+    candidate: Candidate, fleet: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts
+) -> list[str]:
     name, step_s, schedule = candidate.island.name, candidate.step_s, fleet.schedule
-    need = need_of_round(model, fleet.sync.codec, fleet.sync.broadcast)
-    warnings = link_warnings(candidate.island, need, max(schedule.round_s, step_s))
+    load = load_of_round(model, fleet.sync.codec, fleet.sync.broadcast, run.train.inner)
+    warnings = link_warnings(candidate.island, load, max(schedule.round_s, step_s))
+    warnings += speed_warnings(candidate.island, inventory, model, run.train.precision)
     if step_s > LATE_STEP * schedule.round_s:
         rounds = step_s / schedule.round_s
         warnings.append(f"{name}: one step takes {rounds:.1f} rounds; lower its batch_tokens or raise sync.every")

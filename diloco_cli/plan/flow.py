@@ -5,7 +5,12 @@ For island i with step t_i, in a round T = H x fastest step:
     after idle       r_i x min(1, H_i t_i / T)                   H_i = round(T / t_i)
     after link       x slot / (slot + what overlap x slot does not hide of exchange_i)
                      x (1 - in flight_i / T)                     except with `mixing: rebase`, which keeps it
-    after failures   x availability x MTBF / (MTBF + at risk)    at risk = T / 2 + overlap x slot; then x P(quorum)
+    after failures   x availability x MTBF / (MTBF + at risk)    at risk = T / 2 + overlap x slot
+
+A missing quorum is taken to lose no tokens: a learner's next offer of a fragment holds everything since its last
+adoption, and the syncer skips a slot that nobody fills (offers that become too stale meanwhile are not counted). Only
+who waits for merges stands still: `x P(quorum)`, at most, with `adoption: at_tau`, or where slots are skipped later
+than the drift bound lets a learner step on.
 """
 
 from __future__ import annotations
@@ -42,21 +47,28 @@ class Flow:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Islands that take part, fastest step first, under `sync`. `flows[i]` belongs to `kept[i]`."""
+    """Islands that take part, fastest step first, under `sync`. `flows[i]` belongs to `kept[i]`.
+    `stands_still`: learners wait while the quorum is missing."""
 
     kept: tuple[Candidate, ...]
     sync: SyncSettings
     schedule: Schedule
     flows: tuple[Flow, ...]
     quorum_probability: float
+    stands_still: bool = False
     tokens_per_s: float = field(init=False)
     effective_tokens_per_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         total = sum(flow.after_failures for flow in self.flows)
         valued = sum(flow.after_failures * flow.worth for flow in self.flows)
-        object.__setattr__(self, "tokens_per_s", total * self.quorum_probability)
-        object.__setattr__(self, "effective_tokens_per_s", valued * self.quorum_probability)
+        object.__setattr__(self, "tokens_per_s", total * self.moving)
+        object.__setattr__(self, "effective_tokens_per_s", valued * self.moving)
+
+    @property
+    def moving(self) -> float:
+        """Share of the time in which a missing quorum makes nobody wait."""
+        return self.quorum_probability if self.stands_still else 1.0
 
 
 def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
@@ -69,7 +81,12 @@ def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) 
         for c, transfer in zip(kept, transfers, strict=True)
     )
     quorum = goodput.probability_at_least(sync.quorum, [c.availability for c in kept])
-    return Fleet(tuple(kept), sync, schedule, flows, quorum)
+    return Fleet(tuple(kept), sync, schedule, flows, quorum, waits_for_merges(sync, schedule.round_s))
+
+
+def waits_for_merges(sync: SyncSettings, round_s: float) -> bool:
+    """Whether learners stand still while the quorum is missing, instead of stepping on."""
+    return sync.adoption == "at_tau" or sync.skip_after_s > sync.drift_rounds * round_s
 
 
 def _flow(

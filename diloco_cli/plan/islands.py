@@ -21,14 +21,14 @@ from itertools import pairwise
 
 from diloco_cli.config.devices import find_device
 from diloco_cli.config.hostlist import compress_hostlist
-from diloco_cli.config.settings import RESERVED_NAMES, Inventory, RunSettings
+from diloco_cli.config.settings import RESERVED_NAMES, Device, Inventory, RunSettings
 from diloco_cli.plan.goodput import availability
-from diloco_cli.plan.link import need_of_round
+from diloco_cli.plan.link import load_of_round
 from diloco_cli.plan.machines import Group, Machine, groups, island_of
 from diloco_cli.plan.memory import USABLE, memory_fit
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Formed, LeftOut
-from diloco_cli.plan.speed import island_speed
+from diloco_cli.plan.speed import computes_in_half, island_speed
 
 LOWEST_AVAILABILITY = 0.95  # below it a group of machines is split: what fails together should be small
 LONGEST_NAME = 63
@@ -84,10 +84,18 @@ class _Decision:
 
     def _holds(self, num_machines: int) -> bool:
         each = self.group.first.accelerators
-        return memory_fit(self.model, num_machines * each.count, self._memory_gb(), self._num_fragments()).fits
+        return memory_fit(
+            self.model, num_machines * each.count, self._memory_gb(), self._num_fragments(), half=self._half()
+        ).fits
 
     def _memory_gb(self) -> float | None:
-        return find_device(self.group.first.accelerators.name, self.inventory.devices).memory_gb
+        return self._device().memory_gb
+
+    def _device(self) -> Device:
+        return find_device(self.group.first.accelerators.name, self.inventory.devices)
+
+    def _half(self) -> bool:
+        return computes_in_half(self._device(), self.run.train.precision)
 
     def _num_fragments(self) -> int:
         return min(self.run.sync.fragments, self.model.num_tensors)
@@ -122,9 +130,12 @@ class _Decision:
     def _link_carries(self, part: Part) -> bool:
         """Does the part's link carry the round that the part itself would set?"""
         island, sync = island_of("part", part), self.run.sync
-        step_s = self._batch_tokens() / island_speed(island, self.inventory, self.model).tokens_per_s
-        shortest_s = need_of_round(self.model, sync.codec, sync.broadcast).shortest_round_s(island.link)
-        return shortest_s <= sync.every * step_s
+        step_s = (
+            self._batch_tokens()
+            / island_speed(island, self.inventory, self.model, self.run.train.precision).tokens_per_s
+        )
+        load = load_of_round(self.model, sync.codec, sync.broadcast, self.run.train.inner)
+        return load.shortest_round_s(island.link) <= sync.every * step_s
 
     def why_left_out(self) -> tuple[str, tuple[str, ...]]:
         """Why not even all of the group's machines hold the model, and what would. Machines with the same answer are
@@ -134,7 +145,7 @@ class _Decision:
         size = f"{memory_gb:g} GB each" if memory_gb else "the host's memory"
         whose = f"all of {first.fabric}" if first.fabric else "no fabric to other machines"
         reason = f"the model does not fit {have} x {first.accelerators.name} ({size}, {whose})"
-        need = memory_fit(self.model, have, memory_gb, self._num_fragments())
+        need = memory_fit(self.model, have, memory_gb, self._num_fragments(), half=self._half())
         ways = [f"accelerators with at least {need.needed_gb / USABLE:.0f} GB"]
         if need.devices_needed:
             ways.insert(0, f"{math.ceil(need.devices_needed / first.accelerators.count)} such machines in one fabric")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from diloco_cli.config.settings import RunSettings, SyncSettings
+from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import Fleet, run_fleet
-from diloco_cli.plan.link import CODEC_BITS, MBPS, known_codecs, need_of_round
+from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, known_codecs, load_of_round, need_of_round
 from diloco_cli.plan.memory import USABLE
 from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal, LeftOut
 from diloco_cli.plan.search import score
 from diloco_cli.plan.worth import MOST_EVERY
-from diloco_cli.units import format_bandwidth, format_count, format_duration
+from diloco_cli.units import format_bandwidth, format_duration
 
+HARDLY = 0.1  # of the delta's bits: moments saved so seldom that they are at most that
 MOST_EVALUATED = 20  # islands whose absence is explained by evaluating the fleet with them
 
 
@@ -25,7 +28,8 @@ def left_out(
     """A reason for each of `everyone` who is not in `fleet`; without a fleet, each alone."""
     taking_part = {candidate.island.name for candidate in fleet.kept} if fleet else set()
     fitting = sum(c.tokens_per_s for c in everyone if c.fit.fits)
-    sync = fleet.sync if fleet else run.sync
+    run = replace(run, sync=fleet.sync) if fleet else run
+    sync = run.sync
     found: list[LeftOut] = []
     for candidate in everyone:
         if candidate.island.name in taking_part:
@@ -35,9 +39,9 @@ def left_out(
             continue
         kept = fleet.kept if fleet else ()
         fastest = min([candidate, *kept[:1]], key=lambda c: c.step_s)
-        need = need_of_round(model, sync.codec, sync.broadcast)
-        if not candidate.carries(need, sync.every * fastest.step_s):
-            found.append(_link_too_slow(candidate, fastest, fitting, sync, model))
+        load = load_of_round(model, sync.codec, sync.broadcast, run.train.inner)
+        if not candidate.carries(load, sync.every * fastest.step_s):
+            found.append(_link_too_slow(candidate, fastest, fitting, run, model))
         elif fleet is None:
             found.append(LeftOut(candidate.island.name, "can take part alone, but not within the limits"))
         else:
@@ -69,37 +73,63 @@ def _does_not_fit(candidate: Candidate) -> LeftOut:
 
 
 def _link_too_slow(
-    candidate: Candidate, fastest: Candidate, fleet_tokens_per_s: float, sync: SyncSettings, model: ModelFacts
+    candidate: Candidate, fastest: Candidate, fleet_tokens_per_s: float, run: RunSettings, model: ModelFacts
 ) -> LeftOut:
-    """Why the link fails, and the ways out: a longer round, a smaller codec, a faster link, doing without."""
-    link = candidate.island.link
+    """Why the link fails, and the ways out: a longer round, a smaller codec, moments saved more seldom, a faster link,
+    doing without. `run` has the settings that were chosen."""
+    link, sync = candidate.island.link, run.sync
     round_s = max(sync.every * fastest.step_s, candidate.step_s)
     need = need_of_round(model, sync.codec, sync.broadcast)
-    pairs = (("up", need.up_bps(round_s), link.up_bps), ("down", need.down_bps(round_s), link.down_bps))
-    short = [(way, bps, have) for way, bps, have in pairs if have is not None and bps > have]
-    missing = "; ".join(f"{format_bandwidth(bps)} {way}, has {format_bandwidth(have)}" for way, bps, have in short)
-    reason = f"needs {missing} ({sync.codec}, a round of {format_duration(round_s)})"
-    faster = " and ".join(f"{math.ceil(bps / MBPS)} Mbps {way}" for way, bps, _ in short)
-    ways = [*_longer_rounds(candidate, fastest, sync, model), f"a link of {faster}"]
+    load = load_of_round(model, sync.codec, sync.broadcast, run.train.inner)
+    moments = f" with the moments it saves each {run.train.inner.save_every} rounds"
+    missing, faster = [], []
+    for way, bare, whole, have in (
+        ("up", need.up_bps(round_s), load.up_bps(round_s), link.up_bps),
+        ("down", need.down_bps(round_s), load.down_bps(round_s), link.down_bps),
+    ):
+        if have is None or whole <= have:
+            continue
+        bps, also = (bare, "") if bare > have else (_rounded_up(whole), moments)
+        missing.append(f"{format_bandwidth(bps)} {way}{also}, has {format_bandwidth(have)}")
+        faster.append(f"{format_bandwidth(_rounded_up(whole))} {way}")
+    reason = f"needs {'; '.join(missing)} ({sync.codec}, a round of {format_duration(round_s)})"
+    ways = [*_longer_rounds(candidate, fastest, run, model), f"a link of {' and '.join(faster)}"]
     share = candidate.tokens_per_s / fleet_tokens_per_s
     if share < 1:
         ways.append(f"do without it, as this plan does: -{100 * share:.1f} % tokens/s")
     return LeftOut(candidate.island.name, reason, tuple(ways))
 
 
-def _longer_rounds(candidate: Candidate, fastest: Candidate, sync: SyncSettings, model: ModelFacts) -> list[str]:
-    """The shortest round that the link carries, for the codec in use and for every smaller one."""
-    now = CODEC_BITS[sync.codec]
+def _rounded_up(bps: float) -> float:
+    """To three digits, upwards."""
+    unit = 10.0 ** (math.floor(math.log10(bps)) - 2)
+    return math.ceil(bps / unit - 1e-9) * unit
+
+
+def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, model: ModelFacts) -> list[str]:
+    """The shortest round that the link carries, for the codec in use and for every smaller one; and for the smallest
+    with moments saved so seldom that they hardly count. Rounds longer than any that was published are not offered."""
+    sync, inner = run.sync, run.train.inner
+    smaller = [codec for codec, bits in known_codecs().items() if bits < CODEC_BITS[sync.codec]]
+    codecs = [sync.codec, *sorted(smaller, key=lambda codec: -CODEC_BITS[codec])]
+    seldom = 10 * math.ceil(8 * MOMENT_BYTES / (10 * HARDLY * CODEC_BITS[codecs[-1]]))
+    choices = [(codec, inner.save_every) for codec in codecs]
+    if inner.name == "adamw" and seldom > inner.save_every:
+        choices.append((codecs[-1], seldom))
     ways = []
-    for codec, bits in sorted(known_codecs().items(), key=lambda item: -item[1]):
-        if bits > now:
-            continue
-        need = need_of_round(model, codec, min(codec, sync.broadcast, key=CODEC_BITS.__getitem__))
-        every = max(sync.every, math.ceil(need.shortest_round_s(candidate.island.link) / fastest.step_s))
-        change = "" if codec == sync.codec else f"--set sync.codec={codec} --set sync.broadcast={codec} "
-        change += "" if every == sync.every else f"--set sync.every={every} "
-        long = ", longer than any published" if every > MOST_EVERY else ""
-        ways.append(f"{change}(a round of {format_duration(every * fastest.step_s)}{long})")
+    for codec, save_every in choices:
+        broadcast = min(codec, sync.broadcast, key=CODEC_BITS.__getitem__)
+        load = load_of_round(model, codec, broadcast, replace(inner, save_every=save_every))
+        every = max(sync.every, candidate.least_every(load, fastest.step_s))
+        changes = {
+            "sync.codec": (sync.codec, codec),
+            "sync.broadcast": (sync.broadcast, broadcast),
+            "train.inner.save_every": (inner.save_every, save_every),
+            "sync.every": (sync.every, every),
+        }
+        change = " ".join(f"--set {key}={new}" for key, (old, new) in changes.items() if new != old)
+        if every <= MOST_EVERY:
+            ways.append(f"{change} (a round of {format_duration(every * fastest.step_s)})")
     return ways
 
 
@@ -108,10 +138,10 @@ def _not_chosen(
 ) -> LeftOut:
     """Its link and memory would do: it sets too short a round for others, breaks a limit, or is not worth it."""
     name, sync = candidate.island.name, fleet.sync
-    need = need_of_round(model, sync.codec, sync.broadcast)
+    load = load_of_round(model, sync.codec, sync.broadcast, run.train.inner)
     round_s = sync.every * candidate.step_s
     shorter = round_s < fleet.schedule.round_s
-    late = [c.island.name for c in fleet.kept if not c.carries(need, round_s)] if shorter and evaluate else []
+    late = [c.island.name for c in fleet.kept if not c.carries(load, round_s)] if shorter and evaluate else []
     if late:
         sequences = math.ceil(candidate.batch_tokens * fleet.schedule.round_s / round_s / model.sequence)
         others = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
@@ -124,9 +154,25 @@ def _not_chosen(
     kept = sorted([*fleet.kept, candidate], key=lambda c: (c.step_s, c.island.name))
     other = run_fleet(kept, sync, model)
     if score(other, run, model, goal) is None:
-        price = candidate.island.price_per_h
-        return LeftOut(name, f"with it the plan breaks its limits (it costs {price:g}/h)", ("a larger --budget",))
+        return _breaks_limits(candidate, other, run, model, goal)
     if goal.objective == "cost":
-        return LeftOut(name, f"with it a token costs more (it trains {format_count(candidate.tokens_per_s)} tokens/s)")
+        now, then = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
+        return LeftOut(name, f"with it 1B tokens cost {then:.2f} instead of {now:.2f}")
     change = 100 * (other.tokens_per_s / fleet.tokens_per_s - 1)
     return LeftOut(name, f"the plan is better without it: with it {change:+.2f} % tokens/s")
+
+
+def _breaks_limits(candidate: Candidate, other: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> LeftOut:
+    """By how much `other`, the fleet with it, is beyond what is allowed."""
+    money, head = costs(other, run, model), "with it the plan"
+    if goal.budget_per_h is not None and money.per_h > goal.budget_per_h:
+        reason = f"{head} costs {money.per_h:.2f}/h, more than {goal.budget_per_h:g}/h"
+        way = f"--budget {math.ceil(100 * money.per_h) / 100:g}/h"
+    elif goal.budget_total is not None and money.total > goal.budget_total:
+        reason = f"{head} costs {money.total:,.0f} in all, more than {goal.budget_total:,.0f}"
+        way = f"--budget {math.ceil(money.total)}/run"
+    else:
+        seconds, most_s = run.train.tokens / other.tokens_per_s, goal.deadline_s or 0.0
+        reason = f"{head} takes {format_duration(seconds)}, more than {format_duration(most_s)}"
+        way = f"--deadline '{math.ceil(100 * seconds / 86_400) / 100:g} d'"
+    return LeftOut(candidate.island.name, reason, (way,))

@@ -1,4 +1,5 @@
-"""What an island's link must carry: every parameter once up and once down in every round."""
+"""What an island's link must carry: every parameter once up and once down in every round, and now and then the inner
+optimizer's moments up."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from diloco_cli.config.fields import type_hints
-from diloco_cli.config.settings import IslandSettings, Link, SyncSettings
+from diloco_cli.config.settings import InnerSettings, IslandSettings, Link, SyncSettings
 from diloco_cli.plan.model_facts import ModelFacts
 
 # Bits per parameter with scales: int8 one float32 scale per 256, int4 one 16-bit scale per 64.
@@ -15,6 +16,7 @@ ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the comm
 GUESSED_RTT_S = 0.05  # of one request to a bucket
 FULL = 0.8  # a link used beyond this share of its capacity is worth a warning
 MBPS = 1e6
+MOMENT_BYTES = 8  # of a parameter: AdamW has two moments, float32
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,17 @@ def known_codecs() -> dict[str, float]:
 
 def need_of_round(model: ModelFacts, codec: str, broadcast: str) -> Need:
     return Need(model.parameters * CODEC_BITS[codec], model.parameters * CODEC_BITS[broadcast])
+
+
+def load_of_round(model: ModelFacts, codec: str, broadcast: str, inner: InnerSettings) -> Need:
+    """What an island really sends and receives: the need of a round, and its share of the moments that are saved."""
+    need = need_of_round(model, codec, broadcast)
+    return Need(need.up_bits + 8 * model.parameters * moment_bytes(inner), need.down_bits)
+
+
+def moment_bytes(inner: InnerSettings) -> float:
+    """Per parameter and round: AdamW's moments, saved every so many rounds; plain SGD has none."""
+    return MOMENT_BYTES / inner.save_every if inner.name == "adamw" else 0.0
 
 
 def transfer_s(link: Link, parameters: float, codec: str, broadcast: str) -> float:

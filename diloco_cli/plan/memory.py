@@ -3,8 +3,12 @@
 Per accelerator, in bytes, with N parameters, L layers of width d, sequences of S tokens, n accelerators:
 
     weights 4 N, gradients 4 N, AdamW's moments 8 N        float32; each divided by n when sharded
-    activations 34 S L d, logits 6 S V                     bf16, one sequence at a time
-    gathered 6 N / L                                       only when sharded: one layer in bf16, its float32 gradient
+    casts 2 N                                              only when not sharded: autocast keeps the weights in bf16
+                                                           from a forward pass to its backward pass, beside gradients
+                                                           that are being accumulated
+    activations 34 S L d, logits 6 S V                     bf16, one sequence at a time; in fp32 68 S L d, 8 S V
+    gathered 6 N / L                                       only when sharded: one layer in bf16, its float32 gradient;
+                                                           in fp32 8 N / L
     exchange 8 x the largest fragment                      what is sent and what has arrived, float32
 """
 
@@ -13,17 +17,37 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from diloco_cli.plan.link import MOMENT_BYTES
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart
 
-WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8  # float32; AdamW has two moments
+WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
 STATE_BYTES = WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
-GATHERED_BYTES = 6  # per parameter of one layer while it is gathered: bf16 copy and float32 gradient
-ACTIVATION_BYTES = 34  # per token, layer and width, bf16 with fused attention (arXiv 2205.05198, eq. 2)
-LOGIT_BYTES = 6  # per token and vocabulary entry: bf16 logits and their float32 softmax
+CAST_BYTES = 2  # per parameter
 EXCHANGE_BYTES = 8  # per parameter of one fragment: what is sent and what has arrived
+SAVED_BYTES = 16  # per parameter in the host: a copy of AdamW's moments, and its bytes on the way to the store
 USABLE = 0.9  # the rest is fragmentation and the framework's own
 GB = 1e9
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Bytes that depend on the type that matrix products run in. `gathered`: per parameter of one layer, a copy and
+    its float32 gradient; `activations`: per token, layer and width, with fused attention (arXiv 2205.05198, eq. 2);
+    `logits`: per token and vocabulary entry, with their float32 softmax; `casts`: per parameter."""
+
+    gathered: int
+    activations: int
+    logits: int
+    casts: int
+
+
+HALF = Widths(gathered=6, activations=34, logits=6, casts=CAST_BYTES)
+FULL = Widths(gathered=8, activations=68, logits=8, casts=0)
+
+
+def widths(half: bool) -> Widths:
+    return HALF if half else FULL
 
 
 @dataclass(frozen=True)
@@ -40,36 +64,45 @@ class Fit:
 
 
 def memory_fit(
-    model: ModelFacts, num_devices: int, memory_gb: float | None, num_fragments: int = 1, per_node: int = 1
+    model: ModelFacts,
+    num_devices: int,
+    memory_gb: float | None,
+    num_fragments: int = 1,
+    per_node: int = 1,
+    half: bool = True,
 ) -> Fit:
     """With a micro-batch of one sequence per device, the smallest that trains. Where not even that fits, what would:
-    more accelerators, or splitting every layer over some of the `per_node` that share a node (tensor-parallel)."""
-    whole = memory_parts(model, 1, num_fragments)
+    more accelerators, or splitting every layer over some of the `per_node` that share a node (tensor-parallel).
+    `half`: matrix products in bf16 or fp16."""
+    whole = memory_parts(model, 1, num_fragments, half=half)
     if memory_gb is None:
         return Fit(_total(whole), None, "none", True, whole)
     usable = USABLE * memory_gb
     if _total(whole) <= usable:
         return Fit(_total(whole), memory_gb, "none", True, whole)
-    parts = memory_parts(model, num_devices, num_fragments)
+    parts = memory_parts(model, num_devices, num_fragments, half=half)
     fits = num_devices > 1 and _total(parts) <= usable
     if fits:
         return Fit(_total(parts), memory_gb, f"fsdp over {num_devices}", True, parts)
-    needed = _devices_needed(model, num_fragments, usable)
-    split = _tensor_parallel(model, num_devices, per_node, num_fragments, usable)
+    needed = _devices_needed(model, num_fragments, usable, half)
+    split = _tensor_parallel(model, num_devices, per_node, num_fragments, usable, half)
     sharding = f"fsdp over {num_devices}" if num_devices > 1 else "none"
     return Fit(_total(parts), memory_gb, sharding, False, parts, needed, split)
 
 
-def memory_parts(model: ModelFacts, num_devices: int, num_fragments: int, split: int = 1) -> tuple[MemoryPart, ...]:
+def memory_parts(
+    model: ModelFacts, num_devices: int, num_fragments: int, split: int = 1, half: bool = True
+) -> tuple[MemoryPart, ...]:
     """Of one of `num_devices` that hold the state together; `split`: over how many every layer is divided."""
-    tokens, parameters = model.sequence, model.parameters
+    tokens, parameters, each = model.sequence, model.parameters, widths(half)
     sizes = {
         "weights": WEIGHT_BYTES * parameters / num_devices,
         "gradients": GRADIENT_BYTES * parameters / num_devices,
         "moments": MOMENT_BYTES * parameters / num_devices,
-        "activations": ACTIVATION_BYTES * tokens * model.layers * model.width / split,
-        "logits": LOGIT_BYTES * tokens * model.vocabulary / split,
-        "gathered layer": GATHERED_BYTES * parameters / model.layers / split if num_devices > 1 else 0.0,
+        "casts": each.casts * parameters if num_devices == 1 else 0.0,
+        "activations": each.activations * tokens * model.layers * model.width / split,
+        "logits": each.logits * tokens * model.vocabulary / split,
+        "gathered layer": each.gathered * parameters / model.layers / split if num_devices > 1 else 0.0,
         "exchange": EXCHANGE_BYTES * model.largest_fragment(num_fragments) / num_devices,
     }
     return tuple(MemoryPart(name, size / GB) for name, size in sizes.items() if size)
@@ -79,31 +112,35 @@ def _total(parts: tuple[MemoryPart, ...]) -> float:
     return sum(part.gb for part in parts)
 
 
-def _devices_needed(model: ModelFacts, num_fragments: int, usable_gb: float) -> int | None:
+def _devices_needed(model: ModelFacts, num_fragments: int, usable_gb: float, half: bool) -> int | None:
     """The smallest count that fits when sharded; None if no count does."""
-    one, two = (_total(memory_parts(model, n, num_fragments)) for n in (2, 4))
+    one, two = (_total(memory_parts(model, n, num_fragments, half=half)) for n in (2, 4))
     divided = 4 * (one - two)  # what shrinks with the count, in GB of one device alone
     room = usable_gb - (one - divided / 2)
     return math.ceil(divided / room - 1e-9) if room > 0 else None
 
 
 def _tensor_parallel(
-    model: ModelFacts, num_devices: int, per_node: int, num_fragments: int, usable_gb: float
+    model: ModelFacts, num_devices: int, per_node: int, num_fragments: int, usable_gb: float, half: bool
 ) -> int | None:
     """The smallest power of two of a node's devices that makes it fit, each layer being divided over them."""
     split = 2
     while split <= per_node and per_node % split == 0:
-        if _total(memory_parts(model, num_devices, num_fragments, split)) <= usable_gb:
+        if _total(memory_parts(model, num_devices, num_fragments, split, half)) <= usable_gb:
             return split
         split *= 2
     return None
 
 
-def host_memory_gb(model: ModelFacts, largest: float, overlap: int, up_bits: float, down_bits: float) -> float:
+def host_memory_gb(
+    model: ModelFacts, largest: float, overlap: int, up_bits: float, down_bits: float, saved: bool = True
+) -> float:
     """Of a learner's process for the exchange: every adopted version in float32; for each fragment in flight (at most
-    `largest` parameters) what was sent, its delta and its payload; one arrival, encoded and decoded."""
+    `largest` parameters) what was sent, its delta and its payload; one arrival, encoded and decoded; where AdamW's
+    moments are `saved`, a copy of them and their bytes."""
     in_flight = (overlap + 1) * (4 + 4 + up_bits / 8) + 4 + down_bits / 8
-    return (4 * model.parameters + in_flight * largest) / GB
+    whole = 4 + (SAVED_BYTES if saved else 0)
+    return (whole * model.parameters + in_flight * largest) / GB
 
 
 def syncer_memory_gb(model: ModelFacts, largest: float, num_islands: int, up_bits: float, down_bits: float) -> float:

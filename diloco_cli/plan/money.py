@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.flow import Fleet
-from diloco_cli.plan.link import CODEC_BITS
-from diloco_cli.plan.memory import MOMENT_BYTES
+from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money
 
@@ -37,7 +36,7 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     accelerators = sum(candidate.island.price_per_h for candidate in fleet.kept)
     gigabytes = up_gb_per_day(fleet, run, model)
     egress_gb = gigabytes * len(fleet.kept)
-    egress = gigabytes * sum(candidate.island.egress_per_gb for candidate in fleet.kept)
+    egress = gigabytes * sum(candidate.egress_per_gb for candidate in fleet.kept)
     class_a, class_b = requests_per_day(fleet, run)
     requests = class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
     growth = storage_gb_per_day(fleet, run, model)
@@ -62,18 +61,13 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
 
 def up_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
     """What one island sends: its delta of every parameter once a round, its moments now and then."""
-    bytes_each = CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run)
+    bytes_each = CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner)
     return model.parameters * bytes_each / GB * DAY_S / fleet.schedule.round_s
-
-
-def moment_bytes(run: RunSettings) -> float:
-    """Per parameter and round: AdamW's moments, saved every so many rounds; plain SGD has none."""
-    return MOMENT_BYTES / run.train.inner.save_every if run.train.inner.name == "adamw" else 0.0
 
 
 def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
     """A round leaves a new state and cast of every parameter, a delta of each island, and now and then moments."""
-    of_islands = len(fleet.kept) * (CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run))
+    of_islands = len(fleet.kept) * (CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner))
     per_parameter = STATE_BYTES + CODEC_BITS[fleet.sync.broadcast] / 8 + of_islands
     return model.parameters * per_parameter / GB * DAY_S / fleet.schedule.round_s
 

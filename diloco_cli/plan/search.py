@@ -14,7 +14,7 @@ from typing import Any, Literal
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import Fleet, run_fleet
-from diloco_cli.plan.link import Need, known_codecs, need_of_round
+from diloco_cli.plan.link import Need, known_codecs, load_of_round
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal
@@ -131,7 +131,7 @@ class _Search:
     def exact(self, fitting: Sequence[Candidate]) -> None:
         """Every set of islands, the largest first, under every setting that their links carry."""
         for fragments, pair in product(self.space.fragments, self.space.codecs):
-            need = need_of_round(self.model, *pair)
+            need = self._load(pair)
             for size in range(len(fitting), 0, -1):
                 for kept in combinations(fitting, size):
                     least = max(candidate.least_every(need, kept[0].step_s) for candidate in kept)
@@ -146,14 +146,17 @@ class _Search:
         for pool in (start, fitting):
             for fragments, pair, every in product(self.space.fragments, self.space.codecs, everys):
                 if pool and not self._spent(MOST_FOR_SETTINGS):
-                    self._consider_all(carried(pool, every, need_of_round(self.model, *pair)), pair, [every], fragments)
+                    self._consider_all(carried(pool, every, self._load(pair)), pair, [every], fragments)
         sync = self.best.fleet.sync if self.best else self.run.sync
         pair = (sync.codec, sync.broadcast)
         for pool in _pools(fitting, self.goal):
             for every in dict.fromkeys((sync.every, *everys)):
                 if not self._spent(1.0):
-                    kept = carried(pool, every, need_of_round(self.model, *pair))
+                    kept = carried(pool, every, self._load(pair))
                     self._consider_all(kept, pair, [every], sync.fragments)
+
+    def _load(self, pair: tuple[str, str]) -> Need:
+        return load_of_round(self.model, *pair, self.run.train.inner)
 
     def _spent(self, share: float) -> bool:
         return self.work > share * self.most_work and self.evaluations >= share * LEAST_EVALUATIONS

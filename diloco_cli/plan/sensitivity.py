@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from diloco_cli.config.settings import Inventory, IslandSettings, Link
 from diloco_cli.errors import InfeasibleError
-from diloco_cli.plan.link import MBPS, need_of_round
+from diloco_cli.plan.link import MBPS, load_of_round
 from diloco_cli.plan.plan import Plan, Sensitivity
 from diloco_cli.units import format_bandwidth
 
@@ -64,7 +64,7 @@ def _changes(plan: Plan) -> Iterator[Change]:
 
 def _carrying(link: Link, plan: Plan) -> Link | None:
     """The link that carries the plan's round, in two digits; None if it does already."""
-    need = need_of_round(plan.model, plan.run.sync.codec, plan.run.sync.broadcast)
+    need = load_of_round(plan.model, plan.run.sync.codec, plan.run.sync.broadcast, plan.run.train.inner)
     round_s = plan.schedule.round_s
     if need.shortest_round_s(link) <= round_s:
         return None

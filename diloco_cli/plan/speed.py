@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from diloco_cli.config.devices import CPU, HOST_DEVICES, find_device
 from diloco_cli.config.settings import Device, Inventory, IslandSettings
+from diloco_cli.errors import UsageError
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption
 
@@ -15,6 +17,7 @@ CPU_GFLOPS_PER_WIDTH = 0.7  # one core, float32: small matrices starve it, so it
 CPU_GFLOPS_MOST = 120.0
 MPS_GFLOPS = 1000.0
 TERA, GIGA = 1e12, 1e9
+Precision = Literal["auto", "fp32", "bf16"]  # as in `train.precision`
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,21 @@ def num_devices(island: IslandSettings) -> int:
     return island.accelerators.count * island.nodes
 
 
-def island_speed(island: IslandSettings, inventory: Inventory, model: ModelFacts) -> Speed:
-    """What the island trains when nothing disturbs it."""
-    flops_per_s, assumption = _flops_per_s(island, inventory, model)
-    tokens_per_s = island.tokens_per_s or flops_per_s / model.flops_per_token
+def island_speed(
+    island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision = "auto"
+) -> Speed:
+    """What the island trains when nothing disturbs it. `precision`: the run's. Raises UsageError for a device whose
+    peak in that type is not known, unless its speed is measured."""
     if island.tokens_per_s:
-        assumption = Assumption(f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory", "measured")
-    return Speed(tokens_per_s / island.slowdown, assumption)
+        text = f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory"
+        return Speed(island.tokens_per_s / island.slowdown, Assumption(text, "measured"))
+    flops_per_s, assumption = _flops_per_s(island, inventory, model, precision)
+    return Speed(flops_per_s / model.flops_per_token / island.slowdown, assumption)
 
 
-def _flops_per_s(island: IslandSettings, inventory: Inventory, model: ModelFacts) -> tuple[float, Assumption]:
+def _flops_per_s(
+    island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision
+) -> tuple[float, Assumption]:
     device = find_device(island.accelerators.name, inventory.devices)
     count = num_devices(island)
     if device.name in HOST_DEVICES:
@@ -46,7 +54,7 @@ def _flops_per_s(island: IslandSettings, inventory: Inventory, model: ModelFacts
         what = f"a core at width {model.width}" if device.name == CPU else f"on {device.name}"
         text = f"{island.name}: {gflops:.0f} GFLOP/s {what}; tokens_per_s replaces it"
         return count * gflops * GIGA, Assumption(text, "guessed")
-    tflops, kind = peak_tflops(device)
+    tflops, kind = peak_tflops(device, precision)
     mfu = island.mfu or default_mfu(device)
     doubt = " (to be checked)" if device.check else ""
     source = f"{count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.2f}"
@@ -60,16 +68,60 @@ def host_gflops(name: str, model: ModelFacts) -> float:
     return min(CPU_GFLOPS_PER_WIDTH * model.width, CPU_GFLOPS_MOST) if name == CPU else MPS_GFLOPS
 
 
-def peak_tflops(device: Device) -> tuple[float, str]:
-    """The dense peak in the best type that training can use: bf16, else fp16, else fp32."""
-    for kind in ("bf16", "fp16", "fp32"):
+def peak_tflops(device: Device, precision: Precision = "auto") -> tuple[float, str]:
+    """The dense peak: with `fp32` that of fp32, else in the best type that training can use: bf16, else fp16, else
+    fp32. Raises UsageError where it is not known."""
+    for kind in ("fp32",) if precision == "fp32" else ("bf16", "fp16", "fp32"):
         tflops: float | None = getattr(device, f"{kind}_tflops")
         if tflops is not None:
             return tflops, kind
-    raise ValueError(f"the device {device.name} has no peak")
+    raise UsageError(
+        f"the {precision} peak of the device {device.name} is not known",
+        hint=f"measure it (tokens_per_s), or describe it: devices: {{{device.name}: {{fp32_tflops: 30}}}}",
+    )
+
+
+def computes_in_half(device: Device, precision: Precision) -> bool:
+    """Whether matrix products run in a type of two bytes: weights are cast, activations are half as large."""
+    has_half = device.bf16_tflops is not None or device.fp16_tflops is not None
+    return device.name not in HOST_DEVICES and precision != "fp32" and has_half
 
 
 def default_mfu(device: Device) -> float:
     if device.achievable is None:
         return GUESSED_MFU
     return min(GUESSED_MFU, MFU_OF_ACHIEVABLE * device.achievable)
+
+
+def speed_warnings(island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision) -> list[str]:
+    """A peak that the built-in learner cannot use; a measured speed that the device can hardly have."""
+    device = find_device(island.accelerators.name, inventory.devices)
+    if device.name in HOST_DEVICES:
+        return []
+    if island.tokens_per_s:
+        return _implausible(island, device, model, precision)
+    if peak_tflops(device, precision)[1] != "fp16":
+        return []
+    head = f"{island.name}: planned with the fp16 peak of {device.name}, but the built-in learner trains it in fp32"
+    if device.fp32_tflops is None:
+        return [f"{head}; measure it: tokens_per_s"]
+    in_fp32 = num_devices(island) * device.fp32_tflops * TERA * (island.mfu or default_mfu(device))
+    tokens_per_s = in_fp32 / model.flops_per_token
+    return [f"{head}: tokens_per_s: {tokens_per_s:.0f} plans with that ({device.fp32_tflops:g} TFLOP/s)"]
+
+
+def _implausible(island: IslandSettings, device: Device, model: ModelFacts, precision: Precision) -> list[str]:
+    """A measured speed above the peak, or above what even large matrix products reach of it."""
+    try:
+        tflops, kind = peak_tflops(device, precision)
+    except UsageError:
+        return []  # nothing to compare with
+    most = device.achievable or 1.0
+    mfu = (island.tokens_per_s or 0.0) * model.flops_per_token / (num_devices(island) * tflops * TERA)
+    if mfu <= most:
+        return []
+    least = f"; large matrix products reach {100 * most:.0f} %" if most < 1 else ""
+    return [
+        f"{island.name}: {island.tokens_per_s:g} tokens/s would be {100 * mfu:.0f} % of the {kind} peak of"
+        f" {num_devices(island)} x {device.name}{least}: measured with this model?"
+    ]

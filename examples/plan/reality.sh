@@ -1,6 +1,7 @@
 #!/bin/sh
 # Prediction against reality on this machine: probe, plan, launch, compare. Takes about four minutes.
-#   examples/plan/reality.sh [FOLDER]        everything goes into FOLDER (default: ./reality), which must be new
+#   examples/plan/reality.sh [FOLDER]        everything goes into FOLDER (default: ./reality), which must be new;
+#   the table of what was predicted and measured goes into examples/plan/reality.md
 set -eu
 here=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:-reality}
@@ -12,3 +13,5 @@ diloco plan "$folder/inventory.yaml" -f "$run" --set "name=$name" -o "$folder/pl
 diloco launch "$folder/plan.json"
 diloco plan "$folder/inventory.yaml" -f "$run" --set "name=$name" --calibrate "$name" | tee "$folder/calibration.txt"
 diloco plan "$folder/inventory.yaml" -f "$run" --set "name=$name" --calibrate "$name" --json > "$folder/calibration.json"
+python3 "$here/examples/plan/reality.py" "$folder/calibration.json" "$here/examples/plan/reality.md"
+cat "$here/examples/plan/reality.md"

@@ -6,6 +6,7 @@ number of lines it shows. With --check nothing is written, and the exit status i
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,12 +17,15 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 BLOCK = re.compile(r"```console\n\$ diloco (?P<command>[^\n]+)\n(?P<shown>.*?)```", re.DOTALL)
 MORE = "...\n"
+COLUMNS = "80"  # in a pipe the table has every column; a page is narrower
 
 
 def printed(command: str) -> str:
     """What `diloco COMMAND` prints on stdout, in this folder."""
     words = [sys.executable, "-m", "diloco_cli", *shlex.split(command)]
-    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=HERE, env={**os.environ, "COLUMNS": COLUMNS}, capture_output=True, text=True, check=False
+    )
     return done.stdout + (done.stderr if done.returncode not in (0, 10) else "")
 
 

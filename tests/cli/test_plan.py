@@ -38,12 +38,20 @@ def quickstart(*more):
     return ("plan", QUICKSTART / "inventory.yaml", "-f", QUICKSTART / "run.yaml", *more)
 
 
-def test_plan_prints_verdict_islands_schedule_and_waterfall_in_80_columns(diloco):
+def test_plan_prints_verdict_islands_schedule_and_waterfall_in_80_columns(diloco, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     text = diloco(*quickstart())
     assert text.startswith("feasible: all 3 islands take part")
     for word in ("belgium", "overlap", "after failures", "synchronous", "assumptions:"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_in_a_pipe_no_column_is_dropped(diloco, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    headings = diloco(*quickstart()).splitlines()[2]
+    for heading in ("island", "region", "up Mbps", "sent", "transfer", "sharding", "there", "price/h"):
+        assert heading in headings
 
 
 def test_json_is_one_object_in_the_envelope(diloco):
@@ -126,7 +134,8 @@ def test_goals_that_cannot_be_read_are_refused(diloco, words, message):
         diloco(*quickstart(*words))
 
 
-def test_every_screen_fits_80_columns_and_a_wide_one_shows_more(diloco):
+def test_every_screen_fits_80_columns_and_a_wide_one_shows_more(diloco, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     from diloco_cli.cli.plan_files import plan_of_files
     from diloco_cli.cli.plan_table import islands_table
 

@@ -10,11 +10,12 @@ from types import ModuleType
 import pytest
 
 from diloco_cli.cli.plan_files import plan_of_files
+from diloco_cli.cli.plan_simulation import simulated
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.plan.plan import Plan
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"
-LET_IN = ["sync.codec=int4", "sync.broadcast=int4", "sync.every=126"]
+LET_IN = ["sync.codec=int4", "sync.broadcast=int4", "sync.every=221"]
 
 
 def planned(*overrides: str, run: str = "run.yaml") -> Plan:
@@ -31,7 +32,7 @@ def test_four_islands_give_the_worked_figures() -> None:
     assert plan.verdict == "feasible with warnings"
     (home,) = plan.left_out
     assert "needs 142 Mbps up, has 30 Mbps" in home.reason
-    assert "--set sync.codec=int4 --set sync.broadcast=int4 --set sync.every=126 (a round of 2.37 min)" in home.ways_out
+    assert "--set sync.codec=int4 --set sync.broadcast=int4 --set sync.every=221 (a round of 4.15 min)" in home.ways_out
     assert "do without it, as this plan does: -2.9 % tokens/s" in home.ways_out
 
 
@@ -47,7 +48,7 @@ def test_the_way_out_lets_the_home_in_with_its_worked_figures() -> None:
 
 def test_with_a_fast_uplink_the_home_makes_33_steps_a_round(tmp_path: Path) -> None:
     text = (EXAMPLES / "four.yaml").read_text()
-    (tmp_path / "four.yaml").write_text(text.replace("up: 30 Mbps", "up: 150 Mbps"))
+    (tmp_path / "four.yaml").write_text(text.replace("up: 30 Mbps", "up: 180 Mbps"))
     plan = plan_of_files(tmp_path / "four.yaml", EXAMPLES / "run.yaml", [])
     assert [i.local_steps for i in plan.islands] == [100, 71, 38, 33]
     assert [round(i.up_mbps_needed) for i in plan.islands] == [142] * 4
@@ -58,6 +59,19 @@ def test_who_is_there_together_has_the_worked_probabilities() -> None:
     assert p.all_present_probability == pytest.approx(0.813, abs=5e-4)
     assert p.present_probabilities[2] == pytest.approx(0.988, abs=5e-4)
     assert p.present_probabilities[3] == pytest.approx(p.all_present_probability)
+
+
+def test_no_island_sends_more_than_its_link_carries() -> None:
+    for plan in (planned(), planned(*LET_IN), planned(run="tpu-run.yaml"), planned(run="machines-run.yaml")):
+        for island in plan.islands:
+            assert island.up_mbps_available is None or island.up_mbps_needed <= island.sent_mbps
+            assert island.up_mbps_available is None or island.sent_mbps <= island.up_mbps_available
+
+
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+def test_the_closed_form_agrees_with_the_events_for_every_quorum(quorum: int) -> None:
+    found = simulated(planned(f"sync.quorum={quorum}"))
+    assert found.failures_percent == pytest.approx(found.closed_form_percent, abs=3.0)
 
 
 def test_the_home_alone_is_infeasible() -> None:
@@ -84,8 +98,8 @@ def test_64_machines_become_islands_and_none_is_lost() -> None:
     assert {formed.name for formed in plan.formed} == {island.name for island in plan.islands}
 
 
-def record() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("record", EXAMPLES / "record.py")
+def module_of(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -94,7 +108,7 @@ def record() -> ModuleType:
 
 
 def test_the_readme_shows_what_the_commands_print() -> None:
-    module = record()
+    module = module_of("record")
     text = module.README.read_text(encoding="utf-8")
     blocks = list(module.BLOCK.finditer(text))
     assert len(blocks) >= 6
@@ -107,3 +121,16 @@ def test_the_plans_numbers_are_finite_in_json() -> None:
 
     for run in ("run.yaml", "tpu-run.yaml", "machines-run.yaml"):
         json.dumps(plan_to_json(planned(run=run)), allow_nan=False)
+
+
+def test_the_table_of_reality_has_only_what_can_be_compared() -> None:
+    whole = ("merged tokens/s", "merged tokens/s, steady", "wall time, s", "iowa: bytes/s up")
+    rows = [{"what": what, "predicted": 20_000.0, "measured": 19_000.0, "ratio": 0.95} for what in whole]
+    table = module_of("reality").table(
+        [*rows, {"what": "iowa: tokens/s", "predicted": 2.0, "measured": None, "ratio": None}]
+    )
+    assert table.splitlines()[-3:] == [
+        "| merged tokens/s | 20,000 | 19,000 | 0.950 |",
+        "| iowa: bytes/s up | 20,000 | 19,000 | 0.950 |",
+        "| iowa: tokens/s | 2 | ? | ? |",
+    ]

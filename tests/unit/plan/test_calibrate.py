@@ -30,7 +30,11 @@ def test_ratios_are_measured_over_predicted() -> None:
     iowa = PLAN.islands[0]
     assert rows["iowa: tokens/s"].ratio == pytest.approx(400_000 / iowa.tokens_per_s)
     assert rows["iowa: bytes/s up"].predicted == pytest.approx((2 + 8 / 20) * 1e9 / PLAN.schedule.round_s)
-    assert rows["iowa: bytes/s down"].ratio == pytest.approx(2e7 / (2e9 / PLAN.schedule.round_s))
+    assert rows["iowa: bytes/s down"].ratio == pytest.approx(
+        2e10 / (500_000_000 / 520_000) / (2e9 / PLAN.schedule.round_s)  # bytes over as long as the tokens take, steady
+    )
+    steady = 100 * 520_000 / PLAN.prediction.tokens_per_s_ideal
+    assert rows["goodput, percent, steady"].measured == pytest.approx(steady)
 
 
 def test_the_plan_made_again_has_the_measured_speeds() -> None:

@@ -21,6 +21,7 @@ def test_the_parts_of_a_replica_add_up() -> None:
     assert found["activations"] == pytest.approx(34 * 2048 * 16 * 2048 / 1e9)
     assert found["logits"] == pytest.approx(6 * 2048 * EMBEDDING / 2048 / 1e9)
     assert found["exchange"] == pytest.approx(8 * EMBEDDING / 1e9)
+    assert found["casts"] == 2.0
     assert "gathered layer" not in found
     assert memory_fit(MODEL, 1, 80.0, 24).needed_gb == pytest.approx(sum(found.values()))
 
@@ -29,7 +30,16 @@ def test_sharding_divides_the_state_and_gathers_a_layer() -> None:
     found = parts(4)
     assert (found["weights"], found["moments"]) == (1.0, 2.0)
     assert found["gathered layer"] == pytest.approx(6 / 16)
+    assert "casts" not in found
     assert found["activations"] == parts(1)["activations"]
+
+
+def test_in_fp32_nothing_is_cast_and_activations_are_twice_as_large() -> None:
+    full = {part.name: part.gb for part in memory_parts(MODEL, 1, 24, half=False)}
+    assert "casts" not in full
+    assert full["activations"] == pytest.approx(2 * parts(1)["activations"])
+    sharded = {part.name: part.gb for part in memory_parts(MODEL, 4, 24, half=False)}
+    assert sharded["gathered layer"] == pytest.approx(8 / 16)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +78,11 @@ def test_host_and_syncer_memory_by_hand() -> None:
     small = facts_from_numbers(12 * 2 * 64**2, 2, 64, 32)  # no embedding: fragments of N / P
     fragment = small.parameters / 4
     assert host_memory_gb(small, fragment, 2, 16.0, 8.0) == pytest.approx(
-        (4 * small.parameters + (3 * (4 + 4 + 2) + 4 + 1) * fragment) / 1e9
+        ((4 + 8 + 8) * small.parameters + (3 * (4 + 4 + 2) + 4 + 1) * fragment) / 1e9
     )
+    assert host_memory_gb(small, fragment, 2, 16.0, 8.0) - host_memory_gb(
+        small, fragment, 2, 16.0, 8.0, saved=False
+    ) == pytest.approx(16 * small.parameters / 1e9)
     assert syncer_memory_gb(small, fragment, 3, 16.0, 8.0) == pytest.approx(
         (8 * small.parameters + (3 * 2 + 8 + 1) * fragment + 64e6) / 1e9
     )

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from diloco_cli.config.settings import RegionSettings
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import Fleet, run_fleet
-from diloco_cli.plan.money import costs, moment_bytes, poll_s, requests_per_day
+from diloco_cli.plan.link import moment_bytes
+from diloco_cli.plan.money import costs, poll_s, requests_per_day
+from diloco_cli.plan.planner import make_plan
 from tests.unit.plan.fleets import IOWA, MODEL, RUN, SPOT, fleet
 
 DAY_S = 86_400
@@ -51,6 +54,17 @@ def test_all_money_adds_up() -> None:
 
 
 def test_an_optimizer_without_moments_sends_none() -> None:
-    assert moment_bytes(RUN) == 8 / 20
+    assert moment_bytes(RUN.train.inner) == 8 / 20
     plain = replace(RUN.train.inner, name="sgd")
-    assert moment_bytes(replace(RUN, train=replace(RUN.train, inner=plain))) == 0.0
+    assert moment_bytes(plain) == 0.0
+
+
+def test_an_island_in_its_buckets_region_pays_no_egress() -> None:
+    paying = fleet(replace(IOWA, egress_per_gb=0.05))
+    at_home = replace(paying, store=replace(paying.store, region="here"))
+    elsewhere = replace(paying, store=replace(paying.store, region="there"))
+    own_bucket = replace(elsewhere, regions={"here": RegionSettings(store="gs://near")})
+    found = [candidates(RUN, inventory, MODEL)[0].egress_per_gb for inventory in (at_home, elsewhere, own_bucket)]
+    assert found == [0.0, 0.05, 0.0]
+    texts = [[a.text for a in make_plan(RUN, i, MODEL).assumptions] for i in (at_home, elsewhere)]
+    assert [any("downloads out of the store's region" in text for text in each) for each in texts] == [False, True]

@@ -14,8 +14,8 @@ from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SPOT, fleet, wit
 def test_a_link_that_would_let_an_island_in_is_named_with_what_it_brings() -> None:
     plan = make_plan(RUN, fleet(), MODEL)
     found = {item.change: item for item in plan.sensitivity}
-    home = found["home with 150 Mbps up"]
-    with_it = make_plan(RUN, fleet(IOWA, SPOT, OLD, replace(HOME, link=Link(150e6, 300e6, 0.03))), MODEL)
+    home = found["home with 180 Mbps up"]
+    with_it = make_plan(RUN, fleet(IOWA, SPOT, OLD, replace(HOME, link=Link(180e6, 300e6, 0.03))), MODEL)
     assert home.tokens_per_s == pytest.approx(with_it.prediction.tokens_per_s)
     assert home.gain_percent == pytest.approx(100 * (home.tokens_per_s / plan.prediction.tokens_per_s - 1))
     assert 1 < home.gain_percent < 3
@@ -39,7 +39,7 @@ def test_alternatives_are_the_same_planner_with_one_setting_changed() -> None:
 
 
 def test_an_alternative_that_is_infeasible_says_why() -> None:
-    alone = make_plan(with_sync(codec="int8", broadcast="int8"), fleet(replace(IOWA, link=Link(1e8, 1e8))), MODEL)
+    alone = make_plan(with_sync(codec="int8", broadcast="int8"), fleet(replace(IOWA, link=Link(1.1e8, 1.1e8))), MODEL)
     bf16 = next(item for item in alone.alternatives if item.name == "sync.codec=bf16")
     assert bf16.tokens_per_s == 0
     assert "needs 142 Mbps" in bf16.reason
