@@ -111,7 +111,8 @@ def test_one_that_left_comes_back_under_its_name_and_goes_on_in_its_shard() -> N
         (2, "spot", 4, "the data has 2 shards"),
         (4, "syncer", 4, "not a name that an island can have"),
         (4, "no/name", 4, "not a name that an island can have"),
-        (4, "spot", 0, "batches of 0 tokens are impossible"),
+        (4, "spot", 0, "a batch of 0 tokens is not in 1 to 32"),
+        (4, "spot", 33, "8 x the launch's largest"),
     ],
 )
 def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(

@@ -159,9 +159,9 @@ def test_every_learner_reads_its_shard_in_order_and_all_stop_at_the_budget(mixin
 
 def test_offers_that_no_merge_uses_get_their_fate() -> None:
     """Under failures many offers come too late: without a fate each would block its fragment for its learner."""
-    pacings = failing(8, 1_200_000, seed=0, horizon_steps=800)
+    pacings = failing(8, 1_200_000, seed=0, horizon_steps=300)
     run = make_run(decoupled(SyncSettings(every=6, fragments=4)), pacings)
-    fleet = Fleet(run, pacings, 400 * BATCH * 8)
+    fleet = Fleet(run, pacings, 150 * BATCH * 8)
     fleet.make_tape()
     waiting = [len(book.outstanding) for learner in fleet.learners for book in learner.progress.books]
     assert max(waiting) <= 2 and sum(waiting) < len(waiting), "at most what is in flight at the end"

@@ -1,0 +1,44 @@
+"""The ablations' machinery on a sample: every variant can be played, and one study makes its table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from diloco_cli.tapes.needs import needs_of
+from diloco_cli.tapes.schedules import make_tape
+from diloco_cli.tapes.trial import make_run
+
+ONE_ROUND = 24 * 2 * 128  # of two learners, in tokens
+
+
+def test_a_study_prints_a_row_for_each_of_its_variants(
+    load: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--studies", "codec", "--seeds", "1", "--jobs", "1", "--tokens", str(ONE_ROUND), "--output", str(tmp_path)]
+    load("ablations").main(words)
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    losses = {row["labels"]["variant"]: row["loss"] for row in rows}
+    assert list(losses) == ["bf16", "fp32", "int8", "int4", "int4, error feedback"]
+    assert losses["int4"] != losses["bf16"], "the codec makes a difference, however small"
+    printed = capsys.readouterr().out
+    assert all(f"| {variant} | 2 | 1 |" in printed for variant in losses)
+
+
+def test_every_variant_of_every_study_has_a_tape_of_its_own_that_can_be_played(
+    load: Callable[[str], ModuleType],
+) -> None:
+    """The tapes are made and checked, not played."""
+    ablations = load("ablations")
+    for study in ablations.STUDIES:
+        wanted = list(ablations.trials_of(study, ablations.TASK, seeds=1))
+        assert len({named.key for named in wanted}) == len(wanted)
+        for named in wanted:
+            run = make_run(named.trial)
+            tape, _ = make_tape(run, named.trial.pacings, 4 * run.round_tokens, named.trial.quantum_tokens)
+            needs_of(tape)
+            assert tape.merges
