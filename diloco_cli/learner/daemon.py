@@ -183,7 +183,7 @@ def _saved_moments(joined: Joined, store: Store) -> bytes | None:
 def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
     moments = "new"
     if trainer.moments_lost:
-        moments = "lost, warming up anew"
+        moments = "lost, warming up anew" if joined.data_start > 0 else "none yet, warming up"
     elif not keeps_moments(trainer.replica.optimizer):
         moments = "none"
     elif trainer.exchange.inner is not None:

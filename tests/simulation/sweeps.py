@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diloco_cli.protocol.records import RunFormat
+from diloco_cli.simulate.world import Fault, World
 from tests.simulation.bucket_check import BucketCheck
-from tests.simulation.scheduler import Fault, World
 from tests.simulation.toy import Fleet
 
 

@@ -11,7 +11,7 @@ import pytest
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.records import Island, RunFormat
-from tests.simulation.scheduler import Fault, World
+from diloco_cli.simulate.world import Fault, World
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask, commits, state_of
 from tests.simulation.test_survivors import records

@@ -8,7 +8,7 @@ from diloco_cli.errors import FencedError
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.requests import ask_to_stop, stop_without_syncer
 from diloco_cli.protocol.state import RunState
-from tests.simulation.scheduler import Actor, Fault, World
+from diloco_cli.simulate.world import Actor, Fault, World
 from tests.simulation.sweeps import check
 from tests.simulation.toy import Fleet, make_run
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.errors import FencedError
+from diloco_cli.simulate.world import Actor, Fault, World
 from tests.simulation.bucket_check import commits_of
-from tests.simulation.scheduler import Actor, Fault, World
 from tests.simulation.sweeps import check, histories, points_around_writes
 from tests.simulation.toy import Fleet, make_run
 

@@ -20,7 +20,7 @@ from diloco_cli.protocol.records import Island, Offer, Output, ProcessClaim, Run
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Merged, Syncer
 from diloco_cli.protocol.wire import encode
-from tests.simulation.scheduler import Actor, World
+from diloco_cli.simulate.world import Actor, World
 
 BATCH_TOKENS = 4
 STEP_S = 0.05

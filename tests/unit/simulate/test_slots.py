@@ -10,7 +10,6 @@ from diloco_cli.protocol import quorum
 from diloco_cli.protocol.quorum import Decision, Grace, Pace, SlotFacts
 from diloco_cli.simulate import slots
 from diloco_cli.simulate.chips import DAY_MS, equal_learners
-from diloco_cli.simulate.history import failure_history
 from diloco_cli.simulate.published import PUBLISHED
 from diloco_cli.simulate.slots import FAR_MS, MergeRules, SlotMemory, SlotView, decide, merge_all
 from diloco_cli.simulate.stepwise import walk
@@ -62,31 +61,3 @@ def test_every_slot_is_decided_by_the_syncers_own_functions(monkeypatch: pytest.
     assert len(asked) >= len(merges.at_ms) > 100
     monkeypatch.setattr(slots, "decide_slot", lambda facts, grace, skip: Decision("skip", "never merge"))
     assert merge_all(timelines, MergeRules(), SlotMemory(remember=False)).at_ms == []
-
-
-def test_a_history_is_whole_and_the_same_every_time() -> None:
-    history = failure_history(1_200_000, 4, slots=120, seed=5, steps_per_slot=2)
-    assert history == failure_history(1_200_000, 4, slots=120, seed=5, steps_per_slot=2)
-    assert history != failure_history(1_200_000, 4, slots=120, seed=6, steps_per_slot=2)
-    assert [slot.slot for slot in history.slots] == list(range(120))
-    assert all(slot.participants for slot in history.slots)
-    shares = [share for slot in history.slots for work in slot.work for share in work.step_shares]
-    assert 0 < min(shares) < 1 == max(shares)
-    seconds = history.slots[-1].at_s
-    worked = sum(shares) * PUBLISHED.step_s / seconds / 4
-    assert worked == pytest.approx(history.goodput, abs=0.06)  # the same figure from the slots alone
-
-
-def test_an_outage_is_a_row_of_slots_without_a_step() -> None:
-    history = failure_history(1_200_000, 2, slots=200, seed=0)
-    assert history.outages
-    for outage in history.outages:
-        for slot in history.slots[outage.first_slot : outage.last_slot + 1]:
-            assert slot.work[outage.learner].step_shares == ()
-            assert not slot.work[outage.learner].participates
-
-
-def test_a_history_without_chips_is_undisturbed() -> None:
-    history = failure_history(0, 4, slots=30, seed=0, steps_per_slot=3)
-    assert history.outages == () and history.participation == 1.0
-    assert all(work.step_shares == (1.0, 1.0, 1.0) for slot in history.slots[1:] for work in slot.work)
