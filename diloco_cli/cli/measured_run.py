@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
+
+from diloco_cli.observe.moments import moment
 
 if TYPE_CHECKING:
     from diloco_cli.cli.run_argument import OpenRun
@@ -47,7 +48,7 @@ def _rate(first: MergeNote | None, last: MergeNote) -> float | None:
     """Merged tokens per second between two merges."""
     if first is None:
         return None
-    seconds = (datetime.fromisoformat(last.time) - datetime.fromisoformat(first.time)).total_seconds()
+    seconds = (moment(last.time) - moment(first.time)).total_seconds()
     return (last.tokens - first.tokens) / seconds if seconds > 0 else None
 
 

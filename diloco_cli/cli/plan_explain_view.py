@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diloco_cli.cli.plan_table import at_most
 from diloco_cli.units import format_count
 
-MOST_SECTIONS = 14  # of a large fleet's islands only the first are shown; --json has all
+MOST_SECTIONS = 14  # on a terminal only the first islands of a large fleet are shown
 NUMBER_COLUMNS = 14
 
 
@@ -17,12 +18,13 @@ def explanation_text(explanations: Sequence[Mapping[str, Any]]) -> str:
     for item in explanations:
         groups.setdefault(item["of"], []).append(item)
     lines: list[str] = []
-    for of in [*groups][:MOST_SECTIONS]:
+    most = at_most(MOST_SECTIONS)
+    for of in [*groups][:most]:
         lines += ["", f"{of}:"] if lines else [f"{of}:"]
         for item in groups[of]:
             lines += _explained(item)
-    if len(groups) > MOST_SECTIONS:
-        lines += ["", f"and {len(groups) - MOST_SECTIONS} more islands: --explain --json"]
+    if len(groups) > most:
+        lines += ["", f"and {len(groups) - most} more islands: | less, or --json"]
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,9 @@ DAYS, SEEDS = 30.0, (0, 1, 2)
 @dataclass(frozen=True)
 class Simulated:
     """Percent are means over the seeds. `failures_percent` of the work is left by failures in the simulation,
-    `closed_form_percent` by the plan's formula; `tokens_per_s` puts the former in the latter's place."""
+    `closed_form_percent` by the plan's formula; `tokens_per_s` puts the former in the latter's place. At least
+    `quorum` islands train for `quorum_percent` of the time; where learners stand still without it (`stands_still`),
+    only what is done in that time counts."""
 
     days: float
     seeds: tuple[int, ...]
@@ -28,28 +31,41 @@ class Simulated:
     closed_form_percent: float
     uptime_percent: float
     tokens_per_s: float
+    quorum: int
+    quorum_percent: float
+    closed_form_quorum_percent: float
+    stands_still: bool
 
 
 def simulated(plan: Plan) -> Simulated:
     """Every island fails and comes back as its MTBF and restart say; three histories of a month."""
-    from diloco_cli.simulate.goodput import simulate_row
-    from diloco_cli.simulate.planned import learners_of_plan, rules_of_plan
-    from diloco_cli.simulate.published import PUBLISHED
-    from diloco_cli.simulate.slots import SlotMemory
+    from diloco_cli.plan.flow import waits_for_merges
+    from diloco_cli.simulate.chips import DAY_MS
+    from diloco_cli.simulate.goodput import METHOD_NUMBERS, run_fleet
+    from diloco_cli.simulate.planned import learners_of_plan
+    from diloco_cli.simulate.presence import presence
+    from diloco_cli.simulate.timeline import fleet_uptime
 
-    chips = sum(island.devices for island in plan.islands)
-    rules, memory = rules_of_plan(plan), SlotMemory(remember=True)
-    row = simulate_row("decoupled", learners_of_plan(plan), chips, PUBLISHED, DAYS, SEEDS, "fast", rules, memory)
+    chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
+    seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]
+    histories = [run_fleet(learners, round(DAYS * DAY_MS), "fast", each) for each in seeds]
+    quorum, stands_still = plan.schedule.quorum, waits_for_merges(plan.run.sync, plan.schedule.round_s)
+    together = [presence(timelines, quorum) for timelines in histories]
+    counted = [presence(timelines, quorum if stands_still else 1).goodput for timelines in histories]
     after_link, after_failures = plan.prediction.waterfall[-2:]
     return Simulated(
         days=DAYS,
         seeds=SEEDS,
-        failures=row.failures,
-        failures_percent=row.goodput_percent,
-        failures_sd=row.goodput_sd,
+        failures=sum(timeline.failures for timelines in histories for timeline in timelines),
+        failures_percent=100 * fmean(counted),
+        failures_sd=100 * stdev(counted),
         closed_form_percent=100 * after_failures.tokens_per_s / after_link.tokens_per_s,
-        uptime_percent=row.uptime_percent,
-        tokens_per_s=after_link.tokens_per_s * row.goodput_percent / 100,
+        uptime_percent=100 * fmean(map(fleet_uptime, histories)),
+        tokens_per_s=after_link.tokens_per_s * fmean(counted),
+        quorum=quorum,
+        quorum_percent=100 * fmean(each.share for each in together),
+        closed_form_quorum_percent=100 * plan.prediction.quorum_probability,
+        stands_still=stands_still,
     )
 
 
@@ -57,8 +73,11 @@ def simulation_text(plain: Mapping[str, Any]) -> str:
     found = Simulated(**plain)
     histories = f"{len(found.seeds)} histories of {found.days:g} days, {found.failures} failures"
     left = f"they leave {found.failures_percent:.1f} % (sd {found.failures_sd:.1f}) of the work"
+    at_least = "somebody trains" if found.quorum == 1 else f"the quorum of {found.quorum} trains"
+    still = ", and nobody trains without it" if found.stands_still and found.quorum > 1 else ""
+    formula = f"by the closed form {found.closed_form_quorum_percent:.2f} %{still}"
     text = (
-        f"simulated  {histories}: {left}, by the closed form {found.closed_form_percent:.1f} %; somebody trains"
-        f" {found.uptime_percent:.2f} % of the time; {format_count(found.tokens_per_s)} tok/s"
+        f"simulated  {histories}: {left}, by the closed form {found.closed_form_percent:.1f} %; {at_least}"
+        f" {found.quorum_percent:.2f} % of the time, {formula}; {format_count(found.tokens_per_s)} tok/s"
     )
     return fill(text, 80, subsequent_indent=" " * 11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from diloco_cli.units import format_count, format_duration
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import PlannedIsland
 
-MOST_ROWS = 24  # of a large fleet: the largest islands; --json has all
+MOST_ROWS = 24  # of a large fleet on a terminal: the largest islands
+UNLIMITED = 10**6
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,16 @@ COLUMNS = (
 )
 
 
-def islands_table(islands: Sequence[PlannedIsland], width: int) -> list[str]:
-    """Lines of at most `width` characters, unless names alone need more. Nothing inside a cell is ever cut."""
-    shown = (
-        sorted(islands, key=lambda i: (-i.tokens_per_s, i.name))[:MOST_ROWS] if len(islands) > MOST_ROWS else islands
-    )
+def at_most(limit: int) -> int:
+    """How many entries are shown: so many on a terminal; in a pipe or a file nothing is left out."""
+    return limit if sys.stdout.isatty() else UNLIMITED
+
+
+def islands_table(islands: Sequence[PlannedIsland], width: int, most_rows: int) -> list[str]:
+    """Lines of at most `width` characters, unless names alone need more. Nothing inside a cell is ever cut; of more
+    than `most_rows` islands the largest are shown."""
+    largest = sorted(islands, key=lambda i: (-i.tokens_per_s, i.name))[:most_rows]
+    shown = largest if len(islands) > most_rows else islands
     columns = list(COLUMNS)
     while True:
         lines = _lines(columns, shown)
@@ -68,7 +75,7 @@ def islands_table(islands: Sequence[PlannedIsland], width: int) -> list[str]:
             break
         columns.remove(widest)
     if len(islands) > len(shown):
-        lines.append(f"the {len(shown)} largest of {len(islands)} islands; all of them: --json")
+        lines.append(f"the {len(shown)} largest of {len(islands)} islands; all of them: | less, or --json")
     return lines
 
 

@@ -1,7 +1,8 @@
 """A plan for people: verdict, islands, schedule, waterfall, money, warnings, what else, what it rests on.
 
 Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. 80 columns are enough for
-all but the table of islands: it shows what the terminal (or COLUMNS) has room for, and in a pipe every column.
+all but the table of islands: it shows what the terminal (or COLUMNS) has room for, and in a pipe every column. Long
+lists end on a terminal with how much there is beyond; in a pipe they are whole.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from itertools import chain
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from diloco_cli.cli.plan_table import islands_table
+from diloco_cli.cli.plan_table import MOST_ROWS, UNLIMITED, at_most, islands_table
+from diloco_cli.config.hostlist import compress_hostlist
 from diloco_cli.environment import environment_value
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
 
 COLUMNS = 80
-UNLIMITED = 10**6
 BAR_COLUMNS = 24
 MOST_FITS = 4  # lines about memory
 MOST_LISTED = 12  # entries of a list before the rest is counted
@@ -34,10 +35,11 @@ def plan_text(plan: Plan) -> str:
     sensitivity = [
         f"{s.change}: {s.gain_percent:+.1f} % ({format_count(s.tokens_per_s)} tok/s)" for s in plan.sensitivity
     ]
+    formed = [f"{f.name}: {_machines(f.machines)}: {f.reason}" for f in plan.formed]
     blocks = [
         _wrapped(f"{plan.verdict}: {plan.why}", "  "),
-        islands_table(plan.islands, table_columns()),
-        _list("islands were formed of machines", [f"{f.name}: {_short(f.machines)}: {f.reason}" for f in plan.formed]),
+        islands_table(plan.islands, table_columns(), at_most(MOST_ROWS)),
+        _list("islands were formed of machines", formed),
         *_left_out(plan),
         _schedule(plan),
         _memory(plan),
@@ -65,15 +67,23 @@ def table_columns() -> int:
 
 
 def _short(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+    if len(names) <= at_most(4):
+        return ", ".join(names)
+    return f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def _machines(names: Sequence[str]) -> str:
+    """All of them, in short: ic01, ic02, ic03 as ic[01-03]."""
+    return compress_hostlist(names).replace(",", ", ")
 
 
 def _left_out(plan: Plan) -> Iterator[list[str]]:
-    for island in plan.left_out[:MOST_LISTED]:
+    most = at_most(MOST_LISTED)
+    for island in plan.left_out[:most]:
         ways = chain.from_iterable(_wrapped(f"  way out: {way}", "           ") for way in island.ways_out)
         yield [*_wrapped(f"left out: {island.name}: {island.reason}", "  "), *ways]
-    if len(plan.left_out) > MOST_LISTED:
-        yield [f"left out: {len(plan.left_out) - MOST_LISTED} more, each with its reason in --json"]
+    if len(plan.left_out) > most:
+        yield [f"left out: {len(plan.left_out) - most} more, each with its reason: | less, or --json"]
 
 
 def _schedule(plan: Plan) -> list[str]:
@@ -111,7 +121,7 @@ def _memory(plan: Plan) -> list[str]:
         text = f"{format_size(island.memory_gb_needed * GB)} on each accelerator{sharding}: {parts}"
         groups.setdefault(text, []).append(island.name)
     lines: list[str] = []
-    for text, names in list(groups.items())[:MOST_FITS]:
+    for text, names in list(groups.items())[: at_most(MOST_FITS)]:
         lines += _labelled("memory", f"{_short(names)}: {text}")
     host, needs = format_size(max(i.host_memory_gb_needed for i in plan.islands) * GB), plan.syncer
     links = f"{format_bandwidth(needs.down_mbps * 1e6)} down, {format_bandwidth(needs.up_mbps * 1e6)} up"
@@ -150,8 +160,9 @@ def _outcome(plan: Plan) -> list[str]:
     target = format_count(plan.run.train.tokens)
     lines = [f"{target} tokens in {format_duration(p.days_to_target * 86_400)}"]
     lines += _labelled("present", _present(plan))
-    if p.price_per_h or p.egress_per_day:
+    if p.price_per_h or p.egress_per_day or m.mirrors_per_day:
         parts = f"accelerators {m.accelerators_per_h:.2f}/h, egress {m.egress_per_day:.2f}/day"
+        parts += f", between buckets {m.mirrors_per_day:.2f}/day" if m.mirrors_per_day else ""
         rest = f"requests {m.requests_per_day:.2f}/day, storage {m.storage_total:,.0f} in all"
         per_token = f"{m.per_billion_tokens:.3g} per 1B tokens"
         lines += _labelled("money", f"{m.per_h:.2f}/h, {m.total:,.0f} to the target, {per_token}: {parts}, {rest}")
@@ -187,8 +198,9 @@ def _next() -> list[str]:
 def _list(heading: str, lines: Sequence[str]) -> list[str]:
     if not lines:
         return []
-    shown = chain.from_iterable(_wrapped(f"  - {line}", "    ") for line in lines[:MOST_LISTED])
-    rest = [f"  and {len(lines) - MOST_LISTED} more: --json"] if len(lines) > MOST_LISTED else []
+    most = at_most(MOST_LISTED)
+    shown = chain.from_iterable(_wrapped(f"  - {line}", "    ") for line in lines[:most])
+    rest = [f"  and {len(lines) - most} more: | less, or --json"] if len(lines) > most else []
     return [f"{heading}:", *shown, *rest]
 
 

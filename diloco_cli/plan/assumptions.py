@@ -10,11 +10,11 @@ from diloco_cli.plan.goodput import GUESSED_RESTART_S
 from diloco_cli.plan.link import GUESSED_RTT_S
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE, STORAGE_PRICE
-from diloco_cli.plan.plan import Assumption
-from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
+from diloco_cli.plan.plan import Assumption, Mark
+from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, SYNCER_BPS
 from diloco_cli.plan.sharing import shares_cores
 from diloco_cli.plan.worth import PER_DOUBLING
-from diloco_cli.units import format_count, format_duration
+from diloco_cli.units import format_bandwidth, format_count, format_duration
 
 MOST_NAMES = 6
 
@@ -29,14 +29,17 @@ def assumptions(
     guesses.append("islands fail independently of each other")
     if searched:
         guesses.append(f"the search takes a doubling of H beyond 50 to cost {100 * PER_DOUBLING:.0f} % of the tokens")
-    guesses.append(f"the syncer merges {format_count(MERGE_PARAMETERS_PER_S)} parameters of one learner a second")
+    guesses.append(f"the syncer's machine reads and writes {format_bandwidth(SYNCER_BPS)} to and from the bucket")
     if any(island.price_per_h or island.egress_per_gb for island in islands):
         guesses.append(
             f"requests {1e6 * CLASS_A_PRICE:g} a million writes, {1e6 * CLASS_B_PRICE:g} a million reads;"
             f" storage {30 * STORAGE_PRICE:g} per GB and month, nothing deleted during the run"
         )
         guesses.append(_downloads(islands, inventory))
-    return (*_speeds(kept), *_sharing(kept, inventory), *(Assumption(text, "guessed") for text in guesses if text))
+    merging = f"the syncer merges {format_count(MERGE_PARAMETERS_PER_S)} parameters of one learner a second"
+    measured = Assumption(f"{merging} (merge benchmark of this repository: int8, one core of an AMD EPYC)", "measured")
+    guessed = (Assumption(text, "guessed") for text in guesses if text)
+    return (*_speeds(kept), *_sharing(kept, inventory), measured, *guessed)
 
 
 def _speeds(kept: Sequence[Candidate]) -> list[Assumption]:
@@ -59,9 +62,12 @@ def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption
     shared = [candidate for candidate in kept if candidate.share < 1]
     if not shared or inventory.local is None:
         return []
-    names, share = _names([candidate.island.name for candidate in shared]), shared[0].share
-    text = f"{names}: share {inventory.local.cores} cores, speeds x {share:.2f}"
-    return [Assumption(text, "measured" if inventory.local.crowding else "guessed")]
+    by_share: dict[str, list[str]] = {}
+    for candidate in shared:
+        by_share.setdefault(f"{candidate.share:.2f}", []).append(candidate.island.name)
+    mark: Mark = "measured" if inventory.local.crowding else "guessed"
+    cores = f"share {inventory.local.cores} cores"
+    return [Assumption(f"{_names(names)}: {cores}, speeds x {share}", mark) for share, names in by_share.items()]
 
 
 def _of_the_inventory(islands: Sequence[IslandSettings]) -> list[str]:

@@ -8,6 +8,7 @@ from diloco_cli.config.settings import Inventory, IslandSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.plan import Plan, PlannedIsland
+from diloco_cli.plan.traffic import join_bytes
 
 DAY_S = 86_400.0
 LEAST_FAILURES = 2  # restarts of an island before they say anything about its MTBF
@@ -74,7 +75,9 @@ def calibrate(plan: Plan, run: MeasuredRun) -> Calibration:
         )
     if run.wall_s <= 0 or run.tokens <= 0:
         raise UsageError(f"the run {run.name} has merged nothing yet", hint=f"diloco status {run.name}")
-    rows = [*_fleet_rows(plan, run), *(row for island in common for row in _island_rows(island, measured, run))]
+    rows = _fleet_rows(plan, run)
+    for island in common:
+        rows += _island_rows(plan, island, measured, run)
     return Calibration(tuple(rows), _derated(plan, measured, run))
 
 
@@ -83,24 +86,39 @@ def _fleet_rows(plan: Plan, run: MeasuredRun) -> list[Row]:
     rate = run.tokens / run.wall_s
     steady_percent = None if run.steady_tokens_per_s is None else 100 * run.steady_tokens_per_s / p.tokens_per_s_ideal
     steady = "from the first merge on: processes need time to start, which a long run does not notice"
+    missed = "what is trained and not merged: replaced on adoption, offered too late, lost with a process"
     requests = (plan.money.class_a_per_day + plan.money.class_b_per_day) / DAY_S
     return [
         _row("merged tokens/s", p.tokens_per_s, rate),
         _row("merged tokens/s, steady", p.tokens_per_s, run.steady_tokens_per_s, steady),
         _row("goodput, percent", 100 * p.goodput, 100 * rate / p.tokens_per_s_ideal),
         _row("goodput, percent, steady", 100 * p.goodput, steady_percent, steady),
+        _row("merged of what was trained, percent", 100 * p.goodput, _merged_percent(plan, run), missed),
         _row("wall time, s", run.tokens / p.tokens_per_s, run.wall_s),
         _row("requests/s", requests, run.requests / run.wall_s),
     ]
 
 
-def _island_rows(planned: PlannedIsland, measured: dict[str, MeasuredIsland], run: MeasuredRun) -> list[Row]:
+def _merged_percent(plan: Plan, run: MeasuredRun) -> float | None:
+    """Speeds apart: how much of what the islands trained was merged. None where an island was not heard."""
+    rates = {island.name: island.tokens_per_s for island in run.islands}
+    trained = [rates.get(island.name, 0.0) for island in plan.islands]
+    if run.steady_tokens_per_s is None or not all(trained):
+        return None
+    return 100 * run.steady_tokens_per_s / sum(trained)
+
+
+def _island_rows(
+    plan: Plan, planned: PlannedIsland, measured: dict[str, MeasuredIsland], run: MeasuredRun
+) -> list[Row]:
+    """A short run's bytes also hold what its processes downloaded when they joined, once each."""
     island = measured[planned.name]
-    up, down = (1e6 / 8 * mbps for mbps in (planned.sent_mbps, planned.down_mbps_needed))
+    up, down = (1e6 / 8 * mbps for mbps in (planned.sent_mbps, planned.received_mbps))
+    joining = island.starts * join_bytes(plan.model, plan.run.sync) / run.steady_s
     return [
         _row(f"{planned.name}: tokens/s", planned.tokens_per_s, island.tokens_per_s),
         _row(f"{planned.name}: bytes/s up", up, island.up_bytes / run.steady_s),
-        _row(f"{planned.name}: bytes/s down", down, island.down_bytes / run.steady_s),
+        _row(f"{planned.name}: bytes/s down", down + joining, island.down_bytes / run.steady_s),
     ]
 
 

@@ -18,6 +18,16 @@ from diloco_cli.plan.speed import Speed, computes_in_half, island_speed, num_dev
 
 
 @dataclass(frozen=True)
+class Crossing:
+    """Of an island whose region has a bucket of its own: what a GB costs that leaves the home bucket for it, and one
+    that leaves its region for the home bucket."""
+
+    region: str
+    home_per_gb: float
+    per_gb: float
+
+
+@dataclass(frozen=True)
 class Candidate:
     """An island with what does not depend on the others. `busy` is the share of its accelerators that a batch of whole
     sequences keeps busy; `share` what others on the same machine leave of its speed; `egress_per_gb` what it pays for
@@ -33,6 +43,7 @@ class Candidate:
     busy: float = 1.0
     share: float = 1.0
     egress_per_gb: float = 0.0
+    crossing: Crossing | None = None
 
     def carries(self, load: Need, round_s: float) -> bool:
         """Whether its link carries a round's bytes in a round (or in its own step, if that is longer)."""
@@ -90,12 +101,22 @@ def _candidate(
         busy=busy,
         share=share,
         egress_per_gb=egress_per_gb(island, inventory),
+        crossing=crossing_of(island, inventory),
     )
 
 
 def egress_per_gb(island: IslandSettings, inventory: Inventory) -> float:
     """The island's price is of what leaves its region: to a bucket of its own region nothing does."""
     return island.egress_per_gb if leaves_its_region(island, inventory) else 0.0
+
+
+def crossing_of(island: IslandSettings, inventory: Inventory) -> Crossing | None:
+    """None where it uses the home bucket. A region without a price has its island's."""
+    own, home = inventory.regions.get(island.region), inventory.regions.get(inventory.store.region or "")
+    if own is None or own.store in (None, inventory.store.url):
+        return None
+    home_per_gb = 0.0 if home is None else home.egress_per_gb
+    return Crossing(island.region, home_per_gb, own.egress_per_gb or island.egress_per_gb)
 
 
 def leaves_its_region(island: IslandSettings, inventory: Inventory) -> bool:

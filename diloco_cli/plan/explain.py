@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from diloco_cli.plan import money
 from diloco_cli.plan.candidates import candidates
-from diloco_cli.plan.explain_island import Explanation, explain_island, short
+from diloco_cli.plan.explain_island import MERGING, Explanation, explain_island, merging_numbers, short
 from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
+from diloco_cli.protocol.polling import watch_every_s
 
 
 def explain(plan: Plan, most_islands: int | None = None) -> tuple[Explanation, ...]:
@@ -25,7 +26,7 @@ def explain(plan: Plan, most_islands: int | None = None) -> tuple[Explanation, .
     found = [*_model(plan), *_schedule(plan, fleet)]
     for island in plan.islands[:most_islands]:
         found += explain_island(plan, island, by_name[island.name], flows[island.name], fleet)
-    return (*found, *_prediction(plan, fleet), *_syncer(plan), *_money(plan), *_bills(plan))
+    return (*found, *_prediction(plan, fleet), *_syncer(plan), *_money(plan), *_mirrors(plan, fleet), *_bills(plan))
 
 
 def _model(plan: Plan) -> Iterator[Explanation]:
@@ -51,8 +52,8 @@ def _schedule(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
         ("slot", "T / fragments", f"{short(s.round_s)} / {s.fragments}", s.slot_s, "s"),
         (
             "merging",
-            "largest fragment x islands / parameters merged a second",
-            f"{short(s.fragment_parameters)} * {len(fleet.kept)} / {short(MERGE_PARAMETERS_PER_S)}",
+            MERGING,
+            merging_numbers(s.fragment_parameters, len(fleet.kept), sync),
             s.merge_s,
             "s",
         ),
@@ -118,9 +119,9 @@ def _synchronous(plan: Plan, fleet: Fleet) -> Explanation:
 def _syncer(plan: Plan) -> Iterator[Explanation]:
     m, s, sync, count = plan.model, plan.schedule, plan.run.sync, len(plan.islands)
     up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
-    per = f"({count} * {up:g} / 8 + 8 + {down:g} / 8)"
+    per = f"(8 + 8 + {down:g} / 8 + {up:g} / 8)"
     numbers = f"(8 * {short(m.parameters)} + {per} * {short(s.fragment_parameters)} + 64e6) / 1e9"
-    formula = "8 N + (islands x bits / 8 + 8 + bits / 8) x largest fragment + 64 MB"
+    formula = "8 N + (next version + read back + cast + one payload) x largest fragment + 64 MB"
     yield Explanation("syncer", "memory", formula, numbers, plan.syncer.memory_gb, "GB")
     share = f"100 * {short(m.parameters)} * {count} / {short(MERGE_PARAMETERS_PER_S)} / {short(s.round_s)}"
     state = f"64 * {short(m.parameters)} + {short(m.parameters)} * {down:g}"
@@ -138,7 +139,9 @@ def _money(plan: Plan) -> Iterator[Explanation]:
     c, round_s, sync, count = plan.money, short(plan.schedule.round_s), plan.run.sync, len(plan.islands)
     total = short(plan.model.parameters)
     up, down = CODEC_BITS[sync.codec] / 8, CODEC_BITS[sync.broadcast] / 8
-    slot, poll = short(plan.schedule.slot_s), short(money.poll_s(plan.schedule.slot_s))
+    slot, watch_s = short(plan.schedule.slot_s), watch_every_s(plan.schedule.slot_s)
+    looks_l = short(money.learners_looks_per_s(plan.schedule.slot_s))
+    looks_s = short(money.syncers_looks_per_s(plan.schedule.slot_s))
     saved = short(moment_bytes(plan.run.train.inner))
     saves = f"{count} / ({plan.run.train.inner.save_every} * {plan.schedule.fragments})"
     rows = [
@@ -158,15 +161,16 @@ def _money(plan: Plan) -> Iterator[Explanation]:
         ),
         (
             "class B requests",
-            "M (2 / slot + 1 / poll + 1 / fence) + (2 M + 2) / slot + M / poll + M + 2",
-            f"({count} * (2 / {slot} + 1 / {poll} + 1 / 5)"
-            f" + (2 * {count} + 2) / {slot} + {count} / {poll} + {count} + 2) * 86400",
+            "M (looks for commits + 1 / slot + 1 / fence) + M (looks into a mailbox + 1 / slot) + 2 / slot"
+            " + (M + 2) / watch",
+            f"({count} * ({looks_l} + 1 / {slot} + 1 / {short(max(money.FENCE_EVERY_S, watch_s))})"
+            f" + {count} * ({looks_s} + 1 / {slot}) + 2 / {slot} + ({count} + 2) / {short(watch_s)}) * 86400",
             c.class_b_per_day,
             "/day",
         ),
         (
             "storage",
-            "N x (state + cast + M x (delta + moments)) / T; nothing is deleted",
+            "N x (state + cast + M x (delta + moments)) / T, until the retained rounds are full",
             f"{total} * ({money.STATE_BYTES} + {down:g} + {count} * ({up:g} + {saved})) / 1e9 * 86400 / {round_s}",
             c.storage_gb_per_day,
             "GB/day",
@@ -175,9 +179,29 @@ def _money(plan: Plan) -> Iterator[Explanation]:
     yield from (Explanation("money", *row) for row in rows)
 
 
+def _mirrors(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
+    """What crosses between the home bucket and those of regions; nothing where there are none."""
+    crossings = [kept.crossing for kept in fleet.kept if kept.crossing is not None]
+    if not crossings:
+        return
+    up, down = CODEC_BITS[plan.run.sync.codec] / 8, CODEC_BITS[plan.run.sync.broadcast] / 8
+    regions = {crossing.region: crossing.home_per_gb for crossing in crossings}
+    a_day = f"{short(plan.model.parameters)} / 1e9 * 86400 / {short(plan.schedule.round_s)}"
+    prices, home = sum(crossing.per_gb for crossing in crossings), sum(regions.values())
+    yield Explanation(
+        "money", "between buckets", "N x (regions x version + their islands x delta) / T",
+        f"({len(regions)} * {down:g} + {len(crossings)} * {up:g}) * {a_day}", plan.money.mirrors_gb_per_day, "GB/day",
+    )  # fmt: skip
+    yield Explanation(
+        "money", "egress of mirrors", "N x (version x home's prices + delta x regions' prices) / T",
+        f"({down:g} * {short(home)} + {up:g} * {short(prices)}) * {a_day}", plan.money.mirrors_per_day, "/day",
+    )  # fmt: skip
+
+
 def _bills(plan: Plan) -> Iterator[Explanation]:
     """What the amounts cost, until the target is reached."""
     c, days, growth = plan.money, short(plan.prediction.days_to_target), short(plan.money.storage_gb_per_day)
+    grows = short(min(plan.prediction.days_to_target, money.retained_days(plan.schedule.round_s, plan.run)))
     rows = [
         (
             "requests",
@@ -187,19 +211,26 @@ def _bills(plan: Plan) -> Iterator[Explanation]:
             c.requests_per_day,
             "/day",
         ),
-        ("storage at the end", "growth x days", f"{growth} * {days}", c.storage_gb_at_end, "GB"),
+        (
+            "storage at the end",
+            "growth x min(days, days that are retained)",
+            f"{growth} * {grows}",
+            c.storage_gb_at_end,
+            "GB",
+        ),
         (
             "storage in all",
-            "growth x days^2 / 2 x price of a GB and day",
-            f"{growth} * {days} * {days} / 2 * {short(money.STORAGE_PRICE)}",
+            "growth x g x (days - g / 2) x price of a GB and day, g = min(days, days that are retained)",
+            f"{growth} * {grows} * ({days} - {grows} / 2) * {short(money.STORAGE_PRICE)}",
             c.storage_total,
             "",
         ),
         ("per hour", "money in all / days / 24", f"{short(c.total)} / {days} / 24", c.per_h, "/h"),
         (
             "money in all",
-            "days x (24 x price + egress + requests) + storage",
-            f"{days} * (24 * {short(c.accelerators_per_h)} + {short(c.egress_per_day)} + {short(c.requests_per_day)})"
+            f"days x (24 x price + egress{' + mirrors' if c.mirrors_per_day else ''} + requests) + storage",
+            f"{days} * (24 * {short(c.accelerators_per_h)} + {short(c.egress_per_day)}"
+            f"{f' + {short(c.mirrors_per_day)}' if c.mirrors_per_day else ''} + {short(c.requests_per_day)})"
             f" + {short(c.storage_total)}",
             c.total,
             "",

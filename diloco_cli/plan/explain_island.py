@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diloco_cli.config.devices import HOST_DEVICES, find_device
-from diloco_cli.plan import goodput, memory
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.plan import goodput, memory, sharing, traffic
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_IN_FLIGHT, Fleet, Flow
-from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, MOMENT_BYTES, ROUND_TRIPS, fragments_of
+from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, MOMENT_BYTES, ROUND_TRIPS, fragments_of, moment_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland
-from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
+from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, STATE_BITS, SYNCER_BPS
 from diloco_cli.plan.speed import computes_in_half, default_mfu, host_gflops, num_devices, peak_tflops
 
 
@@ -33,12 +34,23 @@ def short(value: float) -> str:
     return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
+MERGING = "fragment x (islands / parameters merged a second + (deltas + state and cast, twice) / syncer's bandwidth)"
+
+
+def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings) -> str:
+    """What a fragment of so many parameters costs the syncer."""
+    bits = f"{num_islands} * {CODEC_BITS[sync.codec]:g} + 2 * ({STATE_BITS} + {CODEC_BITS[sync.broadcast]:g})"
+    merged = f"{num_islands} / {short(MERGE_PARAMETERS_PER_S)}"
+    return f"{short(parameters)} * ({merged} + ({bits}) / {short(SYNCER_BPS)})"
+
+
 def explain_island(
     plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow, fleet: Fleet
 ) -> Iterator[Explanation]:
     round_s, step = plan.schedule.round_s, short(island.step_s)
     of, total, longest = island.name, short(plan.model.parameters), short(max(round_s, island.step_s))
     yield _speed(plan, candidate)
+    yield from _share(plan, candidate)
     yield Explanation(
         of, "step", "batch / (tokens/s)", f"{island.batch_tokens} / {short(island.tokens_per_s)}", island.step_s, "s"
     )
@@ -58,6 +70,7 @@ def explain_island(
     ):
         numbers = f"{total} * {CODEC_BITS[codec]:g} / {longest} / 1e6"
         yield Explanation(of, f"{way}link needed", f"N x bits of {codec} / max(T, step)", numbers, needed, "Mbps")
+    yield from _carried(plan, island, len(fleet.kept))
     yield _transfer(plan, candidate, flow)
     yield _in_flight(plan, candidate, flow, fleet)
     yield from _memory(plan, candidate)
@@ -92,10 +105,48 @@ def _speed(plan: Plan, candidate: Candidate) -> Explanation:
     return Explanation(island.name, "tokens/s", formula, numbers + slower, candidate.tokens_per_s, "tokens/s")
 
 
+def _share(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
+    """What others on the same cores leave, over all states of the machine in which the island is awake."""
+    local = plan.inventory.local
+    if local is None or not sharing.shares_cores(candidate.island, None):
+        return
+    here = [other for other in plan.inventory.islands if sharing.shares_cores(other, None)]
+    states = sharing.states_of(candidate.island, here, local, sharing.SERVICE_CORES)
+    numbers = " + ".join(f"{short(state.probability)} * {short(state.speed)}" for state in states)
+    formula = "mean over who else is awake of seat x crowding x what the run's services leave"
+    yield Explanation(candidate.island.name, "shared cores", formula, numbers, candidate.share, "")
+
+
+def _carried(plan: Plan, island: PlannedIsland, num_islands: int) -> Iterator[Explanation]:
+    """What the link really carries: fragments, moments, records."""
+    s, sync, inner = plan.schedule, plan.run.sync, plan.run.train.inner
+    total, longest = short(plan.model.parameters), short(max(s.round_s, island.step_s))
+    moments = f" + 8 * {short(moment_bytes(inner))}" if moment_bytes(inner) else ""
+    offers = f"8 * {s.fragments} * {traffic.OFFER_BYTES} / {longest}"
+    beats = f"8 * {traffic.BEAT_BYTES} / {traffic.BEAT_EVERY_S:g}"
+    yield Explanation(
+        island.name,
+        "sent",
+        "N x (bits + bits of moments / rounds between their saves) / max(T, step) + offers + beats",
+        f"({total} * ({CODEC_BITS[sync.codec]:g}{moments}) / {longest} + {offers} + {beats}) / 1e6",
+        island.sent_mbps,
+        "Mbps",
+    )
+    commits = f"8 * ({traffic.COMMIT_BYTES} + {num_islands} * {traffic.INPUT_BYTES}) / {short(s.slot_s)}"
+    yield Explanation(
+        island.name,
+        "received",
+        "N x bits / max(T, step) + a commit a slot, with an input of every island",
+        f"({total} * {CODEC_BITS[sync.broadcast]:g} / {longest} + {commits}) / 1e6",
+        island.received_mbps,
+        "Mbps",
+    )
+
+
 def _in_flight(plan: Plan, candidate: Candidate, flow: Flow, fleet: Fleet) -> Explanation:
     """The exchange of the fragment in which a parameter lies on average."""
     mean = fragments_of(plan.run.sync, plan.model).mean
-    merging = f"{short(mean)} * {len(fleet.kept)} / {short(MERGE_PARAMETERS_PER_S)}"
+    merging = merging_numbers(mean, len(fleet.kept), plan.run.sync)
     numbers = f"{_transfer_numbers(plan, candidate, mean)} + {short(plan.schedule.quorum_s)} + {merging}"
     formula = "transfer of the mean fragment + quorum + merging"
     return Explanation(candidate.island.name, "in flight", formula, numbers, flow.in_flight_s, "s")

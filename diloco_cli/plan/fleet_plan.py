@@ -16,6 +16,7 @@ from diloco_cli.plan.plan import Goal, LeftOut, Plan, PlannedIsland
 from diloco_cli.plan.prediction import predict, syncer_needs, syncer_warnings
 from diloco_cli.plan.schedule import fragment_offsets, schedule_warnings
 from diloco_cli.plan.speed import num_devices, speed_warnings
+from diloco_cli.plan.traffic import traffic
 
 LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
 IDLE_ACCELERATORS = 0.9  # a batch that keeps less of them busy is worth a warning
@@ -67,6 +68,7 @@ def _planned(
     own_round_s = flow.local_steps * step_s
     need = need_of_round(model, sync.codec, sync.broadcast)
     need_round_s = max(schedule.round_s, step_s)
+    carried = traffic(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     saved = run.train.inner.name == "adamw"
     bits = (CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast])
     return PlannedIsland(
@@ -84,7 +86,7 @@ def _planned(
         up_mbps_available=_mbps(island.link.up_bps),
         down_mbps_needed=need.down_bps(need_round_s) / MBPS,
         down_mbps_available=_mbps(island.link.down_bps),
-        sent_mbps=load_of_round(model, sync.codec, sync.broadcast, run.train.inner).up_bps(need_round_s) / MBPS,
+        sent_mbps=carried.sent_mbps,
         transfer_s=flow.transfer_s,
         transfer_window_s=schedule.overlap * schedule.slot_s - schedule.quorum_s - schedule.merge_s,
         memory_gb_needed=candidate.fit.needed_gb,
@@ -98,6 +100,7 @@ def _planned(
         egress_per_day=up_gb_per_day(fleet, run, model) * candidate.egress_per_gb,
         predicted_tokens_per_s=flow.after_failures * fleet.moving,
         warnings=tuple(_island_warnings(candidate, fleet, run, inventory, model)),
+        received_mbps=carried.received_mbps,
     )
 
 

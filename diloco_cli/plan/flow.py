@@ -24,7 +24,7 @@ from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.link import fragments_of, transfer_s
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule
-from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, local_steps, make_schedule
+from diloco_cli.plan.schedule import local_steps, make_schedule, syncer_load, syncer_s
 from diloco_cli.plan.worth import worth
 
 KEEPS_IN_FLIGHT = ("rebase", "adaptive")  # modes of `sync.mixing` that keep the progress made during an exchange
@@ -105,14 +105,11 @@ def _flow(
     after_idle = ideal * min(1.0, steps * step_s / round_s)
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
     after_link = after_idle * busy_share(schedule.slot_s, hidden_s, exchange_s)
-    in_flight_s = (
-        transfer_s(link, mean, sync.codec, sync.broadcast)
-        + schedule.quorum_s
-        + mean * num_islands / MERGE_PARAMETERS_PER_S
-    )
+    sent_s = transfer_s(link, mean, sync.codec, sync.broadcast)
+    in_flight_s = sent_s + schedule.quorum_s + syncer_s(mean, num_islands, sync)
     if sync.mixing not in KEEPS_IN_FLIGHT:
         after_link *= kept_in_flight(in_flight_s / round_s)
-    merging = parameters * num_islands / MERGE_PARAMETERS_PER_S / round_s
+    load = syncer_load(parameters, num_islands, round_s)
     kept = goodput.kept_work(candidate.island, round_s / 2 + hidden_s)
     return Flow(
         local_steps=steps,
@@ -122,7 +119,7 @@ def _flow(
         after_idle=after_idle,
         after_link=after_link,
         after_failures=after_link * candidate.availability * kept,
-        worth=worth(sync, steps * max(1.0, merging), schedule.grace_s, num_islands),
+        worth=worth(sync, steps * max(1.0, load), schedule.grace_s, num_islands),
     )
 
 

@@ -14,6 +14,7 @@ from diloco_cli.plan.memory import USABLE
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal, LeftOut
+from diloco_cli.plan.schedule import syncer_load
 from diloco_cli.plan.search import score
 from diloco_cli.plan.worth import MOST_EVERY
 from diloco_cli.units import format_bandwidth, format_duration
@@ -136,8 +137,14 @@ def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, m
 def _not_chosen(
     candidate: Candidate, fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal, evaluate: bool
 ) -> LeftOut:
-    """Its link and memory would do: it sets too short a round for others, breaks a limit, or is not worth it."""
+    """Its link and memory would do: it breaks a limit, sets too short a round for others, or is not worth it."""
     name, sync = candidate.island.name, fleet.sync
+    other = None
+    if evaluate:
+        kept = sorted([*fleet.kept, candidate], key=lambda c: (c.step_s, c.island.name))
+        other = run_fleet(kept, sync, model)
+        if score(other, run, model, goal) is None:
+            return _breaks_limits(candidate, other, run, model, goal)
     load = load_of_round(model, sync.codec, sync.broadcast, run.train.inner)
     round_s = sync.every * candidate.step_s
     shorter = round_s < fleet.schedule.round_s
@@ -149,17 +156,26 @@ def _not_chosen(
         return LeftOut(
             name, f"{reason}, too short for the link of {others}", (f"batch_tokens: {sequences * model.sequence}",)
         )
-    if not evaluate:
+    if other is None:
         return LeftOut(name, "the plan is better without it")
-    kept = sorted([*fleet.kept, candidate], key=lambda c: (c.step_s, c.island.name))
-    other = run_fleet(kept, sync, model)
-    if score(other, run, model, goal) is None:
-        return _breaks_limits(candidate, other, run, model, goal)
     if goal.objective == "cost":
         now, then = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
         return LeftOut(name, f"with it 1B tokens cost {then:.2f} instead of {now:.2f}")
     change = 100 * (other.tokens_per_s / fleet.tokens_per_s - 1)
-    return LeftOut(name, f"the plan is better without it: with it {change:+.2f} % tokens/s")
+    now, then = (score(each, run, model, goal) or 0.0 for each in (fleet, other))
+    if then > now:
+        return LeftOut(name, f"the search, which tries only so many sets, left it: with it {change:+.2f} % tokens/s")
+    but = _worth_less(fleet, other, model) if change > 0 else ""
+    return LeftOut(name, f"the plan is better without it: with it {change:+.2f} % tokens/s{but}")
+
+
+def _worth_less(fleet: Fleet, other: Fleet, model: ModelFacts) -> str:
+    """Why more tokens a second are not better."""
+    if syncer_load(model.parameters, len(other.kept), other.schedule.round_s) > 1:
+        return ", but the syncer could not merge that many in a round"
+    if other.schedule.grace_s <= 0 < fleet.schedule.grace_s:
+        return ", but no grace window: merges of few islands"
+    return ", but they would be worth less: longer rounds"
 
 
 def _breaks_limits(candidate: Candidate, other: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> LeftOut:

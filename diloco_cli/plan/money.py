@@ -1,37 +1,45 @@
 """What a fleet costs: accelerators, egress, requests, storage.
 
-Requests, counted from the protocol (M islands, P slots in a round of T seconds, polls each p = slot / 20, between
-0.02 and 0.5 s):
+Requests, counted from the protocol (M islands, slots of s seconds):
 
     class A (writes)  an island a slot: delta, offer; each 3 s a beat; now and then its moments
                       the syncer a slot: state, cast, commit; each 3 s a beat; every 64 commits a snapshot
-    class B (reads)   an island a slot: the new cast and commit; each p a look for the next commit; each 5 s a fence
-                      the syncer a slot: M offers, M deltas, state and cast read back; each p a look into M mailboxes;
-                      each second M incarnations, the log, requests
+    class B (reads)   an island a slot: its looks for the next commit, the new cast; at most each 5 s a fence
+                      the syncer a slot: its looks into M mailboxes, M deltas, state and cast read back; about once a
+                      slot M incarnations, the log, requests
+
+Who looks for what comes once a slot looks about the time at which it is due (protocol/polling.py).
 """
 
 from __future__ import annotations
 
+from math import inf
+
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.flow import Fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
+from diloco_cli.plan.mirrors import mirror_traffic
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money
+from diloco_cli.plan.traffic import BEAT_EVERY_S
+from diloco_cli.protocol.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, watch_every_s
 
 DAY_S = 86_400.0
 GB = 1e9
 CLASS_A_PRICE = 0.005 / 1000  # guessed from public price lists of object stores, as are the next two
 CLASS_B_PRICE = 0.0004 / 1000
 STORAGE_PRICE = 0.02 / 30  # of one GB a day
-POLL_BOUNDS_S = (0.02, 0.5)
-POLLS_A_SLOT = 20
-BEAT_EVERY_S, FENCE_EVERY_S = 3.0, 5.0
+LEARNERS_LOOKS = 5.2  # a slot, the successful one included; measured in virtual time at slots of 2 to 60 s
+SYNCERS_LOOKS = 3.8  # likewise, into one mailbox
+SYNCERS_POLL_BOUNDS_S = (0.02, 0.5)
+FENCE_EVERY_S = 5.0
 SNAPSHOT_EVERY = 64
+RETAINED_MARGIN = 1.25  # a floor is moved when a quarter more has gathered behind it
 STATE_BYTES = 8  # parameters and momentum, float32
 
 
 def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
-    """Nothing is deleted during a run, so storage grows from the first round to the last."""
+    """Storage grows until the retained rounds are full (`retention.rounds`), then stays."""
     days = run.train.tokens / fleet.tokens_per_s / DAY_S
     accelerators = sum(candidate.island.price_per_h for candidate in fleet.kept)
     gigabytes = up_gb_per_day(fleet, run, model)
@@ -40,8 +48,10 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     class_a, class_b = requests_per_day(fleet, run)
     requests = class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
     growth = storage_gb_per_day(fleet, run, model)
-    storage = growth * days * days / 2 * STORAGE_PRICE
-    per_day = 24 * accelerators + egress + requests
+    growing = min(days, retained_days(fleet.schedule.round_s, run))
+    storage = growth * (growing * growing / 2 + growing * (days - growing)) * STORAGE_PRICE
+    crossing = mirror_traffic(fleet, model)
+    per_day = 24 * accelerators + egress + crossing.per_day + requests
     total = days * per_day + storage
     return Money(
         accelerators_per_h=accelerators,
@@ -51,11 +61,13 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
         class_b_per_day=class_b,
         requests_per_day=requests,
         storage_gb_per_day=growth,
-        storage_gb_at_end=growth * days,
+        storage_gb_at_end=growth * growing,
         storage_total=storage,
         per_h=total / days / 24,
         total=total,
         per_billion_tokens=total / run.train.tokens * 1e9,
+        mirrors_gb_per_day=crossing.gb_per_day,
+        mirrors_per_day=crossing.per_day,
     )
 
 
@@ -72,17 +84,35 @@ def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> flo
     return model.parameters * per_parameter / GB * DAY_S / fleet.schedule.round_s
 
 
-def poll_s(slot_s: float) -> float:
-    low, high = POLL_BOUNDS_S
-    return min(high, max(low, slot_s / POLLS_A_SLOT))
+def retained_days(round_s: float, run: RunSettings) -> float:
+    """For how long a bucket grows before as much is deleted as comes; for ever where everything stays."""
+    rounds = run.retention.rounds
+    return inf if rounds == "all" else RETAINED_MARGIN * rounds * round_s / DAY_S
+
+
+def looks_per_s(slot_s: float, looks_a_slot: float, poll_bounds_s: tuple[float, float]) -> float:
+    """Of one reader for one thing that comes once a slot, the successful look included."""
+    if slot_s >= SHORT_SLOT_S:
+        return looks_a_slot / slot_s
+    shortest_s, longest_s = poll_bounds_s
+    return 1 / min(longest_s, max(shortest_s, slot_s * DENSE)) + 1 / slot_s
+
+
+def learners_looks_per_s(slot_s: float) -> float:
+    return looks_per_s(slot_s, LEARNERS_LOOKS, DENSE_BOUNDS_S)
+
+
+def syncers_looks_per_s(slot_s: float) -> float:
+    return looks_per_s(slot_s, SYNCERS_LOOKS, SYNCERS_POLL_BOUNDS_S)
 
 
 def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
     """(class A, class B) of all islands and the syncer."""
-    islands, slot_s, poll = len(fleet.kept), fleet.schedule.slot_s, poll_s(fleet.schedule.slot_s)
+    islands, slot_s = len(fleet.kept), fleet.schedule.slot_s
     snapshots = 1 / SNAPSHOT_EVERY
     saves = islands / (run.train.inner.save_every * fleet.schedule.fragments)
     class_a = (2 * islands + 3 + snapshots + saves) / slot_s + (islands + 1) / BEAT_EVERY_S
-    learners_b = islands * (2 / slot_s + 1 / poll + 1 / FENCE_EVERY_S)
-    syncer_b = (2 * islands + 2) / slot_s + islands / poll + islands + 2
+    watch_s = watch_every_s(slot_s)
+    learners_b = islands * (learners_looks_per_s(slot_s) + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
+    syncer_b = islands * (syncers_looks_per_s(slot_s) + 1 / slot_s) + 2 / slot_s + (islands + 2) / watch_s
     return class_a * DAY_S, (learners_b + syncer_b) * DAY_S

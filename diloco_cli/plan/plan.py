@@ -47,7 +47,8 @@ class PlannedIsland:
     """One island of the plan. None is unknown. Prices in the inventory's currency, egress per day.
 
     `memory_gb_*` are of one accelerator, `memory_parts` what it is needed for; `host_memory_gb_needed` is of the
-    learner's process, for the exchange. `sent_mbps` is what goes up with the moments that are saved now and then.
+    learner's process, for the exchange. `sent_mbps` and `received_mbps` are what really goes up and down: with records,
+    and with the moments that are saved now and then.
     """
 
     name: str
@@ -78,6 +79,7 @@ class PlannedIsland:
     egress_per_day: float
     predicted_tokens_per_s: float
     warnings: tuple[str, ...] = ()
+    received_mbps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class SyncerNeeds:
 @dataclass(frozen=True)
 class Money:
     """In the inventory's currency. `class_a` requests write or list, `class_b` ones read. Storage grows all the time:
-    `storage_gb_per_day`, and what it costs up to the target. `total` is everything up to the target."""
+    `storage_gb_per_day`, and what it costs up to the target. `mirrors`: what crosses between the home bucket and those
+    of regions (plan/mirrors.py). `total` is everything up to the target."""
 
     accelerators_per_h: float
     egress_per_day: float
@@ -147,6 +150,8 @@ class Money:
     per_h: float
     total: float
     per_billion_tokens: float
+    mirrors_gb_per_day: float = 0.0
+    mirrors_per_day: float = 0.0
 
 
 @dataclass(frozen=True)

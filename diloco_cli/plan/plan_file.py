@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.config.strict_json import parse_object
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.plan.plan import Plan
@@ -54,17 +55,18 @@ def plan_to_text(plan: Plan) -> str:
 def plan_from_text(text: str, where: str) -> Plan:
     """Raises UsageError for anything but an unchanged plan of this version."""
     try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UsageError("not a plan file (no JSON)", where=where, hint="diloco plan INVENTORY -o PLAN") from None
-    if not isinstance(body, dict) or body.get("format") != PLAN_FORMAT:
+        body = parse_object(text, LARGEST_PLAN_BYTES)
+    except ValueError as error:
+        problem = f"not a plan file (no JSON: {error})"
+        raise UsageError(problem, where=where, hint="diloco plan INVENTORY -o PLAN") from None
+    if body.get("format") != PLAN_FORMAT:
         raise UsageError("not a plan file", where=where, hint="diloco plan INVENTORY -o PLAN")
     _check_version(body.get("version"), where)
     _check_digest(body, where)
     try:
         return from_plain(Plan, body.get("plan"))
-    except UsageError as error:
-        raise UsageError(error.message, where=where, hint=AGAIN) from None
+    except (UsageError, ValueError, OverflowError) as error:
+        raise UsageError(getattr(error, "message", str(error)), where=where, hint=AGAIN) from None
 
 
 def _check_version(version: Any, where: str) -> None:

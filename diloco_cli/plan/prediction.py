@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan import goodput
 from diloco_cli.plan.flow import Fleet
-from diloco_cli.plan.link import CODEC_BITS, MBPS, need_of_round
+from diloco_cli.plan.link import CODEC_BITS, FULL, MBPS, need_of_round
 from diloco_cli.plan.memory import syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money, Prediction, Stage, SyncerNeeds
-from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
+from diloco_cli.plan.schedule import STATE_BITS, SYNCER_BPS, syncer_load
+from diloco_cli.units import format_bandwidth
 
 SECONDS_PER_DAY = 86_400.0
 MOST_LISTED = 16  # islands up to which P(at least k) is listed for every k
@@ -62,13 +63,12 @@ def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
     sync, round_s, islands = fleet.sync, fleet.schedule.round_s, len(fleet.kept)
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
     need = need_of_round(model, sync.codec, sync.broadcast)
-    merging_s = model.parameters * islands / MERGE_PARAMETERS_PER_S
-    written_bits = model.parameters * 64 + need.down_bits
+    written_bits = model.parameters * STATE_BITS + need.down_bits
     return SyncerNeeds(
-        memory_gb=syncer_memory_gb(model, fleet.schedule.fragment_parameters, islands, up_bits, down_bits),
+        memory_gb=syncer_memory_gb(model, fleet.schedule.fragment_parameters, up_bits, down_bits),
         down_mbps=(islands * need.up_bits + written_bits) / round_s / MBPS,
         up_mbps=written_bits / round_s / MBPS,
-        merge_percent=100 * merging_s / round_s,
+        merge_percent=100 * syncer_load(model.parameters, islands, round_s),
     )
 
 
@@ -76,7 +76,13 @@ def syncer_warnings(needs: SyncerNeeds) -> list[str]:
     warnings: list[str] = []
     if needs.merge_percent > CROWDED_SYNCER:
         warnings.append(
-            f"the syncer would spend {needs.merge_percent:.0f} % of its time merging (guessed speed): fewer islands, a"
-            " longer round (--set sync.every=...), or a faster machine for it"
+            f"the syncer would spend {needs.merge_percent:.0f} % of its time merging: fewer islands, or a longer round"
+            " (--set sync.every=...)"
         )
+    for way, mbps in (("down", needs.down_mbps), ("up", needs.up_mbps)):
+        if mbps * MBPS > FULL * SYNCER_BPS:
+            warnings.append(
+                f"the syncer needs {format_bandwidth(mbps * MBPS)} {way}, and a link of {format_bandwidth(SYNCER_BPS)}"
+                " is guessed: fewer islands, a smaller codec, or a longer round (--set sync.every=...)"
+            )
     return warnings

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.plan.link import Fragments
+from diloco_cli.plan.link import CODEC_BITS, Fragments
 from diloco_cli.plan.plan import Schedule
 
-MERGE_PARAMETERS_PER_S = 3e8  # guessed: parameters of one learner that one syncer core reads and merges in a second
+MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
+SYNCER_BPS = 10e9  # guessed: what a machine near the bucket reads from it, or writes to it, bits per second
+STATE_BITS = 64  # of a parameter: itself and its momentum, float32
 
 
 def local_steps(round_s: float, step_s: float) -> int:
@@ -31,7 +33,7 @@ def make_schedule(
     """
     round_s = sync.every * min(step_s)
     slot_s = round_s / fragments.count
-    merging_s = fragments.largest * len(step_s) / MERGE_PARAMETERS_PER_S
+    merging_s = syncer_s(fragments.largest, len(step_s), sync)
     waiting_s = quorum_s(sync.quorum, step_s)
     exchange_s = max(transfer_s) + waiting_s + merging_s
     if sync.overlap == "auto":
@@ -75,6 +77,19 @@ def longest_overlap(num_fragments: int) -> int:
 def quorum_s(quorum: int, step_s: Sequence[float]) -> float:
     """Offers appear at the ends of steps: the K-th may come one step of its island after the first."""
     return 0.0 if quorum == 1 else sorted(step_s)[quorum - 1]
+
+
+def syncer_s(parameters: float, num_islands: int, sync: SyncSettings) -> float:
+    """Seconds that a fragment of `parameters` spends at the syncer: every island's delta is read, all are merged, state
+    and cast are written and, before the commit, read back."""
+    read_bits = num_islands * CODEC_BITS[sync.codec]
+    written_bits = STATE_BITS + CODEC_BITS[sync.broadcast]
+    return parameters * (num_islands / MERGE_PARAMETERS_PER_S + (read_bits + 2 * written_bits) / SYNCER_BPS)
+
+
+def syncer_load(parameters: float, num_islands: int, round_s: float) -> float:
+    """The share of its time that the syncer merges; beyond 1 rounds grow longer. `parameters`: all of the model's."""
+    return parameters * num_islands / MERGE_PARAMETERS_PER_S / round_s
 
 
 def schedule_warnings(schedule: Schedule) -> list[str]:

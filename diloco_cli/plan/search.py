@@ -154,6 +154,23 @@ class _Search:
                 if not self._spent(1.0):
                     kept = carried(pool, every, self._load(pair))
                     self._consider_all(kept, pair, [every], sync.fragments)
+        self._more_of_the_largest(fitting)
+
+    def _more_of_the_largest(self, fitting: Sequence[Candidate]) -> None:
+        """Where the best are the n largest islands: how many more, up to the next number tried, are better still."""
+        ranked = sorted(fitting, key=_by_size)
+        if self.best is None or {c.island.name for c in self.best.fleet.kept} != {
+            c.island.name for c in ranked[: len(self.best.fleet.kept)]
+        }:
+            return
+        sync, fewest = self.best.fleet.sync, len(self.best.fleet.kept)
+        most = min(len(ranked) + 1, 2 * fewest + 1)
+        while most - fewest > 1 and not self._spent(1.0):
+            middle, before = (fewest + most) // 2, self.best
+            (pool,) = _first_of(ranked, [middle])
+            kept = carried(pool, sync.every, self._load((sync.codec, sync.broadcast)))
+            self._consider_all(kept, (sync.codec, sync.broadcast), [sync.every], sync.fragments)
+            fewest, most = (middle, most) if self.best is not before else (fewest, middle)
 
     def _load(self, pair: tuple[str, str]) -> Need:
         return load_of_round(self.model, *pair, self.run.train.inner)
@@ -188,12 +205,17 @@ def _with(sync: SyncSettings, **changed: Any) -> SyncSettings:
     return sync if all(getattr(sync, key) == value for key, value in changed.items()) else replace(sync, **changed)
 
 
+def _by_size(candidate: Candidate) -> tuple[float, str]:
+    """The largest first."""
+    return (-candidate.tokens_per_s, candidate.island.name)
+
+
 def _pools(fitting: Sequence[Candidate], goal: Goal) -> Iterator[Sequence[Candidate]]:
     """The best value for money, where that counts; the largest islands; everybody but those that set the pace."""
     if goal.objective == "cost" or goal.budget_per_h is not None or goal.budget_total is not None:
         by_value = sorted(fitting, key=lambda c: (c.island.price_per_h / c.tokens_per_s, c.island.name))
         yield from _first_of(by_value, [*_within_budget(by_value, goal), *_halvings(len(fitting))])
-    yield from _first_of(sorted(fitting, key=lambda c: (-c.tokens_per_s, c.island.name)), _halvings(len(fitting)))
+    yield from _first_of(sorted(fitting, key=_by_size), _halvings(len(fitting)))
     for count in PACE_SETTERS:
         if count < len(fitting):
             yield fitting[count:]

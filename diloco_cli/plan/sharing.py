@@ -1,14 +1,42 @@
-"""Islands of one machine share its cores, and so its speed."""
+"""Islands of one machine share its cores, and so its speed.
+
+Every thread that trains wants a core of its own. Of k awake threads on c < k cores, r = k mod c cores hold one thread
+more than the others. Threads that never sleep are moved about by the system and get c / k each over time. One that
+slept (an emulated slowdown is sleep) wakes on some core and shares that core with those who are there, for the short
+time that a step takes: the one that woke last sits on a fuller core, the other k - 1 wherever there is room.
+
+    fuller   1 / ceil(k / c)                                     what a thread on a fuller core gets of it
+    other    (c - fuller) / (k - 1)                              the mean of everybody but the last one
+    sleeper  fuller / m + other x (m - 1) / m                    m of the k sleep now and then, each may be the last
+
+A slowdown of s sleeps (s - 1) times as long as the step took, however long that was: its island is awake for exactly
+1 / s of the time, and only then does it crowd others or suffer from them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
 
 from diloco_cli.config.devices import CPU
 from diloco_cli.config.settings import Inventory, IslandSettings, LocalMachine
 from diloco_cli.plan.speed import num_devices
 
-SERVICE_CORES = 0.2  # syncer, evaluator and supervisor; beside the quickstart's learners they took 8 % of their time
+SERVICE_CORES = 0.2  # syncer, evaluator and supervisor; measured beside the quickstart's learners
+MOST_SLEEPERS = 64  # whose every combination is weighed; of more, as many as are awake on average
+
+
+@dataclass(frozen=True)
+class State:
+    """One state of the machine, from one island's view while it is awake: how probable it is, how many threads are
+    awake with its own (`sleepers` of them sleep now and then), and the speed of one of its threads over that of one
+    alone on the machine: its seat x what the crowd costs x what the run's own services leave."""
+
+    probability: float
+    awake: int
+    sleepers: int
+    speed: float
 
 
 def shares_cores(island: IslandSettings, region: str | None) -> bool:
@@ -18,15 +46,13 @@ def shares_cores(island: IslandSettings, region: str | None) -> bool:
 
 
 def busy_cores(islands: Sequence[IslandSettings], region: str | None) -> float:
-    """How many cores are busy on average: an emulated slowdown is sleep."""
+    """How many cores are wanted on average: an emulated slowdown is sleep."""
     return sum(num_devices(island) / island.slowdown for island in islands if shares_cores(island, region))
 
 
 def share_of_cores(islands: Sequence[IslandSettings], region: str | None, cores: int) -> dict[str, float]:
     """By island: the share of its planned speed that is left to it, 1 for all that start elsewhere."""
-    busy = busy_cores(islands, region)
-    share = min(1.0, cores / busy) if busy else 1.0
-    return {island.name: share if shares_cores(island, region) else 1.0 for island in islands}
+    return {island.name: 1.0 for island in islands} | _shares(islands, region, LocalMachine(cores), 0.0)
 
 
 def shares_of_the_local_machine(inventory: Inventory) -> dict[str, float]:
@@ -34,19 +60,77 @@ def shares_of_the_local_machine(inventory: Inventory) -> dict[str, float]:
     one another and with the run's own services; empty where it does not (`launch` then counts its own cores)."""
     if inventory.local is None:
         return {}
-    busy = busy_cores(inventory.islands, None)
-    share = crowded_share(inventory.local, busy + SERVICE_CORES) if busy else 1.0
-    return {island.name: share for island in inventory.islands if shares_cores(island, None)}
+    return _shares(inventory.islands, None, inventory.local, SERVICE_CORES)
 
 
-def crowded_share(local: LocalMachine, busy: float) -> float:
-    """The speed of one of `busy` processes as a share of one's alone: as measured, between two counts in proportion;
-    beyond the largest count measured, and where none was, as the cores are divided."""
+def _shares(
+    islands: Sequence[IslandSettings], region: str | None, local: LocalMachine, services: float
+) -> dict[str, float]:
+    """Islands that are alike have the same share."""
+    here = [island for island in islands if shares_cores(island, region)]
+    known: dict[tuple[int, float], float] = {}
+    for island in here:
+        kind = (num_devices(island), island.slowdown)
+        if kind not in known:
+            states = states_of(island, here, local, services)
+            known[kind] = sum(state.probability * state.speed for state in states)
+    return {island.name: known[num_devices(island), island.slowdown] for island in here}
+
+
+def states_of(
+    island: IslandSettings, here: Sequence[IslandSettings], local: LocalMachine, services: float
+) -> list[State]:
+    """Every state of the machine in which `island`, one of those `here`, is awake; their probabilities add up to 1."""
+    sleeps = island.slowdown > 1
+    own = num_devices(island)
+    steady = sum(num_devices(other) for other in here if other.slowdown == 1 and other is not island)
+    others = [other for other in here if other.slowdown > 1 and other is not island]
+    found = []
+    for probability, woken in _awake(others):
+        awake, sleepers = steady + woken + own, woken + (own if sleeps else 0)
+        speed = seat(awake, sleepers, local.cores, sleeps) * crowd(local, awake) * left(awake, local.cores, services)
+        found.append(State(probability, awake, sleepers, speed))
+    return found
+
+
+def _awake(sleepers: Sequence[IslandSettings]) -> Iterator[tuple[float, int]]:
+    """How probable it is that so many threads of islands that sleep now and then, each by itself, are awake."""
+    if len(sleepers) > MOST_SLEEPERS:
+        yield 1.0, round(sum(num_devices(island) / island.slowdown for island in sleepers))
+        return
+    chances = {0: 1.0}
+    for island in sleepers:
+        later: dict[int, float] = {}
+        for woken, chance in chances.items():
+            more = woken + num_devices(island)
+            later[woken] = later.get(woken, 0.0) + chance * (1 - 1 / island.slowdown)
+            later[more] = later.get(more, 0.0) + chance / island.slowdown
+        chances = later
+    yield from ((chance, woken) for woken, chance in sorted(chances.items()))
+
+
+def seat(awake: int, sleepers: int, cores: int, sleeps: bool) -> float:
+    """The share of a core that a thread of a sleeper (`sleeps`) or of somebody else gets, over the even one."""
+    if awake <= cores or awake % cores == 0 or sleepers == 0:
+        return 1.0
+    fuller = 1 / ceil(awake / cores)
+    other = (cores - fuller) / (awake - 1)
+    mine = fuller / sleepers + other * (sleepers - 1) / sleepers if sleeps else other
+    return mine * awake / cores
+
+
+def left(awake: int, cores: int, services: float) -> float:
+    """What the run's services leave: they take what they need, first from cores that are idle."""
+    wanted = min(awake, cores)
+    return max(0.0, min(wanted, cores - services)) / wanted
+
+
+def crowd(local: LocalMachine, awake: int) -> float:
+    """The speed of one of `awake` threads as a share of one's alone: as measured; beyond the largest number measured,
+    and where none was, as the cores are divided."""
     known = local.crowding
-    if not known:
-        return min(1.0, local.cores / busy)
-    if busy >= len(known):
-        return known[-1] * min(1.0, max(local.cores, len(known)) / busy)
-    below = max(1, int(busy))
-    weight = max(0.0, busy - below)
-    return known[below - 1] * (1 - weight) + known[below] * weight
+    if awake <= len(known):
+        return known[awake - 1]
+    most = max(1, len(known))
+    even = min(1.0, local.cores / awake) / min(1.0, local.cores / most)
+    return (known[-1] if known else 1.0) * even

@@ -30,6 +30,7 @@ LATE_BY_S = 60.0
 ENDS_WITHIN_S = 5.0
 MOST_PROCESSES = 16
 REPEATS = 3
+TURNS = 6  # of every number of processes, half as long each: speeds of one machine drift within seconds
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -47,10 +48,12 @@ class Load:
 @dataclass(frozen=True)
 class Crowding:
     """`tokens_per_s[k]`: of one of k processes at once. `free`: the share of the wall time that a process alone had a
-    core for itself; well below 1 says that something else was using the machine."""
+    core for itself; well below 1 says that something else was using the machine. `relative[k]`: the speed of one of k
+    over that of one alone, each time compared with its neighbour in time."""
 
     tokens_per_s: dict[int, Spread]
     free: float
+    relative: dict[int, float]
 
     @property
     def alone(self) -> Spread:
@@ -59,8 +62,8 @@ class Crowding:
     def shares(self) -> tuple[float, ...]:
         """For 1, 2, ... processes: the speed of each over that of one alone, never rising; between the numbers that
         were measured, what all do together changes in a straight line."""
-        points = sorted(self.tokens_per_s)
-        together = {num: num * self.tokens_per_s[num].median / self.alone.median for num in points}
+        points = sorted(self.relative)
+        together = {num: num * self.relative[num] for num in points}
         shares = [1.0]
         for low, high in pairwise(points):
             slope = (together[high] - together[low]) / (high - low)
@@ -69,21 +72,31 @@ class Crowding:
 
 
 def measure_crowding(load: Load, cores: int, seconds: float, say: Callable[[str], None]) -> Crowding:
-    """One process alone, a few at once, and one more than there are cores; interleaved, `REPEATS` times each."""
+    """One process alone, a few at once, and one more than there are cores; interleaved, `TURNS` times each."""
     points = counts_to_measure(cores // load.threads)
     say(f"starting {points[-1]} processes that train {_model_name(load.run)}, {load.threads} thread(s) each")
     with _workers(load, points[-1]) as workers:
         speeds: dict[int, list[float]] = {num: [] for num in points}
         free: list[float] = []
-        for repeat in range(REPEATS):
+        for turn in range(TURNS):
             for num in points:
-                say(f"training: {num} at once, {seconds:g} s ({repeat + 1} of {REPEATS})")
-                answers = _train_at_once(workers[:num], seconds)
+                say(f"training: {num} at once, {seconds / 2:g} s ({turn + 1} of {TURNS})")
+                answers = _train_at_once(workers[:num], seconds / 2)
                 on_a_core = [answer["tokens"] * load.threads / max(answer["cpu_s"], 1e-3) for answer in answers]
                 speeds[num].append(sum(on_a_core) / num * min(1.0, cores / (num * load.threads)))
                 if num == 1:
                     free.append(answers[0]["cpu_s"] / answers[0]["wall_s"] / load.threads)
-    return Crowding({num: spread_of(values) for num, values in speeds.items()}, min(1.0, spread_of(free).median))
+    spreads = {num: spread_of(values) for num, values in speeds.items()}
+    return Crowding(spreads, min(1.0, spread_of(free).median), relative_to_alone(speeds))
+
+
+def relative_to_alone(speeds: dict[int, list[float]]) -> dict[int, float]:
+    """By number of processes the median over turns of the speed over that of one alone in the same turn: what slows
+    the whole machine for some seconds is in both."""
+    return {
+        num: spread_of([speed / alone for speed, alone in zip(values, speeds[1], strict=True)]).median
+        for num, values in speeds.items()
+    }
 
 
 def measure_alone(load: Load, seconds: float, say: Callable[[str], None]) -> Spread:

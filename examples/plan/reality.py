@@ -11,12 +11,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-STEADY = {"merged tokens/s, steady": "merged tokens/s", "goodput, percent, steady": "goodput, percent"}
+STEADY = {
+    "merged tokens/s, steady": "merged tokens/s",
+    "goodput, percent, steady": "goodput, percent",
+    "merged of what was trained, percent": "merged of what was trained, percent",
+}
 OF_ISLANDS = (": tokens/s", ": bytes/s up", ": bytes/s down")
 HEAD = """# Prediction against reality
 
 The quickstart, planned from a probe of one machine and run there; `examples/plan/reality.sh` wrote this. From the first
 merge on: a short run also waits for its processes to start. Ratio: measured / predicted.
+
+A plan knows speeds, links and failures, and takes every offer to be in time. On a machine with more processes than
+cores steps take now longer, now shorter: some offers miss their merge (what was trained is then not merged), and
+whoever is first sets the pace of the slots, so that a few more versions travel than planned.
 
 | figure | predicted | measured | ratio |
 |---|---:|---:|---:|

@@ -29,12 +29,26 @@ def test_ratios_are_measured_over_predicted() -> None:
     assert rows["requests/s"].measured == 30.0
     iowa = PLAN.islands[0]
     assert rows["iowa: tokens/s"].ratio == pytest.approx(400_000 / iowa.tokens_per_s)
-    assert rows["iowa: bytes/s up"].predicted == pytest.approx((2 + 8 / 20) * 1e9 / PLAN.schedule.round_s)
-    assert rows["iowa: bytes/s down"].ratio == pytest.approx(
-        2e10 / (500_000_000 / 520_000) / (2e9 / PLAN.schedule.round_s)  # bytes over as long as the tokens take, steady
-    )
+    round_s, steady_s = PLAN.schedule.round_s, 500_000_000 / 520_000  # as long as the tokens take, steady
+    offers, commits = 24 * 900, 24 * (800 + 3 * 300)  # one of each a slot, with three inputs
+    up, down = (2.4e9 + offers) / round_s + 260 / 3, (2e9 + commits) / round_s
+    assert rows["iowa: bytes/s up"].predicted == pytest.approx(up)
+    joining = 2e9 / steady_s  # its process downloaded the whole model, once
+    assert rows["iowa: bytes/s down"].predicted == pytest.approx(down + joining)
+    assert rows["iowa: bytes/s down"].ratio == pytest.approx(2e10 / steady_s / (down + joining))
     steady = 100 * 520_000 / PLAN.prediction.tokens_per_s_ideal
     assert rows["goodput, percent, steady"].measured == pytest.approx(steady)
+
+
+def test_what_was_trained_and_not_merged_is_told_apart_from_speed() -> None:
+    rates = {"iowa": 400_000.0, "spot": 150_000.0, "old": 20_000.0}
+    everyone = [MeasuredIsland(name, rate, 1, 1, 1) for name, rate in rates.items()]
+    name = "merged of what was trained, percent"
+    whole = {row.what: row for row in calibrate(PLAN, measured(*everyone)).comparison}[name]
+    assert whole.measured == pytest.approx(100 * 520_000 / 570_000)
+    assert whole.predicted == pytest.approx(100 * PLAN.prediction.goodput)
+    part = {row.what: row for row in calibrate(PLAN, measured(everyone[0])).comparison}[name]
+    assert part.measured is None and part.ratio is None
 
 
 def test_the_plan_made_again_has_the_measured_speeds() -> None:
@@ -52,7 +66,7 @@ def test_a_crowd_on_the_machine_is_not_counted_twice() -> None:
     inventory = replace(fleet(*cores), local=LocalMachine(2, (1.0, 0.8)))
     plan = make_plan(RUN, inventory, MODEL)
     alone = make_plan(RUN, fleet(*cores), MODEL).islands[0].tokens_per_s
-    assert plan.islands[0].tokens_per_s == pytest.approx(0.8 * 2 / 2.2 * alone)  # 0.2 of a core: syncer, evaluator
+    assert plan.islands[0].tokens_per_s == pytest.approx(0.8 * 1.8 / 2 * alone)  # 0.2 of a core: syncer, evaluator
     found = calibrate(plan, measured(*(MeasuredIsland(name, 8.0, 1, 1, 1) for name in ("a", "b"))))
     assert [i.tokens_per_s for i in make_plan(RUN, found.inventory, MODEL).islands] == pytest.approx([8.0, 8.0])
 

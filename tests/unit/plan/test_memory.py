@@ -83,8 +83,8 @@ def test_host_and_syncer_memory_by_hand() -> None:
     assert host_memory_gb(small, fragment, 2, 16.0, 8.0) - host_memory_gb(
         small, fragment, 2, 16.0, 8.0, saved=False
     ) == pytest.approx(16 * small.parameters / 1e9)
-    assert syncer_memory_gb(small, fragment, 3, 16.0, 8.0) == pytest.approx(
-        (8 * small.parameters + (3 * 2 + 8 + 1) * fragment + 64e6) / 1e9
+    assert syncer_memory_gb(small, fragment, 16.0, 8.0) == pytest.approx(
+        (8 * small.parameters + (8 + 8 + 1 + 2) * fragment + 64e6) / 1e9
     )
 
 

@@ -13,7 +13,7 @@ from diloco_cli.config.inventory_text import inventory_to_text
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, LocalMachine, StoreSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.probe.crowd import Crowding, Load, counts_to_measure, measure_alone
+from diloco_cli.probe.crowd import Crowding, Load, counts_to_measure, measure_alone, relative_to_alone
 from diloco_cli.probe.entry import Measurements, figures, island_name, measured, new_inventory
 from diloco_cli.probe.machine import MachineFacts, device_name, machine_facts
 from diloco_cli.probe.matrix import matrix_tflops
@@ -30,12 +30,21 @@ def exactly(value: float) -> Spread:
     return Spread(value, 0.9 * value, 1.1 * value, 3)
 
 
-CROWDING = Crowding({1: exactly(1000.0), 2: exactly(980.0), 4: exactly(700.0), 5: exactly(720.0)}, 0.99)
+SPEEDS = {1: 1000.0, 2: 980.0, 4: 700.0, 5: 720.0}
+CROWDING = Crowding(
+    {num: exactly(speed) for num, speed in SPEEDS.items()}, 0.99, {num: speed / 1000 for num, speed in SPEEDS.items()}
+)
 
 
 def test_shares_follow_what_all_do_together_and_never_rise():
     """Together 1000, 1960, (2380 between), 2800, 3600: 1, 0.98, 2380/3000, 0.7 and not the 0.72 of a lucky fifth."""
     assert CROWDING.shares() == pytest.approx((1.0, 0.98, 2.38 / 3, 0.7, 0.7))
+
+
+def test_a_machine_that_slows_down_for_a_while_does_not_change_the_shares():
+    """In the middle turn everything runs at a third of its speed, and the last one catches only the crowd."""
+    found = relative_to_alone({1: [900.0, 300.0, 1000.0], 2: [810.0, 270.0, 300.0]})
+    assert found == pytest.approx({1: 1.0, 2: 0.9})
 
 
 @pytest.mark.parametrize(

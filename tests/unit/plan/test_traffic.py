@@ -1,0 +1,70 @@
+"""What a link carries: by hand, and sizes of records as the protocol writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from diloco_cli.plan.planner import make_plan
+from diloco_cli.plan.traffic import BEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes
+from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.records import Commit, Event, Fate, Input, Offer, Output, Timings
+from diloco_cli.protocol.wire import encode
+from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
+
+DIGEST = "blake3-" + "0123456789abcdef" * 4
+NONCE = "0123456789abcdef" * 2
+SECONDS = 0.4190106668647197
+PAYLOAD = (123_456_789, DIGEST, 154_244)
+
+
+def some_input(learner: str) -> Input:
+    data = {"base": 1190, "data_start": 934_912, "data_end": 961_536, "tokens": 26_624, "steps": 26}
+    return Input(
+        learner, 1, 100, **data, weight=20971520.0, payload_digest=DIGEST, payload_bytes=154_244, step_s=SECONDS
+    )
+
+
+def some_commit(num_islands: int) -> Commit:
+    return Commit(
+        n=1220, kind="merge", epoch=1, nonce=NONCE, previous=DIGEST, time="2026-11-21T05:49:12.591Z", software="0.2.0",
+        slot=1170, inputs=tuple(some_input(f"iowa{i}") for i in range(num_islands)),
+        fates=(Fate("iowa", 1, 99, 1, "superseded"),), outputs=(Output(1, 1220, 1170, 1, DIGEST, DIGEST),),
+        tokens=79_872, quorum=1, alive=3, grace_s=0.297751, grace_used_s=0.316144,
+        reason="2 of 3 after 0.15 s of grace (0.5 of 0.29 s slack, at most one slot of 0.29 s)",
+    )  # fmt: skip
+
+
+def some_offer() -> Offer:
+    events = (
+        Event("steps", count=5, batch_tokens=1024),
+        Event("adopted", version=1220, since=99),
+        Event("heard", n=1220, local_steps=33),
+        Event("steps", count=3, batch_tokens=1024),
+    )
+    return Offer(
+        "iowa", 1, 100, 1170, 1, 1190, DIGEST, 934_912, 961_536, 26_624, 26, DIGEST, 154_244, NONCE,
+        Timings(SECONDS, SECONDS, SECONDS, SECONDS), 1.930289626121521,
+        f"inner/iowa/00000001/000000000800-{DIGEST}", events=events,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_islands", [1, 3, 8])
+def test_records_are_as_large_as_the_protocol_writes_them(num_islands: int) -> None:
+    assert commit_bytes(num_islands) == pytest.approx(len(encode(some_commit(num_islands))), rel=0.12)
+    assert pytest.approx(len(encode(some_offer())), rel=0.12) == OFFER_BYTES
+    counters = (35_365_664, 30_246_518, 4952)
+    beat = LearnerBeat("TRAINING", 1, 238, 1896, 1_941_504, 23172.3, 0, 20913.0, 1.5395443, *counters)
+    assert pytest.approx(len(encode(beat)), rel=0.12) == BEAT_BYTES
+
+
+def test_a_round_of_a_large_model_is_fragments_and_a_little() -> None:
+    """2e9 bytes of deltas and 8e9 / 20 of moments up, 2e9 down; 24 offers and commits of three islands beside them."""
+    plan = make_plan(RUN, fleet(IOWA, SPOT, OLD), MODEL)
+    round_s, iowa = plan.schedule.round_s, plan.islands[0]
+    assert iowa.sent_mbps == pytest.approx(8 * ((2.4e9 + 24 * 900) / round_s + 260 / 3) / 1e6)
+    assert iowa.received_mbps == pytest.approx(8 * (2e9 + 24 * (800 + 3 * 300)) / round_s / 1e6)
+    assert iowa.received_mbps == pytest.approx(iowa.down_mbps_needed, rel=1e-4)
+
+
+def test_a_process_that_joins_downloads_every_fragment_once() -> None:
+    assert join_bytes(MODEL, with_sync(broadcast="int8").sync) == pytest.approx(1e9 * 8.125 / 8)
