@@ -8,48 +8,37 @@ its listing cache hides what others wrote.
 
 from __future__ import annotations
 
-import base64
 import json
-import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
-from diloco_cli.environment import environment_value, set_environment_default
+from diloco_cli import clock, randomness
 from diloco_cli.errors import StoreError
 from diloco_cli.randomness import nonce
-from diloco_cli.store.keys import check_key, check_prefix
-from diloco_cli.store.port import (
-    Created,
-    Exists,
-    ObjectStat,
-    StoreBrokenError,
-    StoreForbiddenError,
-    StoreUnavailableError,
+from diloco_cli.store import transfers
+from diloco_cli.store.answers import RangeBehindEndError
+from diloco_cli.store.gcs_client import (
+    header_values,
+    missing_bucket,
+    open_media,
+    sorted_error,
+    start_client,
+    stated_crc32c,
 )
+from diloco_cli.store.keys import check_key, check_prefix
+from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError
+from diloco_cli.store.retry import pause_s
 
-CONNECT_TIMEOUT_S = 10.0
-SILENCE_TIMEOUT_S = 30.0
-CALL_DEADLINE_S = 60.0
-SLOWEST_BYTES_PER_S = 50_000
-"""An upload may take the deadline and its size at this rate. A download's size is not known beforehand: it
-gets the time of the largest object."""
-LARGEST_OBJECT_BYTES = 4 << 30
-RESUMABLE_FROM_BYTES = 32 << 20
 CHUNK_BYTES = 32 << 20
-"""Chunks of a resumable upload; GCS wants multiples of 256 KiB."""
-LIST_PAGE = 1000
-
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-_RETRYABLE_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
-_CHECKSUM = re.compile(r"crc32c=([A-Za-z0-9+/]{6}==)")
+"""Chunks of a resumable upload, one after the other; GCS wants multiples of 256 KiB."""
 
 
 class GCSStore:
     """A bucket and prefix. The client starts at the first call, in the process that makes it: never share
-    one store with a forked child. Retries are not made here."""
+    one store with a forked child. Retries are not made here, but for the parts of a large object."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         self._bucket = bucket
@@ -72,13 +61,20 @@ class GCSStore:
             return Created() if holder == data else Exists(holder)
 
     def get(self, key: str) -> bytes | None:
-        name = self._name(key)
+        from fsspec.asyn import sync
+
+        name, filesystem = self._name(key), self._client()
+        longest_s = transfers.deadline_s(transfers.LARGEST_OBJECT_BYTES)
         try:
-            headers, data = self._call("GET", name, alt="media", deadline_s=_deadline_s(LARGEST_OBJECT_BYTES))
+            stated, chunks = sync(filesystem.loop, self._download, filesystem, name, timeout=longest_s)
         except FileNotFoundError:
             return None
-        stated = _CHECKSUM.search(",".join(_header_values(headers, "X-Goog-Hash")))
-        if stated and stated[1] != _crc32c(data):
+        except StoreError:
+            raise
+        except Exception as error:  # six libraries below, each with errors of its own: all are sorted here
+            raise sorted_error(error, self._where(name)) from error
+        data = b"".join(chunks)
+        if stated is not None and stated != transfers.crc32c(data):
             raise StoreUnavailableError("the bytes read do not match their crc32c", where=self._where(name))
         return data
 
@@ -88,12 +84,13 @@ class GCSStore:
         if start >= end:
             return None if self.stat(key) is None else b""
         wanted = {"Range": f"bytes={start}-{end - 1}"}
+        limit_s = transfers.deadline_s(end - start)
         try:
-            _, data = self._call("GET", name, alt="media", headers=wanted, deadline_s=_deadline_s(end - start))
+            _, data = self._call("GET", name, alt="media", headers=wanted, deadline_s=limit_s)
         except FileNotFoundError:
             return None
-        except _RangeError:
-            return b""  # it starts behind the end of the object
+        except RangeBehindEndError:
+            return b""
         if len(data) > end - start:
             raise StoreBrokenError("the store ignores byte ranges", where=self._where(name))
         return data
@@ -104,11 +101,11 @@ class GCSStore:
             page["startOffset"] = self._prefix + after  # inclusive: one key more is asked for, and dropped
         found: list[str] = []
         while len(found) < limit:
-            wanted = min(LIST_PAGE, limit - len(found) + 1)
+            wanted = min(transfers.LIST_PAGE, limit - len(found) + 1)
             fields = "items(name),nextPageToken"
             _, body = self._call("GET", None, maxResults=str(wanted), fields=fields, **page)
             answer = self._parsed(body)
-            keys = [str(item["name"]).removeprefix(self._prefix) for item in answer.get("items", [])]
+            keys = [name.removeprefix(self._prefix) for name in self._listed(answer)]
             found.extend(key for key in keys if key > after)
             if not answer.get("nextPageToken"):
                 break
@@ -130,7 +127,10 @@ class GCSStore:
         except FileNotFoundError:
             return None
         answer = self._parsed(body)
-        return ObjectStat(key, int(answer["size"]), datetime.fromisoformat(answer["updated"]).timestamp())
+        try:
+            return ObjectStat(key, int(answer["size"]), datetime.fromisoformat(answer["updated"]).timestamp())
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise StoreBrokenError("the store describes the object without size or time", where=self.url) from error
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
@@ -138,19 +138,41 @@ class GCSStore:
     def _where(self, name: str | None) -> str:
         return f"gs://{self._bucket}/{name or self._prefix}"
 
+    async def _download(self, filesystem: Any, name: str) -> tuple[str | None, transfers.Chunks]:
+        """The checksum that the store states, and the object in pieces, all of one generation."""
+        async with open_media(filesystem, self._bucket, name) as answer:
+            generation = answer.headers.get("X-Goog-Generation")
+            fetch = partial(self._fetch, filesystem, name, generation)
+            size = answer.content_length if generation else None
+            chunks = await transfers.read_in_parts(size, answer.content.iter_any(), fetch)
+            return stated_crc32c(answer.headers), chunks
+
+    async def _fetch(self, filesystem: Any, name: str, generation: str, start: int, end: int) -> transfers.Chunks:
+        span = {"Range": f"bytes={start}-{end - 1}"}
+        try:
+            async with open_media(filesystem, self._bucket, name, span, generation=generation) as answer:
+                chunks = [chunk async for chunk in answer.content.iter_any()]
+        except FileNotFoundError as error:
+            raise StoreUnavailableError("the object changed while it was read", where=self._where(name)) from error
+        except Exception as error:
+            raise sorted_error(error, self._where(name)) from error
+        if sum(map(len, chunks)) != end - start:
+            raise StoreUnavailableError("a part came short", where=self._where(name))
+        return chunks
+
     def _upload(self, name: str, data: bytes, condition: dict[str, Any]) -> None:
         """The checksum goes with the bytes: the store itself refuses what arrived damaged."""
         upload = self._client().base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
-        about = {"name": name, "crc32c": _crc32c(data), "contentType": "application/octet-stream"}
+        about = {"name": name, "crc32c": transfers.crc32c(data), "contentType": "application/octet-stream"}
         try:
-            if len(data) < RESUMABLE_FROM_BYTES:
+            if len(data) < transfers.UPLOAD_IN_PARTS_FROM_BYTES:
                 boundary = nonce()  # must not occur in the data
                 self._request(
                     "POST",
                     upload,
                     self._bucket,
                     where=name,
-                    deadline_s=_deadline_s(len(data)),
+                    deadline_s=transfers.deadline_s(len(data)),
                     headers={"Content-Type": f"multipart/related; boundary={boundary}"},
                     data=_multipart(boundary, about, data),
                     uploadType="multipart",
@@ -160,29 +182,42 @@ class GCSStore:
             headers, _ = self._request(
                 "POST", upload, self._bucket, where=name, json=about, uploadType="resumable", **condition
             )
-            session = _header_values(headers, "Location")[0]
-            self._upload_chunks(session, name, data)
         except FileNotFoundError as error:
-            raise self._missing_bucket() from error
+            raise missing_bucket(self._bucket, self.url) from error
+        self._upload_chunks(header_values(headers, "Location")[0], name, data)
 
     def _upload_chunks(self, session: str, name: str, data: bytes) -> None:
-        start = 0
+        """One after the other. After a failure the session itself is asked how much it has."""
+        kept = failures = 0
+        in_doubt = False
         while True:
-            chunk = memoryview(data)[start : start + CHUNK_BYTES]
-            headers, done = self._request(
-                "PUT",
-                session,
-                where=name,
-                deadline_s=_deadline_s(len(chunk)),
-                headers={"Content-Range": f"bytes {start}-{start + len(chunk) - 1}/{len(data)}"},
-                data=chunk,
-            )
+            chunk = memoryview(data)[kept : kept + (0 if in_doubt else CHUNK_BYTES)]
+            span = "*" if in_doubt else f"{kept}-{kept + len(chunk) - 1}"
+            try:
+                headers, done = self._request(
+                    "PUT",
+                    session,
+                    where=name,
+                    deadline_s=transfers.deadline_s(len(chunk)),
+                    headers={"Content-Range": f"bytes {span}/{len(data)}"},
+                    data=chunk,
+                )
+            except FileNotFoundError as error:
+                raise StoreUnavailableError("the upload's session is gone", where=self._where(name)) from error
+            except StoreUnavailableError as error:
+                failures += 1
+                if failures == transfers.PART_TRIES:
+                    raise
+                in_doubt = True
+                clock.sleep_s(pause_s(failures, error, randomness.jitter()))
+                continue
             if done:  # the object's description; an unfinished upload is answered with nothing but a range
                 return
-            kept = _header_values(headers, "Range") or ["bytes=0--1"]
-            before, start = start, int(kept[0].partition("-")[2]) + 1
-            if not before < start < len(data):
+            had, kept = kept, _kept_bytes(headers)
+            if kept >= len(data) or (kept <= had and not in_doubt):
                 raise StoreUnavailableError("the upload makes no progress", where=self._where(name))
+            failures = 0 if kept > had else failures
+            in_doubt = False
 
     def _call(self, method: str, name: str | None, **parts: Any) -> tuple[Mapping[str, str], bytes]:
         """One request about an object, or about the bucket's list of objects."""
@@ -191,7 +226,7 @@ class GCSStore:
         try:
             return self._request(method, "b/{}/o", self._bucket, where=None, **parts)
         except FileNotFoundError as error:
-            raise self._missing_bucket() from error
+            raise missing_bucket(self._bucket, self.url) from error
 
     def _request(
         self,
@@ -199,141 +234,59 @@ class GCSStore:
         path: str,
         *names: str,
         where: str | None,
-        deadline_s: float = CALL_DEADLINE_S,
+        deadline_s: float = transfers.CALL_DEADLINE_S,
         **parts: Any,
     ) -> tuple[Mapping[str, str], bytes]:
-        """FileNotFoundError, FileExistsError (a precondition failed), _RangeError, or an error of the
+        """FileNotFoundError, FileExistsError (a precondition failed), RangeBehindEndError, or an error of the
         port."""
         try:
             headers, body = self._client().call(method, path, *names, timeout=deadline_s, **parts)
         except (FileNotFoundError, FileExistsError, StoreError):
             raise
-        except Exception as error:  # six libraries below, each with errors of its own: all are sorted here
-            raise self._sorted(where, error) from error
+        except Exception as error:
+            raise sorted_error(error, self._where(where)) from error
         return headers, bytes(body)
 
     def _client(self) -> Any:
         with self._lock:
             if self._filesystem is None:
                 try:
-                    self._filesystem = _start_client()
+                    self._filesystem = start_client()
                 except OSError as error:  # such as a missing file of credentials: not a missing object
-                    raise self._sorted(None, PermissionError(str(error))) from error
+                    raise sorted_error(PermissionError(str(error)), self.url) from error
             return self._filesystem
 
     def _parsed(self, body: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreUnavailableError("the answer is no json", where=self.url) from error
         if not isinstance(answer, dict):
             raise StoreBrokenError("the answer is not an object", where=self.url)
         return answer
 
-    def _missing_bucket(self) -> StoreBrokenError:
-        return StoreBrokenError(
-            "no such bucket", where=self.url, hint=f"gcloud storage buckets create gs://{self._bucket}"
-        )
+    def _listed(self, answer: dict[str, Any]) -> Iterator[str]:
+        """The names in one page of a listing."""
+        items = answer.get("items", [])
+        for item in items if isinstance(items, list) else [None]:
+            name = item.get("name") if isinstance(item, dict) else None
+            if not isinstance(name, str):
+                raise StoreBrokenError("a listing holds something without a name", where=self.url)
+            yield name
 
     def _unavailable(self, name: str, doubt: Exception) -> StoreError:
         if isinstance(doubt, StoreError):
             return doubt
         return StoreUnavailableError("the object was deleted while it was created", where=self._where(name))
 
-    def _sorted(self, name: str | None, error: Exception) -> Exception:
-        """The port's error for what gcsfs, fsspec, aiohttp, requests or google.auth raised."""
-        import aiohttp
-        import requests
-        from google.auth.exceptions import GoogleAuthError, TransportError
 
-        where = self._where(name)
-        status, text = _status(error), _short(error)
-        passing = (
-            TimeoutError,
-            ConnectionError,
-            aiohttp.ClientError,
-            requests.RequestException,
-            TransportError,
-        )
-        if status == 416:
-            return _RangeError()
-        if status == 400 and "crc32c" in text.lower():
-            return StoreUnavailableError(f"the bytes were damaged on their way: {text}", where=where)
-        if status in _RETRYABLE_STATUS or (status is None and isinstance(error, passing)):
-            return StoreUnavailableError(f"the store does not answer: {text}", where=where)
-        if status in {401, 403} or isinstance(error, (GoogleAuthError, PermissionError)):
-            return StoreForbiddenError(
-                f"not allowed: {text}",
-                where=where,
-                hint="gcloud auth application-default login; check the bucket's roles and this clock",
-            )
-        return StoreBrokenError(f"the store refused the request: {text}", where=where)
-
-
-class _RangeError(Exception):
-    """A range that starts behind the end of the object."""
-
-
-def _start_client() -> Any:
-    set_environment_default("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it probes each bucket over gRPC
-    import aiohttp
-    from gcsfs.core import GCSFileSystem
-
-    class OneTryFileSystem(GCSFileSystem):  # type: ignore[misc]
-        """gcsfs would repeat each request six times on its own, without regard for our deadlines."""
-
-        _request = getattr(GCSFileSystem._request, "__wrapped__", GCSFileSystem._request)
-
-    emulator = environment_value("STORAGE_EMULATOR_HOST")
-    if emulator and not _is_safe_endpoint(emulator):
-        raise StoreForbiddenError(
-            "plain http is for loopback addresses only",
-            where=f"STORAGE_EMULATOR_HOST={emulator}",
-            hint="use https://, or unset STORAGE_EMULATOR_HOST",
-        )
-    return OneTryFileSystem(
-        token="anon" if emulator else None,
-        use_listings_cache=False,
-        skip_instance_cache=True,
-        requests_timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S),
-    )
-
-
-def _is_safe_endpoint(host: str) -> bool:
-    parts = urlsplit(host if "://" in host else f"http://{host}")
-    return parts.scheme == "https" or parts.hostname in _LOOPBACK
+def _kept_bytes(headers: Any) -> int:
+    """How much of an unfinished upload the store has, by its answer `Range: bytes=0-N`."""
+    stated = header_values(headers, "Range")
+    return int(stated[0].rpartition("-")[2]) + 1 if stated else 0
 
 
 def _multipart(boundary: str, about: Mapping[str, str], data: bytes) -> bytes:
     head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(about)}\r\n"
     head += f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
     return b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
-
-
-def _crc32c(data: bytes) -> str:
-    import google_crc32c
-
-    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
-
-
-def _deadline_s(num_bytes: int) -> float:
-    return CALL_DEADLINE_S + num_bytes / SLOWEST_BYTES_PER_S
-
-
-def _header_values(headers: Any, name: str) -> list[str]:
-    return [str(value) for value in headers.getall(name, [])]
-
-
-def _status(error: Exception) -> int | None:
-    """The answer's HTTP status, as far as gcsfs tells: most have a code, 403 and 400 are texts."""
-    code = getattr(error, "code", None) or getattr(error, "status", None)
-    if code is not None and str(code).isdigit():
-        return int(code)
-    if str(error).startswith("Forbidden"):
-        return 403
-    return 400 if isinstance(error, ValueError) and str(error).startswith("Bad Request") else None
-
-
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return "".join(c if c.isprintable() else "?" for c in text)[:300]

@@ -3,8 +3,8 @@
 A check before a write ("is it there? no: write it") lets several writers win, and a writer killed half way
 leaves a short file under the final name. So the bytes go to a temporary file in the same directory first,
 are fsynced, and take their name by one `link`, which the kernel grants to one writer only; then the
-directory is fsynced. Directories are walked by descriptor with O_NOFOLLOW: a symbolic link below the root is
-never followed, whatever it points to and whenever it was planted.
+directory is fsynced, and last the temporary name goes. Directories are walked by descriptor with O_NOFOLLOW:
+a symbolic link below the root is never followed, whatever it points to and whenever it was planted.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class LocalStore:
                             raise StoreUnavailableError("the object was deleted while it was created") from None
                     except OSError as error:
                         raise _without_links(error) from error
-            # Also for a holder: its writer may have died between link and fsync, and our caller relies on it.
-            os.fsync(directory)
+                    os.fsync(directory)  # while the object has two names, which tells readers to wait: see _read
+            if holder is not None:
+                os.fsync(directory)  # its writer may have died before he could, and our caller relies on it
         return Created() if holder is None or holder == data else Exists(holder)
 
     def get(self, key: str) -> bytes | None:
@@ -206,6 +207,29 @@ def _replace(old: int, new: int) -> int:
     return new
 
 
+def make_durable_root(root: Path) -> None:
+    """The directory and its parents, each entry durable: a store whose objects outlive a power cut must not itself be
+    gone after one. What is there already may have been made by somebody who died before he could fsync it."""
+    for path in [*reversed(root.parents), root][1:]:
+        made = not path.exists()
+        if made:
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+        try:
+            _sync_directory(path.parent)
+        except OSError:
+            if made:
+                raise  # a directory that others have made may be one that we must not open
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _make_durable_directory(parent: int, name: str) -> None:
     """The parent is fsynced even if the directory was there: its maker may have died before doing so."""
     with suppress(FileExistsError):
@@ -231,16 +255,21 @@ def _temporary(directory: int, data: bytes) -> Iterator[str]:
 
 
 def _read(directory: int, name: str, start: int = 0, end: int | None = None) -> bytes | None:
+    """What is read must still be there after a power cut: others build on it. An object that still has its temporary
+    name beside the final one may not be on the disk yet (its writer may even be dead), so the reader sees to it."""
     try:
         descriptor = os.open(name, _OPEN_TO_READ, dir_fd=directory)
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        if not stat_bits.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat_bits.S_ISREG(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "not a regular file")
+        if found.st_nlink > 1:
+            os.fsync(directory)
         if end is None:
             return file.readall()
-        wanted = max(0, min(end, os.fstat(descriptor).st_size) - start)
+        wanted = max(0, min(end, found.st_size) - start)
         return b"".join(_chunks(descriptor, start, wanted))
 
 

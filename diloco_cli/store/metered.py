@@ -29,6 +29,11 @@ class StoreCounts:
     def num_requests(self) -> int:
         return sum(self.requests.values())
 
+    @property
+    def num_writes(self) -> int:
+        """Class A, as object stores charge: what writes or lists. Deleting is free, the rest reads (class B)."""
+        return sum(self.requests.get(verb, 0) for verb in ("create", "put", "list"))
+
 
 class MeteredStore:
     """Thread-safe; adds no request of its own."""

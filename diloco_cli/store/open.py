@@ -10,12 +10,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from diloco_cli.config.store_url import without_credentials
+from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 from diloco_cli.store.keys import BadKeyError, check_key
 from diloco_cli.store.port import Store, StoreBrokenError, StoreForbiddenError
 from diloco_cli.store.prefixed import PrefixedStore
 
 SCHEMES = ("gs", "s3", "file", "memory")
+CLIENT_VARIABLE = "DILOCO_STORE_CLIENT"
+CLIENTS = ("default", "obstore")
+"""default: gcsfs for gs, s3fs for s3, our own for file. obstore: that library for all three. The objects are the same,
+so that the processes of one run may choose differently."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}")
@@ -45,13 +51,17 @@ def parse_url(url: str) -> StoreUrl:
     if matched is None:
         if "::" in url:
             raise UsageError(f"chained urls are not supported: {url}", hint=_allowed())
-        return StoreUrl("file", str(Path(url).expanduser().absolute()))
+        return StoreUrl("file", str(_without_tilde(url).absolute()))
     scheme = matched[1].lower()
     if scheme not in SCHEMES:
         raise UsageError(f"unknown store scheme {scheme!r} in {url}", hint=_allowed())
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"not a store url: {error}", where=url, hint=_allowed()) from error
     if parts.query or parts.fragment or "@" in parts.netloc:
-        raise UsageError("a store url takes no user, query or fragment", where=url, hint=_allowed())
+        shown = without_credentials(url)
+        raise UsageError("a store url takes no user, query or fragment", where=shown, hint=_allowed())
     if scheme == "file":
         return _parse_file(url, parts.netloc, unquote(parts.path))
     pattern = _MEMORY_NAME if scheme == "memory" else _BUCKET
@@ -68,25 +78,33 @@ def parse_url(url: str) -> StoreUrl:
 
 def open_store(url: str, *, create: bool = False) -> Store:
     """The store at this URL. `create` makes a missing directory and demands that it is writable; buckets are
-    never made. Cloud clients are started at their first call, in the process that makes it."""
+    never made. Cloud clients are started at their first call, in the process that makes it. $DILOCO_STORE_CLIENT
+    chooses which."""
     parsed = parse_url(url)
+    is_obstore = _chosen_client() == "obstore" and parsed.scheme != "memory"
+    if is_obstore:
+        _require("obstore", url, "pip install 'diloco[obstore]', or unset DILOCO_STORE_CLIENT")
     if parsed.scheme == "file":
-        return _open_directory(Path(parsed.place), create)
+        directory = _open_directory(Path(parsed.place), create)
+        return _open_with_obstore(parsed) if is_obstore else directory
     if parsed.scheme == "memory":
         from diloco_cli.store.memory import shared_memory_store
 
         store: Store = shared_memory_store(parsed.place)
         return sub_store(store, parsed.prefix) if parsed.prefix else store
+    if is_obstore:
+        return _open_with_obstore(parsed)
     if parsed.scheme == "gs":
         _require("gcsfs", url, "pip install gcsfs")
         from diloco_cli.store.gcs import GCSStore
 
         return GCSStore(parsed.place, parsed.prefix)
-    raise StoreBrokenError(
-        "this version has no s3 client",
-        where=url,
-        hint="use gs://, file:// or an s3-compatible directory mount",
+    _require(
+        "s3fs", url, f"pip install 'diloco[s3]', or pip install 'diloco[obstore]' and set {CLIENT_VARIABLE}=obstore"
     )
+    from diloco_cli.store.s3 import S3Store
+
+    return S3Store(parsed.place, parsed.prefix)
 
 
 def sub_store(store: Store, prefix: str) -> Store:
@@ -117,6 +135,13 @@ def _allowed() -> str:
     return "stores are gs://bucket/prefix, s3://bucket/prefix, file:///directory, a plain path, memory://name"
 
 
+def _without_tilde(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError("no such user's home here", where=path, hint="write the path out") from error
+
+
 def _parse_file(url: str, host: str, path: str) -> StoreUrl:
     if host not in {"", "localhost"}:
         raise UsageError(
@@ -128,11 +153,11 @@ def _parse_file(url: str, host: str, path: str) -> StoreUrl:
 
 
 def _open_directory(root: Path, create: bool) -> Store:
-    from diloco_cli.store.local import LocalStore, declared_error, missing_directory
+    from diloco_cli.store.local import LocalStore, declared_error, make_durable_root, missing_directory
 
     try:
         if create:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_durable_root(root)
         if not root.is_dir():
             raise missing_directory(root)
     except OSError as error:
@@ -145,6 +170,21 @@ def _open_directory(root: Path, create: bool) -> Store:
             hint="chown or chmod it, or name another directory",
         )
     return LocalStore(root)
+
+
+def _chosen_client() -> str:
+    chosen = environment_value(CLIENT_VARIABLE) or "default"
+    if chosen not in CLIENTS:
+        raise UsageError(
+            f"unknown client {chosen!r}", where=CLIENT_VARIABLE, hint=f"clients are {' and '.join(CLIENTS)}"
+        )
+    return chosen
+
+
+def _open_with_obstore(parsed: StoreUrl) -> Store:
+    from diloco_cli.store.obstore import ObstoreStore
+
+    return ObstoreStore(parsed.scheme, parsed.place, parsed.prefix)
 
 
 def _require(module: str, url: str, command: str) -> None:

@@ -1,11 +1,22 @@
-"""The one retry policy: full jitter, growing pauses, errors that retrying cannot help are raised at once."""
+"""The one retry policy: what each kind of error deserves, with growing jittered pauses, a budget and a deadline.
+
+    kind      errors                                       in the background                 in a command
+    passing   timeouts, resets, 408, 409, 429, 5xx,        soon, then ever more slowly,      until its deadline
+              damaged bytes                                never given up; budgeted
+    refused   401, 403, an expired token, a skewed clock   every 10 to 20 s, never given up  raised at once
+    full      no space, a quota used up                    every 2 to 4 s, never given up    raised at once
+    lasting   no bucket, bad key, a broken promise         raised at once                    raised at once
+
+A person can free a disk or renew a token while the work goes on; nobody repairs a missing bucket by waiting.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from diloco_cli import clock, randomness
 from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
@@ -14,7 +25,11 @@ from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbi
 SHORTEST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 20.0
 FULL_DISK_PAUSE_S = 2.0
+LONGEST_REASON = 200  # characters: it stands in a column of `status`
+BUDGET_BURST = 20
+BUDGET_PER_S = 2.0
 
+Kind = Literal["passing", "refused", "full", "lasting"]
 T = TypeVar("T")
 
 
@@ -28,24 +43,66 @@ class Retrying:
     last_error: str
 
 
-def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
-    """How long to wait after the attempt (the first is 1). Forbidden calls are repeated slowly: only a person can
-    help there, and a refused login in a fast loop looks like an attack. A full disk is looked at every few seconds."""
+def kind_of(error: DilocoError) -> Kind:
+    """The row of the table above."""
     if isinstance(error, NoSpaceError):
-        return FULL_DISK_PAUSE_S * (1 + jitter)
+        return "full"
     if isinstance(error, StoreForbiddenError):
+        return "refused"
+    return "passing" if is_retryable(error) else "lasting"
+
+
+def is_retryable(error: DilocoError) -> bool:
+    """Whether the same call may work later."""
+    return bool(getattr(error, "retryable", False))
+
+
+def is_worth_repeating(error: DilocoError, in_background: bool) -> bool:
+    """What only a person can mend is waited for in the background alone; a command tells the person at once."""
+    kind = kind_of(error)
+    return kind == "passing" or (in_background and kind != "lasting")
+
+
+def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
+    """How long to wait after the attempt (the first is 1). Refused calls are repeated slowly: only a person can
+    help there, and a refused login in a fast loop looks like an attack. A full disk is looked at every few seconds."""
+    kind = kind_of(error)
+    if kind == "full":
+        return FULL_DISK_PAUSE_S * (1 + jitter)
+    if kind == "refused":
         return LONGEST_PAUSE_S / 2 * (1 + jitter)
     ceiling_s = min(LONGEST_PAUSE_S, 2 * SHORTEST_PAUSE_S * 2.0 ** min(attempt - 1, 30))
     return SHORTEST_PAUSE_S + (ceiling_s - SHORTEST_PAUSE_S) * jitter
 
 
+class RetryBudget:
+    """So many repetitions at once, then so many a second, over all calls of a store: where every second request fails,
+    many calls that each retry only once would still double the load on a store that is short of breath."""
+
+    def __init__(self, burst: int = BUDGET_BURST, per_s: float = BUDGET_PER_S) -> None:
+        self._lock = threading.Lock()
+        self._every_s, self._saved_s = 1 / per_s, burst / per_s
+        self._spent_until_s = -math.inf
+
+    def wait_s(self, now_s: float) -> float:
+        """Takes one repetition; how long it has to wait for its turn, at most `LONGEST_PAUSE_S`."""
+        with self._lock:
+            earliest_s = max(self._spent_until_s, now_s - self._saved_s) + self._every_s
+            self._spent_until_s = min(earliest_s, now_s + LONGEST_PAUSE_S)
+            return max(0.0, self._spent_until_s - now_s)
+
+
 class RetryingStore:
     """Without a deadline it never gives up (background loops); with one it raises the last error when the
-    next pause would end after it (foreground commands). The deadline counts from the start of each call.
+    next pause would end after it (foreground commands). The deadline counts from the start of each call; `left_s`,
+    if given, bounds all calls together.
 
     To be interruptible, give it an event: `RetryingStore(store, sleep=event.wait, stop=event.is_set)`; a
     call whose store fails then raises its last error as soon as the event is set. Repeating a create is safe
     by the port's contract: one's own bytes count as success.
+
+    `on_retry` is called before each pause, and every `tell_every_s` of a long one; `on_answer` when a call that had
+    failed has its answer at last.
     """
 
     def __init__(
@@ -57,7 +114,11 @@ class RetryingStore:
         jitter: Callable[[], float] = randomness.jitter,
         monotonic: Callable[[], float] = clock.monotonic_s,
         stop: Callable[[], bool] = lambda: False,
+        left_s: Callable[[], float] = lambda: math.inf,
         on_retry: Callable[[Retrying], None] = lambda retrying: None,
+        on_answer: Callable[[Retrying], None] = lambda retrying: None,
+        tell_every_s: float = math.inf,
+        budget: RetryBudget | None = None,
     ) -> None:
         self.url = store.url
         self._store = store
@@ -66,7 +127,9 @@ class RetryingStore:
         self._jitter = jitter
         self._monotonic = monotonic
         self._stop = stop
-        self._on_retry = on_retry
+        self._left_s = left_s
+        self._on_retry, self._on_answer, self._tell_every_s = on_retry, on_answer, tell_every_s
+        self._budget = budget or RetryBudget()
         self._lock = threading.Lock()
         self._failing: dict[int, Retrying] = {}
 
@@ -77,66 +140,74 @@ class RetryingStore:
             return min(self._failing.values(), key=lambda failing: failing.since_s, default=None)
 
     def create(self, key: str, data: bytes) -> Created | Exists:
-        return self._persist("create", lambda: self._store.create(key, data))
+        return self.persist("create", lambda: self._store.create(key, data))
 
     def get(self, key: str) -> bytes | None:
-        return self._persist("get", lambda: self._store.get(key))
+        return self.persist("get", lambda: self._store.get(key))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        return self._persist("get_range", lambda: self._store.get_range(key, start, end))
+        return self.persist("get_range", lambda: self._store.get_range(key, start, end))
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        return self._persist("list", lambda: self._store.list(prefix, after, limit))
+        return self.persist("list", lambda: self._store.list(prefix, after, limit))
 
     def put(self, key: str, data: bytes) -> None:
         """Once: a put is a hint, and a hint that cannot be written must not hold up the work."""
         try:
             self._store.put(key, data)
         except (StoreError, NoSpaceError) as error:
-            if not isinstance(error, NoSpaceError) and not is_retryable(error):
+            if kind_of(error) == "lasting":
                 raise
 
     def delete(self, key: str) -> None:
-        self._persist("delete", lambda: self._store.delete(key))
+        self.persist("delete", lambda: self._store.delete(key))
 
     def stat(self, key: str) -> ObjectStat | None:
-        return self._persist("stat", lambda: self._store.stat(key))
+        return self.persist("stat", lambda: self._store.stat(key))
 
-    def _may_help(self, error: DilocoError) -> bool:
-        """A full disk is worth waiting for in the background, where a person can free it while the work goes on."""
-        return self._deadline_s is None if isinstance(error, NoSpaceError) else is_retryable(error)
-
-    def _persist(self, verb: str, call: Callable[[], T]) -> T:
+    def persist(self, verb: str, call: Callable[[], T]) -> T:
+        """Any other call, by the same policy; `verb` is what people read."""
         started_s = self._monotonic()
         failing: Retrying | None = None
-        thread = threading.get_ident()
         try:
             while True:
                 try:
-                    return call()
+                    answer = call()
                 except (StoreError, NoSpaceError) as error:
-                    if not self._may_help(error) or self._stop():
+                    if not is_worth_repeating(error, self._deadline_s is None) or self._stop():
                         raise
                     failing = _again(failing, verb, error)
-                    pause = pause_s(failing.attempts, error, self._jitter())
-                    waited_s = self._monotonic() - started_s
-                    if self._deadline_s is not None and waited_s + pause > self._deadline_s:
+                    pause = self._pause_s(failing, error)
+                    if pause > self._remaining_s(started_s):
                         raise
                     last_error = error
-                with self._lock:
-                    self._failing[thread] = failing
-                self._on_retry(failing)
-                self._sleep(pause)
+                else:
+                    if failing is not None:
+                        self._on_answer(failing)
+                    return answer
+                self._wait(failing, pause)
                 if self._stop():
                     raise last_error
         finally:
             with self._lock:
-                self._failing.pop(thread, None)
+                self._failing.pop(threading.get_ident(), None)
 
+    def _pause_s(self, failing: Retrying, error: DilocoError) -> float:
+        pause = pause_s(failing.attempts, error, self._jitter())
+        return max(pause, self._budget.wait_s(self._monotonic()) if kind_of(error) == "passing" else 0.0)
 
-def is_retryable(error: DilocoError) -> bool:
-    """Whether the same call may work later."""
-    return bool(getattr(error, "retryable", False))
+    def _remaining_s(self, started_s: float) -> float:
+        own_s = math.inf if self._deadline_s is None else self._deadline_s - (self._monotonic() - started_s)
+        return min(own_s, self._left_s())
+
+    def _wait(self, failing: Retrying, pause: float) -> None:
+        with self._lock:
+            self._failing[threading.get_ident()] = failing
+        while pause > 0 and not self._stop():
+            self._on_retry(failing)
+            turn_s = min(pause, self._tell_every_s)
+            self._sleep(turn_s)
+            pause -= turn_s
 
 
 def _again(failing: Retrying | None, verb: str, error: DilocoError) -> Retrying:
@@ -144,9 +215,15 @@ def _again(failing: Retrying | None, verb: str, error: DilocoError) -> Retrying:
     return Retrying(since_s, attempts + 1, verb, str(error))
 
 
+def failing_text(failing: Retrying) -> str:
+    """`create fails for 12 s: disk full`."""
+    reason = failing.last_error
+    if len(reason) > LONGEST_REASON:
+        reason = f"{reason[: LONGEST_REASON - 3]}..."
+    return f"{failing.verb} fails for {clock.wall_s() - failing.since_s:.0f} s: {reason}"
+
+
 def retrying_text(store: RetryingStore) -> str:
-    """`create fails for 12 s: disk full`, or nothing: for beats and status."""
+    """What is failing now, or nothing: for beats and status."""
     failing = store.retrying
-    if failing is None:
-        return ""
-    return f"{failing.verb} fails for {clock.wall_s() - failing.since_s:.0f} s: {failing.last_error}"
+    return "" if failing is None else failing_text(failing)

@@ -11,51 +11,69 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.randomness import nonce
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.metered import MeteredStore
-from diloco_cli.store.open import join_url, open_store
+from diloco_cli.store.open import CLIENT_VARIABLE, open_store, parse_url, sub_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.prefixed import PrefixedStore
 from diloco_cli.store.retry import RetryingStore
 from diloco_cli.store.wan import EmulatedLink
+from tests.contract.emulators import S3_ENVIRONMENT, environment, s3_emulator
 from tests.contract.fake_gcs import FakeGCS
+from tests.contract.fault_proxy import FaultProxy
 
 SHARED_MEMORY = Path("/dev/shm")
+REAL_URL_VARIABLES = {"real-gs": "DILOCO_TEST_GS_URL", "real-s3": "DILOCO_TEST_S3_URL"}
 
 
 @dataclass(frozen=True)
 class Backend:
     """`open_again` gives another client of the same store; `url` is None where other processes cannot reach
-    it."""
+    it. `num_rounds`: how many rounds of a race it can take in a second or so."""
 
     name: str
     open_again: Callable[[], Store]
     url: str | None = None
+    num_rounds: int = 100
 
 
-BACKENDS = ["local", "local-tmpfs", "memory", "retrying", "metered", "link", "prefixed", "gcs"]
+IN_PROCESS = ["memory", "retrying", "metered", "link", "prefixed"]
+REMOTE = ["gcs", "s3", "obstore-gcs", "obstore-s3"]
+REAL = [name for name, variable in REAL_URL_VARIABLES.items() if os.environ.get(variable)]
+BACKENDS = ["local", "local-tmpfs", "obstore-file", *IN_PROCESS, *REMOTE, *REAL]
 
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[FakeGCS]:
     with FakeGCS("bucket") as server:
-        before = os.environ.get("STORAGE_EMULATOR_HOST")
-        os.environ["STORAGE_EMULATOR_HOST"] = server.url
         yield server
-        if before is None:
-            del os.environ["STORAGE_EMULATOR_HOST"]
-        else:
-            os.environ["STORAGE_EMULATOR_HOST"] = before
 
 
 @pytest.fixture
 def gcs(gcs_server: FakeGCS) -> Iterator[FakeGCS]:
-    """The server with an empty bucket and no faults."""
+    """The server with an empty bucket and no faults; gs:// leads to it."""
     gcs_server.heal()
     gcs_server.objects["bucket"].clear()
-    yield gcs_server
+    with environment({"STORAGE_EMULATOR_HOST": gcs_server.url}):
+        yield gcs_server
     gcs_server.heal()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[FaultProxy]:
+    with s3_emulator("bucket") as url, FaultProxy(url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def s3(s3_server: FaultProxy) -> Iterator[FaultProxy]:
+    """A proxy without faults before the S3 emulator; s3:// leads to it. Its bucket keeps what earlier tests wrote."""
+    s3_server.faults.heal()
+    with environment({"AWS_ENDPOINT_URL": s3_server.url, **S3_ENVIRONMENT}):
+        yield s3_server
+    s3_server.faults.heal()
 
 
 @pytest.fixture
@@ -68,18 +86,14 @@ def shared_memory_directory() -> Iterator[Path]:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     name: str = request.param
     memory = MemoryStore()
     if name in {"local", "local-tmpfs"}:
         root = request.getfixturevalue("shared_memory_directory") if name == "local-tmpfs" else tmp_path / "s"
         root.mkdir(exist_ok=True)
-        return Backend(name, lambda: LocalStore(root), root.as_uri())
-    elif name == "gcs":
-        request.getfixturevalue("gcs")
-        url = join_url("gs://bucket/runs", "contract")
-        return Backend(name, lambda: open_store(url), url)
-    else:
+        yield Backend(name, lambda: LocalStore(root), root.as_uri(), num_rounds=200)
+    elif name in IN_PROCESS:
         wrapped: dict[str, Callable[[], Store]] = {
             "memory": lambda: memory,
             "retrying": lambda: RetryingStore(memory),
@@ -87,9 +101,48 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
             "link": lambda: EmulatedLink(memory, 8e9, 8e9, rtt_s=0.0002),
             "prefixed": lambda: PrefixedStore(memory, "runs/one"),
         }
-        return Backend(name, wrapped[name])
+        yield Backend(name, wrapped[name])
+    elif name in REAL_URL_VARIABLES:
+        yield from _real_backend(name)
+    else:
+        url = _emulated_url(request, name.removeprefix("obstore-"), tmp_path)
+        client = "obstore" if name.startswith("obstore-") else "default"
+        with environment({CLIENT_VARIABLE: client}):
+            yield Backend(name, lambda: open_store(url), url, num_rounds=25)
+
+
+def _emulated_url(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> str:
+    """A prefix of its own for each test."""
+    if kind == "file":
+        (tmp_path / "s").mkdir()
+        return (tmp_path / "s").as_uri()
+    request.getfixturevalue(kind)
+    return f"{'gs' if kind == 'gcs' else 's3'}://bucket/runs/{nonce()}"
+
+
+def _real_backend(name: str) -> Iterator[Backend]:
+    """What the test wrote is deleted again."""
+    url = f"{os.environ[REAL_URL_VARIABLES[name]].rstrip('/')}/contract-{nonce()}"
+    yield Backend(name, lambda: RetryingStore(open_store(url), deadline_s=60), url, num_rounds=5)
+    store = RetryingStore(open_store(url), deadline_s=60)
+    while keys := store.list(""):
+        for key in keys:
+            store.delete(key)
+
+
+_clients: dict[str, Store] = {}
+
+
+def shared_client(name: str, url: str) -> Store:
+    """A part of the store at `url`, through a client that the whole session shares: starting one takes a while."""
+    parsed = parse_url(url)
+    if name not in _clients:
+        _clients[name] = open_store(f"{parsed.scheme}://{parsed.place}")
+    return sub_store(_clients[name], parsed.prefix)
 
 
 @pytest.fixture
 def store(backend: Backend) -> Store:
+    if backend.name in REMOTE and backend.url is not None:
+        return shared_client(backend.name, backend.url)
     return backend.open_again()

@@ -1,25 +1,25 @@
-"""A small Google Cloud Storage that keeps its promises: JSON API, generations and preconditions, three kinds
-of upload, ranges, paging, batch delete; and server-side faults to order. Listens on loopback only."""
+"""A small Google Cloud Storage that keeps its promises: generations and preconditions, ranges, paging; the JSON API
+with three kinds of upload and batch delete, and what obstore needs of the XML API; and server-side faults to order.
+Listens on loopback only. As a process: python -m tests.contract.fake_gcs [--port P] [BUCKET ...]"""
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import base64
 import json
 import re
-import threading
-import time
-from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from email.utils import format_datetime
+from functools import cached_property
+from xml.sax.saxutils import escape
 
 import google_crc32c
 from aiohttp import web
 
-Kind = Literal["503", "429", "403", "stall", "cut_body", "lost_answer", "flip_bit"]
-"""lost_answer: the effect happens, then the connection is reset. cut_body: half of the download, then a
-reset. flip_bit: one bit of the stored bytes is wrong on its way down."""
+from tests.contract.faults import Faults, Kind, LoopbackServer, add_arguments, serve_until_killed
+
+__all__ = ["FakeGCS", "Kind"]
 
 
 @dataclass
@@ -27,62 +27,58 @@ class Blob:
     data: bytes
     generation: int
     updated: str = field(default_factory=lambda: datetime.now(UTC).isoformat().replace("+00:00", "Z"))
+    metadata: dict[str, str] = field(default_factory=dict)
 
     @property
+    def etag(self) -> str:
+        return f'"{self.generation}"'
+
+    @cached_property
     def crc32c(self) -> str:
         return base64.b64encode(google_crc32c.value(self.data).to_bytes(4, "big")).decode()
 
 
-@dataclass
-class Fault:
-    kind: Kind
-    method: str
-
-
 class FakeGCS:
-    """`with FakeGCS() as server: ... server.url`. Objects live in `server.objects[bucket][name]`."""
+    """`with FakeGCS("bucket") as server: ... server.url`. Objects live in `server.objects[bucket][name]`."""
 
-    def __init__(self, *buckets: str) -> None:
+    def __init__(self, *buckets: str, port: int = 0, seed: int = 0) -> None:
         self.objects: dict[str, dict[str, Blob]] = {bucket: {} for bucket in buckets}
-        self.requests = 0
-        self.url = ""
-        self._faults: deque[Fault] = deque()
+        self.faults = Faults(lambda status: _error(status, "injected"), seed)
+        self.server = LoopbackServer(self._app, port)
+        self.keeps_half = False  # of each chunk of a resumable upload, as the real one may
+        self.ignores_conditions = False  # broken: a create overwrites, as some clones do
+        self.settings: dict[str, dict[str, object]] = {}  # of a bucket, such as its softDeletePolicy
         self._sessions: dict[str, tuple[str, str, bool, str | None, bytearray]] = {}
         self._finished: dict[str, dict[str, str]] = {}
-        self.keeps_half = False  # of each chunk of a resumable upload, as the real one may
         self._generation = 1000
-        self._released = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._stop: asyncio.Event = asyncio.Event()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def requests(self) -> int:
+        return self.faults.requests
 
     def __enter__(self) -> FakeGCS:
-        self._thread.start()
-        if not self._ready.wait(20):
-            raise TimeoutError("the fake GCS did not start")
+        self.server.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.heal()
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self.server.__exit__(*exc_info)
 
     def inject(self, kind: Kind, method: str = "", times: int = 1) -> None:
-        """The next `times` requests of that HTTP method (any, if empty) suffer."""
-        self._faults.extend(Fault(kind, method) for _ in range(times))
+        self.faults.inject(kind, method, times)
 
     def heal(self) -> None:
-        """No faults any more; stalled requests go on."""
-        self._faults.clear()
-        self._loop.call_soon_threadsafe(self._released.set)
+        self.faults.heal()
 
     def num_pending(self) -> int:
-        """How many injected faults have not struck yet."""
-        return len(self._faults)
+        return self.faults.num_pending()
 
-    async def _serve(self) -> None:
-        app = web.Application(client_max_size=2 << 30, middlewares=[self._trouble])
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=2 << 30, middlewares=[self.faults.middleware])
         app.add_routes(
             [
                 web.post("/upload/storage/v1/b/{bucket}/o", self._upload),
@@ -95,45 +91,13 @@ class FakeGCS:
                 web.get("/download/storage/v1/b/{bucket}/o/{name:.+}", self._get),
                 web.delete("/storage/v1/b/{bucket}/o/{name:.+}", self._delete),
                 web.post("/batch/storage/v1", self._batch),
+                web.get("/{bucket}", self._xml_list),
+                web.get("/{bucket}/{name:.+}", self._xml_get),
+                web.put("/{bucket}/{name:.+}", self._xml_put),
+                web.delete("/{bucket}/{name:.+}", self._delete),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{port}"
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
-
-    @web.middleware
-    async def _trouble(self, request: web.Request, handler: object) -> web.StreamResponse:
-        self.requests += 1
-        fault = next((f for f in self._faults if f.method in {"", request.method}), None)
-        if fault is None:
-            return await handler(request)  # type: ignore[operator]
-        self._faults.remove(fault)
-        if fault.kind in {"503", "429", "403"}:
-            return _error(int(fault.kind), "injected")
-        if fault.kind == "stall":
-            self._released.clear()
-            await self._released.wait()
-            return _error(503, "was stalled")
-        response: web.Response = await handler(request)  # type: ignore[operator]
-        if fault.kind == "flip_bit":
-            body = bytearray(bytes(response.body or b""))
-            body[len(body) // 2] ^= 1
-            response.body = bytes(body)
-            return response
-        if fault.kind == "cut_body":
-            body = bytes(response.body or b"")
-            stream = web.StreamResponse(headers={"Content-Length": str(len(body))})
-            await stream.prepare(request)
-            await stream.write(body[: len(body) // 2])
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response()
+        return app
 
     async def _upload(self, request: web.Request) -> web.Response:
         bucket, query = request.match_info["bucket"], request.query
@@ -148,26 +112,29 @@ class FakeGCS:
         name = about.get("name") or query["name"]
         if bucket not in self.objects:
             return _error(404, "The specified bucket does not exist.")
-        if exclusive and name in self.objects[bucket]:
+        if exclusive and not self.ignores_conditions and name in self.objects[bucket]:
             return _error(412, "At least one of the pre-conditions you specified did not hold.")
         session = f"s{len(self._sessions)}"
         self._sessions[session] = (bucket, name, exclusive, about.get("crc32c"), bytearray())
-        return web.Response(headers={"Location": f"{self.url}/resumable/{session}?upload_id={session}"})
+        return web.Response(headers={"Location": f"http://{request.host}/resumable/{session}?upload_id={session}"})
 
     async def _chunk(self, request: web.Request) -> web.Response:
         session = request.match_info["session"]
         if session in self._finished:
             return web.json_response(self._finished[session])
+        if session not in self._sessions:
+            return _error(404, "no such upload")
         bucket, name, exclusive, crc32c, received = self._sessions[session]
-        first, last, total = map(int, re.findall(r"\d+", request.headers["Content-Range"]))
+        *span, total = map(int, re.findall(r"\d+", request.headers["Content-Range"]))
         data = await request.read()
-        if first > len(received) or last - first + 1 != len(data):
-            return _error(400, "the chunk does not follow the one before")
-        received += data[len(received) - first :]  # what is there already is ignored
-        if self.keeps_half and len(received) < total:
-            del received[first + len(data) // 2 :]
+        if span:  # otherwise the client only asks how much has arrived
+            if span[0] > len(received) or span[1] - span[0] + 1 != len(data):
+                return _error(400, "the chunk does not follow the one before")
+            received += data[len(received) - span[0] :]  # what is there already is ignored
+            if self.keeps_half and len(received) < total:
+                del received[span[0] + len(data) // 2 :]
         if len(received) < total:
-            return web.Response(status=308, headers={"Range": f"bytes=0-{len(received) - 1}"})
+            return web.Response(status=308, headers={"Range": f"bytes=0-{len(received) - 1}"} if received else {})
         answer = self._store(bucket, name, bytes(received), exclusive, crc32c)
         if answer.status == 200:
             self._finished[session] = _about(bucket, name, self.objects[bucket][name])
@@ -181,7 +148,7 @@ class FakeGCS:
         """No await inside: one atomic step of the server's one thread."""
         if bucket not in self.objects:
             return _error(404, "The specified bucket does not exist.")
-        if exclusive and name in self.objects[bucket]:
+        if exclusive and not self.ignores_conditions and name in self.objects[bucket]:
             return _error(412, "At least one of the pre-conditions you specified did not hold.")
         self._generation += 1
         blob = Blob(data, self._generation)
@@ -193,7 +160,8 @@ class FakeGCS:
     async def _bucket(self, request: web.Request) -> web.Response:
         if request.match_info["bucket"] not in self.objects:
             return _error(404, "The specified bucket does not exist.")
-        return web.json_response({"name": request.match_info["bucket"]})
+        bucket = request.match_info["bucket"]
+        return web.json_response({"name": bucket, **self.settings.get(bucket, {})})
 
     async def _list(self, request: web.Request) -> web.Response:
         blobs = self.objects.get(request.match_info["bucket"])
@@ -214,22 +182,11 @@ class FakeGCS:
     async def _get(self, request: web.Request) -> web.Response:
         bucket, name = request.match_info["bucket"], request.match_info["name"]
         blob = self.objects.get(bucket, {}).get(name)
-        if blob is None:
+        if blob is None or request.query.get("generation", str(blob.generation)) != str(blob.generation):
             return _error(404, f"No such object: {bucket}/{name}")
         if request.query.get("alt") != "media":
             return web.json_response(_about(bucket, name, blob))
-        headers = {"X-Goog-Hash": f"crc32c={blob.crc32c}", "X-Goog-Generation": str(blob.generation)}
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
-        if wanted is None:
-            return web.Response(body=blob.data, headers=headers)
-        first, last = wanted[1], wanted[2]
-        size = len(blob.data)
-        start = int(first) if first else max(0, size - int(last))
-        end = min(size, int(last) + 1) if first and last else size
-        if start >= size:
-            return web.Response(status=416, text="The requested range cannot be satisfied.")
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-        return web.Response(status=206, body=blob.data[start:end], headers=headers)
+        return _media(request, blob)
 
     async def _delete(self, request: web.Request) -> web.Response:
         return self._remove(request.match_info["bucket"], request.match_info["name"])
@@ -238,6 +195,47 @@ class FakeGCS:
         if self.objects.get(bucket, {}).pop(name, None) is None:
             return _error(404, f"No such object: {bucket}/{name}")
         return web.Response(status=204)
+
+    async def _xml_get(self, request: web.Request) -> web.Response:
+        bucket, name = request.match_info["bucket"], request.match_info["name"]
+        if bucket not in self.objects:
+            return _xml_error(404, "NoSuchBucket")
+        blob = self.objects[bucket].get(name)
+        if blob is None:
+            return _xml_error(404, "NoSuchKey")
+        if request.headers.get("If-Match", blob.etag) != blob.etag:
+            return _xml_error(412, "PreconditionFailed")
+        return _media(request, blob)
+
+    async def _xml_put(self, request: web.Request) -> web.Response:
+        bucket, name = request.match_info["bucket"], request.match_info["name"]
+        exclusive = request.headers.get("x-goog-if-generation-match") == "0"
+        metadata = {k.lower()[12:]: v for k, v in request.headers.items() if k.lower().startswith("x-goog-meta-")}
+        stored = self._store(bucket, name, await request.read(), exclusive, None)
+        if stored.status != 200:
+            return _xml_error(stored.status, "NoSuchBucket" if stored.status == 404 else "PreconditionFailed")
+        blob = self.objects[bucket][name]
+        blob.metadata = metadata
+        return web.Response(headers={"ETag": blob.etag, "x-goog-generation": str(blob.generation)})
+
+    async def _xml_list(self, request: web.Request) -> web.Response:
+        blobs = self.objects.get(request.match_info["bucket"])
+        if blobs is None:
+            return _xml_error(404, "NoSuchBucket")
+        query = request.query
+        start = max(query.get("start-after", ""), query.get("continuation-token", ""))
+        names = sorted(name for name in blobs if name.startswith(query.get("prefix", "")) and name > start)
+        limit = min(int(query.get("max-keys", "1000")), 1000)
+        rows = "".join(
+            f"<Contents><Key>{escape(name)}</Key><LastModified>{blobs[name].updated}</LastModified>"
+            f"<ETag>{escape(blobs[name].etag)}</ETag><Size>{len(blobs[name].data)}</Size></Contents>"
+            for name in names[:limit]
+        )
+        more = f"<NextContinuationToken>{escape(names[limit - 1])}</NextContinuationToken>" if names[limit:] else ""
+        text = (
+            f"<ListBucketResult><IsTruncated>{'true' if more else 'false'}</IsTruncated>{rows}{more}</ListBucketResult>"
+        )
+        return web.Response(text=f"<?xml version='1.0'?>{text}", content_type="application/xml")
 
     async def _batch(self, request: web.Request) -> web.Response:
         from urllib.parse import unquote
@@ -280,10 +278,37 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"code": status, "message": message}}, status=status)
 
 
-if __name__ == "__main__":  # a server to try things against: python tests/contract/fake_gcs.py bucket
-    import sys
+def _media(request: web.Request, blob: Blob) -> web.Response:
+    """The bytes, or the range of them that is asked for; the checksum is always that of the whole object."""
+    headers = {"X-Goog-Hash": f"crc32c={blob.crc32c}", "X-Goog-Generation": str(blob.generation), "ETag": blob.etag}
+    headers["Last-Modified"] = format_datetime(datetime.fromisoformat(blob.updated), usegmt=True)
+    headers.update({f"x-goog-meta-{key}": value for key, value in blob.metadata.items()})
+    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
+    if wanted is None:
+        return web.Response(body=blob.data, headers=headers)
+    first, last = wanted[1], wanted[2]
+    size = len(blob.data)
+    start = int(first) if first else max(0, size - int(last))
+    end = min(size, int(last) + 1) if first and last else size
+    if start >= size:
+        return web.Response(status=416, text="The requested range cannot be satisfied.")
+    headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+    return web.Response(status=206, body=blob.data[start:end], headers=headers)
 
-    with FakeGCS(*(sys.argv[1:] or ["bucket"])) as server:
-        print(f"STORAGE_EMULATOR_HOST={server.url}", flush=True)
-        while True:
-            time.sleep(3600)
+
+def _xml_error(status: int, code: str) -> web.Response:
+    text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message></Error>"
+    return web.Response(status=status, text=text, content_type="application/xml")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("buckets", nargs="*", default=["bucket"])
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    gcs = FakeGCS(*arguments.buckets, port=arguments.port, seed=arguments.seed)
+    serve_until_killed(gcs.server, gcs.faults, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -98,12 +98,6 @@ def test_join_and_split_are_inverse(url: str, joined: str) -> None:
     assert (parse_url(outer), name) == (parse_url(url), "run")
 
 
-def test_s3_says_what_is_missing() -> None:
-    with pytest.raises(StoreError) as refused:
-        open_store("s3://bucket/x")
-    assert refused.value.hint
-
-
 def test_opening_a_directory_imports_no_client_and_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys; from diloco_cli.store.open import open_store; open_store(sys.argv[1]).list(''); "
@@ -115,5 +109,46 @@ def test_opening_a_directory_imports_no_client_and_no_torch(tmp_path: Path) -> N
         text=True,
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("url", "client", "package"),
+    [("s3://bucket/x", "default", "s3fs"), ("gs://bucket/x", "default", "gcsfs"), ("/tmp", "obstore", "obstore"),
+     ("s3://bucket/x", "obstore", "obstore"), ("gs://bucket/x", "obstore", "obstore")],
+)  # fmt: skip
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, url: str, client: str, package: str
+) -> None:
+    monkeypatch.setenv("DILOCO_STORE_CLIENT", client)
+    monkeypatch.setattr("diloco_cli.store.open.find_spec", lambda name: None)
+    with pytest.raises(StoreError, match=package) as refused:
+        open_store(url)
+    assert "pip install" in (refused.value.hint or "")
+
+
+def test_an_unknown_client_is_refused_with_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DILOCO_STORE_CLIENT", "boto")
+    with pytest.raises(UsageError, match="boto") as refused:
+        open_store(str(tmp_path))
+    assert "obstore" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/x", "s3://bucket/x"])
+@pytest.mark.parametrize("client", ["default", "obstore"])
+def test_opening_a_bucket_makes_no_request_and_imports_no_client(url: str, client: str) -> None:
+    program = (
+        "import sys; from diloco_cli.store.open import open_store; open_store(sys.argv[1]); "
+        "print([m for m in ('torch', 'fsspec', 'gcsfs', 's3fs', 'botocore', 'obstore', 'aiohttp') if m in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, url],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "DILOCO_STORE_CLIENT": client},
     )
     assert ran.stdout.strip() == "[]"

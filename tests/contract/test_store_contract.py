@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import random
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from diloco_cli.errors import StoreError
+from diloco_cli.randomness import nonce
 from diloco_cli.store.keys import BadKeyError
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created, Exists, Store
-from tests.contract.conftest import Backend
+from tests.contract.conftest import REAL_URL_VARIABLES, Backend
 from tests.contract.racers import race_in_processes
 
 NUM_THREADS = 8
 NUM_PROCESSES = 4
 MEGABYTE = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
 
 BAD_KEYS = [
     "", ".", "..", "/", "/etc/passwd", "a/", "a//b", "a/../b", "../a", "./a", "a/..", "a b", "a\n", "a\x00b",
@@ -26,10 +35,11 @@ BAD_KEYS = [
 
 
 def test_a_created_object_holds_its_bytes_and_is_seen_at_once_by_another_client(backend: Backend) -> None:
+    writer, reader = backend.open_again(), backend.open_again()
     for number, data in enumerate([b"", b"x", bytes(range(256)) * 5000, b"--==0==--\r\n\r\n"]):
         key = f"some/where/{number}"
-        assert backend.open_again().create(key, data) == Created()
-        assert backend.open_again().get(key) == data
+        assert writer.create(key, data) == Created()
+        assert reader.get(key) == data
 
 
 def test_a_second_creator_gets_the_holders_bytes_and_changes_nothing(store: Store) -> None:
@@ -45,7 +55,7 @@ def test_the_same_bytes_under_the_same_key_are_ones_own_success(backend: Backend
 
 
 def test_of_eight_racing_threads_exactly_one_wins_each_round(backend: Backend) -> None:
-    num_rounds = 25 if backend.name == "gcs" else 100
+    num_rounds = min(100, backend.num_rounds)
     barrier = threading.Barrier(NUM_THREADS)
     store = backend.open_again()
 
@@ -69,7 +79,7 @@ def test_of_eight_racing_threads_exactly_one_wins_each_round(backend: Backend) -
 def test_of_four_racing_processes_exactly_one_wins_each_round(backend: Backend) -> None:
     if backend.url is None:
         pytest.skip("lives in one process")
-    num_rounds = 25 if backend.name == "gcs" else 200
+    num_rounds = backend.num_rounds
     by_process = race_in_processes(backend.url, NUM_PROCESSES, num_rounds)
     assert [sum(outcomes) for outcomes in zip(*by_process, strict=True)] == [1] * num_rounds
 
@@ -97,6 +107,29 @@ def test_readers_see_nothing_or_the_whole_object_while_it_is_created(backend: Ba
     for thread in threads:
         thread.join()
     assert torn == []
+
+
+def test_a_writer_killed_in_the_middle_leaves_whole_objects_or_none(backend: Backend) -> None:
+    if backend.name not in {"obstore-file", "gcs", "s3", "obstore-s3"} or backend.url is None:
+        pytest.skip("nobody to kill; or a directory, which has a stricter test of its own")
+    size_bytes = 1 << 20
+    store = backend.open_again()
+    command = [sys.executable, "-m", "tests.contract.racers", backend.url, str(size_bytes)]
+    writer = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    try:
+        ends_s = time.monotonic() + 30
+        while not store.list("") and time.monotonic() < ends_s:
+            time.sleep(0.01)
+        time.sleep(random.Random(7).uniform(0.02, 0.1))
+    finally:
+        writer.kill()
+        writer.wait()
+    keys = store.list("")
+    assert keys
+    for key in keys:
+        data = store.get(key)
+        assert data is not None
+        assert data == data[:1] * size_bytes, f"{key} has {len(data)} bytes"
 
 
 def test_an_overwrite_is_seen_whole_or_not_at_all(backend: Backend) -> None:
@@ -164,6 +197,14 @@ def test_a_listing_can_be_walked_page_by_page(store: Store) -> None:
     assert walked == keys
 
 
+def test_a_listing_shows_what_another_client_created_meanwhile(backend: Backend) -> None:
+    mine, other = backend.open_again(), backend.open_again()
+    assert (mine.list("l/"), mine.stat("l/1"), mine.get("l/1")) == ([], None, None)
+    other.create("l/1", b"x")
+    assert mine.list("l/") == ["l/1"]  # no cache in between, although the place was looked at before
+    assert mine.get("l/1") == b"x"
+
+
 def test_a_listing_forgets_what_was_deleted(store: Store) -> None:
     store.create("d/1", b"x")
     store.create("d/2", b"x")
@@ -212,3 +253,14 @@ def test_a_bad_key_is_refused_by_every_verb(store: Store, key: str) -> None:
 def test_a_bad_prefix_is_refused(store: Store, prefix: str) -> None:
     with pytest.raises(BadKeyError):
         store.list(prefix)
+
+
+@pytest.mark.parametrize("variable", REAL_URL_VARIABLES.values())
+def test_a_real_bucket_takes_part_when_its_url_is_given(variable: str) -> None:
+    url = os.environ.get(variable)
+    if not url:
+        pytest.skip(f"{variable} is not set: no real bucket takes part in the contract suite")
+    store = open_store(f"{url.rstrip('/')}/contract-{nonce()}")
+    assert store.create("k", b"x") == Created()
+    assert store.create("k", b"y") == Exists(b"x")
+    store.delete("k")

@@ -1,0 +1,213 @@
+"""Promises of the port, one small check each. Where two clients appear, they are two sessions, as two machines have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from diloco_cli import clock
+from diloco_cli.doctor.place import Place, noise
+from diloco_cli.doctor.verdicts import Finding, failed, passed, warned
+from diloco_cli.errors import DilocoError
+from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.retry import RetryingStore
+from diloco_cli.units import format_duration, format_size
+
+SIZES = (0, 1, 64, 100_000, 1_000_000)
+TORN_BYTES = 4_000_000
+LISTED = 20
+LISTING_PATIENCE_S = 5.0
+LOOK_AGAIN_S = 0.1
+TOLERATED_SKEW_S = 5.0
+SIGNING_SKEW_S = 300.0
+USE_ANOTHER = "no run is safe here: use a store that keeps what it confirmed (GCS, S3, a local directory)"
+
+
+def write(place: Place) -> Finding:
+    """Objects of several sizes can be created at all."""
+    for size in SIZES:
+        if place.store.create(f"size/{size}", noise(f"size {size}", size)) != Created():
+            return failed(f"a new object of {format_size(size)} is said to exist already", USE_ANOTHER)
+    return passed(f"{len(SIZES)} objects, the largest {format_size(max(SIZES))}")
+
+
+def read_back(place: Place, rounds: int) -> Finding:
+    """What was confirmed is there, whole, at once, for another client too; what is half written is not to be seen."""
+    reader = place.client()
+    for size in SIZES:
+        if reader.get(f"size/{size}") != noise(f"size {size}", size):
+            return failed(f"an object of {format_size(size)} came back different", USE_ANOTHER)
+    for number in range(rounds):
+        key, data = f"poll/{number:04d}", noise(f"poll {number}", 1000)
+        if reader.get(key) is not None:
+            return failed("an object is there before it was created", USE_ANOTHER)
+        place.store.create(key, data)
+        found = reader.get(key)
+        if found != data:  # the reader has asked for it before: a client or proxy that remembers "absent" fails here
+            what = "is not there" if found is None else "is different"
+            return failed(f"an object {what} right after it was created (round {number + 1} of {rounds})", USE_ANOTHER)
+    return _overwritten(place, reader) or _torn(place, reader) or passed(f"{rounds} objects at once, none torn")
+
+
+def _overwritten(place: Place, reader: Store) -> Finding | None:
+    """Hints and beats are overwritten; readers see the newest. Without the permission there is nothing to check."""
+    try:
+        for data in (b"first", b"second"):
+            place.impatient_client().put("hint/overwritten", data)
+            if reader.get("hint/overwritten") != data:
+                return failed("an overwritten object still has its old bytes", "switch off caches before the store")
+    except (StoreForbiddenError, StoreUnavailableError):
+        return None  # no permission, or one write a second to a name: told by `permissions`, or no fault at all
+    return None
+
+
+def _torn(place: Place, reader: Store) -> Finding | None:
+    """A reader that looks all the time while a large object is created sees nothing, then all of it."""
+    whole, seen, done = noise("torn", TORN_BYTES), list[int](), threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            found = reader.get("torn/object")
+            if found is not None and found != whole:
+                seen.append(len(found))
+                return
+
+    watcher = threading.Thread(target=_quietly, args=(look,), daemon=True)
+    watcher.start()
+    try:
+        place.store.create("torn/object", whole)
+    finally:
+        done.set()
+        watcher.join(place.box.left_s())
+    if reader.get("torn/object") != whole:
+        return failed(f"an object of {format_size(TORN_BYTES)} came back different", USE_ANOTHER)
+    if not seen:
+        return None
+    return failed(f"a reader saw {format_size(seen[0])} of an object of {format_size(TORN_BYTES)}", USE_ANOTHER)
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    """A watcher's own errors are no finding: the check itself reads the object afterwards."""
+    with suppress(DilocoError):
+        work()
+
+
+def own_write(place: Place) -> Finding:
+    """A create whose answer was lost, and is repeated, counts as one's own; another's bytes never do."""
+    data = noise("own", 2000)
+    if place.store.create("own/repeated", data) != Created() or place.store.create("own/repeated", data) != Created():
+        return failed("repeating one's own create is answered as if somebody else had made it", USE_ANOTHER)
+    deaf = RetryingStore(_LosesTheFirstAnswer(place.store), place.box.left_s(), left_s=place.box.left_s)
+    if deaf.create("own/lost", data) != Created():
+        return failed("a create whose answer was lost is taken for somebody else's", USE_ANOTHER)
+    other = place.client().create("own/lost", data[::-1])
+    if other != Exists(data):
+        return failed("another's create of the same name was not refused", USE_ANOTHER)
+    if place.store.get("own/lost") != data:
+        return failed("a refused create has changed the object", USE_ANOTHER)
+    return passed("a repeated create and one whose answer was lost are known as one's own")
+
+
+class _LosesTheFirstAnswer:
+    """The effect happens; the news of it is lost once."""
+
+    def __init__(self, store: Store) -> None:
+        self.url = store.url
+        self._store = store
+        self._lost = False
+        self.get, self.get_range, self.list = store.get, store.get_range, store.list
+        self.put, self.delete, self.stat = store.put, store.delete, store.stat
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        outcome = self._store.create(key, data)
+        if not self._lost:
+            self._lost = True
+            raise StoreUnavailableError("the answer was lost on purpose")
+        return outcome
+
+
+def list_after_write(place: Place, objects: int = LISTED) -> Finding:
+    """New keys are listed, in order, page by page. No decision rests on it; tools and clean-up do."""
+    keys = [f"list/{number:04d}" for number in range(objects)]
+    for key in keys:
+        place.store.create(key, key.encode())
+    reader = place.client()
+    waited_s = _seconds_until(lambda: reader.list("list/") == keys, min(LISTING_PATIENCE_S, place.box.left_s() / 2))
+    if waited_s is None:
+        shown = len(set(reader.list("list/")) & set(keys))
+        return failed(f"{shown} of {objects} new objects are listed after {LISTING_PATIENCE_S:.0f} s", USE_ANOTHER)
+    half = objects // 2
+    if reader.list("list/", after=keys[half - 1]) != keys[half:] or reader.list("list/", limit=half) != keys[:half]:
+        return failed("a listing does not start behind the key, or end at the limit, that it was given")
+    if waited_s > 0:
+        return warned(f"{objects} objects, listed only after {format_duration(waited_s)}")
+    return passed(f"{objects} objects, at once and in order")
+
+
+def range_read(place: Place) -> Finding:
+    """Parts of an object are exactly those parts."""
+    data = noise("range", 300_000)
+    size = len(data)
+    place.store.create("range/object", data)
+    wanted = [(0, 10), (0, size), (123_456, 234_567), (size - 5, size), (size - 5, size + 100), (size + 10, size + 20)]
+    for start, end in wanted:
+        found = place.store.get_range("range/object", start, end)
+        if found != data[start:end]:
+            told = "nothing" if found is None else f"{len(found)} bytes"
+            return failed(f"bytes {start} to {end} of {size} came back wrong ({told})", USE_ANOTHER)
+    if place.store.get_range("range/absent", 0, 10) is not None:
+        return failed("a part of an object that does not exist came back as bytes", USE_ANOTHER)
+    return passed(f"{len(wanted)} ranges, also over and behind the end")
+
+
+def delete(place: Place) -> Finding:
+    """A deleted object is gone for everybody; deleting nothing is no error."""
+    reader = place.client()
+    place.store.create("delete/object", b"gone soon")
+    reader.get("delete/object")
+    try:
+        place.store.delete("delete/object")
+        place.store.delete("delete/object")
+    except StoreForbiddenError:
+        return warned("these credentials may not delete", "a learner need not; a syncer and `diloco gc` must")
+    if reader.get("delete/object") is not None or reader.stat("delete/object") is not None:
+        return failed("a deleted object can still be read", "switch off caches before the store")
+    if _seconds_until(lambda: not reader.list("delete/"), min(LISTING_PATIENCE_S, place.box.left_s() / 2)) is None:
+        return failed("a deleted object is still listed")
+    return passed("gone at once; deleting nothing is no error")
+
+
+def clock_skew(place: Place) -> Finding:
+    """The store's clock against this machine's. Only ages shown to people and signatures of requests depend on it."""
+    before_s = clock.wall_s()
+    place.store.create("clock/now", b"tick")
+    found = place.store.stat("clock/now")
+    after_s = clock.wall_s()
+    if found is None:
+        return failed("an object that was just created has no description", USE_ANOTHER)
+    return skew_finding(found, before_s, after_s)
+
+
+def skew_finding(found: ObjectStat, before_s: float, after_s: float) -> Finding:
+    """The object was written between the two moments of this machine's clock; what the store's says lies outside of
+    them by the skew, at least."""
+    ahead_s = found.modified_s - after_s if found.modified_s > after_s else min(0.0, found.modified_s - before_s)
+    size = abs(ahead_s)
+    if size <= TOLERATED_SKEW_S:
+        return passed(f"the store's clock is within {max(size, 1.0):.0f} s of this machine's")
+    detail = f"the store's clock is {format_duration(size)} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+    why = "requests signed so far off are refused" if size > SIGNING_SKEW_S else "ages in `status` will be off"
+    return warned(detail, f"{why}: let this machine's clock be set from the network (chrony, systemd-timesyncd)")
+
+
+def _seconds_until(holds: Callable[[], bool], patience_s: float) -> float | None:
+    """Seconds until it was so, 0 if it was so at the first look, None if it was not in time."""
+    started_s = clock.monotonic_s()
+    if holds():
+        return 0.0
+    while clock.monotonic_s() - started_s < patience_s:
+        clock.sleep_s(LOOK_AGAIN_S)
+        if holds():
+            return clock.monotonic_s() - started_s
+    return None

@@ -1,0 +1,154 @@
+"""The whole examination: checks in their order, each with its own time, and a clean place afterwards, whatever
+happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from diloco_cli import clock
+from diloco_cli.doctor import checks
+from diloco_cli.doctor.permissions import permissions
+from diloco_cli.doctor.place import CLEAN_UP_S, Place
+from diloco_cli.doctor.races import exclusive_create, race_of_threads
+from diloco_cli.doctor.throughput import LARGEST_BYTES, QUICK_LARGEST_BYTES, Speed, measure_speed
+from diloco_cli.doctor.verdicts import Check, Examination, Finding, failed, passed
+from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.store.open import open_store, parse_url
+from diloco_cli.store.port import Store, StoreBrokenError, StoreForbiddenError
+from diloco_cli.store.time_box import TimeBox
+
+CHECK_S = 12.0
+CHECK_SHARE = 0.25
+"""One check has so many seconds, or this share of the time for all if that is more (slow links)."""
+HOPELESS_S = 2.0
+"""For the clean-up where nothing could be written: it may have taken effect all the same."""
+PROOF_S = 10.0
+PROOF_RACERS, PROOF_ROUNDS = 4, 4
+MORE_TIME = "give it more time: --timeout 300"
+SLOW_OR_DEAD = f"is the store reachable from this machine? if it is only slow, {MORE_TIME}"
+CANNOT_GO_ON = "not tried: nothing can be written"
+
+Examiner = Callable[[Place], Finding]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried. `quick`: enough to find a store that is always wrong, not one that seldom is."""
+
+    racers: int = 6
+    rounds: int = 12
+    processes: int = 3
+    reads: int = 30
+    largest_bytes: int = LARGEST_BYTES
+
+
+QUICK = Effort(racers=4, rounds=4, processes=2, reads=8, largest_bytes=QUICK_LARGEST_BYTES)
+
+
+def examine(
+    url: str, say: Callable[[Check], None], timeout_s: float, effort: Effort, more: dict[str, Examiner] | None = None,
+    open_again: Callable[[], Store] | None = None,
+) -> Examination:  # fmt: skip
+    """Examine the store at `url`; `say` hears each verdict at once. `more`: checks of the caller's own, by name.
+
+    Everything is written below a fresh random prefix and deleted in the end, also when interrupted. Raises StoreError
+    if the store cannot even be opened."""
+    whole = TimeBox(timeout_s)
+    place = Place(open_again or partial(open_store, url), url, TimeBox(timeout_s))
+    examination = _Examination(place, whole, say)
+    try:
+        examination.run(effort, parse_url(url).scheme != "memory", more or {})
+    finally:
+        left_behind = place.clean_up(CLEAN_UP_S if examination.usable else HOPELESS_S)
+    return examination.result(left_behind)
+
+
+def prove_exclusive_create(url: str) -> None:
+    """A few quick races, before a new run trusts the store. Raises StoreBrokenError if two racers win, and whatever
+    the store raises."""
+    place = Place(partial(open_store, url), url, TimeBox(PROOF_S))
+    try:
+        detail, wrong = race_of_threads(place, PROOF_RACERS, PROOF_ROUNDS)
+    finally:
+        place.clean_up()
+    if wrong:
+        raise StoreBrokenError(
+            f"this store lost exclusive creates ({detail}): two syncers could both believe they had committed",
+            where=url,
+            hint=f"diloco doctor {url}",
+        )
+
+
+class _Examination:
+    def __init__(self, place: Place, whole: TimeBox, say: Callable[[Check], None]) -> None:
+        self._place, self._whole, self._say = place, whole, say
+        self._checks: list[Check] = []
+        self._speed: Speed | None = None
+        self._refused = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether anything could be written."""
+        return bool(self._checks) and self._checks[0].ok
+
+    def run(self, effort: Effort, processes: bool, more: dict[str, Examiner]) -> None:
+        racing = effort.processes if processes else 0
+        self._check("write", checks.write)
+        examiners: dict[str, Examiner] = {
+            "read_back": lambda place: checks.read_back(place, effort.reads),
+            "exclusive_create": lambda place: exclusive_create(place, effort.racers, effort.rounds, racing),
+            "own_write": checks.own_write,
+            "list_after_write": checks.list_after_write,
+            "range_read": checks.range_read,
+            "delete": checks.delete,
+            "clock": checks.clock_skew,
+            "throughput": lambda place: self._throughput(place, effort.largest_bytes),
+        }
+        for name, examiner in (*examiners.items(), ("permissions", permissions), *more.items()):
+            if self.usable or (self._refused and name == "permissions"):
+                self._check(name, examiner)
+            else:
+                self._note(Check(name, False, "skip", CANNOT_GO_ON, "", 0.0))
+
+    def result(self, left_behind: list[str]) -> Examination:
+        speed = self._speed
+        return Examination(
+            url=self._place.url,
+            checks=self._checks,
+            ok=all(check.ok for check in self._checks),
+            up_mbps=round(speed.up_bps / 1e6, 3) if speed else None,
+            down_mbps=round(speed.down_bps / 1e6, 3) if speed else None,
+            latency_ms=round(1000 * speed.latency_s, 3) if speed else None,
+            num_repeated=self._place.num_repeated,
+            last_trouble=self._place.last_trouble,
+            left_behind=left_behind,
+        )
+
+    def _check(self, name: str, examiner: Examiner) -> None:
+        box = self._place.box
+        box.restart(min(max(CHECK_S, CHECK_SHARE * self._whole.seconds), self._whole.left_s()))
+        started_s = clock.monotonic_s()
+        if self._whole.is_over():
+            finding = failed("not tried: the time is used up", MORE_TIME)
+        else:
+            finding = self._asked(examiner)
+        took_s = round(clock.monotonic_s() - started_s, 3)
+        self._note(Check(name, finding.level != "fail", finding.level, finding.detail, finding.hint, took_s))
+
+    def _note(self, check: Check) -> None:
+        self._checks.append(check)
+        self._say(check)
+
+    def _asked(self, examiner: Examiner) -> Finding:
+        """A store that raises has failed the check."""
+        try:
+            return examiner(self._place)
+        except (StoreError, NoSpaceError) as error:
+            self._refused = self._refused or isinstance(error, StoreForbiddenError)
+            return failed(str(error), SLOW_OR_DEAD if self._place.box.is_over() else error.hint or "")
+
+    def _throughput(self, place: Place, largest_bytes: int) -> Finding:
+        self._speed = measure_speed(place, largest_bytes)
+        return passed(self._speed.text())

@@ -1,0 +1,175 @@
+"""The corner of a store that an examination may use: a fresh random prefix of its own, empty again afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from diloco_cli import clock
+from diloco_cli.errors import DilocoError
+from diloco_cli.randomness import nonce
+from diloco_cli.store.open import join_url, parse_url
+from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreUnavailableError
+from diloco_cli.store.prefixed import PrefixedStore
+from diloco_cli.store.retry import Retrying, RetryingStore
+from diloco_cli.store.time_box import TimeBox, TimeBoxedStore, call_within
+
+CLEAN_UP_S = 6.0
+CLEANERS = 8
+UNHURRIED_S = 600.0
+
+T = TypeVar("T")
+
+
+class Place:
+    """Hands out clients that see nothing but the prefix. Every key is remembered before it is written, and what was
+    remembered is deleted in the end: never what a listing shows."""
+
+    def __init__(self, open_again: Callable[[], Store], url: str, box: TimeBox | None = None) -> None:
+        self.prefix = f"doctor-{nonce()}"
+        self.box = box or TimeBox(UNHURRIED_S)
+        self.url = url
+        self.num_repeated, self.last_trouble = 0, ""
+        self._open_again = open_again
+        self._lock = threading.Lock()
+        self._quiet = threading.Condition(self._lock)
+        self._num_writing = 0
+        self._closed = False
+        self._keys: set[str] = set()
+        self._sessions: list[Store] = []
+        self.store = self.client(0)
+
+    @property
+    def prefix_url(self) -> str:
+        return join_url(self.url, self.prefix)
+
+    def client(self, number: int = 1) -> Store:
+        """One of several clients, each a session of its own as another machine would have it; `store` is number 0.
+        Passing errors are repeated, as a run does, as long as the check has time."""
+        patient = RetryingStore(self._boxed(number), math.inf, left_s=self.box.left_s, on_retry=self._note)
+        return _Announced(PrefixedStore(patient, self.prefix), self.writing)
+
+    def impatient_client(self) -> Store:
+        """One that raises whatever the store raises."""
+        return _Announced(PrefixedStore(self._boxed(0), self.prefix), self.writing)
+
+    def _boxed(self, number: int) -> Store:
+        """Sessions are kept: some clients take half a second to start."""
+        with self._lock:
+            while len(self._sessions) <= number:
+                self._sessions.append(TimeBoxedStore(self._open_again(), self.box))
+            return self._sessions[number]
+
+    def patiently(self, verb: str, call: Callable[[], T]) -> T:
+        """A call that is no verb of the port, repeated and bounded as theirs are."""
+        patient = RetryingStore(self.store, math.inf, left_s=self.box.left_s, on_retry=self._note)
+        return patient.persist(verb, lambda: call_within(self.box, call, self.url))
+
+    def remember(self, key: str) -> None:
+        """Somebody (a process of ours, perhaps) is going to write this key."""
+        with self._lock:
+            self._keys.add(key)
+
+    @contextmanager
+    def writing(self, key: str) -> Iterator[None]:
+        """Around each write. Raises StoreUnavailableError once the clean-up has begun: an interrupted race must not
+        write behind its back."""
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailableError("the examination is over")
+            self._keys.add(key)
+            self._num_writing += 1
+        try:
+            yield
+        finally:
+            with self._quiet:
+                self._num_writing -= 1
+                self._quiet.notify_all()
+
+    def clean_up(self, seconds: float = CLEAN_UP_S) -> list[str]:
+        """Deletes all that was written; the keys that could not be deleted."""
+        self.box.restart(seconds)
+        with self._quiet:
+            self._closed = True
+            self._quiet.wait_for(lambda: self._num_writing == 0, seconds / 2)
+            left = sorted(self._keys, reverse=True)
+        stuck: list[str] = []
+        sweepers = [threading.Thread(target=self._sweep, args=(left, stuck), daemon=True) for _ in range(CLEANERS)]
+        for sweeper in sweepers:
+            sweeper.start()
+        for sweeper in sweepers:
+            sweeper.join(2 * seconds)
+        self._remove_directories()
+        return [f"{self.prefix}/{key}" for key in sorted(stuck)]
+
+    def _sweep(self, left: list[str], stuck: list[str]) -> None:
+        while True:
+            with self._lock:
+                if not left:
+                    return
+                key = left.pop()
+            try:
+                self.store.delete(key)
+            except DilocoError:
+                with self._lock:
+                    stuck.append(key)
+
+    def _remove_directories(self) -> None:
+        """A directory store keeps empty directories, and the temporary file of a racer that was killed."""
+        parsed = parse_url(self.url)
+        if parsed.scheme == "file":
+            shutil.rmtree(Path(parsed.place) / self.prefix, ignore_errors=True)
+
+    def _note(self, retrying: Retrying) -> None:
+        with self._lock:
+            self.num_repeated += 1
+            self.last_trouble = retrying.last_error
+
+
+class _Announced:
+    """A store whose writes are announced."""
+
+    def __init__(self, store: Store, writing: Callable[[str], AbstractContextManager[None]]) -> None:
+        self.url = store.url
+        self._store = store
+        self._writing = writing
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        with self._writing(key):
+            return self._store.create(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._writing(key):
+            self._store.put(key, data)
+
+    def get(self, key: str) -> bytes | None:
+        return self._store.get(key)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        return self._store.get_range(key, start, end)
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
+        return self._store.list(prefix, after, limit)
+
+    def delete(self, key: str) -> None:
+        self._store.delete(key)
+
+    def stat(self, key: str) -> ObjectStat | None:
+        return self._store.stat(key)
+
+
+def noise(seed: str, num_bytes: int) -> bytes:
+    """Bytes without a pattern, the same for the same seed: what compresses or repeats could flatter a link."""
+    return hashlib.shake_128(seed.encode()).digest(num_bytes)
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    started_s = clock.monotonic_s()
+    work()
+    return max(clock.monotonic_s() - started_s, 1e-9)

@@ -1,0 +1,252 @@
+"""gs, s3 and file through obstore, a client written in Rust: a second implementation of the same port.
+
+It keeps the port honest, and moves bytes outside of Python's interpreter lock. It is weaker than the others in this:
+it does not show a bucket's own checksums, so that those of its objects stand in their metadata, and what other clients
+wrote is checked by the run's digests alone; and a file has its name some milliseconds before it is durable, and
+symbolic links below the directory are followed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from diloco_cli.errors import DilocoError
+from diloco_cli.store import transfers
+from diloco_cli.store.answers import ConditionFailedError, ObjectAbsentError, RangeBehindEndError
+from diloco_cli.store.keys import check_key, check_prefix, is_between
+from diloco_cli.store.local import declared_error, missing_directory
+from diloco_cli.store.obstore_client import (
+    missing_bucket,
+    sorted_error,
+    start_client,
+)
+from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError
+
+_READ_BYTES = 1 << 20
+_LARGEST_CHECKED_BYTES = 8 << 20
+"""What is larger is a payload, whose digest its record names: one pass over it is enough. A checksum of the transfer
+alone would take a tenth of the time in which this client moves it over a fast network."""
+_WRITER_BYTES = [1 << 20, 8 << 20, 64 << 20, 512 << 20, transfers.LARGEST_OBJECT_BYTES]
+"""A client's deadline is set when it is made, so there is one for each of these sizes."""
+
+T = TypeVar("T")
+Keys = list[str]
+
+
+class ObstoreStore:
+    """A bucket and prefix, or a directory (`scheme` file, `place` its path). Clients start at the first call, in the
+    process that makes it: never share one store with a forked child. Retries are not made here, but for the parts of a
+    large object."""
+
+    def __init__(self, scheme: str, place: str, prefix: str = "") -> None:
+        self._scheme = scheme
+        self._place = place
+        self._prefix = prefix
+        self.url = Path(place).resolve().as_uri() if scheme == "file" else f"{scheme}://{place}/{prefix}".rstrip("/")
+        self._lock = threading.Lock()
+        self._clients: dict[int, Any] = {}
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        try:
+            self._write(key, data, "create")
+            return Created()
+        except (ConditionFailedError, StoreUnavailableError) as doubt:
+            # Somebody else's success, or our own whose answer was lost, or no success at all: only reading tells.
+            holder = self.get(key)
+            if holder is None:
+                raise self._unavailable(key, doubt) from doubt
+            self._make_durable(key)  # its writer may have died before
+            return Created() if holder == data else Exists(holder)
+
+    def get(self, key: str) -> bytes | None:
+        from fsspec.asyn import get_loop, sync
+
+        check_key(key)
+        try:
+            stated, chunks = self._call(key, lambda: sync(get_loop(), self._download, key))
+        except ObjectAbsentError:
+            return None
+        data = b"".join(chunks)
+        if stated is not None and stated != transfers.crc32c(data):
+            raise StoreUnavailableError("the bytes read do not match their crc32c", where=self._where(key))
+        return data
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        import obstore
+
+        path = check_key(key)
+        start, end = max(0, start), max(0, end)
+        if start >= end:
+            return None if self.stat(key) is None else b""
+        try:
+            data = self._call(key, lambda: bytes(obstore.get_range(self._reader(), path, start=start, end=end)))
+        except ObjectAbsentError:
+            return None
+        except RangeBehindEndError:
+            return b""
+        if len(data) > end - start:
+            raise StoreBrokenError("the store ignores byte ranges", where=self._where(key))
+        return data
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
+        check_prefix(prefix)
+        return self._call(prefix, lambda: self._listed(prefix, after, limit)) if limit > 0 else []
+
+    def put(self, key: str, data: bytes) -> None:
+        self._write(key, data, "overwrite")
+
+    def delete(self, key: str) -> None:
+        import obstore
+
+        path = check_key(key)
+        try:
+            self._call(key, lambda: obstore.delete(self._reader(), path))
+        except ObjectAbsentError:
+            return
+        self._make_durable(key)
+
+    def stat(self, key: str) -> ObjectStat | None:
+        import obstore
+
+        path = check_key(key)
+        try:
+            found = self._call(key, lambda: obstore.head(self._reader(), path))
+        except ObjectAbsentError:
+            return None
+        return ObjectStat(key, int(found["size"]), found["last_modified"].timestamp())
+
+    def _write(self, key: str, data: bytes, mode: Any) -> None:
+        """In one request: several parts could carry no condition."""
+        import obstore
+
+        path = check_key(key)
+        is_checked = self._scheme != "file" and len(data) <= _LARGEST_CHECKED_BYTES
+        about: Any = {transfers.CHECKSUM_NAME: transfers.crc32c(data)} if is_checked else None
+        client = self._writer(len(data))
+        try:
+            self._call(key, lambda: obstore.put(client, path, data, mode=mode, use_multipart=False, attributes=about))
+        except ObjectAbsentError as error:
+            is_file = self._scheme == "file"
+            missing = missing_directory(Path(self._place)) if is_file else missing_bucket(self._scheme, self.url)
+            raise missing from error
+        self._make_durable(key)
+
+    async def _download(self, key: str) -> tuple[str | None, transfers.Chunks]:
+        """The checksum in the object's metadata, and the object in pieces, all of one version."""
+        import obstore
+
+        answer = await obstore.get_async(self._reader(), key)
+        etag = answer.meta["e_tag"]
+        if self._scheme == "file":
+            whole: Any = await answer.bytes_async()
+            return None, [whole]
+        size = int(answer.meta["size"]) if etag else None
+        stream = answer.stream(min_chunk_size=_READ_BYTES)
+        chunks = await transfers.read_in_parts(size, _pieces(stream), partial(self._fetch, key, etag or ""))
+        stated: str | None = answer.attributes.get(transfers.CHECKSUM_NAME)
+        return stated, chunks
+
+    async def _fetch(self, key: str, etag: str, start: int, end: int) -> transfers.Chunks:
+        import obstore
+
+        options: Any = {"range": (start, end), "if_match": etag}
+        try:
+            data: Any = await (await obstore.get_async(self._reader(), key, options=options)).bytes_async()
+        except Exception as error:
+            found = sorted_error(error, self._scheme, self._where(key))
+            if isinstance(found, (ConditionFailedError, ObjectAbsentError, RangeBehindEndError)):
+                raise StoreUnavailableError("the object changed while it was read", where=self._where(key)) from error
+            raise found from error
+        if len(data) != end - start:
+            raise StoreUnavailableError("a part came short", where=self._where(key))
+        return [data]
+
+    def _listed(self, prefix: str, after: str, limit: int) -> Keys:
+        """obstore lists whole directories; buckets in order, files in none."""
+        import obstore
+
+        folder = prefix.rpartition("/")[0] or None
+        found: Keys = []
+        for page in obstore.list(self._reader(), folder, offset=after or None, chunk_size=transfers.LIST_PAGE):
+            keys = [str(item["path"]) for item in page]
+            found += [key for key in keys if is_between(key, prefix, after) and _is_key(key)]
+            is_past = bool(keys) and keys[-1] > prefix and not keys[-1].startswith(prefix)
+            if self._scheme != "file" and (len(found) >= limit or is_past):
+                break
+        return sorted(found)[:limit]
+
+    def _make_durable(self, key: str) -> None:
+        """obstore syncs nothing: the file, its directory and those above it, up to the store's."""
+        if self._scheme != "file":
+            return
+        path = Path(self._place, key)
+        try:
+            for place in (path, *path.parents[: key.count("/") + 1]):
+                with suppress(FileNotFoundError):  # just deleted
+                    _sync(place)
+        except OSError as error:
+            raise declared_error(error, self._where(key)) from error
+
+    def _reader(self) -> Any:
+        return self._client(0, transfers.LARGEST_OBJECT_BYTES, transfers.SILENCE_TIMEOUT_S)
+
+    def _writer(self, num_bytes: int) -> Any:
+        size = next((size for size in _WRITER_BYTES if num_bytes <= size), num_bytes)
+        return self._client(size, size, None)
+
+    def _client(self, name: int, num_bytes: int, silence_s: float | None) -> Any:
+        with self._lock:
+            if name not in self._clients:
+                self._clients[name] = self._start(transfers.deadline_s(num_bytes), silence_s)
+            return self._clients[name]
+
+    def _start(self, limit_s: float, silence_s: float | None) -> Any:
+        if self._scheme != "file":
+            return start_client(self._scheme, self._place, self._prefix, limit_s, silence_s)
+        from obstore.store import LocalStore
+
+        return LocalStore(self._place)
+
+    def _call(self, key: str, work: Callable[[], T]) -> T:
+        """ObjectAbsentError, ConditionFailedError, RangeBehindEndError, or an error of the port."""
+        try:
+            return work()
+        except DilocoError:
+            raise
+        except Exception as error:
+            raise sorted_error(error, self._scheme, self._where(key)) from error
+
+    def _where(self, key: str) -> str:
+        return f"{self.url}/{key}"
+
+    def _unavailable(self, key: str, doubt: Exception) -> DilocoError:
+        if isinstance(doubt, DilocoError):
+            return doubt
+        return StoreUnavailableError("the object was deleted while it was created", where=self._where(key))
+
+
+def _is_key(path: str) -> bool:
+    try:
+        check_key(path)
+    except DilocoError:
+        return False
+    return True
+
+
+async def _pieces(stream: Any) -> AsyncIterator[bytes]:
+    async for piece in stream:
+        yield piece
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

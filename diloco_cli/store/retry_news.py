@@ -1,0 +1,63 @@
+"""What people hear while a store fails: a line in the log or on the screen, and a beat that says so in `status`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from diloco_cli import clock
+from diloco_cli.store.retry import Retrying, failing_text
+
+QUIET_S = 1.5
+LINE_EVERY_S = 60.0
+NEW_REASON_EVERY_S = 10.0
+BEAT_EVERY_S = 3.0
+
+
+class RetryNews:
+    """`failing` and `answered` are the two hooks of a RetryingStore. A hiccup that passes within `QUIET_S` is not
+    talked about; afterwards one line when it begins, one a minute while it lasts (sooner if the reason changes), and
+    one when the store answers again.
+
+    `beat`, once it is set, writes the unit's beat: the thread that usually does may be the very one that waits. It is
+    called at most every three seconds and must not wait for long itself.
+    """
+
+    def __init__(self, say: Callable[[str], None], monotonic: Callable[[], float] = clock.monotonic_s) -> None:
+        self.beat: Callable[[], None] | None = None
+        self._say, self._monotonic = say, monotonic
+        self._lock = threading.Lock()
+        self._said: tuple[str, float] | None = None
+        self._next_beat_s = 0.0
+
+    def failing(self, retrying: Retrying) -> None:
+        """A call has failed and will be repeated."""
+        if clock.wall_s() - retrying.since_s >= QUIET_S:
+            self._tell(retrying)
+        if self.beat is not None and self._is_beat_due():
+            self.beat()
+
+    def answered(self, retrying: Retrying) -> None:
+        """A call that failed has its answer."""
+        with self._lock:
+            said, self._said = self._said, None
+        if said is not None:
+            self._say(f"store: answers again, after {clock.wall_s() - retrying.since_s:.0f} s")
+
+    def _tell(self, retrying: Retrying) -> None:
+        now_s = self._monotonic()
+        with self._lock:
+            if self._said is not None:
+                reason, said_s = self._said
+                if now_s < said_s + (LINE_EVERY_S if retrying.last_error == reason else NEW_REASON_EVERY_S):
+                    return
+            self._said = (retrying.last_error, now_s)
+        self._say(f"store: {failing_text(retrying)}")
+
+    def _is_beat_due(self) -> bool:
+        now_s = self._monotonic()
+        with self._lock:
+            if now_s < self._next_beat_s:
+                return False
+            self._next_beat_s = now_s + BEAT_EVERY_S
+        return True

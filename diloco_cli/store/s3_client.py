@@ -1,0 +1,150 @@
+"""s3fs as this project uses it: its session, credentials and addresses; one try a request, errors sorted."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from diloco_cli import clock
+from diloco_cli.environment import environment_value
+from diloco_cli.errors import StoreError
+from diloco_cli.store import transfers
+from diloco_cli.store.answers import (
+    RETRYABLE_STATUS,
+    ConditionFailedError,
+    ObjectAbsentError,
+    RangeBehindEndError,
+    short_text,
+)
+from diloco_cli.store.endpoints import check_endpoint
+from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
+
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+CLOCK_TOLERANCE_S = 300.0
+"""S3 refuses signatures that are older or newer than 15 minutes; a third of that is already no good clock."""
+
+_RETRYABLE_CODES = {
+    "RequestTimeout", "RequestTimeoutException", "SlowDown", "ServiceUnavailable", "InternalError", "OperationAborted",
+    "ConditionalRequestConflict", "Throttling", "ThrottlingException", "TooManyRequests", "NoSuchUpload",
+}  # fmt: skip
+_DAMAGED_CODES = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
+_SKEW_CODES = {"RequestTimeTooSkewed", "RequestExpired"}
+_FORBIDDEN_CODES = {
+    "AccessDenied", "AllAccessDisabled", "AccountProblem", "ExpiredToken", "ExpiredTokenException", "InvalidToken",
+    "TokenRefreshRequired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity",
+}  # fmt: skip
+_REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+_LOGIN_HINT = "aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; check the bucket's policy"
+_CLOCK_HINT = "set this machine's clock: timedatectl set-ntp true"
+
+
+def start_client() -> Any:
+    """A new file system of s3fs, connected; it belongs to the process that made it."""
+    from s3fs import S3FileSystem
+
+    class OneTryFileSystem(S3FileSystem):  # type: ignore[misc]
+        """s3fs would repeat each request five times on its own, without regard for our deadlines, and botocore below
+        it as well."""
+
+        retries = 1
+
+    configured = next((name for name in ENDPOINT_VARIABLES if environment_value(name)), None)
+    if configured is not None:
+        check_endpoint(environment_value(configured) or "", configured)
+    filesystem = OneTryFileSystem(
+        use_listings_cache=False,
+        skip_instance_cache=True,
+        config_kwargs={
+            "connect_timeout": transfers.CONNECT_TIMEOUT_S,
+            "read_timeout": transfers.SILENCE_TIMEOUT_S,
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+            "max_pool_connections": 50,
+            # Ours go with every request: botocore's would only read the bytes once more.
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+            # A service of one's own has seldom a name for each bucket.
+            **({"s3": {"addressing_style": "path"}} if configured else {}),
+        },
+    )
+    filesystem.connect()
+    # The address may also stand in ~/.aws/config: what the client will really use is what counts.
+    check_endpoint(str(filesystem.s3.meta.endpoint_url), configured or "endpoint_url")
+    return filesystem
+
+
+def sorted_error(error: Exception, where: str) -> Exception:
+    """The port's error for what s3fs, botocore, aiohttp or fsspec raised; or one of the three of this module."""
+    if isinstance(error, StoreError):
+        return error
+    response = _response(error)
+    if response is None:
+        return _without_answer(error, where)
+    code = str(response.get("Error", {}).get("Code", ""))
+    about = response.get("ResponseMetadata", {})
+    status = int(about.get("HTTPStatusCode") or 0)
+    text = _text(error)
+    if code == "NoSuchBucket":
+        return missing_bucket(where)
+    if code in _SKEW_CODES or (status == 403 and _is_clock_off(about.get("HTTPHeaders", {}))):
+        return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=_CLOCK_HINT)
+    if code in _DAMAGED_CODES:
+        return StoreUnavailableError(f"the bytes were damaged on their way: {text}", where=where)
+    if code in _RETRYABLE_CODES or status in RETRYABLE_STATUS:
+        return StoreUnavailableError(f"the store does not answer: {code or status}: {text}", where=where)
+    if code in _FORBIDDEN_CODES or status in {401, 403}:
+        return StoreForbiddenError(f"not allowed: {text}", where=where, hint=_LOGIN_HINT)
+    plain: dict[int, Exception] = {404: ObjectAbsentError(), 412: ConditionFailedError(), 416: RangeBehindEndError()}
+    if status in plain:
+        return plain[status]
+    hint = "name the bucket's region: AWS_DEFAULT_REGION" if code in _REGION_CODES or status == 301 else None
+    return StoreBrokenError(f"the store refused the request: {code or status}: {text}", where=where, hint=hint)
+
+
+def missing_bucket(url: str) -> StoreBrokenError:
+    bucket = url.removeprefix("s3://").partition("/")[0]
+    return StoreBrokenError("no such bucket", where=url, hint=f"aws s3 mb s3://{bucket}")
+
+
+def _response(error: Exception) -> dict[str, Any] | None:
+    """What the store answered: s3fs raises an error of its own from the one that holds it."""
+    for candidate in (error, error.__cause__):
+        found = getattr(candidate, "response", None)
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def _without_answer(error: Exception, where: str) -> Exception:
+    import aiohttp
+    from botocore import exceptions
+    from botocore.parsers import ResponseParserError
+
+    text = _text(error)
+    logins = (
+        exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError,
+        exceptions.ProfileNotFound, exceptions.TokenRetrievalError, exceptions.SSOError,
+        exceptions.RefreshWithMFAUnsupportedError, PermissionError,
+    )  # fmt: skip
+    passing = (
+        TimeoutError, ConnectionError, EOFError, aiohttp.ClientError, exceptions.HTTPClientError,
+        exceptions.ConnectionError, exceptions.IncompleteReadError, ResponseParserError,
+    )  # fmt: skip
+    if isinstance(error, logins):
+        return StoreForbiddenError(f"not allowed: {text}", where=where, hint=_LOGIN_HINT)
+    if isinstance(error, passing):
+        return StoreUnavailableError(f"the store does not answer: {text}", where=where)
+    return StoreBrokenError(f"the request could not be made: {text}", where=where)
+
+
+def _is_clock_off(headers: dict[str, str]) -> bool:
+    """For answers without a body, such as those to HEAD: by the date that the store puts into them."""
+    try:
+        store_s = parsedate_to_datetime(headers["date"]).replace(tzinfo=UTC).timestamp()
+    except (KeyError, ValueError, TypeError):
+        return False
+    return abs(store_s - clock.wall_s()) > CLOCK_TOLERANCE_S
+
+
+def _text(error: Exception) -> str:
+    return short_text(str(error)) or type(error).__name__

@@ -1,0 +1,95 @@
+"""A store whose calls all end by one moment, whatever the store below does: for commands that a person waits for.
+
+A client's own timeouts are made for transfers that may take minutes, and a hung network file system has none. So each
+call is made in a thread of its own, and left behind when the time is over: it may still take effect later.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from diloco_cli import clock
+from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreUnavailableError
+from diloco_cli.units import format_duration
+
+T = TypeVar("T")
+
+
+class TimeBox:
+    """How much time is left; shared by all that must end together."""
+
+    def __init__(self, seconds: float, monotonic: Callable[[], float] = clock.monotonic_s) -> None:
+        self._monotonic = monotonic
+        self.restart(seconds)
+
+    def restart(self, seconds: float) -> None:
+        """From now on there are so many seconds."""
+        self.seconds = max(0.0, seconds)
+        self._end_s = self._monotonic() + self.seconds
+
+    def left_s(self) -> float:
+        return max(0.0, self._end_s - self._monotonic())
+
+    def is_over(self) -> bool:
+        return self.left_s() <= 0
+
+
+class TimeBoxedStore:
+    """Raises StoreUnavailableError when the box is over, also out of a call that has begun. Waiting can be interrupted
+    (Ctrl-C). Not for the background: what is left behind holds a thread and its memory until the store answers."""
+
+    def __init__(self, store: Store, box: TimeBox) -> None:
+        self.url = store.url
+        self._store = store
+        self._box = box
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        return self._within(lambda: self._store.create(key, data), key)
+
+    def get(self, key: str) -> bytes | None:
+        return self._within(lambda: self._store.get(key), key)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        return self._within(lambda: self._store.get_range(key, start, end), key)
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
+        return self._within(lambda: self._store.list(prefix, after, limit), prefix)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._within(lambda: self._store.put(key, data), key)
+
+    def delete(self, key: str) -> None:
+        self._within(lambda: self._store.delete(key), key)
+
+    def stat(self, key: str) -> ObjectStat | None:
+        return self._within(lambda: self._store.stat(key), key)
+
+    def _within(self, call: Callable[[], T], key: str) -> T:
+        return call_within(self._box, call, f"{self.url}/{key}".rstrip("/"), f"diloco doctor {self.url}")
+
+
+def call_within(box: TimeBox, call: Callable[[], T], where: str, hint: str = "") -> T:
+    """The call's result; StoreUnavailableError if the box is over first, and then the call is left behind."""
+    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    left_s = box.left_s()
+    try:
+        if left_s <= 0:
+            raise queue.Empty
+        threading.Thread(target=_answer, args=(call, outcome), name="store-call", daemon=True).start()
+        result, error = outcome.get(timeout=left_s)
+    except queue.Empty:
+        message = f"the store gave no answer within {format_duration(box.seconds)}"
+        raise StoreUnavailableError(message, where=where, hint=hint or None) from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def _answer(call: Callable[[], T], outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]]) -> None:
+    try:
+        outcome.put((call(), None))
+    except BaseException as error:  # handed to the caller, who raises it
+        outcome.put((None, error))

@@ -1,0 +1,160 @@
+"""How bytes travel between a bucket and this process: deadlines by size, checksums, large objects in parallel parts.
+
+One connection to a bucket carries some ten to a hundred megabytes a second whatever the machine's link, so a large
+object comes and goes in several parts at a time. A failed part is repeated by itself: of a thousand parts through a
+storm of 503s some fail every time, and starting over would never end. What fails for good is left to the caller's
+policy (store/retry.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from diloco_cli import clock, randomness
+from diloco_cli.store.port import StoreUnavailableError
+from diloco_cli.store.retry import pause_s
+
+CONNECT_TIMEOUT_S = 10.0
+SILENCE_TIMEOUT_S = 30.0
+CALL_DEADLINE_S = 60.0
+SLOWEST_BYTES_PER_S = 50_000
+"""A transfer may take the deadline of a call and its size at this rate. A download's size is not known beforehand: it
+gets the time of the largest object, and ends earlier by the silence timeout."""
+LARGEST_OBJECT_BYTES = 4 << 30
+PART_BYTES = 16 << 20
+UPLOAD_IN_PARTS_FROM_BYTES = 32 << 20
+ALWAYS_IN_PARTS_FROM_BYTES = 256 << 20
+PROBE_BYTES = 8 << 20
+PARALLEL_PAYS_S = 2.0
+"""The first bytes of a download tell how fast one connection is. If the rest would take longer, it comes by several."""
+PARALLEL_PARTS = 4
+"""At most so many parts are under way: beyond the object itself, which the caller holds, a transfer needs the memory of
+these."""
+PART_TRIES = 5
+LIST_PAGE = 1000
+CHECKSUM_NAME = "crc32c"
+"""Under this name the checksum stands in the metadata of an object whose store shows none of its own."""
+
+T = TypeVar("T")
+Chunks = list[bytes]
+
+
+def deadline_s(num_bytes: int) -> float:
+    """Seconds that a transfer of this size may take."""
+    return CALL_DEADLINE_S + num_bytes / SLOWEST_BYTES_PER_S
+
+
+def crc32c(data: bytes | memoryview) -> str:
+    """As GCS and S3 write it: base64 of the four bytes, the highest first."""
+    import google_crc32c
+
+    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+
+
+def upload_pays_in_parts(num_bytes: int, seen_bytes_per_s: float | None) -> bool:
+    """Whether an upload gains from several connections, by the speed at which earlier ones went through one."""
+    if num_bytes < UPLOAD_IN_PARTS_FROM_BYTES or num_bytes >= ALWAYS_IN_PARTS_FROM_BYTES:
+        return num_bytes >= UPLOAD_IN_PARTS_FROM_BYTES
+    return seen_bytes_per_s is not None and num_bytes / seen_bytes_per_s > PARALLEL_PAYS_S
+
+
+def spans(start: int, end: int) -> list[tuple[int, int]]:
+    """[start, end) cut into parts."""
+    return [(first, min(first + PART_BYTES, end)) for first in range(start, end, PART_BYTES)]
+
+
+async def read_in_parts(
+    size_bytes: int | None,
+    stream: AsyncIterator[bytes],
+    fetch: Callable[[int, int], Awaitable[Chunks]],
+) -> Chunks:
+    """The body of an answer that has begun, in order. `fetch(start, end)` asks for a range of the same generation, and
+    raises the port's errors.
+
+    Where the rest of a large object would take longer than PARALLEL_PAYS_S at the speed of its beginning, ranges are
+    fetched beside the answer, from the end backwards, until both meet; and where the answer breaks, ranges take its
+    place. A small object, or one whose size nobody knows, comes from the answer alone.
+    """
+    if size_bytes is None or size_bytes <= PROBE_BYTES:
+        return [chunk async for chunk in stream]
+    source = Source(stream)
+    found = {0: await source.take(1)}  # the time to the first byte says nothing about the connection's speed
+    started_s = clock.monotonic_s()
+    found[1] = await source.take(PROBE_BYTES - 1)
+    rest_s = (clock.monotonic_s() - started_s) * (size_bytes - PROBE_BYTES) / PROBE_BYTES
+    left = deque(spans(PROBE_BYTES, size_bytes))
+
+    async def from_the_back() -> None:
+        while left:
+            start, end = left.pop()
+            found[start] = await persist(partial(fetch, start, end))
+
+    async def from_the_front() -> None:
+        while left:
+            start, end = left.popleft()
+            try:
+                found[start] = await source.take(end - start)
+            except Exception:  # whatever broke the answer: a range takes its place, or tells why not
+                left.append((start, end))
+                await from_the_back()
+
+    beside = PARALLEL_PARTS - 1 if rest_s > PARALLEL_PAYS_S else 0
+    await in_parallel([from_the_front, *[from_the_back] * beside])
+    return [chunk for start in sorted(found) for chunk in found[start]]
+
+
+class Source:
+    """Takes so many bytes at a time from a stream of pieces of any size."""
+
+    def __init__(self, stream: AsyncIterator[bytes]) -> None:
+        self._stream = stream
+        self._held: Chunks = []
+
+    async def take(self, num_bytes: int) -> Chunks:
+        """The next pieces, of exactly this length together."""
+        taken: Chunks = []
+        while num_bytes > 0:
+            piece = self._held.pop() if self._held else await anext(self._stream, b"")
+            if not piece:
+                raise StoreUnavailableError("the answer ended early")
+            if len(piece) > num_bytes:
+                self._held = [piece[num_bytes:]]
+                piece = piece[:num_bytes]
+            taken.append(piece)
+            num_bytes -= len(piece)
+        return taken
+
+
+async def in_parallel(parts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Their results in order, PARALLEL_PARTS at a time. The first error ends all of them."""
+    gate = asyncio.Semaphore(PARALLEL_PARTS)
+
+    async def passed(part: Callable[[], Awaitable[T]]) -> T:
+        async with gate:
+            return await part()
+
+    tasks = [asyncio.ensure_future(passed(part)) for part in parts]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def persist(part: Callable[[], Awaitable[T]]) -> T:
+    """The part's result; StoreUnavailableError after PART_TRIES tries."""
+    attempt = 1
+    while True:
+        try:
+            return await part()
+        except StoreUnavailableError as error:
+            if attempt == PART_TRIES:
+                raise
+            await asyncio.sleep(pause_s(attempt, error, randomness.jitter()))
+        attempt += 1

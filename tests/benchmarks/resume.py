@@ -1,0 +1,122 @@
+"""How long a log of 100,000 commits takes to open: `python -m tests.benchmarks.resume [--commits N]`.
+
+The log is built commit by commit with the product's own records, without a syncer and without fsync, in a directory; it
+is opened by the product's reader through file://. Seconds of wall time, store and decoding included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from diloco_cli.clock import monotonic_s
+from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
+from diloco_cli.digests import digest
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.driver import SystemClock, perform
+from diloco_cli.protocol.keys import HEAD_HINT_KEY, commit_key, snapshot_key
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, Snapshot, fold, read_log
+from diloco_cli.protocol.records import Commit, Input, Island, Output, RunFormat
+from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.store.local import LocalStore
+from diloco_cli.store.metered import MeteredStore
+from tests.benchmarks.measure import machine, row
+
+BATCH = 1000
+
+
+def make_run(learners: int = 8, fragments: int = 24) -> RunFormat:
+    sync = SyncSettings(every=fragments, fragments=fragments)
+    settings = RunSettings("long", train=TrainSettings(tokens=10**15, batch_tokens=BATCH), sync=sync)
+    islands = tuple(Island(f"l{i}", "here", BATCH, fragments, 1.0, 1.0) for i in range(learners))
+    facts = [ParameterFact(f"w{i}", (1000,), False) for i in range(fragments)]
+    return RunFormat("id", "long", "", settings, islands, balanced_layout(facts, fragments), "bench")
+
+
+def build(directory: Path, commits: int) -> RunFormat:
+    """Commit 0 with every fragment's first version, then merges of two learners each, and a snapshot now and then."""
+    run, state = make_run(), RunState()
+    for folder in ("commit", "snapshot", "hint"):
+        (directory / folder).mkdir(parents=True)
+    while state.n + 1 < commits:
+        data = encode(_next(run, state))
+        (directory / commit_key(state.n + 1)).write_bytes(data)
+        state = fold(run, state, data)
+        if state.n % SNAPSHOT_EVERY == 0:
+            (directory / snapshot_key(state.n)).write_bytes(encode(Snapshot(state, state.digest, run.run_id)))
+            (directory / HEAD_HINT_KEY).write_bytes(encode(HeadHint(state.n)))
+    return run
+
+
+def _next(run: RunFormat, state: RunState) -> Commit:
+    n, slot, name = state.n + 1, state.slot, digest(b"%d" % state.n)
+    base = Commit(n, "epoch_start", 1, f"{n:032x}", state.digest, "2026-01-01T00:00:00.000Z", "bench")
+    if n == 0:
+        return replace(base, outputs=tuple(Output(f, 0, -1, 1, name, name) for f in range(run.num_fragments)))
+    fragment, seq = fragment_of_slot(slot, run.num_fragments), slot
+    inputs = tuple(
+        Input(island.name, 1, seq, state.outputs[fragment].version, BATCH * slot, BATCH * (slot + 1), BATCH, 1, 1e6,
+              name, 4000, 1.0)
+        for island in run.islands[:2]
+    )  # fmt: skip
+    outputs = (Output(fragment, n, slot, 1, name, name),)
+    return replace(base, kind="merge", slot=slot, inputs=inputs, outputs=outputs, tokens=2 * BATCH, quorum=1, alive=2)
+
+
+def opened(directory: Path, run: RunFormat) -> tuple[float, Counter[str], RunState]:
+    """(seconds, requests by verb, the state found)."""
+    meter, started_s = MeteredStore(LocalStore(directory)), monotonic_s()
+    clock = SystemClock(monotonic_s, lambda seconds: None, lambda: None)
+    state = perform(read_log(run), meter, clock)
+    return monotonic_s() - started_s, Counter(meter.counts.requests), state
+
+
+def lose_hint(directory: Path) -> None:
+    (directory / HEAD_HINT_KEY).unlink()
+
+
+def age_hint(directory: Path) -> None:
+    (directory / HEAD_HINT_KEY).write_bytes(encode(HeadHint(SNAPSHOT_EVERY)))
+
+
+def damage_newest(directory: Path) -> None:
+    newest = max((directory / "snapshot").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-100])
+
+
+CASES: dict[str, Callable[[Path], None]] = {
+    "as it is": lambda directory: None,
+    "the newest snapshot damaged": damage_newest,
+    "the hint lost, too": lose_hint,
+    "an old hint": age_hint,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commits", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        directory, started_s = Path(folder), monotonic_s()
+        run = build(directory, options.commits)
+        print(f"{machine()}\n{options.commits:,} commits, built in {monotonic_s() - started_s:.0f} s")
+        os.sync()
+        for name, change in CASES.items():
+            change(directory)
+            found = [opened(directory, run) for _ in range(options.rounds)]
+            assert all(state.n == options.commits - 1 for _, _, state in found)
+            seconds = [seconds for seconds, _, _ in found]
+            asked = ", ".join(f"{verb} {count}" for verb, count in sorted(found[0][1].items()))
+            print(row(f"opened: {name} ({asked})", seconds, "< 2 s", max(seconds) < 2, digits=3))
+
+
+if __name__ == "__main__":
+    main()

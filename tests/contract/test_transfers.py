@@ -1,0 +1,183 @@
+"""Large objects in parts: what is fetched, how many at a time, what happens when something breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from diloco_cli.store import transfers
+from diloco_cli.store.endpoints import check_endpoint
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store, StoreForbiddenError, StoreUnavailableError
+from tests.contract.conftest import REMOTE, Backend
+from tests.contract.emulators import environment
+from tests.contract.fault_proxy import FaultProxy
+
+DATA = os.urandom(1000)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "PROBE_BYTES", 80)
+    monkeypatch.setattr(transfers, "PART_BYTES", 100)
+    monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", -1.0)
+    monkeypatch.setattr(transfers, "pause_s", lambda attempt, error, jitter: 0.0)
+
+
+class Answers:
+    """A first answer that gives `quick` bytes at once and then breaks, or waits until ranges have brought 800, or ends;
+    and ranges of which the first `failing` tries fail."""
+
+    def __init__(self, quick: int = 1000, failing: int = 0, breaks: bool = False, waits: bool = False) -> None:
+        self.quick, self.failing, self.breaks, self.waits = quick, failing, breaks, waits
+        self.fetched: list[tuple[int, int]] = []
+        self.at_once = self.most_at_once = 0
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        for start in range(0, self.quick, 30):
+            yield DATA[start : min(start + 30, self.quick)]
+        if self.breaks:
+            raise ConnectionResetError
+        if self.waits:
+            while sum(end - start for start, end in self.fetched) < 800:
+                await asyncio.sleep(0)
+            yield DATA[self.quick : self.quick + 100]
+
+    async def fetch(self, start: int, end: int) -> list[bytes]:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0.001)
+        self.at_once -= 1
+        if self.failing:
+            self.failing -= 1
+            raise StoreUnavailableError("503")
+        self.fetched.append((start, end))
+        return [DATA[start:end]]
+
+    def read(self, size: int | None = 1000) -> bytes:
+        return b"".join(asyncio.run(transfers.read_in_parts(size, self.stream(), self.fetch)))
+
+
+def test_a_fast_answer_is_not_disturbed_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", 60.0)
+    answers = Answers()
+    assert answers.read() == DATA
+    assert answers.fetched == []
+
+
+def test_a_small_object_and_one_of_unknown_size_come_from_the_answer_alone() -> None:
+    for size, expected in ((70, DATA[:70]), (None, DATA)):
+        answers = Answers(quick=len(expected))
+        assert answers.read(size) == expected
+        assert answers.fetched == []
+
+
+def test_a_slow_answer_is_met_by_ranges_from_the_end() -> None:
+    answers = Answers(quick=100, waits=True)
+    assert answers.read() == DATA
+    assert answers.fetched[0] == (980, 1000)
+    assert len(answers.fetched) == len(set(answers.fetched)) >= 8
+    assert 1 < answers.most_at_once <= transfers.PARALLEL_PARTS
+
+
+@pytest.mark.parametrize("pays_s", [-1.0, 60.0])
+def test_ranges_take_the_place_of_an_answer_that_breaks(monkeypatch: pytest.MonkeyPatch, pays_s: float) -> None:
+    monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", pays_s)
+    answers = Answers(quick=333, breaks=True)
+    assert answers.read() == DATA
+
+
+def test_a_failed_range_is_repeated_so_often_and_then_ends_everything() -> None:
+    answers = Answers(quick=100, failing=transfers.PART_TRIES - 1, breaks=True)
+    assert answers.read() == DATA
+    with pytest.raises(StoreUnavailableError, match="503"):
+        Answers(quick=100, failing=1000, breaks=True).read()
+
+
+def test_an_object_that_changes_while_its_parts_come_is_never_mixed(
+    backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part is of the version that the first answer named: a mixture is refused, not returned."""
+    if backend.name not in REMOTE:
+        pytest.skip("no parts here")
+    versions = [bytes([number]) * 1000 for number in (1, 2)]
+    store.put("k", versions[0])
+    taken = 0
+    original = transfers.Source.take
+
+    async def break_after_the_probe(source: transfers.Source, num_bytes: int) -> transfers.Chunks:
+        nonlocal taken
+        taken += num_bytes
+        if taken <= transfers.PROBE_BYTES:
+            return await original(source, num_bytes)
+        await asyncio.to_thread(store.put, "k", versions[1])
+        raise ConnectionResetError
+
+    monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", 60.0)
+    monkeypatch.setattr(transfers.Source, "take", break_after_the_probe)
+    with pytest.raises(StoreUnavailableError, match="changed"):
+        store.get("k")
+    monkeypatch.undo()
+    assert store.get("k") == versions[1]
+
+
+@pytest.mark.parametrize("size", [50_000_000, pytest.param(1_000_000_000, marks=pytest.mark.long)])
+def test_a_large_object_goes_up_and_comes_down_in_parts(
+    backend: Backend, store: Store, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend.name in {"memory", "retrying", "metered", "link", "prefixed"}:
+        pytest.skip("a dictionary")
+    monkeypatch.setattr(transfers, "PROBE_BYTES", 8 << 20)
+    monkeypatch.setattr(transfers, "PART_BYTES", 16 << 20)
+    data = os.urandom(1_000_000) * (size // 1_000_000)
+    store.create("large", data)
+    assert store.get("large") == data
+    assert store.get_range("large", size - 5, size + 5) == data[-5:]
+    store.delete("large")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://10.0.0.1:9000", "http://169.254.169.254", "https://169.254.169.254", "https://metadata.google.internal",
+     "http://[fd00:ec2::254]", "https://[::ffff:169.254.169.254]", "https://100.100.100.200", "ftp://localhost",
+     "storage.example.com", "http://localhost.example.com", "http://127.0.0.1.example.com", "https://", "https://metadata."],
+)  # fmt: skip
+def test_addresses_that_would_leak_are_refused(address: str) -> None:
+    with pytest.raises(StoreForbiddenError, match="VARIABLE"):
+        check_endpoint(address, "VARIABLE")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://localhost:4443",
+        "127.0.0.1:4443",
+        "http://127.8.9.1",
+        "http://[::1]:9000",
+        "https://minio.example.com:9000",
+    ],
+)
+def test_loopback_and_tls_are_allowed(address: str) -> None:
+    assert check_endpoint(address, "VARIABLE").endswith(address)
+
+
+def test_a_proxy_gives_every_connection_its_own_trouble(s3: FaultProxy) -> None:
+    """The proxy itself: counts, and faults by chance that are the same for the same seed."""
+    draws = []
+    for _ in range(2):
+        with FaultProxy(s3.url, seed=7) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+            proxy.faults.set_rates({"503": 0.5})
+            store, outcomes = open_store("s3://bucket/proxy"), []
+            for _ in range(12):
+                try:
+                    store.stat("k")
+                    outcomes.append("fine")
+                except StoreUnavailableError:
+                    outcomes.append("503")
+            assert proxy.faults.struck["503"] == outcomes.count("503")
+            draws.append(outcomes)
+    assert draws[0] == draws[1]
+    assert set(draws[0]) == {"fine", "503"}
