@@ -24,7 +24,7 @@ PLOT = typer.Option(None, "--plot", metavar="FILE", help="Write a picture (SVG) 
 PLAN = typer.Option(None, "--plan", metavar="PLAN", help="Your own fleet: a file written by `diloco plan -o`.")
 
 simulate = typer.Typer(
-    help="What would happen, in virtual time: goodput, bandwidth, whole runs. It predicts and never trains.",
+    help="What would happen, in virtual time: goodput, bandwidth, worst cases, whole runs. It never trains.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -32,10 +32,12 @@ simulate = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     from diloco_cli.cli.simulate_bandwidth import bandwidth
+    from diloco_cli.cli.simulate_protocol import protocol
     from diloco_cli.cli.simulate_run import run
 
     simulate.command("goodput")(goodput)
     simulate.command("bandwidth")(bandwidth)
+    simulate.command("protocol")(protocol)
     simulate.command("run")(run)
     app.add_typer(simulate, name="simulate")
 

@@ -16,6 +16,7 @@ from diloco_cli.protocol.keys import inner_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.operations import Now, Sleep, Steps
+from diloco_cli.protocol.polling import next_request_s
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.quorum import moving_average
 from diloco_cli.protocol.records import Island, Output, ProcessClaim, RunFormat, Timings
@@ -23,7 +24,6 @@ from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.world import Actor, World
 
 PAUSE_S = 0.2
-POLL_BOUNDS_S = (0.02, 0.5)
 MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
 BITS = 8.0
 
@@ -133,8 +133,10 @@ class Incarnation:
             self.progress.stepped()
             self.optimizer_steps += 1
             self.condition.steps += 1
+            reached = self.progress.slots_reached
             for draft in self.progress.due():
                 self._send(draft)
+            for _ in range(self.progress.slots_reached - reached):
                 self.slot_s = moving_average(self.slot_s, self.world.now_s - slot_started_s)
                 slot_started_s = self.world.now_s
             yield from self._await_merges()
@@ -152,7 +154,7 @@ class Incarnation:
         if self.run.settings.sync.adoption == "on_arrival":
             for fragment in sorted(self.arrived):
                 self._adopt(self.arrived.pop(fragment))
-        self.progress.heard(self.state, self.island.step_s)
+        self.progress.heard(self.state, self.island.step_s, self.upload_s + self.adoption_s)
         self.progress.overgrown()
 
     def _adopt(self, output: Output) -> None:
@@ -216,6 +218,7 @@ class Incarnation:
     # -- following the log --------------------------------------------------------------------------------------
 
     def _follow(self) -> Steps[None]:
+        found_s: float | None = None
         while not self._over():
             now_s: float = yield Now()
             state = yield from read_log(self.run, self.state)
@@ -229,9 +232,11 @@ class Incarnation:
                     self.arrived[output.fragment] = output
                     self.fetched[output.fragment] = output.version
                     self.adoption_s = moving_average(self.adoption_s or None, self.world.now_s - now_s)
-            if not news:
-                low, high = POLL_BOUNDS_S
-                yield Sleep(min(high, max(low, self.slot_s / 20)))
+            if news:
+                found_s = self.world.now_s
+            else:
+                asked_s: float = yield Now()
+                yield Sleep(next_request_s(found_s, asked_s, self.slot_s) - asked_s)
 
     def _download(self, num_bytes: float) -> Steps[None]:
         self.condition.bytes_down += num_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diloco_cli.protocol.records import RunFormat
+from diloco_cli.simulate.histories.replayer import Replayer
 from diloco_cli.simulate.world import Fault, World
-from tests.simulation.bucket_check import BucketCheck
 from tests.simulation.toy import Fleet
 
 
@@ -27,5 +27,5 @@ def histories(run: RunFormat, actor: str, fault: Fault, points: list[int]) -> It
         yield point, fleet.start()
 
 
-def check(fleet: Fleet) -> BucketCheck:
-    return BucketCheck(fleet.world.store, fleet.run).check(fleet.published)
+def check(fleet: Fleet) -> Replayer:
+    return Replayer(fleet.world.store, fleet.run).read().check_published(fleet.published.offers)

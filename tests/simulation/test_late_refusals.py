@@ -8,46 +8,28 @@ import pytest
 
 from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Offer, RunFormat
-from tests.simulation import toy
+from diloco_cli.simulate.histories.integers import IntegerArithmetic
 from tests.simulation.sweeps import check
-from tests.simulation.toy import Fleet, ToyArithmetic, make_run
+from tests.simulation.toy import Fleet, make_run
 
 Unfit = Callable[[Offer], bool]
 
 
-class Delta(int):
-    """A toy delta that remembers its offer."""
-
-    offer: Offer
-
-
-class LateArithmetic(ToyArithmetic):
-    """Finds out about unfit deltas while it merges, as one does that checks published norms."""
-
-    unfit: Unfit
-    attempts: list[tuple[str, ...]]
-
-    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> int | str:
-        found = super().read_delta(offer, payload, decoded_base)
-        assert isinstance(found, int)
-        delta = Delta(found)
-        delta.offer = offer
-        return delta
-
-    def merge(self, fragment: int, deltas: list[tuple[int, float]]) -> Merged | Refused:  # type: ignore[override]
-        offers = [delta.offer for delta, _ in deltas if isinstance(delta, Delta)]
-        self.attempts.append(tuple(offer.learner for offer in offers))
-        unfit = {place: "bad_norms" for place, offer in enumerate(offers) if self.unfit(offer)}
-        return Refused(unfit) if unfit else super().merge(fragment, deltas)
-
-
 def finished(monkeypatch: pytest.MonkeyPatch, run: RunFormat, unfit: Unfit) -> tuple[Fleet, list[tuple[str, ...]]]:
-    LateArithmetic.unfit, LateArithmetic.attempts = staticmethod(unfit), []
-    monkeypatch.setattr(toy, "ToyArithmetic", LateArithmetic)
-    fleet = Fleet(run).start()
-    fleet.finish()
+    """Deltas turn out to be unfit only while they are merged, as where published norms are checked."""
+    attempts: list[tuple[str, ...]] = []
+    merge = IntegerArithmetic.merge
+
+    def noted(self: IntegerArithmetic, fragment: int, deltas: list[tuple[int, float]]) -> Merged | Refused:
+        attempts.append(tuple(delta.offer.learner for delta, _ in deltas))  # type: ignore[attr-defined]
+        return merge(self, fragment, deltas)
+
+    monkeypatch.setattr(IntegerArithmetic, "merge", noted)
+    fleet = Fleet(run)
+    fleet.refuse_in_the_merge(lambda offer: "bad_norms" if unfit(offer) else None)
+    fleet.start().finish()
     assert fleet.errors() == []
-    return fleet, LateArithmetic.attempts
+    return fleet, attempts
 
 
 @pytest.mark.parametrize("quorum", [1, 2])

@@ -12,11 +12,12 @@ from diloco_cli.digests import digest
 from diloco_cli.protocol.keys import delta_key, offer_key
 from diloco_cli.protocol.records import Offer
 from diloco_cli.protocol.wire import encode
+from diloco_cli.simulate.histories.integers import gradient
 from tests.simulation.sweeps import check
 from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
 
 RUN = make_run(merges=8)
-PAYLOAD = b"delta:1"
+PAYLOAD = b"delta:%d" % sum(gradient("l1", at, BATCH_TOKENS) for at in (0, BATCH_TOKENS))
 
 
 def stranger(fleet: Fleet, **changes: Any) -> dict[str, Any]:
@@ -55,10 +56,10 @@ def test_the_strangers_offer_is_sound_before_it_is_changed() -> None:
     [
         ({"payload_digest": "blake3-0"}, "bad_record"),
         ({"payload_digest": "blake3-" + 64 * "0"}, "missing_payload"),
-        ({"payload_bytes": 3}, "digest_mismatch"),
+        ({"payload_bytes": 3}, "wrong_size"),
         ({"base": 7}, "unknown_base"),
         ({"base": -1}, "bad_record"),
-        ({"base_digest": "x"}, "unknown_base"),
+        ({"base_digest": "x"}, "wrong_base"),
         ({"fragment": 99}, "bad_claim"),
         ({"fragment": -1}, "bad_record"),
         ({"slot": -2}, "bad_record"),

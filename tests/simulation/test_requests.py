@@ -6,7 +6,8 @@ import pytest
 
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.requests import ask_to_stop, stop_without_syncer
+from diloco_cli.protocol.operators import StandIn
+from diloco_cli.protocol.requests import ask_to_stop, withdraw_stop
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.world import Actor, Fault, World
 from tests.simulation.sweeps import check
@@ -34,7 +35,9 @@ def ask(fleet: Fleet) -> Actor:
 
 
 def stop_alone(fleet: Fleet) -> Actor:
-    return fleet.world.start("stopper", stop_without_syncer(fleet.run, fleet.claim(), "then", "enough"))
+    """As `diloco stop` does after the syncer did not answer it."""
+    ask(fleet)
+    return fleet.world.start("stopper", StandIn(fleet.run, fleet.claim(), "then", fleet.nonce).serve())
 
 
 def started() -> Fleet:
@@ -137,6 +140,7 @@ def test_a_stop_without_pause_races_a_living_syncer() -> None:
 def test_a_run_stopped_before_its_first_commit_can_be_resumed() -> None:
     fleet = Fleet(RUN)
     done(fleet, stop_alone(fleet))
+    done(fleet, fleet.world.start("operator", withdraw_stop(fleet.run, state_of(fleet), fleet.nonce(), "then")))
     fleet.start()
     assert fleet.world.run(fleet.ended, 30)
     assert fleet.errors() == []

@@ -94,7 +94,10 @@ def test_a_stop_that_nobody_carried_out_does_not_stop_the_resumed_run() -> None:
     ask(fleet)
     assert state_of(fleet).phase == "RUNNING"
     assert (
-        done(fleet, fleet.world.start("operator", withdraw_stop(state_of(fleet), fleet.nonce(), "then"))).result is True
+        done(
+            fleet, fleet.world.start("operator", withdraw_stop(fleet.run, state_of(fleet), fleet.nonce(), "then"))
+        ).result
+        is True
     )
     fleet.restart = True
     fleet.start()

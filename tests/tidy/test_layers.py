@@ -13,12 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "diloco_cli"
 LAYERS: list[set[str]] = [
-    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots"},
+    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots", "signing"},
     {"config"},
     {"store", "algorithm", "protocol", "processes", "faults"},
     {"plan", "tasks"},
     {"learner", "syncer", "launch", "chaos", "observe", "simulate"},
-    {"tapes", "probe"},
+    {"tapes", "probe", "doctor"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -135,6 +135,7 @@ def test_top_level_is_what_the_readme_shows() -> None:
         ["chaos", "list"],
         ["runs"],
         ["inventory", "probe", "--help"],
+        ["doctor", "."],
     ],
     ids=lambda words: words[0],
 )

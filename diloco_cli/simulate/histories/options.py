@@ -1,0 +1,161 @@
+"""What a seed draws: the run, the fleet, and which faults are on with what rates. A swarm: each seed leaves most of
+them out, so that rare combinations are not drowned by common ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from diloco_cli.config.settings import (
+    DataSettings,
+    EvaluationSettings,
+    RetentionSettings,
+    RunSettings,
+    SyncerSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.simulate.faulty_calls import Fault
+from diloco_cli.simulate.histories.stream import Stream
+
+BATCH_TOKENS = 4
+GRACE_S = 1.0  # of readers, before anything is deleted
+SPARE_SHARDS = 2  # for islands that join
+MOST_LEARNERS = 16
+
+DisturbanceKind = Literal[
+    "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "forbidden", "full", "stop", "stand_in", "join",
+    "leave", "wall_jump", "poison", "huge", "corrupt", "unfit", "lift", "rollback", "collect",
+]  # fmt: skip
+DISTURBANCES: tuple[DisturbanceKind, ...] = get_args(DisturbanceKind)
+CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
+LONG = (Fault.FORBIDDEN, Fault.FULL)  # seldom on: clients wait long, and a history spends its time with nothing
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that sets one history apart, but for the moments at which its faults strike.
+
+    `calls`: faults of single calls that are on; `write_rate`, `read_rate`: their probability at each create or put, and
+    at each other call. `list_lag_s`: how long a listing may not show a new key. Faults cease after `faulty_share` of
+    the merges; above 1 they do not, and those of a script may strike until the last process has left.
+    """
+
+    learners: int
+    syncers: int
+    standbys: int
+    takeover_s: float
+    snapshot_every: int
+    kept_rounds: int
+    list_lag_s: float
+    fragments: int
+    quorum: int
+    merges: int
+    mixing: Literal["replace", "rebase"]
+    overlap: int | Literal["auto"]
+    local_steps: Literal["measured", "planned"]
+    steps_a_slot: int
+    staleness_rounds: int
+    drift_rounds: int
+    skip_after_s: float
+    step_s: float
+    slowest: float
+    latency_s: float
+    evaluates_every: int
+    saves_every_rounds: int
+    calls: tuple[Fault, ...]
+    write_rate: float
+    read_rate: float
+    disturbances: tuple[DisturbanceKind, ...]
+    faulty_share: float
+
+    @property
+    def slot_s(self) -> float:
+        return self.step_s * self.steps_a_slot
+
+    def describe(self) -> str:
+        calls = ", ".join(fault.name.lower() for fault in self.calls) or "none"
+        others = ", ".join(self.disturbances) or "none"
+        return (
+            f"{self.learners} learners, {self.syncers} syncers, {self.standbys} standbys, {self.fragments} fragments, "
+            f"quorum {self.quorum}, {self.merges} merges, {self.mixing}, slot {self.slot_s:g} s, "
+            f"latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
+            f"faults of calls: {calls}; others: {others}"
+        )
+
+    def without_faults(self) -> Options:
+        return replace(self, calls=(), disturbances=())
+
+
+def drawn_options(seed: int) -> Options:
+    draw = Stream(seed, "options")
+    learners = draw.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 4))
+    if draw.chance(0.06):
+        learners = draw.choice((5, 6, 7, 8, 8, MOST_LEARNERS))
+    fragments = draw.choice((1, 1, 2, 2, 3, 4))
+    quorum = 1 if draw.chance(0.6) else draw.whole(1, min(learners, 4))
+    step_s = draw.choice((0.05, 0.05, 0.1, 0.5))
+    steps_a_slot = draw.choice((1, 2, 2, 3))
+    return Options(
+        learners=learners,
+        syncers=draw.choice((1, 1, 1, 1, 2, 3)),
+        standbys=draw.choice((0, 0, 1, 2)),
+        takeover_s=draw.choice((0.5, 2.0, 5.0, 15.0)),
+        snapshot_every=draw.choice((3, 4, 4, 8, 16)),
+        kept_rounds=draw.choice((1, 2, 4, 64)),
+        list_lag_s=draw.choice((0.0, 0.0, 0.5, 5.0)),
+        fragments=fragments,
+        quorum=quorum,
+        merges=draw.whole(6, 11),
+        mixing="rebase" if draw.chance(0.3) else "replace",
+        overlap=draw.choice(("auto", "auto", 0, 1, 2)),
+        local_steps="planned" if draw.chance(0.3) else "measured",
+        steps_a_slot=steps_a_slot,
+        staleness_rounds=draw.choice((1, 2, 2, 3)),
+        drift_rounds=draw.choice((2, 4, 4)),
+        skip_after_s=draw.choice((0.5, 2.0, 5.0)),
+        step_s=step_s,
+        slowest=draw.choice((1.0, 1.0, 1.0, 2.0, 3.0)),
+        latency_s=draw.choice((0.001, 0.001, 0.005, 0.02)),
+        evaluates_every=draw.choice((3, 20)),
+        saves_every_rounds=draw.choice((0, 0, 1, 3)),
+        calls=tuple(fault for fault in CALL_FAULTS if draw.chance(0.1 if fault in LONG else 0.4)),
+        write_rate=draw.choice((0.0, 0.01, 0.03, 0.1)),
+        read_rate=draw.choice((0.0, 0.001, 0.005)),
+        disturbances=tuple(kind for kind in DISTURBANCES if draw.chance(0.25)),
+        faulty_share=draw.between(0.4, 0.8),
+    )
+
+
+def run_of(options: Options) -> RunFormat:
+    """Equal islands but for the slowest; the run ends after about `merges` merges by everybody."""
+    every = options.steps_a_slot * options.fragments
+    tokens = options.merges * options.steps_a_slot * BATCH_TOKENS * options.learners
+    settings = RunSettings(
+        name="history",
+        train=TrainSettings(tokens=tokens, batch_tokens=BATCH_TOKENS),
+        data=DataSettings(shards=options.learners + SPARE_SHARDS),
+        evaluation=EvaluationSettings(every=options.evaluates_every),
+        syncer=SyncerSettings(standbys=options.standbys, takeover_s=options.takeover_s),
+        retention=RetentionSettings(rounds=options.kept_rounds, grace_s=GRACE_S),
+        sync=SyncSettings(
+            every=every,
+            fragments=options.fragments,
+            quorum=options.quorum,
+            mixing=options.mixing,
+            overlap=options.overlap,
+            local_steps=options.local_steps,
+            staleness_rounds=options.staleness_rounds,
+            drift_rounds=options.drift_rounds,
+            skip_after_s=options.skip_after_s,
+        ),
+    )
+    islands = tuple(
+        Island(f"l{i}", "here", BATCH_TOKENS, every, BATCH_TOKENS / options.step_s, options.step_s)
+        for i in range(options.learners)
+    )
+    facts = [ParameterFact(f"w{i}", (1,), False) for i in range(options.fragments)]
+    layout = balanced_layout(facts, options.fragments)
+    return RunFormat("id", "history", "2000-01-01T00:00:00.000Z", settings, islands, layout, "simulated")

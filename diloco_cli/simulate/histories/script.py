@@ -1,0 +1,133 @@
+"""Which faults strike when: drawn from a seed as the history goes, or a given list that any part can be left out of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diloco_cli.protocol.keys import SYNCER
+from diloco_cli.protocol.operations import Create, Delete, Get, Operation, Put
+from diloco_cli.simulate.faulty_calls import OF_READ_BACK, OF_READS, Fault, Injected
+from diloco_cli.simulate.histories.options import DisturbanceKind, Options
+from diloco_cli.simulate.histories.stream import Stream
+
+LONGEST_LATE_S = (0.05, 0.5, 2.0, 20.0)
+LONGEST_PAUSE_S = (0.1, 0.5, 2.0, 10.0)
+LONGEST_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
+OF_LEARNERS = frozenset({"leave", "poison", "huge", "corrupt", "unfit", "lift"})
+CHECKED = ("delta/", "state/", "cast/", "snapshot/", "hint/", "commit/", "offer/")  # bytes that may come damaged
+READ_BACK = ("state/", "cast/", "delta/")  # what may be stored in half: a create of any other key is atomic
+_RATE_BITS = 24
+
+
+@dataclass(frozen=True)
+class CallFault:
+    """A fault of one call: of the actor's so many-th operation."""
+
+    actor: str
+    operation: int
+    fault: Injected
+
+    def describe(self) -> str:
+        extra = f" ({self.fault.seconds:.2f} s)" if self.fault.seconds else ""
+        return f"{self.actor}, operation {self.operation}: {self.fault.kind.value}{extra}"
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that happens at a moment, to a role (a learner's name, or `syncer`)."""
+
+    at_s: float
+    kind: DisturbanceKind
+    target: str
+    for_s: float
+
+    def describe(self) -> str:
+        return f"at {self.at_s:.3f} s: {self.kind} {self.target} ({self.for_s:.2f} s)"
+
+
+@dataclass(frozen=True)
+class Script:
+    """Faults to inject, and no others."""
+
+    calls: tuple[CallFault, ...] = ()
+    disturbances: tuple[Disturbance, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.calls) + len(self.disturbances)
+
+    def kept(self, places: Sequence[int]) -> Script:
+        """With these faults only, by their place: calls first, then disturbances."""
+        faults = [*self.calls, *self.disturbances]
+        chosen = [faults[place] for place in places]
+        calls = tuple(fault for fault in chosen if isinstance(fault, CallFault))
+        return Script(calls, tuple(fault for fault in chosen if isinstance(fault, Disturbance)))
+
+
+def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tuple[Disturbance, ...]:
+    """In the first part of the fault phase, where the run surely still goes."""
+    draw, found = Stream(seed, "disturbances"), []
+    span_s = options.faulty_share * options.merges * options.slot_s
+    for kind in options.disturbances:
+        for _ in range(draw.whole(1, 3)):
+            target = SYNCER if draw.chance(0.4) and kind not in OF_LEARNERS else draw.choice(names)
+            at_s, for_s = draw.between(0.0, span_s), draw.choice(LONGEST_AWAY_S) * draw.uniform()
+            found.append(Disturbance(round(at_s, 6), kind, target, round(for_s, 6)))
+    return tuple(sorted(found, key=lambda disturbance: disturbance.at_s))
+
+
+@dataclass
+class CallFaults:
+    """Answers for every call whether a fault strikes it. `struck`: those that did, in the order of happening."""
+
+    options: Options
+    given: dict[tuple[str, int], Injected] | None
+    struck: list[CallFault] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        kinds = [kind for kind in self.options.calls if kind is not Fault.FULL]
+        self._of_versions = [kind for kind in self.options.calls if kind not in OF_READS]
+        self._of_writes = [kind for kind in self._of_versions if kind not in OF_READ_BACK]
+        self._of_payloads = [kind for kind in kinds if kind not in OF_READ_BACK]
+        self._of_reads = [kind for kind in self._of_payloads if kind not in OF_READS]
+        self._write_limit = int(self.options.write_rate * (1 << _RATE_BITS))
+        self._read_limit = int(self.options.read_rate * (1 << _RATE_BITS))
+
+    def strike(self, actor: str, number: int, operation: Operation, bits: int) -> Injected | None:
+        """`bits`: 48 random ones of this call's own."""
+        if self.given is not None:
+            fault = self.given.get((actor, number))
+        else:
+            fault = self._drawn(operation, bits)
+        if fault is not None:
+            self.struck.append(CallFault(actor, number, fault))
+        return fault
+
+    def _drawn(self, operation: Operation, bits: int) -> Injected | None:
+        writes = isinstance(operation, Create | Put | Delete)
+        if (bits & ((1 << _RATE_BITS) - 1)) >= (self._write_limit if writes else self._read_limit):
+            return None
+        kinds = self._kinds(operation, writes)
+        if not kinds:
+            return None
+        bits >>= _RATE_BITS
+        kind, bits = kinds[bits % len(kinds)], bits // len(kinds)
+        return Injected(kind, round(_seconds(kind, bits), 6))
+
+    def _kinds(self, operation: Operation, writes: bool) -> Sequence[Fault]:
+        """Those that make sense for such a call."""
+        if writes:
+            halves = isinstance(operation, Create) and operation.key.startswith(READ_BACK)
+            return self._of_versions if halves else self._of_writes
+        checked = isinstance(operation, Get) and operation.key.startswith(CHECKED)
+        return self._of_payloads if checked else self._of_reads
+
+
+def _seconds(kind: Fault, bits: int) -> float:
+    """How long the fault delays what it delays."""
+    scale, share = bits & 3, (bits >> 2 & 0xFF) / 256
+    if kind in (Fault.LATE, Fault.CRASH_LATE, Fault.SLOW):
+        return LONGEST_LATE_S[scale] * (share + 0.01)
+    if kind is Fault.TWICE:
+        return LONGEST_LATE_S[scale] * share if scale else 0.0
+    return LONGEST_PAUSE_S[scale] * (share + 0.01) if kind is Fault.PAUSE else 0.0

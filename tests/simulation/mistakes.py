@@ -1,0 +1,307 @@
+"""The mistakes that protocols of this kind are known to make, each as a mutated actor: the product has no switch for
+any of them. A simulation is worth what it notices of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol import log
+from diloco_cli.protocol.collection import Collector
+from diloco_cli.protocol.housekeeping import Housekeeper
+from diloco_cli.protocol.inbox import Inbox, Mailbox
+from diloco_cli.protocol.joining import Joined
+from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, read_version_key, state_key
+from diloco_cli.protocol.loading import make_resident
+from diloco_cli.protocol.mixing import as_logged, rebase_of_next
+from diloco_cli.protocol.operations import Create, Delete, Get, List, Now, Put, Sleep, Steps
+from diloco_cli.protocol.ports import Merged
+from diloco_cli.protocol.records import CommitKind, Offer, Output
+from diloco_cli.protocol.standby import Standby
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.protocol.wire import encode
+from diloco_cli.simulate.faulty_calls import Fault
+from diloco_cli.simulate.histories.client import Client
+from diloco_cli.simulate.histories.history import Actors
+from diloco_cli.simulate.histories.integers import Delta, IntegerArithmetic
+from diloco_cli.simulate.histories.learner import Learner, Upload
+from diloco_cli.simulate.histories.options import Options
+from diloco_cli.store.port import Created, Exists, StoreUnavailableError
+
+FOR_EVER = 1 << 60
+
+
+# -- the log ------------------------------------------------------------------------------------------------------
+
+
+class Overwriting(Client):
+    """Commits by overwriting."""
+
+    def create(self, operation: Create) -> Steps[Created | Exists]:
+        if not operation.key.startswith("commit/"):
+            return (yield from super().create(operation))
+        yield Put(operation.key, operation.data)
+        return Created()
+
+
+class Tidy(Syncer):
+    """Deletes old records of the log."""
+
+    def _turn(self) -> Steps[bool]:
+        if self.state.n > 3:
+            yield Delete(commit_key(1))
+        return (yield from super()._turn())
+
+
+class TakesOwnForLost(Client):
+    """A create that finds the key taken is lost to it, though it may have taken the key itself."""
+
+    def settle(self, operation: Create, doubt: StoreUnavailableError) -> Steps[Created | Exists]:
+        holder: bytes | None = yield Get(operation.key)
+        if holder is None:
+            raise doubt
+        return Exists(holder + b" ")
+
+
+class TakesDoubtForSuccess(Client):
+    """Whatever is in doubt has worked."""
+
+    def settle(self, operation: Create, doubt: StoreUnavailableError) -> Steps[Created | Exists]:
+        yield Sleep(0.0)
+        return Created()
+
+
+class LooksForTheNewest(Learner):
+    """Adopts the newest version that a listing shows, as if what is there were committed."""
+
+    def _follow_once(self) -> Steps[bool]:
+        found: bool = yield from super()._follow_once()
+        for fragment in range(self.run.num_fragments):
+            keys: list[str] = yield List(f"cast/{fragment:04d}/")
+            version = read_version_key(keys[-1]) if keys else None
+            if version is None or version[1] <= self.fetched[fragment]:
+                continue
+            cast: bytes | None = yield Get(keys[-1])
+            known = self.state.outputs[fragment]
+            output = replace(known, version=version[1], epoch=version[2], cast_digest=version[3])
+            if cast is not None:
+                self.arrived[fragment], self.fetched[fragment] = (output, cast), version[1]
+        return found
+
+
+def without_watermarks(state: RunState) -> RunState:
+    """With nothing about which offers have been applied or refused."""
+    bare = {n: replace(known, next_seq=0, fated=(), applied={}) for n, known in state.learners.items()}
+    return replace(state, learners=bare)
+
+
+class AlteredSnapshots(Syncer):
+    """Writes snapshots without watermarks."""
+
+    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
+        written, self.last_snapshot = self.last_snapshot, FOR_EVER
+        mine: bool = yield from super()._commit(kind, **fields)
+        self.last_snapshot = written
+        if self.state.n - written >= log.SNAPSHOT_EVERY:
+            yield from log.write_snapshot(self.run, without_watermarks(self.state))
+            self.last_snapshot = self.state.n
+        return mine
+
+
+# -- offers -------------------------------------------------------------------------------------------------------
+
+
+class Undiscerning(Inbox):
+    """Takes every offer that it finds, whether the log has given it a fate or not."""
+
+    def open(self, state: RunState, now_s: float) -> None:
+        super().open(without_watermarks(state), now_s)
+
+    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> None:
+        super()._receive(box, data, key, without_watermarks(state))
+
+    def sort_out(self, state: RunState) -> None:
+        super().sort_out(without_watermarks(state))
+
+
+class NoDedupe(Syncer):
+    """Merges what it finds, and finds it again after a restart."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.inbox = Undiscerning(self.run)
+
+
+class OneWatermarkALearner(Inbox):
+    """Knows of a learner which seq it has seen, and not of which incarnation."""
+
+    def _box(self, learner: str, incarnation: int) -> Mailbox:
+        if (learner, incarnation) not in self.mailboxes:
+            box = super()._box(learner, incarnation)
+            box.next_seq = max(b.next_seq for (name, _), b in self.mailboxes.items() if name == learner)
+        return super()._box(learner, incarnation)
+
+
+class WatermarkPerLearner(Syncer):
+    """Looks for a new incarnation's offers where the old one's ended."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.inbox = OneWatermarkALearner(self.run)
+
+
+class NoIncarnations(Learner):
+    """Every process of a learner writes under the same number, and takes no other for a rival."""
+
+    def _begin(self, joined: Joined) -> Steps[None]:
+        yield from super()._begin(replace(joined, incarnation=1))
+
+    def follow(self) -> Steps[None]:
+        while True:
+            if not (yield from self._follow_once()):
+                yield Sleep(0.1)
+
+    def _upload_all(self) -> Steps[None]:
+        while self.uploads:
+            job = self.uploads.popleft()
+            if isinstance(job, Upload):
+                offer, payload = self._offer(job)
+                yield Create(delta_key(*offer.id, offer.payload_digest), payload)
+                yield Create(offer_key(*offer.id), encode(offer))
+                self.seen.published(offer.id, encode(offer))
+
+
+# -- payloads -----------------------------------------------------------------------------------------------------
+
+
+class NoDigests(Syncer):
+    """Merges a payload whatever its bytes are."""
+
+    def _load_candidates(self, fragment: int) -> Steps[list[Offer]]:
+        sound = []
+        for offer in self.inbox.candidates(fragment):
+            if offer.id not in self.loaded:
+                loaded = yield from self._load(offer)
+                if loaded is None or isinstance(loaded, str):
+                    self.inbox.drop(offer, loaded or "missing_payload")
+                    continue
+                self.loaded[offer.id] = loaded
+            sound.append(offer)
+        return sound
+
+    def _load(self, offer: Offer) -> Steps[Any]:
+        yield from make_resident(self.arithmetic, self.state.outputs[offer.fragment], self.recover)
+        payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest))
+        base = self.state.version(offer.fragment, offer.base)
+        if payload is None or base is None:
+            return None
+        cast = None
+        if base != self.state.outputs[offer.fragment]:
+            cast = yield Get(cast_key(base.fragment, base.version, base.epoch, base.cast_digest))
+        try:
+            return self.arithmetic.read_delta(offer, payload, cast)
+        except ValueError:  # half a number is none
+            return "bad_payload"
+
+
+class Gullible(IntegerArithmetic):
+    """Merges what is not a number."""
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+        return Delta(7, offer) if payload == b"delta:nan" else super().read_delta(offer, payload, decoded_base)
+
+
+class NoReadBack(Syncer):
+    """Commits what it has written, without having seen it again."""
+
+    def _publish(
+        self, fragment: int, merged: Merged, version: int, slot: int, before: Output | None = None
+    ) -> Steps[Output]:
+        rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
+        output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
+        yield Create(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
+        yield Create(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
+        return output
+
+
+# -- garbage, and who serves --------------------------------------------------------------------------------------
+
+
+class HastyCollector(Collector):
+    """Deletes behind the head as it knows it, with no floor in the log."""
+
+    def is_done(self, state: RunState) -> bool:
+        return state.n < 4
+
+    def look(self, state: RunState, now_s: float) -> None:
+        if self.sweep is None or self.sweep.is_done:
+            self.floor, self.sweep = state.n, None
+
+
+class NoFloor(Syncer):
+    """Collects garbage with nothing committed about it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.housekeeper: Housekeeper = Housekeeper(self.run)
+        self.housekeeper.collector = HastyCollector(self.run)
+
+
+@dataclass
+class WallClockLease(Standby):
+    """Takes over when its own wall clock is so far beyond the time that the last commit notes."""
+
+    _started_s: float | None = field(default=None, init=False)
+
+    def wait(self) -> Steps[str | None]:
+        started_s: float = yield Now()
+        state: RunState = yield from log.read_log(self.run)
+        while state.phase == "RUNNING":
+            own_s = datetime.fromisoformat(self.claim.started_at).timestamp() + (yield Now()) - started_s
+            if state.n >= 0 and own_s - datetime.fromisoformat(state.updated_at).timestamp() > 5.0:
+                return f"the lease of epoch {state.epoch} has expired"
+            yield Sleep(0.2)
+            state = yield from log.read_log(self.run, state)
+        return None
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`needs`: histories without which it cannot show, so that none is spent on the others; `broken`: invariants one of
+    which must break; `walls`: it shows where wall clocks are others."""
+
+    actors: Actors
+    broken: frozenset[str]
+    needs: Callable[[Options], bool] = lambda options: True
+    walls: bool = False
+
+
+def _disturbed_by(*kinds: str) -> Callable[[Options], bool]:
+    return lambda options: any(kind in options.disturbances for kind in kinds)
+
+
+_KILLS = _disturbed_by("kill", "kill_all", "zombie")
+MISTAKES: dict[str, Mistake] = {
+    "commit by overwrite": Mistake(Actors(client=Overwriting), frozenset("1")),
+    "deleted slots": Mistake(Actors(syncer=Tidy), frozenset("1")),
+    "412 taken as lost": Mistake(Actors(client=TakesOwnForLost), frozenset("16")),
+    "ambiguous taken as success": Mistake(Actors(client=TakesDoubtForSuccess), frozenset("167")),
+    "no dedupe": Mistake(Actors(syncer=NoDedupe), frozenset("2")),
+    "no incarnations": Mistake(Actors(learner=NoIncarnations), frozenset("7"), _KILLS),
+    "hash not checked": Mistake(Actors(syncer=NoDigests), frozenset("8"), _disturbed_by("corrupt")),
+    "non-finite not checked": Mistake(Actors(arithmetic=Gullible), frozenset("8"), _disturbed_by("poison")),
+    "no read-back": Mistake(
+        Actors(syncer=NoReadBack), frozenset("9"), lambda options: Fault.TORN_WRITE in options.calls
+    ),
+    "collection without floor": Mistake(Actors(syncer=NoFloor), frozenset("9")),
+    "listing trusted": Mistake(Actors(learner=LooksForTheNewest), frozenset("6")),
+    "wall clock in the lease": Mistake(
+        Actors(standby=WallClockLease), frozenset({"12"}), lambda options: options.standbys > 0, walls=True
+    ),
+    "watermark per learner": Mistake(Actors(syncer=WatermarkPerLearner), frozenset({"liveness", "10"}), _KILLS),
+    "snapshot without watermarks": Mistake(Actors(syncer=AlteredSnapshots), frozenset({"2", "10"})),
+}

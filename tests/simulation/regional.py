@@ -1,0 +1,98 @@
+"""A fleet whose learner l1 lives in a region with a bucket of its own; the syncer's process mirrors and relays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diloco_cli.config.settings import DataSettings
+from diloco_cli.protocol.membership import enter
+from diloco_cli.protocol.mirrors import Mirror, RegionStoppedError
+from diloco_cli.protocol.operations import Operation, Steps, There
+from diloco_cli.protocol.records import Island, RegionStore, RunFormat
+from diloco_cli.protocol.relays import Relay
+from diloco_cli.protocol.state import RunState
+from diloco_cli.simulate.world import Actor, World
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Store
+from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
+
+FAR = "eu"
+OF_THE_SYNCER = ("syncer", "mirror", "relay")
+
+
+def regional_run(merges: int = 8, **sync: object) -> RunFormat:
+    run = make_run(learners=2, merges=merges, **sync)  # type: ignore[arg-type]
+    near, far = run.islands
+    return replace(
+        run,
+        settings=replace(run.settings, data=DataSettings(shards=3)),
+        islands=(near, replace(far, region=FAR)),
+        regions=(RegionStore(FAR, "memory://eu/toy"),),
+        home_url="memory://home/toy",
+    )
+
+
+class RegionalFleet(Fleet):
+    """`mirror` and `relay` are threads of the syncer's process: they die with it, and it with them."""
+
+    def __init__(self, run: RunFormat, world: World | None = None) -> None:
+        self.far = MemoryStore()
+        self.cut_off_until_s = 0.0
+        self.far_actors = {island.name for island in run.islands if island.region == FAR}
+        self.stops: list[RegionStoppedError] = []
+        super().__init__(run, world)
+        self.world.store_of = self._store_of
+        self.world.unreachable_until_s = self._unreachable_until_s
+
+    def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
+        actor = super().syncer(name, delay_s)
+        served, leaving = self.served, lambda: actor.ended
+        mirror = Mirror(self.run, lambda: served.state, leaving)
+        relay = Relay(self.run, FAR, lambda: served.state, leaving)
+        served.inbox.withheld = lambda who, i, seq: relay.is_bound_here(who) and relay.withheld(who, i, seq)
+        self.mirror, self.relay = mirror, relay
+        self.threads = [
+            self.world.start("mirror", self._thread(mirror.serve()), delay_s),
+            self.world.start("relay", self._thread(relay.serve()), delay_s),
+        ]
+        return actor
+
+    def far_newcomer(self, name: str) -> Actor:
+        """An island that joins by what its region's bucket shows, and asks there."""
+        self.far_actors.add(name)
+        self._habits(name)
+
+        def steps() -> Steps[RunState]:
+            known = yield from enter(self.run, Island(name, FAR, BATCH_TOKENS, 1, 1e9, 1e-9), self.nonce(), "then")
+            return (yield from self._learner(known, name).train())
+
+        return self.world.start(name, steps())
+
+    def _thread(self, steps: Steps[None]) -> Steps[str]:
+        try:
+            yield from steps
+        except RegionStoppedError as error:
+            self.stops.append(error)
+            return "stopped"
+        return "done"
+
+    def _store_of(self, actor: Actor, operation: Operation) -> Store:
+        far = isinstance(operation, There) or actor.name in self.far_actors
+        return self.far if far else self.world.store
+
+    def _unreachable_until_s(self, actor: Actor) -> float:
+        """The region, and nothing else; a thread that works between two waits with both."""
+        apart = isinstance(actor.pending, There) or actor.name in self.far_actors
+        return self.cut_off_until_s if apart else 0.0
+
+    def _ended(self, actor: Actor) -> None:
+        crashed = actor.result is None and actor.error is None
+        if not (crashed and self.restart and actor.name in OF_THE_SYNCER):
+            return super()._ended(actor)
+        self.restart = False  # its other threads are gone with it; only the process comes back
+        for name in OF_THE_SYNCER:
+            for other in self.living(name):
+                self.world.kill(other)
+        self.restart = True
+        self.syncer(delay_s=0.2)
+        return None

@@ -1,0 +1,203 @@
+"""Seeded worst cases: the product survives them, each seed repeats, and what is broken is told shortly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from diloco_cli.protocol.operations import Steps
+from diloco_cli.protocol.records import CommitKind
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.simulate.faulty_calls import Fault, Injected
+from diloco_cli.simulate.histories import history
+from diloco_cli.simulate.histories.campaign import (
+    Totals,
+    campaign,
+    lived,
+    swarm,
+    sweep,
+    sweep_points,
+    swept_options,
+    swept_script,
+    work_of,
+)
+from diloco_cli.simulate.histories.history import Actors, History
+from diloco_cli.simulate.histories.options import drawn_options
+from diloco_cli.simulate.histories.script import CallFault, Script
+from diloco_cli.simulate.histories.telling import trace_of
+from tests.simulation.mistakes import Gullible
+
+SAMPLE = range(80)
+TRACE = (
+    "from diloco_cli.simulate.histories.history import History\n"
+    "from diloco_cli.simulate.histories.options import drawn_options\n"
+    "from diloco_cli.simulate.histories.telling import trace_of\n"
+    "for seed in (3, 11): print(trace_of(History(seed, drawn_options(seed)).live()))"
+)
+
+
+def stories(totals: Totals) -> str:
+    return "\n".join(line for violation in totals.violations for line in violation.story)
+
+
+def test_a_sample_of_seeds_breaks_nothing() -> None:
+    totals, kinds, reasons = Totals(), set(), ""
+    for seed in SAMPLE:
+        outcome = lived(seed, drawn_options(seed))
+        assert outcome.violation is None, stories(swarm(range(seed, seed + 1)))
+        totals.add(outcome)
+        commits = [json.loads(data) for data in outcome.log]
+        kinds |= {commit["kind"] for commit in commits}
+        reasons += "".join(commit["reason"] for commit in commits if commit["kind"] == "epoch_start")
+    assert totals.commits >= 15 * len(SAMPLE) and totals.crashes > 2 * len(SAMPLE)
+    assert kinds == set(get_args(CommitKind)), "everything that a log may say has been said"
+    assert "takes over" in reasons, "standbys served, too"
+
+
+@pytest.mark.long
+def test_ten_thousand_seeds_break_nothing() -> None:
+    totals = campaign(work_of(0, 10_000, False), os.cpu_count() or 1, lambda totals: None)
+    assert not totals.violations, stories(totals)
+    assert totals.histories == 10_000 and totals.commits >= 100_000
+
+
+def test_a_crash_at_a_sample_of_all_operations_breaks_nothing() -> None:
+    points = sweep_points(2)
+    totals = sweep(2, points[::40])
+    assert not totals.violations, stories(totals)
+    assert totals.crashes == totals.histories == len(points[::40]) >= 15
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_crash_at_every_operation_breaks_nothing(seed: int) -> None:
+    totals = campaign(work_of(seed, 1, True), os.cpu_count() or 1, lambda totals: None)
+    assert not totals.violations, stories(totals)
+    assert totals.crashes == totals.histories
+
+
+def test_the_sweeps_points_are_every_operation_of_every_role_before_and_after_its_effect() -> None:
+    options = swept_options(2)
+    outcome = History(2, options, swept_script(options)).live()
+    points = sweep_points(2)
+    assert len(points) == 2 * outcome.operations
+    assert {point.actor.split(".")[0] for point in points} == {"syncer", "l0", "n0", "operator"}
+    assert {"syncer.1", "syncer.2"} <= {point.actor for point in points}, "one serves, the other stands by"
+    assert {"gc_floor", "membership", "rollback"} <= {json.loads(data)["kind"] for data in outcome.log}
+    assert Counter(point.fault.kind for point in points) == {
+        Fault.CRASH: outcome.operations,
+        Fault.CRASH_AFTER: outcome.operations,
+    }
+
+
+def test_the_swarm_uses_everything_that_it_has() -> None:
+    """Over many seeds every fault and every disturbance is drawn, and so are all sizes of fleets."""
+    drawn = [drawn_options(seed) for seed in range(400)]
+    assert {fault for options in drawn for fault in options.calls} == set(Fault)
+    assert {kind for options in drawn for kind in options.disturbances} >= {"kill_all", "zombie", "rollback", "collect"}
+    assert {1, 2, 3, 4, 5, 8} <= {options.learners for options in drawn}
+    assert {options.syncers for options in drawn} == {1, 2, 3}
+    assert all(options.quorum <= options.learners for options in drawn)
+
+
+# -- determinism --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_trace_in_another_process_and_under_another_hash_seed() -> None:
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", TRACE], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    here = [trace_of(History(seed, drawn_options(seed)).live()) for seed in (3, 11)]
+    assert traces[0] == traces[1] == "".join(f"{trace}\n" for trace in here)
+    assert here[0] != here[1]
+
+
+def test_a_history_is_repeated_by_the_list_of_its_faults() -> None:
+    options = replace(
+        drawn_options(5), calls=(Fault.CRASH, Fault.LOST_ANSWER, Fault.TWICE, Fault.PAUSE), write_rate=0.1
+    )
+    drawn = History(5, options).live()
+    assert len(drawn.faulty.calls) > 3
+    assert trace_of(History(5, options, drawn.faulty).live()) == trace_of(drawn)
+
+
+def test_remembered_folds_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product's own `fold` and `decode`, called each time, give the same history."""
+    quick = [trace_of(lived(seed, drawn_options(seed))) for seed in (3, 11, 12)]
+    monkeypatch.setattr(history, "remembered_folds", nullcontext)
+    assert [trace_of(lived(seed, drawn_options(seed))) for seed in (3, 11, 12)] == quick
+
+
+def test_other_wall_clocks_change_the_times_in_the_log_and_nothing_else() -> None:
+    options = drawn_options(7)
+    one, other = History(7, options).live(), History(7, options, walls=1).live()
+    assert one.log != other.log and len(one.log) == len(other.log)
+    assert not swarm(range(10, 11)).violations, "each 10th seed compares them"
+
+
+# -- what is broken is told --------------------------------------------------------------------------------------
+
+
+def test_a_violations_story_is_short_and_names_the_command() -> None:
+    """Of all the faults of a seed, the few that the mistake needs are left."""
+    for seed in range(60):
+        options = drawn_options(seed)
+        if "poison" not in options.disturbances:
+            continue
+        outcome = History(seed, options, actors=Actors(arithmetic=Gullible)).live()
+        if outcome.violation is not None and len(outcome.faulty) > 6:
+            break
+    totals = swarm(range(seed, seed + 1), Actors(arithmetic=Gullible))
+    (violation,) = totals.violations
+    assert (violation.seed, violation.invariant) == (seed, "8")
+    assert violation.command == f"diloco simulate protocol --seed {seed} --histories 1"
+    assert any("poison" in line for line in violation.story)
+    told = next(line for line in violation.story if "enough" in line)
+    assert int(told.split()[0]) <= 3, violation.story
+    assert "nan" in violation.story[-1]
+
+
+class Crashing(Syncer):
+    """Has a bug."""
+
+    def _slot(self, now_s: float) -> Steps[bool]:
+        if self.state.slot == 3:
+            raise KeyError("a bug")
+        return (yield from super()._slot(now_s))
+
+
+def test_a_campaign_ends_when_it_has_found_enough() -> None:
+    def found() -> Totals:
+        totals = swarm(range(1), Actors(syncer=Crashing))
+        assert len(totals.violations) == 1
+        return totals
+
+    done: list[int] = []
+
+    def work() -> Iterator[Any]:
+        for number in range(100):
+            done.append(number)
+            yield found, ()
+
+    totals = campaign(work(), 1, lambda totals: None)
+    assert len(totals.violations) == len(done) == 5
+
+
+def test_a_fault_of_a_script_strikes_where_it_says() -> None:
+    options = swept_options(2)
+    outcome = History(2, options, Script((CallFault("l0.1", 3, Injected(Fault.CRASH)),))).live()
+    assert outcome.violation is None and outcome.crashes == 1
+    assert outcome.per_actor["l0.1"] == 4 and outcome.per_actor["l0.2"] > 0

@@ -1,0 +1,168 @@
+"""Each invariant and each demand of the simulation can fail: for each an actor that breaks it.
+
+Those that a planted mistake breaks (1, 2, 6, 7, 8, 9, 10, 12) are in test_planted_mistakes.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diloco_cli.protocol.inbox import Inbox
+from diloco_cli.protocol.keys import SYNCER, beat_key
+from diloco_cli.protocol.operations import Delete, Put, Sleep, Steps
+from diloco_cli.protocol.ports import Merged, Refused
+from diloco_cli.protocol.records import Offer
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.simulate.histories.campaign import lived, swept_options
+from diloco_cli.simulate.histories.history import Actors, History
+from diloco_cli.simulate.histories.integers import IntegerArithmetic
+from diloco_cli.simulate.histories.learner import Learner
+from diloco_cli.simulate.histories.options import drawn_options
+from diloco_cli.simulate.histories.replayer import Replayer, ViolationError
+from diloco_cli.simulate.histories.script import Script
+
+SEEDS = 40
+
+
+class Biased(IntegerArithmetic):
+    """Adds one to what it merges."""
+
+    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+        delta, weight = deltas[0]
+        return super().merge(fragment, [(type(delta)(delta + 1, delta.offer), weight), *deltas[1:]])
+
+
+class Boastful(Learner):
+    """Steps, and counts the step only: its delta is not what its range gives."""
+
+    def _step(self) -> None:
+        before = list(self.values)
+        super()._step()
+        self.values = before
+
+
+class Alone(Syncer):
+    """Merges without a quorum."""
+
+    def __init__(self, run: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(run, *arguments, **options)
+        settings = run.settings
+        self.run = replace(run, settings=replace(settings, sync=replace(settings.sync, quorum=1)))
+
+
+class Mumbling(Syncer):
+    """Loses the fates of refused offers: they are never told."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.inbox = Silent(self.run)
+
+
+class Silent(Inbox):
+    """Says nothing of what it refuses."""
+
+    def refuse(self, offer: Offer, reason: str) -> None:
+        return
+
+
+class Trespassing(Learner):
+    """Speaks in the syncer's name."""
+
+    def _work(self) -> Steps[None]:
+        yield Put(beat_key(SYNCER), b"{}")
+        yield from super()._work()
+
+
+class Ravaging(Learner):
+    """Deletes what is not its own."""
+
+    def _work(self) -> Steps[None]:
+        yield Delete("cast/0000/")
+        yield from super()._work()
+
+
+class Idle(Syncer):
+    """Never decides on a slot, and says nothing."""
+
+    def _slot(self, now_s: float) -> Steps[bool]:
+        yield from ()
+        return False
+
+
+class Hasty(Learner):
+    """Asks again and again, without a pause."""
+
+    def follow(self) -> Steps[None]:
+        while True:
+            yield from self._follow_once()
+
+
+class Staying(Learner):
+    """Does not leave when the run is over."""
+
+    def train(self) -> Steps[RunState]:
+        yield from super().train()
+        while True:
+            yield Sleep(1.0)
+
+
+class Lazy(Learner):
+    """Is there, and offers nothing."""
+
+    def _work(self) -> Steps[None]:
+        yield Sleep(1.0)
+
+
+class Crashing(Syncer):
+    """Has a bug."""
+
+    def _slot(self, now_s: float) -> Steps[bool]:
+        if self.state.slot == 3:
+            raise KeyError("a bug")
+        return (yield from super()._slot(now_s))
+
+
+@pytest.mark.parametrize(
+    ("actors", "invariant", "says"),
+    [
+        (Actors(arithmetic=Biased), "3", "differs from a replay"),
+        (Actors(learner=Boastful), "4", "not made from the range"),
+        (Actors(syncer=Alone), "5", "quorum"),
+        (Actors(learner=Trespassing), "11", "wrote beat/syncer.json"),
+        (Actors(learner=Ravaging), "11", "deleted cast/0000/"),
+        (Actors(syncer=Mumbling), "liveness", "has no fate"),
+        (Actors(syncer=Idle), "liveness", "gives no reason"),
+        (Actors(learner=Lazy), "liveness", "no commit for"),
+        (Actors(learner=Hasty), "liveness", "spins"),
+        (Actors(learner=Staying), "liveness", "do not leave"),
+        (Actors(syncer=Crashing), "exit", "KeyError"),
+    ],
+    ids=[
+        "biased", "boastful", "alone", "trespassing", "ravaging", "mumbling", "idle", "lazy", "hasty", "staying",
+        "crashing",
+    ],
+)  # fmt: skip
+def test_it_can_fail(actors: Actors, invariant: str, says: str) -> None:
+    for seed in range(SEEDS):
+        options = drawn_options(seed)
+        if actors.syncer is Mumbling and not (options.learners > 2 and options.quorum == 1):
+            continue  # where others keep the log growing
+        violation = lived(seed, options, actors).violation
+        if violation is not None:
+            assert (violation.invariant, says in violation.text) == (invariant, True), violation
+            return
+    pytest.fail("nobody noticed")
+
+
+def test_the_bucket_is_what_decides_not_the_memory_of_the_checks() -> None:
+    """The last replay reads only the bucket: what is changed there afterwards shows."""
+    history = History(2, replace(swept_options(2), kept_rounds=64), Script())
+    assert history.live().violation is None
+    key = sorted(key for key in history.bucket.objects if key.startswith("state/"))[-1]
+    history.bucket.objects[key] = b"state:1:1"
+    with pytest.raises(ViolationError, match="invariant 9"):
+        Replayer(history.bucket, history.run).read()

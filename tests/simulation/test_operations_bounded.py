@@ -1,0 +1,156 @@
+"""Store operations are counted: per slot and learner, per commit, and as a run grows old."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import pytest
+
+from diloco_cli.config.settings import Link, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.operations import Operation
+from diloco_cli.protocol.polling import MOST_REQUESTS
+from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.simulate.fleet import SimulatedFleet
+from diloco_cli.simulate.island import Sizes
+from diloco_cli.simulate.world import Actor, World
+
+FRAGMENTS = 4
+BATCH = 100
+NAMES = ("l0", "l1", "l2")
+SIZES = Sizes((1e6,) * FRAGMENTS, (1e6,) * FRAGMENTS, 0.0)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One operation on the store: when, by whom (`syncer` or a learner), and which: `get offer`, `create commit`."""
+
+    at_s: float
+    who: str
+    verb: str
+    kind: str
+    key: str
+
+
+@dataclass
+class CountedWorld(World):
+    """Notes every operation on the store as it is asked for."""
+
+    asked: list[Asked] = field(default_factory=list)
+
+    def _duration_s(self, actor: Actor, operation: Operation) -> float:
+        key = getattr(operation, "key", None)
+        if key is not None:
+            verb = type(operation).__name__.lower()
+            self.asked.append(Asked(self.now_s, actor.name or "fault", verb, key.partition("/")[0], key))
+        return super()._duration_s(actor, operation)
+
+
+def make_run(slot_s: float, slots: int) -> RunFormat:
+    """Three islands a little unlike each other, ten steps a slot."""
+    every, step_s = 10 * FRAGMENTS, slot_s / 10
+    settings = RunSettings(
+        name="counted",
+        train=TrainSettings(tokens=10 * slots * BATCH * len(NAMES), batch_tokens=BATCH),
+        sync=replace(SyncSettings(every=every, fragments=FRAGMENTS, mixing="rebase"), codec="bf16"),
+    )
+    islands = tuple(
+        Island(name, "here", BATCH, every, 0.0, step_s * (1 + 0.004 * i), link=Link(1e9, 1e9, 0.01))
+        for i, name in enumerate(NAMES)
+    )
+    layout = balanced_layout([ParameterFact(f"w{i}", (10,), False) for i in range(FRAGMENTS)], FRAGMENTS)
+    return RunFormat("id", "counted", "2000-01-01T00:00:00.000Z", settings, islands, layout, "test")
+
+
+@cache
+def played(slot_s: float, slots: int = 60) -> tuple[list[Asked], list[float]]:
+    """(every operation, when each slot was merged)."""
+    world = CountedWorld()
+    fleet = SimulatedFleet(make_run(slot_s, slots), SIZES, {}, world=world, latency_s=0.02)
+    fleet.run_for(2 * slots * slot_s)
+    assert fleet.state.phase == "FINISHED" and fleet.state.skips == 0
+    merged = [a.at_s for a in world.asked if (a.verb, a.kind) == ("create", "commit")]
+    return world.asked, merged
+
+
+def most_in_a_slot(asked: Iterable[Asked], slot_s: float) -> int:
+    """Once everybody has joined."""
+    times = sorted(a.at_s for a in asked if a.at_s > 2 * slot_s)
+    return max(sum(t <= u < t + slot_s for u in times) for t in times)
+
+
+def mailbox(asked: list[Asked], name: str) -> list[Asked]:
+    return [a for a in asked if a.who == "syncer" and a.verb == "get" and a.key.startswith(f"offer/{name}/")]
+
+
+@pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
+def test_the_syncer_looks_for_each_learners_offers_a_few_times_a_slot(slot_s: float) -> None:
+    """At most `MOST_REQUESTS` in any stretch of a slot, those that find nothing behind an offer included."""
+    asked, merged = played(slot_s)
+    for name in NAMES:
+        looks = mailbox(asked, name)
+        assert most_in_a_slot(looks, slot_s) <= MOST_REQUESTS
+        assert len(looks) <= (MOST_REQUESTS - 1) * len(merged), "on average"
+
+
+@pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
+def test_a_learner_looks_for_commits_a_few_times_a_slot(slot_s: float) -> None:
+    asked, merged = played(slot_s)
+    for name in NAMES:
+        looks = [a for a in asked if a.who == name and (a.verb, a.kind) == ("get", "commit")]
+        assert most_in_a_slot(looks, slot_s) <= MOST_REQUESTS
+        assert len(looks) <= (MOST_REQUESTS - 1) * len(merged)
+
+
+@pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
+def test_what_comes_rarely_is_looked_for_once_a_slot_or_every_ten_seconds(slot_s: float) -> None:
+    asked, merged = played(slot_s)
+    looks = (max(merged) - min(merged)) / min(slot_s, 10.0) + len(NAMES)
+    for kind, each in (("request", 1), ("incarnation", len(NAMES))):
+        found = [a for a in asked if a.who == "syncer" and (a.verb, a.kind) == ("get", kind)]
+        assert len(found) <= each * (looks + 5)
+
+
+@pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
+def test_what_was_published_is_found_within_a_twentieth_of_a_slot(slot_s: float) -> None:
+    """On average over the run, from the offer's creation to the syncer's request that finds it; half a second is the
+    syncer's own turn."""
+    asked, _ = played(slot_s)
+    published = {a.key: a.at_s for a in asked if (a.verb, a.kind) == ("create", "offer")}
+    found: dict[str, float] = {}
+    for look in asked:
+        if look.who == "syncer" and published.get(look.key, look.at_s) < look.at_s:
+            found.setdefault(look.key, look.at_s)
+    waits = [found[key] - at_s for key, at_s in published.items() if key in found]
+    assert len(waits) >= 0.9 * len(published)
+    assert sum(waits) / len(waits) <= slot_s / 20 + 0.05
+    assert sum(wait <= slot_s / 20 + 0.55 for wait in waits) >= 0.9 * len(waits)
+
+
+def test_a_commit_costs_six_operations_of_its_own_with_its_versions() -> None:
+    """State and cast written and read back, the commit; once in `SNAPSHOT_EVERY` commits a snapshot and its hint.
+    Payloads of learners, and the looking for offers and requests, are apart."""
+    asked, merged = played(10.0, 200)
+    apart = {"offer", "delta", "incarnation", "request", "beat"}
+    own = Counter(
+        (a.verb, a.kind)
+        for a in asked
+        if a.who == "syncer" and a.kind not in apart and (a.verb, a.kind) != ("get", "commit")
+    )
+    assert own["create", "commit"] == len(merged)
+    assert own.total() <= 6 * len(merged)
+    assert own["create", "snapshot"] <= len(merged) // 64 + 1
+
+
+def test_operations_do_not_grow_with_the_age_of_a_run() -> None:
+    asked, merged = played(2.0, 520)
+    counts = [sum(first <= a.at_s < last for a in asked) for first, last in _stretches(merged, (10, 500), 20)]
+    assert counts[1] <= 1.1 * counts[0]
+
+
+def _stretches(merged: list[float], starts: tuple[int, ...], length: int) -> list[tuple[float, float]]:
+    """From so many merges on, for so many more."""
+    return [(merged[start], merged[start + length]) for start in starts]

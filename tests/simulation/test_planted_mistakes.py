@@ -1,0 +1,60 @@
+"""A net that catches nothing proves nothing: each of the known mistakes is caught by the very histories that the
+product survives, and by the invariant that is meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from diloco_cli.simulate.histories.campaign import lived
+from diloco_cli.simulate.histories.options import Options, drawn_options
+from diloco_cli.simulate.histories.replayer import ViolationError
+from tests.simulation.mistakes import MISTAKES, Mistake
+
+MOST_HISTORIES = 60  # of those that fit, in which the mistake has to show: most do in the first few
+WITHIN_SEEDS = 1000
+
+
+def fitting(mistake: Mistake) -> Iterator[tuple[int, Options]]:
+    for seed in range(WITHIN_SEEDS):
+        options = drawn_options(seed)
+        if mistake.needs(options):
+            yield seed, options
+
+
+def caught(mistake: Mistake, most: int) -> tuple[int, ViolationError] | None:
+    """The first seed that shows it, and how."""
+    for _, (seed, options) in zip(range(most), fitting(mistake), strict=False):
+        violation = lived(seed, options, mistake.actors, other_walls=mistake.walls).violation
+        if violation is not None:
+            return seed, violation
+    return None
+
+
+def test_there_are_fourteen() -> None:
+    assert len(MISTAKES) == 14
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_it_is_caught_by_the_invariant_that_is_meant_for_it(name: str) -> None:
+    mistake = MISTAKES[name]
+    found = caught(mistake, MOST_HISTORIES)
+    assert found is not None, f"{MOST_HISTORIES} histories, and nobody noticed"
+    assert found[1].invariant in mistake.broken, found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MISTAKES)
+def test_it_is_caught_again_and_again_within_a_thousand_seeds(name: str) -> None:
+    """By nothing but the swarm as it is: no seed is left out, and wall clocks are compared where a campaign does."""
+    mistake, seeds, broken = MISTAKES[name], [], set()
+    for seed in range(WITHIN_SEEDS):
+        violation = lived(seed, drawn_options(seed), mistake.actors).violation
+        if violation is not None:
+            seeds.append(seed)
+            broken.add(violation.invariant)
+        if len(seeds) == 3:
+            break
+    print(f"{name}: seeds {seeds}, invariants {sorted(broken)}")
+    assert len(seeds) == 3 and broken & mistake.broken

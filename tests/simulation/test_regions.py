@@ -1,0 +1,153 @@
+"""A bucket per region: the home log alone decides, mirrors follow it, offers come home, whoever dies or is cut off."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.config.settings import RetentionSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.protocol import collection, housekeeping, log, mirrors, syncer
+from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key
+from diloco_cli.simulate.histories.replayer import Replayer
+from diloco_cli.simulate.world import Fault, World
+from tests.simulation.bucket_check import commits_of
+from tests.simulation.regional import RegionalFleet, regional_run
+
+RUN = regional_run()
+
+
+def ends_soundly(fleet: RegionalFleet, within_s: float = 90.0) -> None:
+    """The home bucket replays from itself alone; the mirror holds the whole log, byte for byte, and nothing else in the
+    log's name; and every offer of the far learner lies at home as it wrote it."""
+    fleet.finish(within_s)
+    assert fleet.errors() == [] and fleet.stops == []
+    home, far = fleet.world.store, fleet.far
+    known = {i: offer for i, offer in fleet.published.offers.items() if i[0] == "l0" or home.get(offer_key(*i))}
+    assert Replayer(home, fleet.run).read().check_published(known).kinds[-1] == "finish"
+    assert far.list("commit/") == home.list("commit/")
+    for key in [FORMAT_KEY, *far.list("commit/"), *far.list("cast/"), *far.list("snapshot/")]:
+        assert far.get(key) == home.get(key), key
+    for commit in commits_of(home)[-4:]:
+        for output in commit["outputs"]:
+            assert any(output["cast_digest"] in key for key in far.list("cast/"))
+    assert far.list("state/") == [] and far.list("epoch/") == []
+    settled = [i for commit in commits_of(home) for i in commit["inputs"] if i["learner"] == "l1"]
+    for item in settled:
+        key = offer_key("l1", item["incarnation"], item["seq"])
+        assert home.get(key) == far.get(key) is not None
+
+
+def test_two_regions_train_one_run() -> None:
+    fleet = RegionalFleet(RUN)
+    fleet.start()
+    ends_soundly(fleet)
+    participants = [sorted(i["learner"] for i in c["inputs"]) for c in commits_of(fleet.world.store) if c["inputs"]]
+    assert participants.count(["l0", "l1"]) >= 4
+    assert not any("l0" in key for key in fleet.far.list(""))
+
+
+def test_a_region_that_is_cut_off_delays_nobody_and_catches_up() -> None:
+    fleet = RegionalFleet(regional_run(merges=40, quorum=1))
+    fleet.start()
+    fleet.world.run_for(2.0)
+    before, mirrored = len(commits_of(fleet.world.store)), len(fleet.far.list("commit/"))
+    assert before - mirrored <= 2
+    fleet.cut_off_until_s = fleet.world.now_s + 3.0
+    fleet.world.run_for(2.9)
+    during = len(commits_of(fleet.world.store))
+    assert during - before >= 20, "home goes on alone"
+    assert len(fleet.far.list("commit/")) - mirrored <= 1
+    assert fleet.mirror.behind >= 19
+    fleet.world.run_for(0.5)
+    assert fleet.mirror.behind <= 2, "and the mirror is complete soon after"
+    ends_soundly(fleet)
+
+
+def points_of(actor: str) -> list[int]:
+    fleet = RegionalFleet(RUN)
+    fleet.start()
+    ends_soundly(fleet)
+    return sorted({n + more for name, n, _ in fleet.world.writes if name == actor for more in (0, 1)})
+
+
+@pytest.mark.parametrize("actor", ["mirror", "relay"])
+def test_the_syncers_process_may_die_around_every_write_of_its_threads(actor: str) -> None:
+    points = points_of(actor)
+    restarts = 0
+    for point in points:
+        fleet = RegionalFleet(RUN, World(faults={(actor, point): Fault.CRASH}))
+        fleet.start()
+        ends_soundly(fleet)
+        restarts += sum(a.name == "syncer" for a in fleet.world.actors) - 1
+    assert restarts == len(points) > 20
+
+
+def test_a_strangers_bytes_in_a_mirrors_slot_end_that_mirror_and_nothing_else() -> None:
+    fleet = RegionalFleet(RUN)
+    fleet.far.create(commit_key(7), json.dumps({"n": 7}).encode())
+    fleet.start()
+    fleet.world.run(lambda: bool(fleet.stops), 30.0)
+    assert "other bytes" in str(fleet.stops[0]) and commit_key(7) in str(fleet.stops[0])
+    assert fleet.world.run(lambda: fleet.served.state.phase == "FINISHED", 60.0), "the run goes on at home"
+    assert fleet.far.list("commit/")[-1] == commit_key(7)
+    assert len(commits_of(fleet.world.store)) > 10
+
+
+def test_offers_in_a_bucket_that_is_not_their_learners_do_not_count() -> None:
+    """Somebody runs l1 against the home bucket: it looks like any other there, and nothing of it is merged."""
+    fleet = RegionalFleet(RUN)
+    fleet.far_actors = set()
+    fleet.start()
+    assert fleet.world.run(lambda: fleet.served.state.phase == "FINISHED", 60.0)
+    home = fleet.world.store
+    assert home.get(offer_key("l1", 1, 3)) is not None and fleet.far.get(incarnation_key("l1", 1)) is None
+    assert not [i for commit in commits_of(home) for i in commit["inputs"] if i["learner"] == "l1"]
+
+
+def test_a_newcomer_is_admitted_through_its_regions_bucket() -> None:
+    fleet = RegionalFleet(regional_run(merges=90))
+    fleet.start()
+    fleet.world.run_for(1.0)
+    fleet.far_newcomer("l2")
+    ends_soundly(fleet)
+    commits = commits_of(fleet.world.store)
+    joined = [c["island"] for c in commits if c["kind"] == "membership"]
+    assert [(island["name"], island["region"]) for island in joined] == [("l2", "eu")]
+    assert sum(i["learner"] == "l2" for c in commits for i in c["inputs"]) >= 3
+
+
+def test_one_who_may_not_join_hears_so_in_its_regions_bucket() -> None:
+    fleet = RegionalFleet(regional_run(merges=90))
+    fleet.start()
+    fleet.far_newcomer("l2")
+    fleet.world.run(lambda: bool(fleet.served.state.members), 20.0)
+    last = fleet.far_newcomer("l3")
+    fleet.finish(90.0)
+    assert isinstance(last.error, UsageError) and "3 shards" in str(last.error)
+
+
+@pytest.mark.parametrize("cut_off_s", [0.0, 4.0])
+def test_a_regions_bucket_forgets_what_home_forgets_and_a_late_mirror_passes_it_over(
+    cut_off_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (log, syncer, housekeeping, collection, mirrors):
+        monkeypatch.setattr(module, "SNAPSHOT_EVERY", 4)
+    run = regional_run(merges=60)
+    kept = replace(run.settings, retention=RetentionSettings(rounds=4, grace_s=0.5))
+    fleet = RegionalFleet(replace(run, settings=kept))
+    fleet.start()
+    fleet.world.run_for(1.5)
+    fleet.cut_off_until_s = fleet.world.now_s + cut_off_s
+    ends_soundly(fleet)
+    home, far = fleet.world.store, fleet.far
+    state = fleet.mirror.state
+    assert state.gc_floor > 20
+    assert len(far.list("cast/")) < len(commits_of(home)) / 2
+    assert all(int(key.split("/")[2][:12]) > state.gc_floor - 20 for key in far.list("cast/"))
+    assert far.list("snapshot/")[-1] == home.list("snapshot/")[-1]
+    assert set(far.list("snapshot/")) <= set(home.list("snapshot/"))
+    deltas = [int(key.split("/")[3][:10]) for key in far.list("delta/")]
+    assert min(deltas) > 10, "payloads with a fate are gone"

@@ -1,0 +1,73 @@
+"""Requests of several operators that wait for one syncer: each gets its own answer, and a resume withdraws every stop
+before it, whatever was asked between them."""
+
+from __future__ import annotations
+
+import json
+
+from diloco_cli.protocol.operators import StandIn
+from diloco_cli.protocol.records import RequestKind
+from diloco_cli.protocol.requests import ask, withdraw_stop
+from tests.simulation.operated import done, kill_syncer, stand_in, started, state_of
+from tests.simulation.sweeps import check
+from tests.simulation.toy import Fleet, make_run
+
+RUN = make_run(merges=30)
+
+
+def unserved(*kinds: RequestKind) -> Fleet:
+    """A run whose syncer died, and what operators asked for since."""
+    fleet = started(RUN, 8)
+    fleet.restart = False
+    kill_syncer(fleet)
+    for kind in kinds:
+        steps = ask(state_of(fleet), kind, fleet.nonce(), "then", kind, learner="l0", to=3)
+        done(fleet, fleet.world.start("operator", steps))
+    return fleet
+
+
+def answers(fleet: Fleet) -> list[tuple[int, str]]:
+    """(number of the request, kind of the commit that names it), in the order of the log."""
+    store = fleet.world.store
+    records = [json.loads(store.get(key) or b"{}") for key in store.list("commit/")]
+    return [(record["request"], record["kind"]) for record in records if record.get("request") is not None]
+
+
+def resumed(fleet: Fleet) -> Fleet:
+    steps = withdraw_stop(RUN, state_of(fleet), fleet.nonce(), "then")
+    assert done(fleet, fleet.world.start("operator", steps)).result is True
+    fleet.restart = True
+    fleet.syncer()
+    fleet.finish()
+    assert check(fleet).kinds[-1] == "finish", answers(fleet)
+    return fleet
+
+
+def test_a_resume_withdraws_a_stop_with_other_requests_between_them() -> None:
+    fleet = resumed(unserved("stop", "lift"))
+    assert answers(fleet) == [(0, "refuse"), (1, "refuse"), (2, "refuse")]
+
+
+def test_a_resume_finds_a_stop_behind_other_requests() -> None:
+    fleet = resumed(unserved("rollback", "stop"))
+    assert answers(fleet) == [(0, "rollback"), (2, "refuse")]
+
+
+def test_a_stop_that_came_after_a_resume_holds() -> None:
+    fleet = unserved("stop", "resume", "lift", "stop")
+    assert done(fleet, fleet.world.start("command", stand_in(fleet))).result.phase == "STOPPED"
+    assert answers(fleet) == [(1, "refuse"), (2, "refuse"), (3, "stop")]
+
+
+def test_a_stop_from_the_command_swallows_nothing_that_was_asked_before_it() -> None:
+    fleet = unserved("rollback", "stop", "stop")
+    state = done(fleet, fleet.world.start("command", stand_in(fleet))).result
+    assert (state.phase, state.rolled_back_to, state.next_request) == ("STOPPED", 3, 3)
+    assert answers(fleet) == [(0, "rollback"), (2, "stop")]
+
+
+def test_a_command_that_comes_too_late_to_answer_leaves_the_log_alone() -> None:
+    fleet = unserved()
+    before = state_of(fleet)
+    late = done(fleet, fleet.world.start("command", StandIn(RUN, fleet.claim(), "then", fleet.nonce).serve()))
+    assert late.result == before == state_of(fleet)

@@ -1,0 +1,256 @@
+"""Going back to an earlier commit: by the syncer or by the command, whoever dies at whatever moment."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from diloco_cli.errors import FencedError
+from diloco_cli.protocol.requests import ask
+from diloco_cli.simulate.world import Actor, Fault, World
+from tests.simulation.operated import (
+    answered,
+    done,
+    kill_syncer,
+    note_texts,
+    num_commits,
+    request,
+    run_that_keeps,
+    stand_in,
+    started,
+    state_of,
+    until_commit,
+)  # fmt: skip
+from tests.simulation.sweeps import check
+from tests.simulation.toy import Fleet
+
+RUN = run_that_keeps(merges=14)
+TO = 4
+
+
+def rolled_back(fleet: Fleet) -> dict[str, object]:
+    """The one rollback's record in the log."""
+    log = [json.loads(fleet.world.store.get(f"commit/{n:012d}.json") or b"") for n in range(num_commits(fleet))]
+    (record,) = [commit for commit in log if commit["kind"] == "rollback"]
+    assert isinstance(record, dict)
+    return record
+
+
+def finishes(fleet: Fleet) -> None:
+    fleet.finish()
+    assert fleet.errors() == []
+    found = check(fleet)
+    assert found.kinds[-1] == "finish" and found.kinds.count("rollback") == 1
+
+
+def test_every_fragment_is_what_it_was_under_a_number_that_no_version_had() -> None:
+    fleet = started(RUN, 8)
+    then = {o["fragment"]: o for o in outputs_after(fleet, TO)}
+    state = answered(fleet, "rollback", to=TO)
+    record = rolled_back(fleet)
+    made = record["outputs"]
+    assert isinstance(made, list)
+    assert [(o["version"], o["state_digest"]) for o in made] == [
+        (record["n"], then[f]["state_digest"]) for f in range(RUN.num_fragments)
+    ]
+    assert (state.base_floor, state.rolled_back_to) == (record["n"], TO)
+    finishes(fleet)
+
+
+def outputs_after(fleet: Fleet, n: int) -> list[dict[str, object]]:
+    current: dict[int, dict[str, object]] = {}
+    for k in range(n + 1):
+        for output in json.loads(fleet.world.store.get(f"commit/{k:012d}.json") or b"")["outputs"]:
+            current[output["fragment"]] = output
+    return [current[fragment] for fragment in sorted(current)]
+
+
+def test_what_was_merged_after_the_target_no_longer_counts_and_is_trained_again() -> None:
+    straight, back = started(RUN, 8), started(RUN, 8)
+    before = state_of(back).tokens(RUN.layout)
+    after = answered(back, "rollback", to=TO)
+    assert after.tokens(RUN.layout) < before
+    straight.finish()
+    finishes(back)
+    assert check(back).kinds.count("merge") > check(straight).kinds.count("merge"), "the lost merges were made up for"
+    assert check(back).tokens >= RUN.settings.train.tokens
+
+
+def test_offers_from_behind_it_are_refused_and_say_why() -> None:
+    fleet = started(RUN, 8)
+    answered(fleet, "rollback", to=TO)
+    finishes(fleet)
+    assert "before_rollback" in set(check(fleet).fated.values())
+
+
+def test_data_is_not_read_again() -> None:
+    """The independent reader demands that ranges of a learner never overlap within a fragment."""
+    fleet = started(RUN, 8)
+    ends = {name: known.data_end for name, known in state_of(fleet).learners.items()}
+    answered(fleet, "rollback", to=TO)
+    finishes(fleet)
+    assert all(state_of(fleet).learner(name).data_end > end for name, end in ends.items())
+
+
+@pytest.mark.parametrize("mixing", ["rebase", "blend"])
+def test_learners_replace_their_parameters_whatever_they_do_otherwise(mixing: str) -> None:
+    """With `rebase` a delta would else carry what was left behind; the reader checks what each delta was made from."""
+    run = run_that_keeps(merges=14, mixing=mixing)
+    fleet = started(run, 8)
+    answered(fleet, "rollback", to=TO)
+    finishes(fleet)
+
+
+def test_it_can_be_undone_by_a_second_one() -> None:
+    fleet = started(RUN, 8)
+    before = state_of(fleet)
+    answered(fleet, "rollback", to=TO)
+    undone = int(str(rolled_back(fleet)["n"])) - 1
+    state = answered(fleet, "rollback", to=undone)
+    assert state.tokens(RUN.layout) >= before.tokens(RUN.layout) > 0
+    fleet.finish()
+    assert fleet.errors() == [] and check(fleet).kinds.count("rollback") == 2
+
+
+@pytest.mark.parametrize(("to", "why"), [(99, "not 99"), (-1, "not -1"), (None, "not None")])
+def test_a_target_that_is_not_there_is_refused_in_the_log(to: int | None, why: str) -> None:
+    fleet = started(RUN, 5)
+    state = answered(fleet, "rollback", to=to)
+    assert any(text.startswith("no rollback: only commits 0 to ") and text.endswith(why) for text in note_texts(state))
+    fleet.finish()
+    assert "rollback" not in check(fleet).kinds
+
+
+@pytest.mark.parametrize(("damage", "words"), [(None, "is missing"), (b"x", "has other bytes")])
+def test_a_state_that_is_gone_or_damaged_is_no_target(damage: bytes | None, words: str) -> None:
+    fleet = started(RUN, 8)
+    output = outputs_after(fleet, TO)[0]
+    (key,) = fleet.world.store.list(f"state/0000/{output['version']:012d}-")
+    whole = fleet.world.store.get(key) or b""
+    fleet.world.store.delete(key) if damage is None else fleet.world.store.put(key, damage)
+    state = answered(fleet, "rollback", to=TO)
+    assert any(key in text and words in text for text in note_texts(state))
+    fleet.world.store.put(key, whole)
+    fleet.finish()
+    assert "rollback" not in check(fleet).kinds
+
+
+def test_going_where_it_is_already_is_refused() -> None:
+    fleet = started(RUN, 8)
+    fleet.restart = False
+    for learner in (*fleet.living("l0"), *fleet.living("l1")):
+        fleet.world.kill(learner)
+    answered(fleet, "rollback", to=TO)
+    state = answered(fleet, "rollback", to=TO)
+    assert any("every fragment is what it was after commit 4" in text for text in note_texts(state))
+    check(fleet)
+
+
+def begun(world: World, run: object = RUN) -> Fleet:
+    fleet = started(RUN, 8, world)
+    request(fleet, "rollback", to=TO)
+    return fleet
+
+
+def operations_of_a_rollback() -> range:
+    """Those of the syncer from the request to the rollback's commit, in a history without faults."""
+    fleet = begun(World())
+    (syncer,) = fleet.living("syncer")
+    first = syncer.operations
+    assert fleet.world.run(lambda: state_of(fleet).base_floor > 0, 30)
+    return range(first, syncer.operations + 2)
+
+
+@pytest.mark.parametrize(("fault", "step"), [(Fault.CRASH, 1), (Fault.LOST_ANSWER, 3)])
+def test_the_syncer_may_die_at_every_operation_of_a_rollback(fault: Fault, step: int) -> None:
+    points = operations_of_a_rollback()
+    assert len(points) > 15
+    for point in points[::step]:
+        finishes(begun(World(faults={("syncer", point): fault})))
+
+
+def test_a_learner_may_die_while_it_goes_back() -> None:
+    fleet = begun(World())
+    (learner,) = fleet.living("l0")
+    first = learner.operations
+    for point in range(first, first + 24, 4):
+        finishes(begun(World(faults={("l0", point): Fault.CRASH})))
+
+
+def alone(faults: dict[tuple[str, int], Fault]) -> tuple[Fleet, Actor]:
+    """No syncer lives; the command does it."""
+    fleet = started(RUN, 8, World(faults=dict(faults)))
+    fleet.restart = False
+    kill_syncer(fleet)
+    done(fleet, fleet.world.start("operator", ask(state_of(fleet), "rollback", fleet.nonce(), "then", to=TO)))
+    return fleet, fleet.world.start("command", stand_in(fleet))
+
+
+def test_with_no_syncer_alive_the_command_does_it_and_a_later_syncer_goes_on() -> None:
+    fleet, command = alone({})
+    assert done(fleet, command).result.base_floor > 0
+    fleet.restart = True
+    fleet.syncer()
+    finishes(fleet)
+    assert check(fleet).kinds.count("epoch_start") >= 2
+
+
+def test_the_command_may_die_at_any_operation() -> None:
+    fleet, command = alone({})
+    total = done(fleet, command).operations
+    assert total > 20
+    for point in range(0, total, 2):
+        fleet, command = alone({("command", point): Fault.CRASH})
+        assert fleet.world.run(lambda c=command: c.ended, 30)  # type: ignore[misc]
+        fleet.restart = True
+        fleet.syncer()
+        finishes(fleet)
+
+
+def test_a_stopped_run_is_rolled_back_and_stays_stopped() -> None:
+    fleet = started(RUN, 8)
+    answered(fleet, "stop")
+    fleet.finish()
+    done(fleet, fleet.world.start("operator", ask(state_of(fleet), "rollback", fleet.nonce(), "then", to=TO)))
+    state = done(fleet, fleet.world.start("command", stand_in(fleet))).result
+    assert (state.phase, state.rolled_back_to) == ("STOPPED", TO)
+    fleet.start()
+    finishes(fleet)
+
+
+def test_two_who_roll_back_at_once_leave_one_chain() -> None:
+    """A syncer is held up in the middle of it, the command takes over, the syncer wakes up."""
+    fenced = 0
+    for point in operations_of_a_rollback()[::4]:
+        fleet = begun(World(faults={("syncer", point): Fault.PAUSE}))
+        (syncer,) = fleet.living("syncer")
+        assert fleet.world.run(lambda s=syncer: s.paused, 2)  # type: ignore[misc]
+        fleet.restart = False
+        done(fleet, fleet.world.start("command", stand_in(fleet)))
+        fleet.world.resume(syncer)
+        assert fleet.world.run(lambda s=syncer: s.ended, 30)  # type: ignore[misc]
+        fenced += isinstance(syncer.error, FencedError)
+        fleet.restart = True
+        fleet.syncer("later")
+        fleet.finish()
+        assert check(fleet).kinds.count("rollback") == 1
+    assert fenced > 5
+
+
+def test_a_newcomer_never_takes_moments_from_behind_a_rollback() -> None:
+    from diloco_cli.protocol.joining import join
+
+    fleet = started(RUN, 8)
+    for name in ("l0", "l1"):
+        fleet.habits[name].saves_every_rounds = 1
+    until_commit(fleet, 16)
+    before = done(fleet, fleet.world.start("joiner", join(RUN, "l0", fleet.claim()))).result
+    assert before.inner is not None, "there are some to be taken"
+    fleet.restart = False
+    for name in ("l0", "l1"):
+        for actor in fleet.living(name):
+            fleet.world.kill(actor)
+    answered(fleet, "rollback", to=TO)
+    joined = done(fleet, fleet.world.start("joiner", join(RUN, "l0", fleet.claim()))).result
+    assert joined.inner is None and joined.data_start >= before.data_start

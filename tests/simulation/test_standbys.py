@@ -1,0 +1,365 @@
+"""Syncers that stand by: one of them takes over when nobody is heard, and however many there are, one chain."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from diloco_cli.config.run_file import SHORTEST_TAKEOVER_S
+from diloco_cli.config.settings import SyncerSettings
+from diloco_cli.errors import FencedError
+from diloco_cli.protocol.operations import Create, Sleep, Steps
+from diloco_cli.protocol.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.syncer import BEAT_EVERY_S, Syncer
+from diloco_cli.simulate.arithmetic import NoEvaluator
+from diloco_cli.simulate.histories.integers import IntegerArithmetic
+from diloco_cli.simulate.world import Actor, Fault, World
+from tests.simulation.sweeps import check
+from tests.simulation.test_requests import ask
+from tests.simulation.toy import Fleet, make_run
+
+TAKEOVER_S = 6.0
+LOOKS_S = 3.0  # a look late, and the time that a beat was old when it was first seen
+SYNCERS = ("syncer", "standby-1", "standby-2")
+
+
+def with_standbys(run: RunFormat, **syncer: Any) -> RunFormat:
+    settings = SyncerSettings(takeover_s=TAKEOVER_S, **syncer)
+    return replace(run, settings=replace(run.settings, syncer=settings))
+
+
+class StandbyFleet(Fleet):
+    """A syncer and standbys; whoever of them dies or is fenced comes back as a standby, as under a supervisor."""
+
+    def __init__(self, run: RunFormat, world: World | None = None, seed: int = 0) -> None:
+        super().__init__(run, world)
+        self._pids = count(100)
+        self._random = random.Random(seed)
+        self.takeovers: list[tuple[float, str, str]] = []
+        self.revive, self.loading_s = True, 0.0
+        self.claims: dict[int, ProcessClaim] = {}
+
+    def claim(self) -> ProcessClaim:
+        self._claim = replace(super().claim(), pid=next(self._pids))
+        return self._claim
+
+    def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
+        actor = super().syncer(name, delay_s)
+        self.claims[actor.number] = self._claim
+        return actor
+
+    def newest_claim(self) -> dict[str, Any]:
+        keys = self.world.store.list("epoch/", limit=100_000)
+        claim: dict[str, Any] = json.loads(self.world.store.get(keys[-1]) or b"") if keys else {"nonce": ""}
+        return claim
+
+    def standby(self, name: str, dead_pid: int | None = None, delay_s: float = 0.0) -> Actor:
+        claim = self.claim()
+        waiting = Standby(self.run, claim, name, self._random.random(), dead_pid)
+
+        def steps() -> Steps[RunState | None]:
+            reason = yield from waiting.wait()
+            if reason is None:
+                return None
+            self.takeovers.append((self.world.now_s, name, reason))
+            yield Sleep(self.loading_s)
+            arithmetic = IntegerArithmetic(self.run, self._refuse, self._unfit)
+            syncer = Syncer(
+                self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce, because=reason
+            )  # fmt: skip
+            return (yield from syncer.serve())
+
+        actor = self.world.start(name, steps(), delay_s)
+        self.claims[actor.number] = claim
+        return actor
+
+    def with_standbys(self, number: int) -> StandbyFleet:
+        self.start()
+        for name in SYNCERS[1 : number + 1]:
+            self.standby(name)
+        return self
+
+    def living_syncers(self) -> list[Actor]:
+        return [actor for name in SYNCERS for actor in self.living(name)]
+
+    def epochs(self) -> list[dict[str, Any]]:
+        return [record for record in records(self) if record["kind"] == "epoch_start"]
+
+    def _ended(self, actor: Actor) -> None:
+        if actor.name not in SYNCERS:
+            return super()._ended(actor)
+        if self.revive and (actor.error is not None or actor.result is None) and not self.over():
+            self.standby(actor.name, self.claims[actor.number].pid, delay_s=0.2)
+        return None
+
+    def over(self) -> bool:
+        return not any(self.living(island.name) for island in self.run.islands)
+
+
+def records(fleet: Fleet) -> list[dict[str, Any]]:
+    return list(_records(fleet))
+
+
+def _records(fleet: Fleet) -> Iterator[dict[str, Any]]:
+    for n in count():
+        data = fleet.world.store.get(f"commit/{n:012d}.json")
+        if data is None:
+            return
+        yield json.loads(data)
+
+
+def num_commits(fleet: Fleet) -> int:
+    return len(fleet.world.store.list("commit/", limit=100_000))
+
+
+def after_commits(fleet: StandbyFleet, number: int) -> Actor:
+    """The syncer that serves, once there are so many commits."""
+    assert fleet.world.run(lambda: num_commits(fleet) >= number, 60)
+    (serving,) = fleet.living("syncer")
+    return serving
+
+
+RUN = with_standbys(make_run(merges=30))
+
+
+def test_a_standby_takes_over_a_dead_syncer_within_its_patience() -> None:
+    for seed in range(3):
+        fleet = StandbyFleet(RUN, seed=seed).with_standbys(1)
+        fleet.revive = False
+        fleet.world.kill(after_commits(fleet, 8))
+        killed_s = fleet.world.now_s
+        fleet.finish()
+        ((taken_s, name, reason),) = fleet.takeovers
+        assert name == "standby-1" and "epoch 1 was silent for" in reason
+        assert TAKEOVER_S - LOOKS_S <= taken_s - killed_s <= TAKEOVER_S * (1 + SPREAD) + LOOKS_S
+        assert [record["epoch"] for record in fleet.epochs()] == [1, 2]
+        assert "standby-1 takes over" in fleet.epochs()[1]["reason"]
+        assert check(fleet).kinds.count("finish") == 1
+
+
+def test_of_several_standbys_one_takes_over_and_the_others_hear_of_it_before_it_can_claim() -> None:
+    for seed in range(4):
+        fleet = StandbyFleet(RUN, seed=seed).with_standbys(2)
+        fleet.revive, fleet.loading_s = False, 4.0  # of what a syncer needs beside a standby
+        fleet.world.kill(after_commits(fleet, 8))
+        fleet.finish()
+        assert len(fleet.takeovers) == 1 and fleet.errors() == []
+
+
+def test_a_syncer_that_serves_or_only_waits_is_never_replaced() -> None:
+    """With one learner of two there is no quorum: nothing is committed for minutes, and the beats are enough."""
+    fleet = StandbyFleet(with_standbys(make_run(merges=30, quorum=2, skip_after_s=1e6)))
+    fleet.syncer()
+    fleet.learner("l0")
+    fleet.standby("standby-1")
+    fleet.standby("standby-2")
+    fleet.world.run_for(120.0)
+    assert len(fleet.epochs()) == 1 and fleet.takeovers == []
+
+
+def test_a_standby_asks_for_few_objects_and_leaves_with_the_run() -> None:
+    fleet = StandbyFleet(RUN).with_standbys(1)
+    fleet.finish()
+    (standby,) = [actor for actor in fleet.world.actors if actor.name == "standby-1"]
+    assert standby.result is None and standby.error is None and fleet.takeovers == []
+    looks = fleet.world.now_s / (TAKEOVER_S / 5)
+    assert standby.operations <= num_commits(fleet) + 3 * looks + 8
+
+
+def test_a_stop_sends_standbys_home_and_a_resumed_run_is_served_again() -> None:
+    fleet = StandbyFleet(with_standbys(make_run(merges=30), on_learners=True))
+    fleet.revive = False
+    for name in SYNCERS[1:]:
+        fleet.standby(name)
+    for island in fleet.run.islands:
+        fleet.learner(island.name)
+    assert fleet.world.run(lambda: num_commits(fleet) >= 8, 60)
+    ask(fleet)
+    fleet.finish()
+    assert records(fleet)[-1]["kind"] == "stop" and fleet.errors() == []
+    stopped_s = fleet.world.now_s
+    for name in SYNCERS[1:]:
+        fleet.standby(name)
+    for island in fleet.run.islands:
+        fleet.learner(island.name)
+    fleet.finish()
+    assert fleet.takeovers[-1][0] - stopped_s <= PROMPT_S and "nobody served" in fleet.takeovers[-1][2]
+    assert check(fleet).kinds.count("finish") == 1
+
+
+def test_standbys_alone_begin_a_run_at_once_where_learners_host_them() -> None:
+    fleet = StandbyFleet(with_standbys(make_run(merges=6), on_learners=True))
+    for name in SYNCERS:
+        fleet.standby(name)
+    for island in fleet.run.islands:
+        fleet.learner(island.name)
+    fleet.finish()
+    assert fleet.takeovers[0][0] <= PROMPT_S
+    assert len(fleet.epochs()) == 1 and check(fleet).kinds.count("finish") == 1
+
+
+def test_standbys_wait_for_the_syncer_of_its_own_that_is_still_starting() -> None:
+    fleet = StandbyFleet(RUN)
+    fleet.standby("standby-1")
+    fleet.world.run_for(FIRST_SYNCER_S)
+    fleet.start()
+    fleet.finish()
+    assert fleet.takeovers == [] and len(fleet.epochs()) == 1
+
+
+def test_a_syncer_of_its_own_that_never_comes_is_replaced() -> None:
+    fleet = StandbyFleet(RUN)
+    fleet.standby("standby-1")
+    for island in RUN.islands:
+        fleet.learner(island.name)
+    fleet.finish(within_s=FIRST_SYNCER_S + 2 * TAKEOVER_S + 10.0)
+    assert len(fleet.takeovers) == 1 and check(fleet).kinds.count("finish") == 1
+
+
+def test_whoever_replaces_the_dead_one_that_served_does_not_wait() -> None:
+    fleet = StandbyFleet(RUN).with_standbys(1)
+    fleet.revive = False
+    fleet.world.kill(after_commits(fleet, 8))
+    died_s = fleet.world.now_s
+    dead = json.loads(fleet.world.store.get("epoch/0000000001.json") or b"")
+    fleet.standby("syncer", dead_pid=dead["pid"])
+    fleet.standby("standby-2", dead_pid=dead["pid"] + 50)
+    fleet.finish()
+    ((taken_s, name, reason),) = fleet.takeovers
+    assert name == "syncer" and taken_s - died_s < 0.5 and "is dead" in reason
+    assert check(fleet).kinds.count("finish") == 1
+
+
+def test_a_standby_that_could_not_look_concludes_nothing() -> None:
+    """It was paused beside a syncer that serves; it looks again before it decides anything."""
+    fleet = StandbyFleet(with_standbys(make_run(merges=1000))).with_standbys(1)
+    (standby,) = fleet.living("standby-1")
+    fleet.world.run_for(2.0)
+    fleet.world.pause(standby)
+    fleet.world.run_for(20.0)
+    fleet.world.resume(standby)
+    fleet.world.run_for(12.0)
+    assert fleet.takeovers == [] and not fleet.over()
+
+
+def test_an_outage_that_everybody_felt_makes_nobody_take_over() -> None:
+    """The store was away for a minute; when it is back, the standbys look before the syncer has said a word."""
+    world = World()
+    fleet = StandbyFleet(with_standbys(make_run(merges=1000)), world).with_standbys(2)
+    fleet.world.run_for(5.0)
+    back_s = world.now_s + 60.0
+    world.unreachable_until_s = lambda actor: back_s + 1.0 if actor.name == "syncer" else 0.0
+    fleet.world.run_for(3.0)  # all that it said before has been heard
+    world.unreachable_until_s = lambda actor: back_s + 1.0 if actor.name == "syncer" else back_s
+    fleet.world.run_for(70.0)
+    assert fleet.takeovers == [] and len(fleet.epochs()) == 1 and not fleet.over()
+
+
+@pytest.mark.parametrize("num_standbys", [1, 2])
+def test_a_frozen_syncer_that_wakes_after_the_takeover_is_fenced_and_stands_by(num_standbys: int) -> None:
+    for point in range(40, 400, 120):
+        world = World(faults={("syncer", point): Fault.PAUSE})
+        fleet = StandbyFleet(RUN, world, seed=point).with_standbys(num_standbys)
+        (frozen,) = fleet.living("syncer")
+        assert world.run(lambda f=frozen: f.paused or f.ended, 60)  # type: ignore[misc]
+        world.run(lambda f=fleet: bool(f.takeovers) and len(f.epochs()) > 1, 60)  # type: ignore[misc]
+        world.resume(frozen)
+        fleet.finish()
+        assert isinstance(frozen.error, FencedError), point
+        assert [type(error) for error in fleet.errors()] == [FencedError]
+        assert len(fleet.epochs()) == 2 and check(fleet).kinds.count("finish") == 1
+
+
+def test_syncers_that_work_slower_than_standbys_bear_do_not_take_the_work_from_each_other_for_ever() -> None:
+    """A version's upload takes three times the usual patience, and a syncer is silent meanwhile."""
+    world = World(latency_s=lambda actor, call: 20.0 if isinstance(call, Create) and "state/" in call.key else 0.001)
+    fleet = StandbyFleet(with_standbys(make_run(merges=8)), world).with_standbys(2)
+    fleet.finish(within_s=1500.0)
+    assert 1 < len(fleet.epochs()) <= 8, "it begins with takeovers, and they end"
+    assert check(fleet).kinds.count("finish") == 1
+
+
+def test_patience_is_jittered_doubled_and_follows_a_slow_syncer() -> None:
+    assert patience_s(6.0, 0.0, 0.0, 0) == 6.0
+    assert patience_s(6.0, 0.5, 3.0, 0) == 7.5
+    assert patience_s(6.0, 0.0, 10.0, 0) == 20.0
+    assert patience_s(6.0, 0.0, 10.0, 3) == 160.0
+    assert patience_s(6.0, 0.0, 0.0, 100) == 6.0 * 64
+
+
+def test_a_silence_is_four_slots_as_planned_and_fifteen_seconds_at_least() -> None:
+    run = make_run(learners=2, fragments=2)
+    assert takeover_s(run) == 15.0
+    slow = tuple(replace(island, step_s=10.0) for island in run.islands)
+    assert takeover_s(replace(run, islands=slow)) == 4 * 2 * 10.0
+    assert takeover_s(with_standbys(run)) == TAKEOVER_S >= 2 * BEAT_EVERY_S
+    assert SHORTEST_TAKEOVER_S >= 2 * BEAT_EVERY_S, "a syncer that only waits is heard in time"
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"[]", b'{"slowest_s":"x"}', b'{"slowest_s":1e999}', b'{"slowest_s":-5}', b"\xff"]
+)
+def test_a_strangers_beat_neither_stops_a_standby_nor_makes_it_wait_for_ever(said: bytes) -> None:
+    fleet = StandbyFleet(RUN).with_standbys(1)
+    fleet.revive = False
+    fleet.world.kill(after_commits(fleet, 8))
+    fleet.world.store.put("beat/syncer.json", said)
+    fleet.finish(within_s=1000.0)
+    assert len(fleet.takeovers) == 1
+
+
+def troubled(fleet: StandbyFleet, seed: int, num_rounds: int) -> list[str]:
+    """Kills, pauses below and beyond the takeover, and syncers that somebody starts by hand, until the run is over."""
+    dice, done = random.Random(seed), []
+    within_s = fleet.world.now_s + 40.0 * num_rounds
+    while not fleet.over():
+        fleet.world.run_for(dice.uniform(0.5, 1.5 * TAKEOVER_S))
+        assert fleet.world.now_s < within_s, "the run does not come to its end"
+        living = [actor for actor in fleet.living_syncers() if not actor.paused]
+        if not living:
+            continue
+        serving = [actor for actor in living if fleet.claims[actor.number].nonce == fleet.newest_claim()["nonce"]]
+        actor = dice.choice(serving or living)
+        what = dice.choice(("kill", "kill", "blink", "freeze", "freeze", "second"))
+        done.append(what)
+        if what == "kill":
+            fleet.world.kill(actor)
+        elif what == "second":
+            fleet.syncer(dice.choice(SYNCERS))
+        else:
+            pause_s = dice.uniform(0.1, 2.0) if what == "blink" else dice.uniform(TAKEOVER_S, 4 * TAKEOVER_S)
+            fleet.world.pause(actor)
+            fleet.world.call_at(fleet.world.now_s + pause_s, lambda a=actor: fleet.world.resume(a))  # type: ignore[misc]
+    fleet.revive = False
+    return done
+
+
+def check_one_chain(num_standbys: int, seed: int, num_rounds: int) -> StandbyFleet:
+    fragments = 2
+    fleet = StandbyFleet(with_standbys(make_run(merges=fragments * num_rounds)), seed=seed)
+    done = troubled(fleet.with_standbys(num_standbys), seed, num_rounds)
+    assert {type(error) for error in fleet.errors()} <= {FencedError}
+    read = check(fleet)
+    assert read.kinds.count("finish") == 1 and read.kinds.count("merge") >= fragments * num_rounds
+    assert {"kill", "freeze"} <= set(done)
+    return fleet
+
+
+@pytest.mark.parametrize(("num_standbys", "seed"), [(1, 2), (2, 2)])
+def test_several_syncers_at_once_leave_one_chain(num_standbys: int, seed: int) -> None:
+    assert len(check_one_chain(num_standbys, seed, 100).takeovers) >= 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_standbys", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_several_syncers_leave_one_chain_over_a_thousand_rounds(num_standbys: int, seed: int) -> None:
+    assert len(check_one_chain(num_standbys, seed, 1000).takeovers) >= 30
