@@ -9,8 +9,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def type_hints(cls: Any) -> dict[str, Any]:
-    """Types of a dataclass's fields, in their order."""
+    """Types of a dataclass's fields, in their order; local ones are nobody's business."""
     return _type_hints(cls)
+
+
+def is_local(item: dataclasses.Field[Any]) -> bool:
+    """Is the field only this process's own: never written, and never read from what others write?"""
+    return bool(item.metadata.get("local"))
 
 
 def is_required(cls: Any, name: str) -> bool:
@@ -21,7 +26,7 @@ def is_required(cls: Any, name: str) -> bool:
 @cache
 def _type_hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls)
-    return {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls) if not is_local(item)}
 
 
 @cache

@@ -13,7 +13,9 @@ from pathlib import Path
 from diloco_cli.errors import UsageError
 
 MOST_HOSTS = 10_000
-ENTRY = re.compile(r"([A-Za-z0-9_.@:-]*)(?:\[([0-9,-]+)\])?([A-Za-z0-9_.:-]*)")
+LONGEST_HOST = 253  # characters: the domain name system allows no more
+LONGEST_SHOWN = 200
+ENTRY = re.compile(r"([A-Za-z0-9_.@:-]*)(?:\[([0-9,-]+)\]([A-Za-z0-9_.:-]*))?")
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 COUNTED = re.compile(r"(.*?)(\d{1,9})(\D*)")
 WORD_OF_HOSTFILE = re.compile(r"[A-Za-z_-]+=\S*")
@@ -24,19 +26,39 @@ FORM = "write for example box[1-4], n[08-10,12] or a,b"
 def expand_hostlist(text: str) -> tuple[str, ...]:
     """Every host once, in the order written."""
     hosts: list[str] = []
-    for entry in re.split(r",(?![^\[]*\])", text):
-        hosts += _expand(entry.strip(), text, MOST_HOSTS - len(hosts))
+    for entry in _entries(text):
+        hosts += _expand(entry.strip(), shortened(text), MOST_HOSTS - len(hosts))
     if len(set(hosts)) < len(hosts):
-        raise UsageError(f"the hostlist '{text}' names a host twice")
+        raise UsageError(f"the hostlist '{shortened(text)}' names a host twice")
     return tuple(hosts)
+
+
+def _entries(text: str) -> Iterator[str]:
+    """What commas outside of brackets separate."""
+    start, inside = 0, False
+    for at, character in enumerate(text):
+        inside = character == "[" or (inside and character != "]")
+        if character == "," and not inside:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+def shortened(text: str) -> str:
+    """For an error: as much as fits into a line."""
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _expand(entry: str, text: str, room: int) -> list[str]:
     match = ENTRY.fullmatch(entry)
     if not entry or entry.startswith("-") or match is None:
-        raise UsageError(f"the hostlist '{text}' cannot be read at '{entry}'; {FORM}")
+        raise UsageError(f"the hostlist '{text}' cannot be read at '{shortened(entry)}'; {FORM}")
     prefix, ranges, suffix = match.groups()
+    if len(prefix) + len(suffix or "") > LONGEST_HOST:
+        raise UsageError(f"the hostlist '{text}' holds a name longer than {LONGEST_HOST} characters")
     if ranges is None:
+        if room < 1:
+            raise UsageError(f"the hostlist '{text}' names more than {MOST_HOSTS} hosts")
         return [entry]
     numbers: list[str] = []
     for part in ranges.split(","):

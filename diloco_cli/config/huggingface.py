@@ -5,17 +5,18 @@ The counts follow the architectures' published definitions; each is checked agai
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diloco_cli.config.nearest import suggestion
+from diloco_cli.config.strict_json import parse_object
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 
 CONFIG = "config.json"
+LARGEST_CONFIG_BYTES = 1_000_000
 LONGEST_DEFAULT_SEQUENCE = 1024  # tokens; many models allow 100 times more, which nobody wants by accident
 Config = dict[str, Any]
 
@@ -57,12 +58,10 @@ def read_config(name: str, folders: Iterable[Path]) -> tuple[Config, Path]:
             hint=f"hf download {name} {CONFIG}, or give a folder: beside the run file, here, or an absolute path",
         )
     try:
-        config = json.loads((place / CONFIG).read_text())
+        with (place / CONFIG).open("rb") as stream:
+            return parse_object(stream.read(LARGEST_CONFIG_BYTES + 1), LARGEST_CONFIG_BYTES), place
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot be read: {error}", where=str(place / CONFIG)) from error
-    if not isinstance(config, dict):
-        raise UsageError("must be a JSON object", where=str(place / CONFIG))
-    return config, place
 
 
 def find_folder(name: str, folders: Iterable[Path]) -> Path | None:
@@ -89,7 +88,7 @@ def _hub_cache() -> Path:
 def facts_of_config(config: Config, where: str) -> HuggingFaceFacts:
     """Parameters, layers, width, sequence. Raises UsageError for an architecture that is not counted here."""
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         near = suggestion(str(kind), ARCHITECTURES)
         raise UsageError(
             f"model_type: the size of {kind!r} is not known here; known: {', '.join(ARCHITECTURES)}{near}",

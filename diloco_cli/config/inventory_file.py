@@ -98,7 +98,10 @@ def _rules(folder: Path) -> Rules:
     }
     return {
         StoreSettings: {"url": Rule(store_url), "region": Rule(readers.name)},
-        RegionSettings: {"store": Rule(store_url)},
+        RegionSettings: {
+            "store": Rule(store_url),
+            "egress_per_gb": Rule(quantity(parse_egress), key="egress"),
+        },
         IslandSettings: of_hardware,
         MachineSettings: of_hardware | {"fabric": Rule(_fabric)},
         LocalMachine: {"cores": Rule(between(1, MOST_CORES, integer)), "crowding": Rule(_crowding)},

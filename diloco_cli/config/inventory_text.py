@@ -75,7 +75,9 @@ def _given(item: Any) -> list[Entry]:
     """The fields of a small section that are not at their defaults."""
     values = {entry.name: getattr(item, entry.name) for entry in dataclasses.fields(item)}
     given = {e.name: values[e.name] for e in dataclasses.fields(item) if values[e.name] != e.default}
-    return [(name, _list(value) if isinstance(value, tuple) else _scalar(value)) for name, value in given.items()]
+    usual: Callable[[Any], str] = lambda value: _list(value) if isinstance(value, tuple) else _scalar(value)  # noqa: E731
+    spelt = [(SPELLING.get(name, (name, usual)), value) for name, value in given.items()]
+    return [(key, write(value)) for (key, write), value in spelt]
 
 
 def _device(device: Device) -> list[Entry]:

@@ -29,7 +29,9 @@ from diloco_cli.config.settings import (
     InnerSettings,
     ModelSettings,
     OuterSettings,
+    RetentionSettings,
     RunSettings,
+    SyncerSettings,
     SyncSettings,
     TrainSettings,
 )
@@ -41,6 +43,8 @@ RUN_VERSION = 1
 MOST_FRAGMENTS = 4096
 MOST_THREADS = 1024
 MOST_SHARDS = 1 << 20
+MOST_STANDBYS = 16
+SHORTEST_TAKEOVER_S = 6.0  # two beats of a syncer that only waits
 COUNT = at_least(1, quantity(parse_count))
 WHOLE = at_least(1, integer)
 FRACTION = from_zero_below(1, number)
@@ -93,6 +97,16 @@ RULES: Rules = {
     },
     GraceSettings: {"gamma": Rule(inside(0, 1, number))},
     OuterSettings: {"lr": Rule(above(0, number)), "momentum": Rule(FRACTION)},
+    SyncerSettings: {
+        "standbys": Rule(between(0, MOST_STANDBYS, integer)),
+        "takeover_s": Rule(
+            readers.either("auto", at_least(SHORTEST_TAKEOVER_S, quantity(parse_duration))), key="takeover"
+        ),
+    },
+    RetentionSettings: {
+        "rounds": Rule(readers.either("all", WHOLE)),
+        "grace_s": Rule(at_least(0, quantity(parse_duration)), key="grace"),
+    },
     EvaluationSettings: {"every": Rule(WHOLE), "sequences": Rule(WHOLE)},
 }
 

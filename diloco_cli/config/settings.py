@@ -130,6 +130,26 @@ class OuterSettings:
 
 
 @dataclass(frozen=True)
+class SyncerSettings:
+    """Who merges when the syncer is gone. `standbys`: syncers that `launch` starts beside the one that serves, and that
+    wait. `on_learners`: every learner's process hosts a standby, and no syncer of its own is started. `takeover_s`:
+    how long a silence is; `auto`: four slots as planned, at least 15 s. Each standby waits up to half as long again."""
+
+    standbys: int = 0
+    on_learners: bool = False
+    takeover_s: float | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class RetentionSettings:
+    """What of the past stays in the bucket: the newest `rounds` can be replayed, and gone back to; of what lies before
+    them, what nothing needs any more is deleted. `grace_s`: from that decision to the first deletion."""
+
+    rounds: int | Literal["all"] = 64
+    grace_s: float = 60.0
+
+
+@dataclass(frozen=True)
 class EvaluationSettings:
     """The OUTER parameters are evaluated every so many rounds on this many held-out sequences."""
 
@@ -149,6 +169,8 @@ class RunSettings:
     train: TrainSettings = field(default_factory=TrainSettings)
     sync: SyncSettings = field(default_factory=SyncSettings)
     outer: OuterSettings = field(default_factory=OuterSettings)
+    syncer: SyncerSettings = field(default_factory=SyncerSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
 
 
@@ -232,9 +254,11 @@ class LocalMachine:
 
 @dataclass(frozen=True)
 class RegionSettings:
-    """`store` is the bucket that learners of this region use; None is the home bucket."""
+    """`store` is the bucket that learners of this region use; None is the home bucket. `egress_per_gb`: what a GB that
+    leaves this region's bucket costs."""
 
     store: str | None = None
+    egress_per_gb: float = 0.0
 
 
 @dataclass(frozen=True)

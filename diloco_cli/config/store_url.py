@@ -15,13 +15,18 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}")
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
+def without_credentials(url: str) -> str:
+    """What of a URL may be repeated in an error: no user, no password, no query."""
+    return re.split(r"[?#]", re.sub(r"//[^/]*@", "//...@", url), maxsplit=1)[0]
+
+
 def normalise_store_url(text: str, base: Path) -> str:
     """An absolute URL without a trailing slash; `base` is the folder that a relative path starts from."""
     if any(character.isspace() and character != " " for character in text) or not text.isprintable():
         raise UsageError(f"the store URL {text!r} holds a control character; {ALLOWED}")
     match = URL.fullmatch(text)
     if match is None:
-        return "file://" + _absolute(Path(text).expanduser(), base)
+        return "file://" + _absolute(_without_tilde(text), base)
     scheme, rest = match[1], match[2].rstrip("/")
     if scheme not in SCHEMES:
         raise UsageError(f"unknown store scheme '{scheme}://'; {ALLOWED}")
@@ -30,10 +35,18 @@ def normalise_store_url(text: str, base: Path) -> str:
             raise UsageError(f"'{text}' needs an absolute path (three slashes), or write the path alone; {ALLOWED}")
         return "file://" + _absolute(Path(rest), base)
     if scheme in BUCKET_SCHEMES and BUCKET.fullmatch(rest.partition("/")[0]) is None:
-        raise UsageError(f"'{text}' has no valid bucket name (credentials do not belong here); {ALLOWED}")
+        shown = without_credentials(text)
+        raise UsageError(f"'{shown}' has no valid bucket name (credentials do not belong here); {ALLOWED}")
     if ".." in rest.split("/"):
         raise UsageError(f"'{text}' holds '..'; write the prefix out")
     return f"{scheme}://{rest}"
+
+
+def _without_tilde(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"'{text}' names a user who has no home here; write the path out") from None
 
 
 def _absolute(path: Path, base: Path) -> str:

@@ -66,6 +66,10 @@ def read_yaml_file(path: Path) -> Node:
 def parse_yaml(text: str, source: str, *, fixed_place: bool = False) -> Node:
     """The tree of `text`. `fixed_place`: every place is `source` itself (a flag has no lines)."""
     try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("not UTF-8 text", where=source) from None
+    try:
         return _Reader(text, source, fixed_place).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

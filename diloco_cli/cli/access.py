@@ -1,0 +1,30 @@
+"""`diloco access`: prints the bucket policy of one role of a run, ready for the cloud's own tools."""
+
+from __future__ import annotations
+
+import typer
+
+ROLES = "learner, syncer, operator or reader"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("access", help="Print what a role may do in a run's bucket, as a policy for the cloud.")(access)
+
+
+def access(
+    run: str = typer.Argument(..., metavar="RUN", help="The run's bucket URL (it need not exist yet), or its name."),
+    role: str = typer.Argument(..., metavar="ROLE", help=f"{ROLES}."),
+    name: str = typer.Option("", "--name", help="The learner that the policy is for."),
+    project: str = typer.Option("", "--project", help="gs://: the project that has the custom roles."),
+    member: str = typer.Option("", "--member", help="gs://: who gets the role, such as serviceAccount:NAME."),
+) -> None:
+    """Fill in templates/access (its README says what each role may do)."""
+    from typing import cast, get_args
+
+    from diloco_cli.cli.run_argument import find_run
+    from diloco_cli.errors import UsageError
+    from diloco_cli.launch.access import Role, access_policy
+
+    if role not in get_args(Role):
+        raise UsageError(f"no role {role!a}; there are: {', '.join(get_args(Role))}")
+    print(access_policy(find_run(run).url, cast("Role", role), name, project, member), end="")

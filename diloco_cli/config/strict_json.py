@@ -1,0 +1,64 @@
+"""JSON from outside, read strictly: bounded in size and depth, without NaN, without duplicate keys."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any
+
+MAX_DEPTH = 32
+LONGEST_INTEGER = 20  # characters: what 64 bits hold
+
+
+def parse_object(data: bytes | str, most_bytes: int) -> dict[str, Any]:
+    """The object; ValueError with the reason for anything else. (`json` alone takes NaN for a number and 1e999 for
+    infinity, lets the last of two equal keys win, and exhausts the stack on deep nesting.)"""
+    if len(data) > most_bytes:
+        raise ValueError(f"{len(data)} bytes, more than the {most_bytes} allowed")
+    try:
+        found = json.loads(
+            data,
+            object_pairs_hook=_unique_pairs,
+            parse_constant=_no_constant,
+            parse_float=_finite_number,
+            parse_int=_bounded_integer,
+        )
+    except RecursionError as error:
+        raise ValueError(f"not an object of at most {MAX_DEPTH} levels") from error
+    if not isinstance(found, dict) or _depth(found) > MAX_DEPTH:
+        raise ValueError(f"not an object of at most {MAX_DEPTH} levels")
+    return found
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise ValueError("a key appears twice")
+    return unique
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
+
+
+def _bounded_integer(text: str) -> int:
+    if len(text) > LONGEST_INTEGER:
+        raise ValueError(f"{text[:40]} is too large a number")
+    return int(text)
+
+
+def _depth(value: Any) -> int:
+    """How many levels there are, counted no further than one too many."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        inner = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
+    return depth

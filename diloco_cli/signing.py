@@ -1,0 +1,178 @@
+"""Signatures on records: HMAC-SHA256 (RFC 2104) under keys that come from one secret of the run's operator.
+
+    the run's secret --+-- log               signs the format, epochs, commits, snapshots; every learner holds it too
+                       +-- operator          signs requests
+                       +-- learner/<name>    signs its incarnations and offers, and its wish to join
+
+What is signed: the run's id, the object's key, the signer and the record's bytes, in which there is a nonce. So a
+record is worth nothing under another key, in another run, or in another's name. A learner holds two keys, its own and
+the log's: it cannot sign as another learner or as an operator. But HMAC is symmetric: whoever can check the log could
+also sign one. Between learners it is the bucket's policy (templates/access) that keeps them from writing commits.
+
+Keys are never written, logged or shown; a record and FORMAT.json name them by `key_id`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from diloco_cli.errors import DataCheckError, RefusedError, UsageError
+
+ALGORITHM: Literal["hmac-sha256"] = "hmac-sha256"
+LOG = "log"
+OPERATOR = "operator"
+KEY_VARIABLE = "DILOCO_SIGNING_KEY"
+KEY_FILE_VARIABLE = "DILOCO_SIGNING_KEY_FILE"
+SHORTEST_SECRET = 32  # characters: 128 bits as hexadecimal
+LONGEST_SECRET = 4096
+_LEARNER_TEXT = re.compile(r"learner:([a-z0-9][a-z0-9-]{0,62}):([0-9a-f]{64}):([0-9a-f]{64})")
+_TAIL = re.compile(rb',"signature":"([a-z0-9/-]{1,80}):([0-9a-f]{64})"\}')
+MAX_TAIL_BYTES = 200
+
+
+class SignatureError(DataCheckError):
+    """A record that must be signed is not, or not by whom it must be."""
+
+    code = "signature"
+
+
+def learner_signer(name: str) -> str:
+    return f"learner/{name}"
+
+
+def key_id(key: bytes) -> str:
+    """16 hexadecimal digits that tell keys apart and tell nothing of them."""
+    return hashlib.sha256(b"diloco key id\0" + key).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Signing:
+    """In FORMAT.json: that records are signed, how, and the ids of the keys that may sign: (signer, id), sorted. A
+    learner that joins later is not among them: its key follows from its name."""
+
+    signers: tuple[tuple[str, str], ...]
+    algorithm: Literal["hmac-sha256"] = ALGORITHM
+
+    def id_of(self, signer: str) -> str | None:
+        return dict(self.signers).get(signer)
+
+
+class Unsigned:
+    """How a process meets a run that is not signed: bytes stay as they are, and nothing is checked."""
+
+    def seal(self, signer: str, key: str, body: bytes) -> bytes:
+        """The record to write under this object key."""
+        return body
+
+    def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
+        """Whether `signer` has signed these bytes for this object key."""
+        return True
+
+    def holds(self, signer: str) -> bool:
+        return True
+
+
+class Keyless(Unsigned):
+    """How a process without keys meets a signed run: it may read, and takes everything at its word."""
+
+    def seal(self, signer: str, key: str, body: bytes) -> bytes:
+        raise RefusedError("the run's records are signed, and this process holds no key", where=key, hint=KEY_HINT)
+
+    def holds(self, signer: str) -> bool:
+        return False
+
+
+class Keyring(Unsigned):
+    """The keys that one process holds for one run. With the run's secret it holds everybody's."""
+
+    def __init__(self, run_id: str, keys: Mapping[str, bytes], secret: bytes | None = None) -> None:
+        self._run_id, self._keys, self._secret = run_id, dict(keys), secret
+
+    def __repr__(self) -> str:
+        return f"Keyring({self._run_id})"
+
+    def seal(self, signer: str, key: str, body: bytes) -> bytes:
+        if not self.holds(signer):
+            raise RefusedError(f"this process holds no key to sign as {signer}", where=key, hint=KEY_HINT)
+        if len(body) <= len("{}") or not body.endswith(b"}"):
+            raise ValueError("only a record that is an object with fields can be signed")
+        signature = f',"signature":"{signer}:{self._code(signer, key, body)}"}}'
+        return body[:-1] + signature.encode()
+
+    def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
+        start = data.rfind(b',"signature":', max(0, len(data) - MAX_TAIL_BYTES))
+        tail = _TAIL.fullmatch(data, start) if start > 0 else None
+        if tail is None or tail[1] != signer.encode() or not self.holds(signer):
+            return False
+        return hmac.compare_digest(tail[2].decode(), self._code(signer, key, data[:start] + b"}"))
+
+    def holds(self, signer: str) -> bool:
+        return self._secret is not None or signer in self._keys
+
+    def key_id(self, signer: str) -> str:
+        return key_id(self._key(signer))
+
+    def _key(self, signer: str) -> bytes:
+        if self._secret is not None:
+            return derived_key(self._secret, self._run_id, signer)
+        return self._keys[signer]
+
+    def _code(self, signer: str, key: str, body: bytes) -> str:
+        message = b"\0".join([b"diloco record", self._run_id.encode(), signer.encode(), key.encode(), body])
+        return hmac.new(self._key(signer), message, hashlib.sha256).hexdigest()
+
+
+UNSIGNED = Unsigned()
+KEYLESS = Keyless()
+
+
+def derived_key(secret: bytes, run_id: str, signer: str) -> bytes:
+    """A signer's key for one run. From it neither the secret nor anybody else's key can be computed."""
+    return hmac.new(secret, b"\0".join([b"diloco key", run_id.encode(), signer.encode()]), hashlib.sha256).digest()
+
+
+class Secret:
+    """What an operator or a learner was given: the run's secret, or the two keys of one learner. Shown as nothing."""
+
+    def __init__(self, text: str, where: str) -> None:
+        """Raises UsageError, which never quotes the text, if it cannot be a secret."""
+        self.where = where
+        found = _LEARNER_TEXT.fullmatch(text)
+        self.learner = None if found is None else found[1]
+        self.signer = None if found is None else learner_signer(found[1])
+        self._keys = {} if found is None else {learner_signer(found[1]): found[2], LOG: found[3]}
+        self._secret = None if found is not None else text.encode()
+        if found is None and text.startswith("learner:"):
+            raise UsageError("this is not a learner's key as diloco writes it", where=where, hint="diloco key learner")
+        if not SHORTEST_SECRET <= len(text) <= LONGEST_SECRET or not text.isprintable():
+            allowed = f"{SHORTEST_SECRET} to {LONGEST_SECRET} printable characters"
+            raise UsageError(f"a signing key has {allowed}", where=where, hint="make one: diloco key new FILE")
+
+    def __repr__(self) -> str:
+        return f"Secret(from {self.where})"
+
+    def keyring(self, run_id: str) -> Keyring:
+        return Keyring(run_id, {name: bytes.fromhex(key) for name, key in self._keys.items()}, self._secret)
+
+    def signing(self, run_id: str, learners: Iterable[str]) -> Signing:
+        """What FORMAT.json says of a new run. Raises UsageError for a learner's key."""
+        ring = self.keyring(run_id)
+        if self._secret is None:
+            raise UsageError("a learner's key cannot start a run", where=self.where, hint="give the run's own secret")
+        signers = (LOG, OPERATOR, *map(learner_signer, learners))
+        return Signing(tuple(sorted((signer, ring.key_id(signer)) for signer in signers)))
+
+    def for_learner(self, run_id: str, name: str) -> str:
+        """The text of that learner's two keys, to hand over by environment or file. Raises UsageError."""
+        if self._secret is None:
+            raise UsageError("only the run's own secret gives learners' keys", where=self.where)
+        own, log = (derived_key(self._secret, run_id, signer).hex() for signer in (learner_signer(name), LOG))
+        return f"learner:{name}:{own}:{log}"
+
+
+KEY_HINT = f"give it by {KEY_VARIABLE} or {KEY_FILE_VARIABLE}"

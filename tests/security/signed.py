@@ -1,0 +1,30 @@
+"""A signed toy fleet: each process holds the keys that it would be given, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diloco_cli.launch.new_run import signed
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.signing import Secret
+from diloco_cli.simulate.histories.learner import Learner
+from tests.simulation.toy import Fleet, make_run
+
+SECRET = Secret("the run's own secret, 32 letters or more", "TEST")
+
+
+def signed_run(run: RunFormat | None = None) -> RunFormat:
+    return signed(run or make_run(merges=8), SECRET)
+
+
+def as_learner(run: RunFormat, name: str) -> RunFormat:
+    """The run as that learner's process opens it: with two keys."""
+    own = Secret(SECRET.for_learner(run.run_id, name), "TEST")
+    return replace(run, keyring=own.keyring(run.run_id))
+
+
+class SignedFleet(Fleet):
+    """Learners with their own keys; the syncer and the operators with the run's secret."""
+
+    def _learner(self, run: RunFormat, name: str) -> Learner:
+        return super()._learner(as_learner(run, name), name)

@@ -1,0 +1,149 @@
+"""Row 11: a learner can change only its own prefix. The policies that users install, against what a run really does."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diloco_cli.errors import UsageError
+from diloco_cli.launch.access import Role, access_policy
+from diloco_cli.paths import templates_directory
+from diloco_cli.protocol.keys import offer_key
+from diloco_cli.protocol.operations import Steps
+from diloco_cli.protocol.operators import StandIn
+from diloco_cli.protocol.requests import ask
+from diloco_cli.simulate.world import Actor, World
+from tests.security.policies import Judge, Verb, verb_of
+from tests.security.signed import SignedFleet, signed_run
+from tests.simulation.operated import done, frequent_snapshots, run_that_keeps, state_of, until_commit
+
+__all__ = ["frequent_snapshots"]
+JUDGE = Judge()
+ROLES: dict[str, Role] = {"syncer": "syncer", "operator": "operator", "reader": "reader"}
+EVERY_KIND = [
+    "FORMAT.json", "epoch/0000000001.json", "incarnation/{}/00000001.json", "offer/{}/00000001/0000000000.json",
+    "delta/{}/00000001/0000000000-x", "inner/{}/00000001/000000000001-x", "state/0000/000000000001-0000000001-x",
+    "cast/0000/000000000001-0000000001-x", "commit/000000000001.json", "snapshot/000000000001.json",
+    "request/0000000000.json", "beat/{}.json", "beat/syncer.json", "beat/standby/a.json", "hint/head.json",
+    "doctor-1/x", "elsewhere",
+]  # fmt: skip
+
+
+class PolicedWorld(World):
+    """Every operation of every actor is asked of the templates before it is performed."""
+
+    done_by: dict[str, set[tuple[Verb, str]]]
+
+    def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
+        return super().start(name, self._policed(name, steps), delay_s)
+
+    def _policed(self, name: str, steps: Steps[Any]) -> Steps[Any]:
+        answer, role = None, ROLES.get(name, "learner")
+        while True:
+            try:
+                operation = steps.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            asked = verb_of(operation)
+            if asked is not None:
+                assert JUDGE.allows(role, name, *asked), f"{role} {name} may not {' '.join(asked)}"
+                self.done_by[role].add((asked[0], asked[1].partition("/")[0]))
+            answer = yield operation
+
+
+@pytest.mark.usefixtures("frequent_snapshots")
+def test_a_whole_run_stays_inside_the_policies_of_its_roles() -> None:
+    """With signatures, snapshots, collection, a rollback, a newcomer, and a command that stands in for the syncer."""
+    world = PolicedWorld()
+    world.done_by = defaultdict(set)
+    run = signed_run(run_that_keeps(rounds=2, merges=30))
+    fleet = SignedFleet(run, world)
+    fleet.start()
+    until_commit(fleet, 14)
+    for kind, to in (("gc", None), ("rollback", state_of(fleet).n - 3)):
+        asked = ask(state_of(fleet), kind, fleet.nonce(), "then", to=to, keyring=run.keyring)  # type: ignore[arg-type]
+        done(fleet, world.start("operator", asked))
+        stand_in = StandIn(run, fleet.claim(), "then", fleet.nonce)
+        if kind == "rollback":
+            world.kill(fleet.living("syncer")[0])
+            done(fleet, world.start("operator", stand_in.serve()))
+    fleet.finish()
+    assert fleet.errors() == []
+    written = {role: {(verb, kind) for verb, kind in made if verb != "get"} for role, made in world.done_by.items()}
+    assert {("create", "offer"), ("create", "delta"), ("create", "incarnation")} <= written["learner"]
+    assert {("delete", "delta"), ("create", "commit"), ("put", "hint"), ("create", "snapshot")} <= written["syncer"]
+    assert {("create", "request"), ("create", "commit"), ("create", "state")} <= written["operator"]
+
+
+def test_a_newcomer_asks_and_takes_part_inside_a_learners_policy() -> None:
+    world = PolicedWorld()
+    world.done_by = defaultdict(set)
+    run = run_that_keeps(merges=20)
+    data = run.settings.data
+    fleet = SignedFleet(signed_run(replace(run, settings=replace(run.settings, data=replace(data, shards=4)))), world)
+    fleet.start()
+    until_commit(fleet, 4)
+    fleet.newcomer("l9")
+    fleet.finish()
+    assert fleet.errors() == []
+    assert ("create", "request") in world.done_by["learner"]
+
+
+def may(role: Role, verb: Verb) -> set[str]:
+    """Of every kind of key, in one learner's name and in another's: those that `iowa` or the role may touch so."""
+    keys = [key.format(who) for key in EVERY_KIND for who in ("iowa", "rhine")]
+    return {key for key in keys if JUDGE.allows(role, "iowa", verb, key)}
+
+
+def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
+    own = {"incarnation/iowa/", "offer/iowa/", "delta/iowa/", "inner/iowa/", "request/"}
+    assert {key.rpartition("iowa/")[0] + "iowa/" if "iowa" in key else "request/" for key in may("learner", "create")
+            if key != "beat/iowa.json"} == own  # fmt: skip
+    assert not any("rhine" in key for key in may("learner", "create"))
+    assert may("learner", "put") == {"beat/iowa.json"}
+    assert may("learner", "delete") <= {"beat/iowa.json"}  # GCS: who may replace may delete
+    assert not JUDGE.allows("learner", "iowa", "create", "offer/iowa2/00000001/0000000000.json")
+    assert not JUDGE.allows("learner", "iowa", "put", offer_key("iowa", 1, 0))
+
+
+@pytest.mark.parametrize("role", ["learner", "syncer", "operator", "reader"])
+def test_nobody_replaces_or_deletes_the_log_or_what_others_claimed(role: Role) -> None:
+    """Only hints, and what the log lets go of."""
+    touched = {key.partition("/")[0] for verb in ("put", "delete") for key in may(role, verb)}
+    assert touched <= {"beat", "hint", "delta", "cast", "state", "inner", "snapshot", "doctor-1"}
+    assert "commit/000000000001.json" in may(role, "get")
+
+
+def test_a_reader_reads() -> None:
+    assert len(may("reader", "get")) == len({key.format(who) for key in EVERY_KIND for who in ("iowa", "rhine")})
+    assert [may("reader", verb) for verb in ("create", "put", "delete")] == [set(), set(), set()]
+
+
+def test_every_template_parses_and_leaves_no_placeholder() -> None:
+    paths = sorted((templates_directory() / "access").rglob("*.json"))
+    assert len(paths) == 9 and all(json.loads(path.read_text()) for path in paths)
+    for role in ("learner", "syncer", "operator", "reader"):
+        for url in ("s3://bucket/runs/toy", "gs://bucket/runs/toy"):
+            assert "@" not in access_policy(url, role, "iowa", "p", "user:me").replace("user:me", "")
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda: access_policy("file:///tmp/x", "learner", "iowa"),
+        lambda: access_policy("s3://bucket", "reader"),
+        lambda: access_policy("s3://bucket/runs/toy", "learner", ""),
+        lambda: access_policy("s3://bucket/runs/toy", "learner", "iowa/*"),
+        lambda: access_policy("gs://bucket/runs/toy", "reader", "", "p", ""),
+        lambda: access_policy("gs://bucket/runs/toy", "reader", "", 'p"', "user:me"),
+        lambda: access_policy('gs://bucket/runs/t") || true', "reader", "", "p", "user:me"),
+    ],
+)
+def test_what_is_missing_or_could_change_a_policys_meaning_is_refused(asks: Callable[[], str]) -> None:
+    with pytest.raises(UsageError):
+        asks()

@@ -1,0 +1,110 @@
+"""Hostile input for every parser: a sample. The full count is python -m tests.security.fuzz --inputs 100000."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from diloco_cli.config.hostlist import compress_hostlist, expand_hostlist
+from diloco_cli.config.strict_json import parse_object
+from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.protocol.records import Commit, Offer
+from diloco_cli.protocol.wire import RecordError, decode
+from tests.security.fuzz import Parser, fault_of, findings_of, shrunk
+from tests.security.mutation import mutated
+from tests.security.parsers import all_parsers
+
+ROOT = Path(__file__).resolve().parents[2]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def test_a_sample_of_hostile_input_meets_declared_errors_only(tmp_path: Path) -> None:
+    """Every parser, in a process that may not grow by more than 64 MB. The seed and what fails are printed."""
+    words = ["-m", "tests.security.fuzz", "--inputs", "3000", "--seed", "11", "--save", str(tmp_path)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "0 findings" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_hostile_inputs(tmp_path: Path) -> None:
+    words = ["-m", "tests.security.fuzz", "--inputs", "100000", "--save", str(tmp_path)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_every_honest_input_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is mutated is well formed to begin with, or the mutations would only meet the first check."""
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
+    for parser in all_parsers(tmp_path):
+        parser.parse(parser.seeds[0])
+
+
+def test_the_fuzzer_finds_a_parser_that_leaks_is_slow_or_takes_memory() -> None:
+    def leaks(data: bytes) -> None:
+        if b"b" in data:
+            raise KeyError("b")
+
+    def spins(data: bytes) -> None:
+        sum(number * number for number in range(3_000_000))
+
+    (finding, *_) = findings_of(Parser("leaky", leaks, (b"aaaabaaaa",)), 20, seed=1)
+    assert finding.data == b"b" and finding.reason.startswith("KeyError")
+    assert fault_of(Parser("slow", spins, (b"",)), b"") == "slow"
+    assert fault_of(Parser("greedy", lambda data: bytearray(1 << 50), (b"",)), b"").startswith("MemoryError")
+
+
+def test_inputs_are_repeated_by_their_seed() -> None:
+    first, second, other = (
+        [mutated(chance, [b'{"a": 1}']) for _ in range(50)] for chance in (Random(1), Random(1), Random(2))
+    )
+    assert first == second != other
+
+
+def test_a_failing_input_is_made_as_small_as_it_can_be() -> None:
+    assert shrunk(b"xxxxAxxxxxxxxBxxx", lambda data: b"A" in data and b"B" in data) == b"AB"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.binary(max_size=64) | JSON.map(lambda value: repr(value).encode()))
+def test_any_bytes_are_a_record_or_a_record_error(data: bytes) -> None:
+    for kind in (Offer, Commit):
+        with pytest.raises(RecordError):
+            decode(kind, data, "k")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(max_size=8), JSON, max_size=4))
+def test_strict_json_reads_what_json_writes_or_says_why_not(value: dict[str, object]) -> None:
+    import json
+
+    try:
+        assert parse_object(json.dumps(value), 10_000) == value
+    except ValueError as error:
+        assert any(word in str(error) for word in ("not a number", "too large", "levels"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=40))
+def test_any_text_is_a_hostlist_or_a_usage_error(text: str) -> None:
+    try:
+        hosts = expand_hostlist(text)
+    except UsageError:
+        return
+    assert expand_hostlist(compress_hostlist(hosts)) == hosts
+
+
+def test_only_declared_errors_are_declared(tmp_path: Path) -> None:
+    """A parser whose declared errors were `Exception` would pass everything."""
+    for parser in all_parsers(tmp_path):
+        assert parser.declared in ((DilocoError,), (ValueError,)), parser.name

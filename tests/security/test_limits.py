@@ -1,0 +1,117 @@
+"""A unit that runs out of memory or of file descriptors, and clocks that are years off: nobody else is harmed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco_cli.launch.ending import StopPolicy
+from diloco_cli.launch.events import Event
+from diloco_cli.launch.supervisor import supervise
+from diloco_cli.launch.units import UnitSpec
+from diloco_cli.processes.registry import log_path
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.simulate.arithmetic import NoEvaluator
+from diloco_cli.simulate.histories.integers import IntegerArithmetic
+from diloco_cli.simulate.world import Actor
+from tests.simulation.toy import Fleet, make_run
+
+TAKES_MEMORY = "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 28, 1 << 28)); bytearray(1 << 30)"
+TAKES_FILES = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (16, 16)); f = [open('/dev/null') for _ in range(99)]"
+SOUND = "import time; print('up', flush=True); time.sleep(60)"
+STARVED_STORE = """
+import os, resource, sys
+from diloco_cli.store.local import LocalStore
+from diloco_cli.store.port import StoreUnavailableError
+store = LocalStore(sys.argv[1])
+store.create("a/first", b"1")
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+for call in (lambda: store.create("a/second", b"2"), lambda: store.get("a/first"), lambda: store.list("")):
+    try:
+        call()
+    except StoreUnavailableError as error:
+        print(error.message)
+for descriptor in held:
+    os.close(descriptor)
+print(store.create("a/second", b"2"), store.list(""))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(TAKES_MEMORY, "MemoryError"), (TAKES_FILES, "Too many open files")], ids=["memory", "files"]
+)
+def test_only_the_starved_unit_dies_and_its_supervisor_reports_it(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log says why; the other unit lives until the run is over."""
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
+    events: list[Event] = []
+    programs = {"starved": code, "sound": SOUND}
+    units = [UnitSpec(name, "learner", (sys.executable, "-S", "-c", text)) for name, text in programs.items()]
+    outcome = supervise(
+        "nano",
+        units,
+        run_state=lambda: "FINISHED" if any(event.kind == "ended" for event in events) else "RUNNING",
+        on_event=events.append,
+        poll_s=0.02,
+        state_every_s=0.05,
+        stop=StopPolicy(leave_s=0.3, kill_s=1.0, give_up_s=2.0),
+    )
+    ended = next(event for event in events if event.kind == "ended")
+    assert ended.unit == "starved" and "status 1" in ended.text, ended
+    assert next(event.kind for event in events if event.unit == "sound") == "started"
+    assert said in log_path("nano", "starved").read_text()
+    assert outcome.reason == "finished"
+
+
+def test_a_store_without_free_descriptors_says_so_and_works_again(tmp_path: Path) -> None:
+    """Retryable, with the system's reason; nothing is half written."""
+    words = [sys.executable, "-c", STARVED_STORE, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["too many open files"] * 3, done.stderr
+    assert lines[3] == "Created() ['a/first', 'a/second']"
+
+
+class ClockedFleet(Fleet):
+    """The syncer's wall clock as given; learners say their own."""
+
+    def __init__(self, time: Callable[[], str]) -> None:
+        self._time = time
+        super().__init__(make_run(merges=4))
+
+    def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
+        arithmetic = IntegerArithmetic(self.run, self._refuse, self._unfit)
+        syncer = Syncer(self.run, self.claim(), arithmetic, NoEvaluator(), self._time, self.nonce)
+        return self.world.start(name, syncer.serve(), delay_s)
+
+
+def log_of(time: Callable[[], str]) -> list[dict[str, Any]]:
+    """All that the log says, but for the times and the digests that hold them."""
+    fleet = ClockedFleet(time)
+    fleet.start().finish()
+    found = [json.loads(fleet.world.store.get(key) or b"") for key in fleet.world.store.list("commit/")]
+    return [{name: value for name, value in one.items() if name not in ("time", "previous")} for one in found]
+
+
+def test_clocks_ten_years_off_or_jumping_change_nothing_but_the_times() -> None:
+    """The log has the same commits with the same inputs, weights and epochs: no takeover, no other merge."""
+    years = count()
+    honest = log_of(lambda: "2026-01-01T00:00:00.000Z")
+    assert len(honest) > 5 and honest[-1]["kind"] == "finish"
+    assert log_of(lambda: "2016-01-01T00:00:00.000Z") == honest
+    assert log_of(lambda: "2036-01-01T00:00:00.000Z") == honest
+    assert log_of(lambda: f"{2016 + 7 * next(years) % 20}-01-01T00:00:00.000Z") == honest

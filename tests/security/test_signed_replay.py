@@ -1,0 +1,58 @@
+"""Row 10: `diloco verify` of a signed run, by threads of the real learner and syncer: what is not signed is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.config.settings import OuterSettings, SyncSettings
+from diloco_cli.protocol.keys import commit_key, offer_key
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.signing import KEYLESS
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.replay import Replayer
+from tests.numerics.harness import make_run, run_to_end
+from tests.numerics.test_identities import CONSTANT
+from tests.security.signed import as_learner, signed_run
+
+OFFER_AT, COMMIT_AT = offer_key("l0", 1, 0), commit_key(1)
+
+
+@pytest.fixture(scope="module")
+def finished() -> tuple[RunFormat, Store]:
+    sync = SyncSettings(every=4, fragments=2, overlap=0, adoption="at_tau", quorum=2)
+    run = signed_run(make_run(2, 2, sync, OuterSettings("nesterov", 0.7, 0.9), CONSTANT))
+    return run, run_to_end(run)[0]
+
+
+def damaged(bucket: Store, key: str, old: bytes, new: bytes) -> MemoryStore:
+    copy = MemoryStore()
+    for there in bucket.list(""):
+        data = bucket.get(there) or b""
+        assert there != key or old in data
+        copy.put(there, data.replace(old, new, 1) if there == key else data)
+    return copy
+
+
+def test_a_signed_run_verifies_with_any_key_and_with_none(finished: tuple[RunFormat, Store]) -> None:
+    run, bucket = finished
+    for opened in (run, as_learner(run, "l0"), replace(run, keyring=KEYLESS)):
+        found = Replayer(bucket, opened).replay()
+        assert found.ok and found.merges >= 4 and found.offers_applied >= 8
+
+
+def test_an_offer_that_was_changed_where_the_log_does_not_look_is_found_by_its_signature(
+    finished: tuple[RunFormat, Store],
+) -> None:
+    run, bucket = finished
+    forged = damaged(bucket, OFFER_AT, b'"nonce":"', b'"nonce":"f')
+    assert Replayer(forged, run).replay().mismatches == [f"{OFFER_AT}: not signed as learner/l0"]
+    assert Replayer(forged, replace(run, keyring=KEYLESS)).replay().ok, "only the signature tells"
+
+
+def test_a_commit_without_its_signature_is_found(finished: tuple[RunFormat, Store]) -> None:
+    run, bucket = finished
+    forged = damaged(bucket, COMMIT_AT, b',"signature":"log:', b',"signed":"log:')
+    assert f"{COMMIT_AT}: not signed as log" in Replayer(forged, run).replay().mismatches

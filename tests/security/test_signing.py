@@ -1,0 +1,327 @@
+"""Row 10: records are signed when keys are configured, bound to run, key and nonce. What forgers try, and what for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.cli.supervision import keys_of
+from diloco_cli.config.codec import to_plain
+from diloco_cli.config.settings import SyncerSettings
+from diloco_cli.digests import digest
+from diloco_cli.errors import RefusedError, UsageError
+from diloco_cli.processes.signing_key import signing_secret, write_key
+from diloco_cli.protocol.joining import newer_incarnation
+from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key, request_key, snapshot_key
+from diloco_cli.protocol.log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys
+from diloco_cli.protocol.quarantine import HOSTILE
+from diloco_cli.protocol.records import ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.requests import ask
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.signing import KEYLESS, LOG, OPERATOR, Secret, SignatureError, learner_signer
+from diloco_cli.store.memory import MemoryStore
+from tests.security.signed import SECRET, SignedFleet, as_learner, signed_run
+from tests.security.test_strangers import poll
+from tests.simulation.operated import done, frequent_snapshots, state_of, until_commit
+from tests.simulation.toy import Fleet, make_run
+from tests.unit.protocol.records import RUN as TOY
+from tests.unit.protocol.records import commit, genesis, offer
+
+__all__ = ["frequent_snapshots"]
+RUN = signed_run(TOY)
+OTHER_RUN = signed_run(replace(TOY, run_id="another"))
+L0, L1 = as_learner(RUN, "l0"), as_learner(RUN, "l1")
+OFFER = replace(offer(genesis()), payload_digest=digest(b""))
+AT = offer_key("l0", 1, 0)
+Sealed = Callable[[], bytes]
+
+
+def sealed(run: RunFormat, signer: str, key: str, record: object) -> bytes:
+    return run.keyring.seal(signer, key, encode(record))
+
+
+@pytest.mark.usefixtures("frequent_snapshots")
+def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_written_it() -> None:
+    """And it ends as the unsigned run does: signing decides nothing else."""
+    plain, fleet = Fleet(make_run(merges=8)).start(), SignedFleet(signed_run())
+    fleet.start()
+    plain.finish()
+    fleet.finish()
+    assert plain.errors() == fleet.errors() == []
+    store, run = fleet.world.store, fleet.run
+    counted = dict.fromkeys(("commit", "snapshot", "epoch", "incarnation", "offer"), 0)
+    for key in store.list("", limit=10_000):
+        kind, *rest = key.split("/")
+        if kind in counted:
+            signer = learner_signer(rest[0]) if kind in ("incarnation", "offer") else LOG
+            data = store.get(key) or b""
+            assert run.keyring.is_genuine(signer, key, data), key
+            assert json.loads(data)["signature"].startswith(f"{signer}:")
+            counted[kind] += 1
+    assert min(counted.values()) >= 1 and counted["offer"] >= 8
+    kinds = [
+        [
+            json.loads(one.world.store.get(commit_key(n)) or b"")["kind"]
+            for n in range(len(one.world.store.list("commit/")))
+        ]
+        for one in (plain, fleet)
+    ]
+    assert kinds[0] == kinds[1]
+    assert all(b'"signature"' not in (plain.world.store.get(key) or b"") for key in plain.world.store.list("offer/"))
+
+
+@pytest.mark.parametrize(
+    ("forged", "reason"),
+    [
+        (lambda: sealed(L0, "learner/l0", AT, OFFER), None),
+        (lambda: encode(OFFER), "bad_signature"),
+        (lambda: sealed(L1, "learner/l1", AT, OFFER), "bad_signature"),
+        (lambda: sealed(L0, LOG, AT, OFFER), "bad_signature"),
+        (lambda: sealed(L0, "learner/l0", offer_key("l0", 1, 1), OFFER), "bad_signature"),
+        (lambda: sealed(as_learner(OTHER_RUN, "l0"), "learner/l0", AT, OFFER), "bad_signature"),
+        (lambda: sealed(L0, "learner/l0", AT, OFFER).replace(b'"tokens":8', b'"tokens":9'), "bad_signature"),
+        (lambda: sealed(L0, "learner/l0", AT, OFFER)[:-1] + b" }", "bad_signature"),
+        (lambda: encode(OFFER)[:-1] + b',"signature":"learner/l0:' + b"0" * 64 + b'"}', "bad_signature"),
+    ],
+    ids=["own", "none", "another's", "the log's", "of another key", "of another run", "changed", "shifted", "zeros"],
+)  # fmt: skip
+def test_an_offer_counts_only_with_its_own_learners_signature(forged: Sealed, reason: str | None) -> None:
+    from diloco_cli.protocol.inbox import Inbox
+
+    store, inbox = MemoryStore(), Inbox(RUN)
+    inbox.open(genesis(RUN), 0.0)
+    store.create(AT, forged())
+    poll(store, inbox)
+    assert [fate.reason for fate in inbox.fates] == ([] if reason is None else [reason])
+    assert sum(len(box.pending) for box in inbox.mailboxes.values()) == (reason is None)
+    assert inbox.heard_s["l0"] == (1.0 if reason is None else 0.0), "a forgery is nobody's sign of life"
+
+
+def test_forgeries_keep_nobody_out() -> None:
+    """A stranger without a key must not get the learner quarantined whom it names."""
+    assert "bad_signature" not in HOSTILE
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        encode,
+        lambda record: sealed(L0, "learner/l0", commit_key(0), record),
+        lambda record: sealed(L0, LOG, commit_key(1), record),
+        lambda record: sealed(OTHER_RUN, LOG, commit_key(0), record),
+    ],
+    ids=["unsigned", "a learner's", "of another key", "of another run"],
+)
+def test_a_commit_that_no_syncer_signed_is_refused_by_everybody(forged: Callable[[object], bytes]) -> None:
+    record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
+    for run in (RUN, L0):
+        with pytest.raises(SignatureError, match="not signed"):
+            fold(run, RunState(), forged(record))
+        assert fold(run, RunState(), sealed(RUN, LOG, commit_key(0), record)).n == 0
+
+
+def test_who_holds_no_key_reads_a_signed_log_and_cannot_write_it() -> None:
+    keyless = replace(RUN, keyring=KEYLESS)
+    record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
+    assert fold(keyless, RunState(), sealed(RUN, LOG, commit_key(0), record)).n == 0
+    with pytest.raises(RefusedError):
+        next(append(keyless, RunState(), record))
+
+
+@pytest.mark.usefixtures("frequent_snapshots")
+def test_a_forged_snapshot_is_passed_over() -> None:
+    """A snapshot's state is believed, not recomputed: without a signature whoever may write one rewrites the run."""
+    fleet = SignedFleet(signed_run())
+    until_commit(fleet.start() and fleet, 8)
+    store, key = fleet.world.store, snapshot_key(5)
+    true = store.get(key) or b""
+    forged = true.replace(b'"phase":"RUNNING"', b'"phase":"FINISHED"')
+    assert forged != true
+    store.delete(key)
+    store.create(key, forged)
+
+    def read(run: RunFormat) -> RunState | None:
+        found: RunState | None = done(fleet, fleet.world.start("reader", snapshot_at(run, 5))).result
+        return found
+
+    assert read(fleet.run) is None and state_of(fleet).phase == "RUNNING"
+    unaware = read(replace(fleet.run, keyring=KEYLESS))
+    assert unaware is not None and unaware.phase == "FINISHED"
+
+
+def test_only_an_operator_stops_a_run() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=20)))
+    fleet.start()
+    until_commit(fleet, 3)
+    as_l0 = as_learner(fleet.run, "l0")
+    with pytest.raises(RefusedError, match="operator"):
+        done(fleet, fleet.world.start("l0", ask(state_of(fleet), "stop", "n", "then", keyring=as_l0.keyring)))
+    for number, signer in enumerate(("learner/l0", LOG)):
+        key = request_key(number)
+        fleet.world.store.create(key, sealed(as_l0, signer, key, Request(number, "stop", "n", "then")))
+    assert fleet.world.run(lambda: state_of(fleet).next_request == 2, 30)
+    assert state_of(fleet).phase == "RUNNING"
+    done(fleet, fleet.world.start("operator", ask(state_of(fleet), "stop", "n", "then", keyring=fleet.run.keyring)))
+    fleet.finish()
+    assert state_of(fleet).phase == "STOPPED"
+
+
+def test_a_forged_claim_takes_nobodys_place() -> None:
+    fleet = SignedFleet(signed_run())
+    own = as_learner(fleet.run, "l0").keyring
+    claim = ProcessClaim(2, "n", "host", 1, "then", "test")
+    fleet.world.store.create(incarnation_key("l0", 2), encode(claim))
+
+    def replaced() -> bool:
+        steps = newer_incarnation("l0", 1, own)
+        return bool(done(fleet, fleet.world.start("l0", steps)).result)
+
+    assert not replaced()
+    third = incarnation_key("l0", 3)
+    fleet.world.store.create(third, own.seal("learner/l0", third, encode(replace(claim, number=3))))
+    assert replaced()
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_holds_two_keys_and_can_compute_no_other() -> None:
+    for signer in ("learner/l1", OPERATOR):
+        with pytest.raises(RefusedError):
+            L0.keyring.seal(signer, AT, encode(OFFER))
+        assert not L0.keyring.holds(signer) and RUN.keyring.holds(signer)
+    texts = [SECRET.for_learner(run_id, name) for run_id in ("a", "b") for name in ("l0", "l1")]
+    owns = {text.split(":")[2] for text in texts}
+    logs = {text.split(":")[3] for text in texts}
+    assert len(owns) == 4 and len(logs) == 2 and not owns & logs
+    with pytest.raises(UsageError):
+        Secret(texts[0], "TEST").for_learner("a", "l1")
+
+
+def test_a_key_is_derived_as_documented() -> None:
+    """HMAC-SHA256 by hand (RFC 2104: H(K ^ opad, H(K ^ ipad, text))), with no help from the module that uses it."""
+    from hashlib import sha256
+
+    def by_hand(key: bytes, text: bytes) -> bytes:
+        padded = (key if len(key) <= 64 else sha256(key).digest()).ljust(64, b"\0")
+        inner = sha256(bytes(b ^ 0x36 for b in padded) + text).digest()
+        return sha256(bytes(b ^ 0x5C for b in padded) + inner).digest()
+
+    secret = b"0123456789abcdef0123456789abcdef"
+    own = by_hand(secret, b"diloco key\0id\0learner/l0")
+    code = by_hand(own, b'diloco record\0id\0learner/l0\0offer/x\0{"nonce":"n"}').hex()
+    sealed_by_it = Secret(secret.decode(), "TEST").keyring("id").seal("learner/l0", "offer/x", b'{"nonce":"n"}')
+    assert sealed_by_it == b'{"nonce":"n","signature":"learner/l0:' + code.encode() + b'"}'
+
+
+def open_format(data: bytes, secret: Secret | None, *signs_as: str) -> RunFormat:
+    steps = read_format("u", secret, signs_as)
+    next(steps)
+    with pytest.raises(StopIteration) as stop:
+        steps.send(data)
+    run: RunFormat = stop.value.value
+    return run
+
+
+def test_the_format_names_the_keys_that_may_sign_and_holds_none() -> None:
+    data = sealed(RUN, LOG, FORMAT_KEY, RUN)
+    signing = json.loads(data)["signing"]
+    assert signing["algorithm"] == "hmac-sha256"
+    assert [signer for signer, _ in signing["signers"]] == ["learner/l0", "learner/l1", "log", "operator"]
+    assert all(len(key_id) == 16 for _, key_id in signing["signers"])
+    for secret in SECRET.for_learner(RUN.run_id, "l0").split(":")[2:]:
+        assert secret.encode() not in data
+    assert "keyring" not in to_plain(RUN) and "32 letters" not in repr(RUN) + repr(SECRET) + repr(RUN.keyring)
+    assert open_format(data, SECRET, LOG, OPERATOR) == RUN
+    assert open_format(data, Secret(SECRET.for_learner(RUN.run_id, "l0"), "T"), LOG, "learner/l0").keyring.holds(LOG)
+    assert not open_format(data, None).keyring.holds(LOG)
+    hostile = json.dumps(json.loads(data) | {"keyring": {"secret": "mine"}}).encode()
+    assert parse_format(hostile, "u").keyring is KEYLESS
+
+
+@pytest.mark.parametrize(
+    ("data", "secret", "signs_as", "reason"),
+    [
+        (lambda: sealed(RUN, LOG, FORMAT_KEY, RUN), None, (LOG,), "no key for log"),
+        (
+            lambda: sealed(RUN, LOG, FORMAT_KEY, RUN),
+            SECRET.for_learner(RUN.run_id, "l0"),
+            (LOG, OPERATOR),
+            "no key for operator",
+        ),
+        (
+            lambda: sealed(RUN, LOG, FORMAT_KEY, RUN),
+            SECRET.for_learner(RUN.run_id, "l1"),
+            (LOG, "learner/l0"),
+            "no key for learner/l0",
+        ),
+        (lambda: sealed(RUN, LOG, FORMAT_KEY, RUN), SECRET.for_learner("another", "l0"), (), "not the one"),
+        (lambda: sealed(RUN, LOG, FORMAT_KEY, RUN), "x" * 40, (), "not the one"),
+        (lambda: encode(TOY), "x" * 40, (LOG,), "not signed"),
+    ],
+    ids=["no key", "a learner as syncer", "another's key", "another run's key", "another secret", "switched off"],
+)
+def test_a_daemon_whose_key_does_not_fit_its_run_does_not_start(
+    data: Sealed, secret: str | None, signs_as: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        open_format(data(), None if secret is None else Secret(secret, "T"), *signs_as)
+
+
+def test_a_format_that_a_stranger_changed_is_refused() -> None:
+    data = sealed(RUN, LOG, FORMAT_KEY, RUN).replace(b'"name":"toy"', b'"name":"tox"')
+    with pytest.raises(SignatureError):
+        with_keys(parse_format(data, "u"), SECRET, data, "u")
+
+
+@pytest.mark.parametrize("text", ["short", "x" * 31, "x" * 5000, "x" * 40 + "\n\x1b[2J", "learner:l0:" + "a" * 64])
+def test_what_is_no_key_is_refused_and_never_quoted(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Secret(text, "DILOCO_SIGNING_KEY")
+    assert text not in f"{refused.value} {refused.value.hint}"
+
+
+def test_a_key_file_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    write_key(path, "y" * 40)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match="already"):
+        write_key(path, "z" * 40)
+    monkeypatch.delenv("DILOCO_SIGNING_KEY", raising=False)
+    assert signing_secret() is None
+    monkeypatch.setenv("DILOCO_SIGNING_KEY_FILE", str(path))
+    found = signing_secret()
+    assert found is not None and found.keyring("id").key_id(LOG) == Secret("y" * 40, "T").keyring("id").key_id(LOG)
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="others than its owner"):
+        signing_secret()
+    path.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        signing_secret()
+
+
+def test_a_launched_learner_gets_its_own_keys_in_place_of_the_runs_secret() -> None:
+    given = keys_of(RUN, "l0", SECRET)
+    assert given == {"DILOCO_SIGNING_KEY": SECRET.for_learner(RUN.run_id, "l0"), "DILOCO_SIGNING_KEY_FILE": ""}
+    hosting = replace(RUN, settings=replace(RUN.settings, syncer=SyncerSettings(on_learners=True)))
+    assert keys_of(hosting, "l0", SECRET) == keys_of(TOY, "l0", SECRET) == keys_of(RUN, "l0", None) == {}
+
+
+def test_a_log_whose_middle_was_replaced_ends_a_reader() -> None:
+    """The hash chain is over the signed bytes: a replaced signature breaks it also for those who hold no key."""
+    fleet = SignedFleet(signed_run())
+    until_commit(fleet.start() and fleet, 6)
+    store, key = fleet.world.store, commit_key(2)
+    data = store.get(key) or b""
+    store.delete(key)
+    store.create(key, data[:-3] + (b"0" if data[-3:-2] != b"0" else b"1") + b'"}')
+    from diloco_cli.errors import DataCheckError
+
+    for run, kind in ((fleet.run, SignatureError), (replace(fleet.run, keyring=KEYLESS), DataCheckError)):
+        with pytest.raises(kind):
+            done(fleet, fleet.world.start("reader", read_log(run, RunState(phase="RUNNING"))))
