@@ -1,0 +1,40 @@
+"""The model that the product's own syncer believes to serve; toy learners never build it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from tests.studies.toy_runs import FRAGMENTS
+
+
+class Numbers(nn.Module):
+    """One vector of `elements` zeros a fragment."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        for index in range(FRAGMENTS):
+            self.register_parameter(f"w{index}", nn.Parameter(torch.zeros(elements)))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([parameter.mean() for parameter in self.parameters()]).abs().mean()
+
+
+class Nothing:
+    """A stream of data that nobody looks at."""
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1, 1), torch.zeros(1, 1)
+
+    def held_out(self, num_sequences: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self.batch(0, 1, 0, 1)
+
+
+def model(elements: int) -> nn.Module:
+    return Numbers(elements)
+
+
+def data() -> Nothing:
+    return Nothing()
