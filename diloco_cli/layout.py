@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Literal, Protocol
@@ -60,7 +61,7 @@ class Fragment:
     tensors: tuple[TensorSlot, ...]
     embedding: bool
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         return sum(tensor.num_elements for tensor in self.tensors)
 
@@ -72,7 +73,7 @@ class Layout:
     fragments: tuple[Fragment, ...]
     digest: str
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         return sum(fragment.num_parameters for fragment in self.fragments)
 

@@ -5,6 +5,7 @@
     .diloco/<run>/units/<unit>.json        identity of each living unit
     .diloco/<run>/hold/<unit>              present: the supervisor must not restart this unit
     .diloco/<run>/logs/<unit>.log          what a unit printed
+    .diloco/<run>/spool/                   deltas that a syncer has fetched and not merged yet, in files without names
 
 All of it may be lost without harm to the run: the bucket alone is enough to go on.
 """

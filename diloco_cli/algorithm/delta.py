@@ -38,7 +38,7 @@ class DeltaFormat:
             self.codec.decode(blank.tensors, decoded)
         return blank.seal()
 
-    def open(self, payload: bytes) -> tuple[Read, Norms | None]:
+    def open(self, payload: bytes | memoryview) -> tuple[Read, Norms | None]:
         """How to read it, without decoding it, and the norms that it claims. Raises PayloadError if it is not a payload
         of this codec and fragment."""
         try:

@@ -68,7 +68,7 @@ class Blank:
         return self._file.getvalue()
 
 
-def views(data: bytes, spec: Spec) -> dict[str, torch.Tensor]:
+def views(data: bytes | memoryview, spec: Spec) -> dict[str, torch.Tensor]:
     """The tensors of `spec` as they lie in `data`: nothing is copied, and nothing may be written to them. They keep
     `data` alive. Raises PayloadError unless header and size are right."""
     header = header_bytes(spec)

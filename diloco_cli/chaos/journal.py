@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from diloco_cli.clock import utc_now_text
+from diloco_cli.config.codec import from_plain
+from diloco_cli.config.strict_json import parse_object
+from diloco_cli.errors import UsageError
 from diloco_cli.paths import run_directory
 from diloco_cli.processes.files import checked_name, make_directory
 from diloco_cli.randomness import nonce
@@ -86,10 +89,8 @@ def _append(run: str, entry: Entry) -> Entry:
 
 def _parse(line: bytes) -> Entry | None:
     try:
-        body = json.loads(line)
-        names = {field.name for field in fields(Entry)}
-        return Entry(**{name: value for name, value in body.items() if name in names})
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        return from_plain(Entry, parse_object(line, MAX_READ_BYTES), strict=False)
+    except (UsageError, ValueError, OverflowError):
         return None
 
 

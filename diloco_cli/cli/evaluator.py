@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
 def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix.")) -> None:
     """Read evaluation requests from stdin, answer on stdout."""
     from diloco_cli.clock import monotonic_s, sleep_s
+    from diloco_cli.processes.signing_key import signing_secret
     from diloco_cli.protocol.driver import SystemClock, perform
     from diloco_cli.protocol.log import read_format
     from diloco_cli.store.open import open_store
@@ -22,5 +23,5 @@ def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucke
 
     answers, requests = take_stdout(), requests_until_the_syncer_ends(sys.stdin)
     store = RetryingStore(open_store(run))
-    run_format = perform(read_format(run), store, SystemClock(monotonic_s, sleep_s, lambda: None))
+    run_format = perform(read_format(run, signing_secret()), store, SystemClock(monotonic_s, sleep_s, lambda: None))
     serve_evaluations(run_format, store, requests, answers)

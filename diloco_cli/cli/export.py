@@ -10,7 +10,7 @@ import typer
 
 from diloco_cli.cli.output import print_json
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
-from diloco_cli.errors import NoSpaceError, UsageError
+from diloco_cli.errors import DataCheckError, NoSpaceError, UsageError
 from diloco_cli.processes.files import NO_SPACE_ERRNOS
 
 MODEL = Path("model.safetensors")
@@ -62,9 +62,15 @@ def writing_to(path: Path) -> Iterator[None]:
 def _export_parameters(opened: OpenRun, path: Path, as_json: bool) -> None:
     from diloco_cli.syncer import export as exporting
 
-    state = head_of(opened)
-    with writing_to(path):
-        size_bytes = exporting.export(opened.format, state, opened.store, path)
+    state, size_bytes = head_of(opened), None
+    while size_bytes is None:
+        try:
+            with writing_to(path):
+                size_bytes = exporting.export(opened.format, state, opened.store, path)
+        except DataCheckError:
+            before, state = state, head_of(opened, state)
+            if state.gc_floor == before.gc_floor:  # else: collected while it was being read
+                raise
     if as_json:
         print_json("export", {"run": opened.name, "file": str(path), "commit": state.n, "bytes": size_bytes})
     else:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from diloco_cli.config.settings import Inventory
     from diloco_cli.launch.new_run import IslandPace
     from diloco_cli.plan.plan import Plan
+    from diloco_cli.store.port import Store
+
+
+ANSWERS_WITHIN_S = 20.0
+"""A store that takes longer for a run's format and a few races is no store to begin with."""
 
 
 def register(app: typer.Typer) -> None:
@@ -108,10 +113,10 @@ def refuse_stores(inventory: Inventory) -> None:
             "memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
         )
     for name, region in inventory.regions.items():
-        if region.store not in (None, home):
+        if region.store is not None and region.store.startswith("memory:"):
             raise UsageError(
-                f"regions.{name}.store: {region.store} is not the home bucket {home}; this version knows only that one",
-                hint=f"give every region the home bucket for now: {name}: {{}}",
+                f"regions.{name}.store: memory:// lives in one process; learners could not meet there",
+                hint="use a directory or gs://",
             )
 
 
@@ -128,23 +133,53 @@ def idle_devices(inventory: Inventory) -> list[str]:
 def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
     from diloco_cli.cli.resume import go_on
     from diloco_cli.cli.run_argument import open_known_run
-    from diloco_cli.launch.new_run import create_run, make_format
+    from diloco_cli.launch.new_run import create_run, make_format, signed
+    from diloco_cli.launch.region_buckets import create_in_region, refuse_another_run
+    from diloco_cli.layout import layout_warning
     from diloco_cli.processes.runs import remember_run
-    from diloco_cli.store.open import join_url, open_store
+    from diloco_cli.processes.signing_key import signing_secret
+    from diloco_cli.store.open import join_url
     from diloco_cli.tasks.build import search_first
     from diloco_cli.tasks.check import check_task, is_worth_a_try
 
     search_first(folder)
     url = join_url(plan.inventory.store.url, plan.run.name)
-    fresh = make_format(plan.run, plan.inventory, url, _paces(plan, region))
+    secret = signing_secret()
+    fresh = signed(make_format(plan.run, plan.inventory, url, _paces(plan, region)), secret)
+    fewer = layout_warning(fresh.layout, plan.run.sync)
+    if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
+        talk(f"warning: {fewer}")
     here = all(island.infra == "local" for island in plan.inventory.islands)
     if here and is_worth_a_try(plan.run, fresh.layout.num_parameters):
         check_task(plan.run, min(island.batch_tokens for island in fresh.islands))
-    run, how = create_run(open_store(url, create=True), fresh, url)
+    home = _trusted_store(url)
+    theirs = [(store, _trusted_store(store.url)) for store in fresh.regions]
+    for store, there in theirs:
+        refuse_another_run(home, there, fresh, store)
+    run, how = create_run(home, fresh, url, secret)
+    for store, there in theirs:
+        create_in_region(home, there, run, store)
     known = remember_run(run.name, url)
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
     return go_on(open_known_run(known), region, detach, as_json, "launch", folder)
+
+
+def _trusted_store(url: str) -> Store:
+    """The run's store. Before a new run is created there, a few quick races prove that it does not lose exclusive
+    creates, on which every guarantee rests; each launch of a new run asks anew, for a bucket may have changed its
+    proxy or its server since. Raises StoreError (exit 6)."""
+    from diloco_cli.cli.run_argument import foreground_store
+    from diloco_cli.doctor.examine import prove_exclusive_create
+    from diloco_cli.protocol.keys import FORMAT_KEY
+    from diloco_cli.store.open import open_store
+    from diloco_cli.store.time_box import TimeBox
+
+    open_store(url, create=True)  # a directory is made
+    store = foreground_store(url, TimeBox(ANSWERS_WITHIN_S))
+    if store.get(FORMAT_KEY) is None:
+        prove_exclusive_create(url)
+    return store
 
 
 def _paces(plan: Plan, region: str | None) -> dict[str, IslandPace]:
@@ -157,7 +192,9 @@ def _paces(plan: Plan, region: str | None) -> dict[str, IslandPace]:
     if plan.inventory.local is not None:  # then the plan's speeds are those of processes that share it
         shares = dict.fromkeys(shares, 1.0)
     elif busy > cores:
-        talk(f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {cores / busy:.2f}")
+        here = [shares[island.name] for island in plan.islands]
+        spread = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (min(here), max(here))))
+        talk(f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {spread}")
     return {
         i.name: IslandPace(
             batch_tokens=i.batch_tokens,
@@ -183,4 +220,8 @@ def _say_plan(plan: Plan, region: str | None) -> None:
             where = f"{island.region}, {island.accelerators}"
             work = f"{island.local_steps} local steps of {island.batch_tokens:,} tokens"
             print(f"  learner {island.name} ({where}): {island.tokens_per_s:,.0f} tokens/s, {work}")
-    print(f"  syncer, bucket {plan.inventory.store.url}/{plan.run.name}")
+    syncer = plan.run.syncer
+    words = [] if syncer.on_learners else ["syncer"]
+    words += [f"{syncer.standbys} standby{'s' if syncer.standbys > 1 else ''}"] if syncer.standbys else []
+    words += ["a standby in every learner's process"] if syncer.on_learners else []
+    print(f"  {', '.join(words)}; bucket {plan.inventory.store.url}/{plan.run.name}")

@@ -21,6 +21,7 @@ def learner(
     join: bool = typer.Option(False, "--join", help="Ask the run to admit this island, if it does not know it yet."),
     region: str | None = typer.Option(None, "--region", help="With --join: its region; default: the run's home."),
     batch_tokens: str | None = typer.Option(None, "--batch-tokens", help="With --join: default: train.batch_tokens."),
+    host_syncer: bool = typer.Option(False, "--host-syncer", help="Keep a standby syncer beside it, as a child."),
 ) -> None:
     """Run one island's learner."""
     from diloco_cli.learner.daemon import Newcomer, run_learner
@@ -30,4 +31,4 @@ def learner(
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
     newcomer = Newcomer(region, batch) if join else None
-    sys.exit(run_learner(run, name, device, parse_duration(drain), newcomer))
+    sys.exit(run_learner(run, name, device, parse_duration(drain), newcomer, host_syncer))

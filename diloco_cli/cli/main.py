@@ -20,7 +20,7 @@ BUG_STATUS = 1
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 COMMANDS = (
     "init", "plan", "simulate", "launch", "status", "chaos", "stop", "resume", "logs", "runs", "verify", "export",
-    "config", "inventory", "learner", "syncer", "evaluator",
+    "rollback", "gc", "lift", "key", "access", "doctor", "config", "inventory", "learner", "syncer", "evaluator",
 )  # fmt: skip
 
 app = typer.Typer(

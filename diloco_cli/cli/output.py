@@ -18,8 +18,8 @@ WIDE = 240  # columns when the output is no terminal: Rich would cut tables at 8
 
 
 def talk(text: str) -> None:
-    """A line for people, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for people, on stderr. It may hold what strangers wrote, which must not steer a terminal."""
+    print("".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text), file=sys.stderr, flush=True)
 
 
 def console() -> Console:

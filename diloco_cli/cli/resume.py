@@ -24,7 +24,7 @@ def resume(
     """Go on with a run from its bucket alone."""
     from diloco_cli.processes.runs import remember_run
 
-    opened = open_run(run)
+    opened = open_run(run, at_home=False)
     remember_run(opened.name, opened.url)
     folder = Path(run).parent if run is not None and is_run_file(run) else None
     sys.exit(go_on(opened, region, detach, as_json, "resume", folder))
@@ -45,7 +45,7 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
         return 0
     units = units_here(opened.format, opened.url, region, folder)
     say_what_runs_elsewhere(opened.format, opened.url, region)
-    if any(unit.kind == "syncer" for unit in units):
+    if any(unit.kind == "syncer" for unit in units) or opened.format.settings.syncer.on_learners:
         withdraw_stop_requests(opened)
     if detach:
         return _detached(opened, region, as_json, command, folder)
@@ -59,7 +59,7 @@ def withdraw_stop_requests(opened: OpenRun) -> None:
     from diloco_cli.protocol.requests import withdraw_stop
     from diloco_cli.randomness import nonce
 
-    if perform(withdraw_stop(head_of(opened), nonce(), utc_now_text()), opened.store, opened.clock):
+    if perform(withdraw_stop(opened.format, head_of(opened), nonce(), utc_now_text()), opened.store, opened.clock):
         talk("an earlier stop request was never carried out: withdrawn")
 
 

@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.records import RunFormat
     from diloco_cli.protocol.state import RunState
     from diloco_cli.store.port import Store
+    from diloco_cli.store.time_box import TimeBox
 
 FOREGROUND_DEADLINE_S = 10.0
+LOOK_S = 9.0
+"""For a look at a run as a whole (`status`), however many requests it takes and whatever the store does: with the
+start of the command it is over in about ten seconds."""
 RUN_HELP = "A run's name, its run file, or its bucket URL. Default: the newest run of this directory."
 RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP)
 
@@ -52,22 +56,49 @@ def is_run_file(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) and Path(text).is_file()
 
 
-def open_run(text: str | None) -> OpenRun:
-    """Raises NotFoundError (exit 4) if there is no such run, StoreError (exit 6) if its bucket cannot be read."""
-    return open_known_run(find_run(text))
+def open_run(text: str | None, box: TimeBox | None = None, at_home: bool = True) -> OpenRun:
+    """Raises NotFoundError (exit 4) if there is no such run, StoreError (exit 6) if its bucket cannot be read. With a
+    box, all calls of the run's store together end when it is over. `at_home`: a region's bucket, which only follows
+    the home bucket's log, is left for that."""
+    opened = open_known_run(find_run(text), box)
+    home = opened.format.home_of(opened.url)
+    if not at_home or home == opened.url:
+        return opened
+    from diloco_cli.cli.output import talk
+    from diloco_cli.processes.runs import KnownRun
+
+    talk(f"{opened.url} follows the home bucket: reading {home}")
+    return open_known_run(KnownRun(opened.name, home, 0.0), box)
 
 
-def open_known_run(known: KnownRun) -> OpenRun:
+def open_known_run(known: KnownRun, box: TimeBox | None = None) -> OpenRun:
     from diloco_cli.clock import monotonic_s, sleep_s
+    from diloco_cli.processes.signing_key import signing_secret
     from diloco_cli.protocol.driver import SystemClock, perform
     from diloco_cli.protocol.log import read_format
+
+    store = foreground_store(known.url, box)
+    clock = SystemClock(monotonic_s, sleep_s, lambda: None)
+    run = perform(read_format(known.url, signing_secret()), store, clock)
+    return OpenRun(run.name, known.url, store, run, clock)
+
+
+def foreground_store(url: str, box: TimeBox | None = None, quiet: bool = False) -> Store:
+    """The store at `url` for a command that somebody waits for: errors in passing are repeated until a deadline, and
+    unless `quiet` told on stderr while they last."""
+    from diloco_cli.cli.output import talk
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore
+    from diloco_cli.store.retry_news import RetryNews
+    from diloco_cli.store.time_box import TimeBoxedStore
 
-    store = RetryingStore(open_store(known.url), deadline_s=FOREGROUND_DEADLINE_S)
-    clock = SystemClock(monotonic_s, sleep_s, lambda: None)
-    run = perform(read_format(known.url), store, clock)
-    return OpenRun(run.name, known.url, store, run, clock)
+    store, news = open_store(url), RetryNews((lambda line: None) if quiet else talk)
+    if box is None:
+        return RetryingStore(store, FOREGROUND_DEADLINE_S, on_retry=news.failing, on_answer=news.answered)
+    return RetryingStore(
+        TimeBoxedStore(store, box), FOREGROUND_DEADLINE_S, left_s=box.left_s,
+        on_retry=news.failing, on_answer=news.answered,
+    )  # fmt: skip
 
 
 def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:

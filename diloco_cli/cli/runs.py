@@ -5,10 +5,11 @@ from __future__ import annotations
 import typer
 
 from diloco_cli.cli.output import console, print_json, talk
-from diloco_cli.cli.run_argument import open_known_run
+from diloco_cli.cli.run_argument import LOOK_S, open_known_run
 from diloco_cli.cli.status import read_status
 from diloco_cli.errors import DilocoError
 from diloco_cli.processes.runs import known_runs
+from diloco_cli.store.time_box import TimeBox
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +22,7 @@ def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object."))
     warnings: list[str] = []
     for known in known_runs():
         try:
-            current, _ = read_status(open_known_run(known))
+            current, _ = read_status(open_known_run(known, TimeBox(LOOK_S)))
         except DilocoError as error:
             warnings.append(f"{known.name}: {error}")
             rows.append({"name": known.name, "url": known.url, "state": "UNREACHABLE"})

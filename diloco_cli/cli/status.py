@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import click
@@ -10,14 +11,16 @@ import typer
 from typer.core import TyperCommand
 
 from diloco_cli.cli.output import console, print_json, report_error, talk
-from diloco_cli.cli.run_argument import RunArgument, open_run
+from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
 from diloco_cli.clock import sleep_s
-from diloco_cli.errors import DegradedError
+from diloco_cli.errors import DegradedError, StoreError
+from diloco_cli.store.retry import is_retryable
 
 if TYPE_CHECKING:
     from diloco_cli.cli.run_argument import OpenRun
     from diloco_cli.observe.status import Status
     from diloco_cli.protocol.state import RunState
+    from diloco_cli.store.time_box import TimeBox
 
 DEGRADED = frozenset({"DEGRADED", "SILENT"})
 WATCH_EVERY_S = 1.0
@@ -35,7 +38,7 @@ class WatchCommand(TyperCommand):
 def with_interval(words: list[str]) -> list[str]:
     """`-w` and `--watch` without a number behind them get the usual one."""
     found: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         found.append(word)
         if word in ("-w", "--watch") and not _is_number(following):
             found.append(str(WATCH_EVERY_S))
@@ -61,9 +64,12 @@ def status(
     exit_code: bool = typer.Option(False, "--exit-code", help="Exit 5 if the run is degraded."),
 ) -> None:
     """Show the run at a glance."""
-    opened = open_run(run)
+    from diloco_cli.store.time_box import TimeBox
+
+    box = TimeBox(LOOK_S)
+    opened = open_run(run, box)
     if watch is not None:
-        _watch_until_interrupted(opened, max(SHORTEST_WATCH_S, watch), as_json)
+        _watch_until_interrupted(opened, box, max(SHORTEST_WATCH_S, watch), as_json)
         return
     current, _ = read_status(opened)
     error = _degraded(current) if exit_code else None
@@ -116,28 +122,47 @@ def status_json(current: Status) -> dict[str, object]:
     return asdict(current)
 
 
-def _watch_until_interrupted(opened: OpenRun, every_s: float, as_json: bool) -> None:
+def _watch_until_interrupted(opened: OpenRun, box: TimeBox, every_s: float, as_json: bool) -> None:
     try:
-        _watch(opened, every_s, as_json)
+        _watch(Watcher(opened, box), every_s, as_json)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_STATUS) from None
 
 
-def _watch(opened: OpenRun, every_s: float, as_json: bool) -> None:
+class Watcher:
+    """One look after the other, each with a time of its own. A store that does not answer ends the first look with
+    an error, and a later one with the last status that was read and a word on stderr: whoever watches wants to see the
+    store come back."""
+
+    def __init__(self, opened: OpenRun, box: TimeBox) -> None:
+        self._opened, self._box = opened, box
+        self.current, self._known = read_status(opened)
+
+    def look(self) -> Status:
+        self._box.restart(LOOK_S)
+        try:
+            self.current, self._known = read_status(self._opened, self._known)
+        except StoreError as error:
+            if not is_retryable(error):
+                raise
+            talk(f"status: {error}")
+        return self.current
+
+
+def _watch(watcher: Watcher, every_s: float, as_json: bool) -> None:
     from rich.live import Live
 
     from diloco_cli.observe.render import plain_line, status_view
 
-    current, known = read_status(opened)
     if as_json or not sys.stdout.isatty():
+        current = watcher.current
         while True:
             print_json("status", status_json(current)) if as_json else print(plain_line(current), flush=True)
             if current.state in ("FINISHED", "STOPPED"):
                 return
             sleep_s(every_s)
-            current, known = read_status(opened, known)
-    with Live(status_view(current), console=console(), screen=True, auto_refresh=False) as live:
+            current = watcher.look()
+    with Live(status_view(watcher.current), console=console(), screen=True, auto_refresh=False) as live:
         while True:
             sleep_s(every_s)
-            current, known = read_status(opened, known)
-            live.update(status_view(current), refresh=True)
+            live.update(status_view(watcher.look()), refresh=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli import __version__
+from diloco_cli.cli.operator_request import SYNCER_ANSWERS_S, answer_here
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
@@ -18,8 +16,6 @@ from diloco_cli.randomness import nonce
 if TYPE_CHECKING:
     from diloco_cli.cli.run_argument import OpenRun
     from diloco_cli.protocol.state import RunState
-
-SYNCER_ANSWERS_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -53,14 +49,8 @@ def stop_run(opened: OpenRun, timeout_s: float) -> RunState:
         state = head_of(opened, state)
     if state.phase != "RUNNING":
         return state
-    from diloco_cli.protocol.driver import perform
-    from diloco_cli.protocol.records import ProcessClaim
-    from diloco_cli.protocol.requests import stop_without_syncer
-
     talk("no syncer answers: committing the stop from here")
-    claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
-    steps = stop_without_syncer(opened.format, claim, utc_now_text(), "diloco stop, no syncer alive")
-    state = perform(steps, opened.store, opened.clock)
+    state = answer_here(opened)
     if state.phase == "RUNNING":
         raise TryAgainError("the run has not begun, or its syncer is busy", hint=f"diloco status {opened.name}")
     return state
@@ -72,5 +62,5 @@ def request_stop(opened: OpenRun, reason: str) -> RunState:
     from diloco_cli.protocol.requests import ask_to_stop
 
     state = head_of(opened)
-    perform(ask_to_stop(state, nonce(), utc_now_text(), reason), opened.store, opened.clock)
+    perform(ask_to_stop(state, nonce(), utc_now_text(), reason, opened.format.keyring), opened.store, opened.clock)
     return state

@@ -12,16 +12,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import OpenRun, head_of
+from diloco_cli.cli.run_argument import LOOK_S, OpenRun, foreground_store, head_of
 from diloco_cli.cli.status import read_status
 from diloco_cli.cli.stop import request_stop
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.launch.events import Event, Outcome
+from diloco_cli.launch.store_words import StoreWords
 from diloco_cli.launch.supervisor import supervise
-from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_unit
+from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_units
+from diloco_cli.processes.signing_key import signing_secret
+from diloco_cli.protocol.log import require_keys
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret
+from diloco_cli.store.time_box import TimeBox
 
 if TYPE_CHECKING:
     from diloco_cli.observe.summary import Summary
@@ -32,15 +37,20 @@ QUIET_EVENTS = frozenset({"started", "done"})
 
 
 def units_here(run: RunFormat, url: str, region: str | None, folder: Path | None) -> list[UnitSpec]:
-    """The learners of `region` (or of all regions) whose islands are local, and the syncer in the home region."""
+    """The learners of `region` (or of all regions) whose islands are local, and the syncers in the home region."""
     regions = sorted({island.region for island in run.islands} | {syncer_region(run)})
     if region is not None and region not in regions:
         raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
     islands = [i for i in run.islands if i.infra == "local" and region in (None, i.region)]
-    units = [learner_unit(i.name, url, threads=threads_of(i, run.settings.train.threads)) for i in islands]
+    home = run.home_of(url)
+    threads = {i.name: threads_of(i, run.settings.train.threads) for i in islands}
+    units = [learner_unit(i.name, run.url_for(i.region, home), threads=threads[i.name]) for i in islands]
     units = [replace(u, environment={**u.environment, **d}) for u, d in zip(units, devices_of(islands), strict=True)]
+    secret = signing_secret()
+    require_keys(run, secret, (LOG,), url)
+    units = [replace(u, environment={**u.environment, **keys_of(run, u.name, secret)}) for u in units]
     if region in (None, syncer_region(run)):
-        units.append(syncer_unit(url, threads=1))
+        units += syncer_units(home, run.settings.syncer, threads=1)
     if not units:
         raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
     modules = module_environment(folder)
@@ -69,6 +79,13 @@ def devices_of(islands: list[Island]) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": device[i.name]} if i.name in device else {} for i in islands]
 
 
+def keys_of(run: RunFormat, name: str, secret: Secret | None) -> dict[str, str]:
+    """A learner of a signed run gets its own two keys in place of the run's secret, unless it hosts a syncer."""
+    if run.signing is None or secret is None or secret.learner is not None or run.settings.syncer.on_learners:
+        return {}
+    return {KEY_VARIABLE: secret.for_learner(run.run_id, name), KEY_FILE_VARIABLE: ""}
+
+
 def module_environment(folder: Path | None) -> dict[str, str]:
     """Lets units find the modules of entrypoints that lie beside the run file."""
     if folder is None:
@@ -78,11 +95,15 @@ def module_environment(folder: Path | None) -> dict[str, str]:
 
 
 def say_what_runs_elsewhere(run: RunFormat, url: str, region: str | None) -> None:
+    home = run.home_of(url)
     for island in run.islands:
         if island.infra != "local" and region in (None, island.region):
-            talk(f"{island.name} ({island.infra}): start it there: diloco learner --run {url} --name {island.name}")
-    if region not in (None, syncer_region(run)):
-        talk(f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer --run {url}")
+            its = run.url_for(island.region, home)
+            talk(f"{island.name} ({island.infra}): start it there: diloco learner --run {its} --name {island.name}")
+            if run.signing is not None:
+                talk(f"  with its key, made here: diloco key learner {run.name} {island.name} FILE")
+    if region not in (None, syncer_region(run)) and not run.settings.syncer.on_learners:
+        talk(f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer --run {home}")
 
 
 def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, command: str, as_json: bool) -> int:
@@ -118,9 +139,9 @@ def _phase_reader(opened: OpenRun) -> Callable[[], str]:
 def _report(opened: OpenRun, outcome: Outcome, command: str, as_json: bool) -> int:
     from diloco_cli.observe.summary import summary_text
 
-    summary = read_summary(opened)
     if outcome.reason in ("interrupted", "stopped"):
         talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.name}")
+    summary = read_summary(boxed(opened, TimeBox(LOOK_S)))
     if as_json:
         print_json(command, asdict(summary))
     else:
@@ -135,12 +156,19 @@ def read_summary(opened: OpenRun) -> Summary:
     return summary_of(read_facts(opened.url, opened.format, opened.store, opened.clock))
 
 
+def boxed(opened: OpenRun, box: TimeBox) -> OpenRun:
+    """The same run, seen through a store whose calls end with the box."""
+    return replace(opened, store=foreground_store(opened.url, box, quiet=True))
+
+
 class Progress:
     """Talks on stderr while the supervision works: a live screen on a terminal, plain lines otherwise."""
 
     def __init__(self, opened: OpenRun) -> None:
-        self._opened = opened
+        self._box = TimeBox(LOOK_S)
+        self._opened = boxed(opened, self._box)
         self._known: RunState | None = None
+        self._words = StoreWords(opened.name)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="progress", daemon=True)
         self._live: Any = None
@@ -165,20 +193,26 @@ class Progress:
 
     def tell(self, event: Event) -> None:
         """One line about a unit."""
-        line = f"{event.unit or 'run'}: {event.kind}: {event.text}"
+        if self._live is None or event.kind not in QUIET_EVENTS:
+            self._print(f"{event.unit or 'run'}: {event.kind}: {event.text}")
+
+    def _print(self, line: str) -> None:
         if self._live is None:
             talk(line)
-        elif event.kind not in QUIET_EVENTS:
+        else:
             self._live.console.print(line, markup=False)
 
     def _loop(self) -> None:
         from diloco_cli.observe.render import plain_line, status_view
 
         while not self._ended.wait(SCREEN_EVERY_S if self._live else LINE_EVERY_S):
+            for word in self._words.news():
+                self._print(f"{word.unit}: store: {word.text}")
+            self._box.restart(LOOK_S)
             try:
                 status, self._known = read_status(self._opened, self._known)
             except DilocoError as error:
-                talk(f"status: {error}")
+                self._print(f"status: {error}")
                 continue
             if self._live is not None:
                 self._live.update(status_view(status), refresh=True)

@@ -1,4 +1,4 @@
-"""`diloco syncer`: the daemon that merges."""
+"""`diloco syncer`: the daemon that merges, or one that waits to do so."""
 
 from __future__ import annotations
 
@@ -6,13 +6,32 @@ import sys
 
 import typer
 
+from diloco_cli.errors import UsageError
+
 
 def register(app: typer.Typer) -> None:
     app.command("syncer", help="Run the syncer: merges offers and writes the commit log of the run at URL.")(syncer)
 
 
-def syncer(run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix.")) -> None:
-    """Run the syncer."""
-    from diloco_cli.syncer.daemon import run_syncer
+def syncer(
+    url: str | None = typer.Argument(None, metavar="URL", help="URL of the run's bucket and prefix; or --run URL."),
+    run: str | None = typer.Option(None, "--run", help="The same."),
+    standby: bool = typer.Option(False, "--standby", help="Wait, and take over once nobody serves any more."),
+    name: str | None = typer.Option(None, "--name", help="With --standby: its name in `status`; default: standby."),
+    instead_of: int | None = typer.Option(None, "--instead-of", hidden=True, help="Pid of its dead predecessor here."),
+    hosted: bool = typer.Option(False, "--hosted", hidden=True, help="Leave when stdin closes, work at low priority."),
+) -> None:
+    """Run the syncer. Without --standby it takes over at once, whoever serves."""
+    if (url is None) == (run is None):
+        raise UsageError("which run? give its URL once", hint="diloco syncer gs://my-bucket/runs/my-run")
+    place = url or run or ""
+    if not standby:
+        if name is not None or hosted or instead_of is not None:
+            raise UsageError("--name, --hosted and --instead-of belong to a standby", hint="add --standby")
+        from diloco_cli.syncer.daemon import run_syncer
 
-    sys.exit(run_syncer(run))
+        sys.exit(run_syncer(place))
+    from diloco_cli.processes.files import checked_name
+    from diloco_cli.syncer.waiting import Place, run_standby
+
+    sys.exit(run_standby(place, Place(checked_name(name or "standby", "name of a standby"), instead_of, hosted)))

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.output import envelope
-from diloco_cli.cli.run_argument import RunArgument, open_run
-from diloco_cli.errors import DataCheckError
+from diloco_cli.cli.output import envelope, talk
+from diloco_cli.cli.run_argument import RunArgument, foreground_store, head_of, open_run
+from diloco_cli.errors import DataCheckError, StoreError
 
 if TYPE_CHECKING:
+    from diloco_cli.cli.run_argument import OpenRun
+    from diloco_cli.syncer.mirror_check import MirrorCheck
     from diloco_cli.syncer.replay import Replay
 
 SHOWN = 5
@@ -23,25 +25,76 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     run: str | None = RunArgument,
+    mirrors: bool = typer.Option(False, "--mirrors", help="Compare the buckets of regions with the home bucket, too."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Replay the commit log and compare every digest. Exit 11 if anything differs."""
-    from diloco_cli.syncer.replay import Replayer
+    from diloco_cli.syncer.replay import verified
 
     opened = open_run(run)
-    found = Replayer(opened.store, opened.format).replay()
-    error = None if found.ok else disagreement(found, opened.url)
+    found = verified(opened.store, opened.format)
+    warnings = unchecked(opened)
+    regions = check_mirrors(opened) if mirrors else []
+    broken = None if found.ok else disagreement(found, opened.url)
+    error = broken or next((mirror_error(region) for region in regions if not region.ok), None)
     if as_json:
         data = {"run": opened.name, **asdict(found), "missing": len(found.missing), "missing_keys": found.missing}
-        print(envelope("verify", data | {"ok": found.ok}, error=error), flush=True)
+        data |= {"mirrors": [asdict(region) | {"ok": region.ok} for region in regions]} if mirrors else {}
+        print(envelope("verify", data | {"ok": error is None}, warnings=warnings, error=error), flush=True)
         if error is not None:
             raise typer.Exit(error.exit_status)
         return
     counted = f"{found.commits} commits, {found.merges} merges, {found.epochs} epochs, {found.tokens:,} tokens"
     print(f"run {opened.name}: {counted}, {found.offers_applied} offers applied, {found.offers_rejected} not used")
+    if found.floor:
+        print(f"commits 0 to {found.floor}: chain and rules; states and deltas of then may have been collected")
+        later = f"{found.floor + 1} to {found.commits - 1}"
+        print(f"commits {later}: replayed, from the versions as of commit {found.floor}")
+    for region in regions:
+        late = f", {region.behind} commits behind" if region.behind else ""
+        print(f"region {region.region}: {region.commits} commits{late}, {region.objects} objects compared")
+    for warning in warnings:
+        talk(f"warning: {warning}")
     if error is not None:
         raise error
     print("ok: the replay gives bit-identical outer parameters; nothing missing, nothing applied twice")
+
+
+def unchecked(opened: OpenRun) -> list[str]:
+    """What a signed run's signatures are worth to a process without the run's secret."""
+    from diloco_cli.signing import LOG, OPERATOR
+
+    keyring = opened.format.keyring
+    if keyring.holds(OPERATOR):
+        return []
+    checked = "only the log's signatures were checked" if keyring.holds(LOG) else "no signature was checked"
+    return [f"the run is signed, and without its secret {checked}"]
+
+
+def check_mirrors(opened: OpenRun) -> list[MirrorCheck]:
+    from diloco_cli.syncer.mirror_check import check_mirror, unreachable
+
+    run, found = head_of(opened).with_members(opened.format), []
+    for region in run.regions:
+        try:
+            there = foreground_store(region.url)
+        except StoreError as error:
+            found.append(unreachable(region, error))
+        else:
+            found.append(check_mirror(run, region, opened.store, there))
+    return found
+
+
+def mirror_error(found: MirrorCheck) -> DataCheckError | StoreError:
+    """Exit 11 for other bytes, 6 for a bucket that could not be read."""
+    if found.unreachable:
+        return StoreError(f"region {found.region} could not be compared: {found.unreachable}", where=found.url)
+    more = f" (and {len(found.mismatches) - SHOWN} more)" if len(found.mismatches) > SHOWN else ""
+    return DataCheckError(
+        f"region {found.region} does not follow the home bucket: {'; '.join(found.mismatches[:SHOWN])}{more}",
+        where=found.url,
+        hint="find out who wrote them; then delete those objects in the region's bucket and start the syncer again",
+    )
 
 
 def disagreement(found: Replay, url: str) -> DataCheckError:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diloco_cli.launch.restart import Exit
+from diloco_cli.launch.restart import FENCED_STATUS, Exit
 from diloco_cli.launch.states import State
 
 EventKind = Literal[
     "started", "adopted", "ended", "held", "released", "done", "failed", "stopping", "terminated", "killed", "fenced"
 ]
 Reason = Literal["finished", "stopped", "interrupted", "fenced", "failed"]
-FENCED_STATUS = 9
 SIGNAL_STATUS_BASE = 128
 
 

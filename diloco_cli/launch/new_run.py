@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from diloco_cli import __version__
@@ -12,12 +12,14 @@ from diloco_cli.config.codec import to_plain
 from diloco_cli.config.impossible import overlap_problem
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.launch.region_buckets import region_fields
 from diloco_cli.layout import Layout, make_layout
 from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.log import parse_format
+from diloco_cli.protocol.log import parse_format, with_keys
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.wire import encode
 from diloco_cli.randomness import nonce
+from diloco_cli.signing import LOG, Secret
 from diloco_cli.store.port import Created, Store
 from diloco_cli.tasks.build import build_model_on_meta
 
@@ -72,15 +74,26 @@ def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: di
         layout=layout,
         software=__version__,
         home_region=inventory.store.region,
+        **region_fields(inventory, url, settings.name),
     )
 
 
-def create_run(store: Store, fresh: RunFormat, where: str) -> tuple[RunFormat, Literal["created", "existed"]]:
+def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
+    """A new run that will be signed, if there is a key. Raises UsageError for a learner's key."""
+    if secret is None:
+        return fresh
+    names = [island.name for island in fresh.everybody]
+    return replace(fresh, signing=secret.signing(fresh.run_id, names), keyring=secret.keyring(fresh.run_id))
+
+
+def create_run(
+    store: Store, fresh: RunFormat, where: str, secret: Secret | None = None
+) -> tuple[RunFormat, Literal["created", "existed"]]:
     """Create the run, or find the same run there already. Raises UsageError if other settings hold the name."""
-    answer = store.create(FORMAT_KEY, encode(fresh))
+    answer = store.create(FORMAT_KEY, fresh.keyring.seal(LOG, FORMAT_KEY, encode(fresh)))
     if isinstance(answer, Created):
         return fresh, "created"
-    there = parse_format(answer.data, where)
+    there = with_keys(parse_format(answer.data, where), secret, answer.data, where)
     different = differences(there, fresh)
     if different:
         raise UsageError(
@@ -102,6 +115,10 @@ def differences(there: RunFormat, fresh: RunFormat) -> list[str]:
     for name in sorted(old_islands.keys() & new_islands.keys()):
         before, after = ({key: plain[name][key] for key in COMPARED} for plain in (old_islands, new_islands))
         found += _changed(before, after, f"islands.{name}.")
+    if (there.signing is None) != (fresh.signing is None):
+        found.append("signing" if fresh.signing is None else "signing (it is not signed, and here is a key)")
+    urls_there, urls_here = ({region.name: region.url for region in run.regions} for run in (there, fresh))
+    found += _changed(dict(urls_there), dict(urls_here), "regions.")
     if there.layout.digest != fresh.layout.digest:
         found.append("model layout")
     return found

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-DONE_STATUSES = {0: "it is done", 9: "a newer process has taken its place (fenced)"}
+FENCED_STATUS = 9
+DONE_STATUSES = {0: "it is done", FENCED_STATUS: "a newer process has taken its place (fenced)"}
 # The world outside may heal, and the unit has already retried by itself: patience instead of a count.
 OUTSIDE_STATUSES = {6: "the store failed", 13: "no space is left", 75: "it asked to try again"}
 # The same start will end the same way: a few tries, for what a bucket may have healed meanwhile.
@@ -19,6 +20,7 @@ HOPELESS_STATUSES = {
     11: "a data check failed",
     12: "the run failed in it",
 }
+REASONS = (DONE_STATUSES, OUTSIDE_STATUSES, HOPELESS_STATUSES)
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -56,10 +58,11 @@ class Decision:
     at_s: float | None = None
 
 
-def decide(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> Decision:
-    """What becomes of a unit after the last of its exits (oldest first, at least one)."""
+def decide(exits: Sequence[Exit], now_s: float, policy: RestartPolicy, stands_by: bool = False) -> Decision:
+    """What becomes of a unit after the last of its exits (oldest first, at least one). `stands_by`: a fenced one is of
+    use again, as a standby."""
     last = exits[-1]
-    if last.status in DONE_STATUSES:
+    if last.status in DONE_STATUSES and not (stands_by and last.status == FENCED_STATUS):
         return Decision("done", DONE_STATUSES[last.status])
     cause = describe_exit(last)
     exhausted = _exhausted(exits, now_s, policy)
@@ -75,7 +78,7 @@ def describe_exit(last: Exit) -> str:
         return f"ended {lived}, how is not known (it was adopted)"
     if last.status < 0:
         return f"killed by {_signal_name(-last.status)} {lived}"
-    why = OUTSIDE_STATUSES.get(last.status) or HOPELESS_STATUSES.get(last.status)
+    why = next((text[last.status] for text in REASONS if last.status in text), "")
     return f"ended with status {last.status} {lived}" + (f": {why}" if why else "")
 
 

@@ -11,7 +11,7 @@ from diloco_cli.errors import RefusedError
 from diloco_cli.launch.events import UnitSummary
 from diloco_cli.launch.restart import Exit
 from diloco_cli.launch.states import LAST_STATES, Happening, State, next_state
-from diloco_cli.launch.units import UnitSpec, start_unit
+from diloco_cli.launch.units import UnitSpec, restarted, start_unit
 from diloco_cli.processes.identity import is_alive
 from diloco_cli.processes.registry import UnitRecord, is_held, read_unit
 from diloco_cli.processes.signals import signal_family, signal_process
@@ -34,6 +34,7 @@ class SupervisedUnit:
         self._told: set[int] = set()
         self._child: subprocess.Popen[bytes] | None = None
         self._record: UnitRecord | None = None
+        self._dead_pid: int | None = None
         self._alive_since_s = 0.0
 
     @property
@@ -63,7 +64,7 @@ class SupervisedUnit:
         return True
 
     def start(self) -> None:
-        self._child, self._record = start_unit(self.run, self.spec)
+        self._child, self._record = start_unit(self.run, restarted(self.spec, self._dead_pid))
         self._alive_since_s = monotonic_s()
         self.starts += 1
 
@@ -75,6 +76,7 @@ class SupervisedUnit:
         if status is None and (self._child or is_alive(self._record.identity)):
             return None
         signal_family(self._record.identity, signal.SIGKILL)
+        self._dead_pid = self._record.identity.pid
         self._child, self._record = None, None
         now_s = monotonic_s()
         return self.note(Exit(now_s, status, max(0.0, now_s - self._alive_since_s)))

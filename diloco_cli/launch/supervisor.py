@@ -8,8 +8,8 @@ from contextlib import suppress
 from diloco_cli.clock import monotonic_s, sleep_s, wall_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
 from diloco_cli.launch.ending import ENDINGS, Ending, StopPolicy, Wishes, begin_ending, next_ending
-from diloco_cli.launch.events import FENCED_STATUS, Event, EventKind, Outcome, Reason
-from diloco_cli.launch.restart import DONE_STATUSES, Exit, RestartPolicy, decide, describe_exit
+from diloco_cli.launch.events import Event, EventKind, Outcome, Reason
+from diloco_cli.launch.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
 from diloco_cli.launch.states import Happening, State
 from diloco_cli.launch.supervised import SupervisedUnit
 from diloco_cli.launch.units import UnitSpec, bound_log
@@ -38,7 +38,7 @@ def supervise(
     any other text does not; it is asked in a thread and may be slow or raise a declared error. The first
     SIGINT, SIGTERM or SIGHUP (or `stop_requested`) calls `request_stop`, also in a thread, and waits for
     the units to leave, with signals in the end; the second kills them.
-    Raises RunFailedError if the syncer, or all learners, ended too often, and RefusedError if another
+    Raises RunFailedError if all syncers, or all learners, ended too often, and RefusedError if another
     supervisor of the run lives on this machine.
     """
     _check(units)
@@ -134,16 +134,15 @@ class Supervisor:
         elif unit.held and life.status not in DONE_STATUSES:
             self._move(unit, Happening.HOLD, "held", f"{describe_exit(life)}; held down")
         else:
-            decision = decide(tuple(unit.exits), monotonic_s(), self._restart)
+            decision = decide(tuple(unit.exits), monotonic_s(), self._restart, bool(unit.spec.later))
             reason = f"{detail}; {decision.reason}" if detail else decision.reason
             unit.restart_at_s = decision.at_s or 0.0
             happening, kind = AFTER_DECISION[decision.action]
             self._move(unit, happening, kind, reason)
             if unit.spec.kind == "syncer" and life.status == FENCED_STATUS:
-                text = (
-                    f"no syncer here any more: another one serves the run; `diloco resume {self._run_name}` takes over"
-                )
-                self._tell("fenced", unit.spec.name, text)
+                here = f"no syncer here any more; `diloco resume {self._run_name}` takes over"
+                here = "this one stands by from now on" if unit.spec.later else here
+                self._tell("fenced", unit.spec.name, f"another syncer serves the run: {here}")
 
     def _move(self, unit: SupervisedUnit, happening: Happening, kind: EventKind, reason: str) -> None:
         unit.go(happening, reason)
@@ -155,13 +154,13 @@ class Supervisor:
                 bound_log(log_path(self._run_name, name))
 
     def _notice_failure(self) -> None:
-        """A run goes on without some of its learners, but not without its syncer or without any learner."""
+        """A run goes on without some of its learners or syncers, but not without any."""
         if self._ending is not None:
             return
         failed = [unit for unit in self.units if unit.state is State.FAILED]
         learners = [unit for unit in self.units if unit.spec.kind == "learner"]
-        hopeless = bool(learners) and all(unit.state is State.FAILED for unit in learners)
-        if hopeless or any(unit.spec.kind == "syncer" for unit in failed):
+        syncers = [unit for unit in self.units if unit.spec.kind == "syncer"]
+        if any(kind and all(unit.state is State.FAILED for unit in kind) for kind in (learners, syncers)):
             names = ", ".join(unit.spec.name for unit in failed)
             text = f"cannot go on without {names}"
             self._ending = begin_ending("failed", text, monotonic_s(), 0.0, self._stop)

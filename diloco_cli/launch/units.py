@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Literal
 
 from diloco_cli.clock import wall_s
-from diloco_cli.config.settings import RESERVED_NAMES
+from diloco_cli.config.settings import RESERVED_NAMES, SyncerSettings
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.processes.files import NO_SPACE_ERRNOS, checked_name, make_directory
@@ -31,12 +31,16 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """One process to keep alive. `environment` is added to this process's own."""
+    """One process to keep alive. `environment` is added to this process's own.
+
+    `later`: what it is started with once it has died here, if that differs: a syncer that stands by, because another
+    one may have taken over. The dead one's pid is added, so that nobody waits for a process that cannot come back."""
 
     name: str
     kind: Kind
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    later: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checked_name(self.name, f"name of a {self.kind}")
@@ -53,6 +57,29 @@ def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
 def syncer_unit(run_url: str, *, threads: int) -> UnitSpec:
     command = (sys.executable, "-m", "diloco_cli", "syncer", f"--run={run_url}")
     return UnitSpec(SYNCER, "syncer", command, thread_environment(threads))
+
+
+def standby_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
+    command = (*syncer_unit(run_url, threads=threads).command, "--standby", f"--name={name}")
+    return UnitSpec(name, "syncer", command, thread_environment(threads), later=command)
+
+
+def syncer_units(run_url: str, settings: SyncerSettings, *, threads: int) -> list[UnitSpec]:
+    """The syncer, unless the learners' processes host it, and its standbys. Where there are any, a syncer that died
+    comes back as one of them."""
+    standbys = [standby_unit(f"standby-{i + 1}", run_url, threads=threads) for i in range(settings.standbys)]
+    if settings.on_learners:
+        return standbys
+    syncer = syncer_unit(run_url, threads=threads)
+    later = standby_unit(SYNCER, run_url, threads=threads).command if standbys else ()
+    return [replace(syncer, later=later), *standbys]
+
+
+def restarted(spec: UnitSpec, dead_pid: int | None) -> UnitSpec:
+    """The same unit after its process `dead_pid` has ended."""
+    if not spec.later or dead_pid is None:
+        return spec
+    return replace(spec, command=(*spec.later, f"--instead-of={dead_pid}"))
 
 
 def thread_environment(threads: int) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import isfinite
 
@@ -11,14 +13,16 @@ import torch
 from diloco_cli import __version__
 from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.digests import digest
 from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError, UsageError
 from diloco_cli.layout import make_layout
 from diloco_cli.learner.exchange import Exchange
-from diloco_cli.learner.inner import keeps_moments, restore_inner_state
+from diloco_cli.learner.hosting import HostedSyncer, standby_command
+from diloco_cli.learner.inner import keeps_moments
 from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.learner.moments import fetch_moments, restore_moments
 from diloco_cli.learner.replica import Replica
 from diloco_cli.processes.daemon import Stopping, say
+from diloco_cli.processes.signing_key import signing_secret
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.joining import Joined, join
@@ -27,16 +31,18 @@ from diloco_cli.protocol.log import read_format, read_log
 from diloco_cli.protocol.membership import enter
 from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
-from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
-from diloco_cli.store.keys import BadKeyError
+from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.metered import MeteredStore
-from diloco_cli.store.open import open_store
+from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
+from diloco_cli.store.retry_news import BEAT_EVERY_S, RetryNews
 from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.tasks.build import build_data, build_model
 
+HOSTED_LEAVE_S = 3.0
 CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 4 s after SIGTERM
 
 
@@ -48,10 +54,14 @@ class Newcomer:
     batch_tokens: int | None = None
 
 
-def run_learner(url: str, name: str, device: str | None, drain_s: float = 0.0, newcomer: Newcomer | None = None) -> int:
+def run_learner(
+    url: str, name: str, device: str | None, drain_s: float = 0.0, newcomer: Newcomer | None = None,
+    host_syncer: bool = False,
+) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others.
 
     On a signal it leaves at once, or drains for at most `drain_s`. A `newcomer` asks the run to be admitted first.
+    `host_syncer`: beside it a syncer stands by, also where the run's settings do not want one on every learner.
     """
     stop = Stopping(drain_s)
     stop.hear_signals()
@@ -64,16 +74,50 @@ def run_learner(url: str, name: str, device: str | None, drain_s: float = 0.0, n
             f"run {run.name} has no island {name!r}; it has: {names}",
             hint=f"to take part as one more: diloco learner --run {url} --name {name} --join",
         )
+    refuse_another_regions_bucket(run, island, url)
     cores = island.num_accelerators if island.accelerator == "cpu" else 1
     torch.set_num_threads(max(run.settings.train.threads, cores))
     meter = MeteredStore(_behind_its_link(bare, island))
-    store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_due)
-    try:
-        _train(_prepare(run, island, store, meter, clock, device, stop), stop)
-    except (StoreError, NoSpaceError):
-        _hasty(stop).check()  # a stop ends the retrying of a store that fails: that is no failure of this learner
-        raise
+    news = _news(name)
+    store = RetryingStore(
+        meter, sleep=stop.wait, stop=stop.is_due,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
+    )  # fmt: skip
+    hosts = host_syncer or run.settings.syncer.on_learners
+    with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
+        try:
+            _train(_prepare(run, island, store, meter, clock, device, stop, news), stop)
+        except (StoreError, NoSpaceError):
+            _hasty(stop).check()  # a stop ends the retrying of a store that fails: that is no failure of this learner
+            raise
     return 0
+
+
+def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> None:
+    """What a learner writes counts in its own region's bucket alone. Raises UsageError for another one of the run's."""
+    here = str(parse_url(url))
+    own = run.url_for(island.region, run.home_url or here)
+    if here != own and here in {run.home_url, *(store.url for store in run.regions)}:
+        raise UsageError(
+            f"{island.name} is of region {island.region}, whose learners use another bucket of this run",
+            where=here,
+            hint=f"diloco learner --run {own} --name {island.name}",
+        )
+
+
+@contextmanager
+def _hosted_syncer(url: str, name: str) -> Iterator[None]:
+    """A standby beside the learner: it may be the one that begins the run."""
+    hosted = HostedSyncer(
+        lambda dead_pid: standby_command(url, f"standby-{name}", dead_pid),
+        lambda line: say(f"{utc_now_text()} {name}: {line}"),
+    )
+    leave_s = 0.0
+    try:
+        yield
+        leave_s = HOSTED_LEAVE_S  # the run is over: what serves it writes its last words
+    finally:
+        hosted.close(leave_s)
 
 
 def _train(trainer: Trainer, stop: Stopping) -> None:
@@ -95,7 +139,7 @@ def _train(trainer: Trainer, stop: Stopping) -> None:
 
 def _prepare(
     run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, clock: SystemClock,
-    device_name: str | None, stop: Stopping,
+    device_name: str | None, stop: Stopping, news: RetryNews,
 ) -> Trainer:  # fmt: skip
     device = choose_device(device_name or island.accelerator)
     data, model = build_data(run.settings), build_model(run.settings)
@@ -114,11 +158,12 @@ def _prepare(
     background = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
     exchange = Exchange(run, progress, joined.state, store, background, beat)
     trainer = Trainer(run, progress, exchange, replica, stop.is_set, facts, lambda: not stop.is_due())
+    news.beat = lambda: _beat_unless_it_fails(meter, island.name, beat())
     for arrival in exchange.load_all():  # the run's weights, never this process's own
-        trainer.adopt(arrival)
+        trainer.adopt(arrival, exchange.state)
     late = joined.data_start > 0 or joined.state.merges > 0  # the schedule's own warm-up is not for this one
     if late and keeps_moments(replica.optimizer):
-        trainer.moments_lost = not _restore_moments(trainer, joined, store)
+        trainer.moments_lost = not _restore_saved(trainer, joined, store)
     exchange.start()
     _say_hello(joined, run, trainer)
     return trainer
@@ -138,20 +183,29 @@ def _run_with_island(
     bare: Store, clock: SystemClock, stop: Stopping, name: str, device: str | None, newcomer: Newcomer | None
 ) -> RunFormat:
     """The run as this learner has to know it: with the members of its log, if the launch did not know the island."""
-    store = RetryingStore(bare, sleep=stop.wait, stop=stop.is_set)
-    run = perform(read_format(bare.url), store, clock)
+    news = _news(name)
+    store = RetryingStore(
+        bare, sleep=stop.wait, stop=stop.is_set,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
+    )  # fmt: skip
+    run = perform(read_format(bare.url, signing_secret(), (LOG, learner_signer(name))), store, clock)
     if run.island(name) is not None:
         return run
     if newcomer is None:
         return perform(read_log(run), store, clock).with_members(run)
+    check_batch(run, newcomer.batch_tokens or run.settings.train.batch_tokens)
     say(f"{utc_now_text()} {name}: asks to join run {run.name}")
-    return perform(enter(run, _island_of(run, name, device, newcomer), nonce(), utc_now_text()), store, clock)
+    island = _island_of(run, str(parse_url(bare.url)), name, device, newcomer)
+    refuse_another_regions_bucket(run, island, bare.url)
+    return perform(enter(run, island, nonce(), utc_now_text()), store, clock)
 
 
-def _island_of(run: RunFormat, name: str, device: str | None, newcomer: Newcomer) -> Island:
+def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer: Newcomer) -> Island:
+    """Of the region whose bucket it was started with, unless it says otherwise."""
+    here = next((store.name for store in run.regions if store.url == url), None)
     return Island(
         name=name,
-        region=newcomer.region or run.home_region or min(island.region for island in run.islands),
+        region=newcomer.region or here or run.home_region or min(island.region for island in run.islands),
         batch_tokens=newcomer.batch_tokens or run.settings.train.batch_tokens,
         local_steps=run.settings.sync.every,
         tokens_per_s=0.0,
@@ -161,23 +215,24 @@ def _island_of(run: RunFormat, name: str, device: str | None, newcomer: Newcomer
     )
 
 
-def _restore_moments(trainer: Trainer, joined: Joined, store: Store) -> bool:
-    """The newest saved moments, if they are the very bytes that their key names."""
-    data = _saved_moments(joined, store)
-    if data is None or not restore_inner_state(trainer.replica.model, trainer.replica.optimizer, data):
+def check_batch(run: RunFormat, batch_tokens: int) -> None:
+    """Preset data comes in whole sequences: an island that counts others would claim what it never trains on. Of a
+    user's own data only its code can tell. Raises UsageError."""
+    sequence = getattr(build_data(run.settings), "sequence", None)
+    if isinstance(sequence, int) and batch_tokens % sequence:
+        nearest = max(1, round(batch_tokens / sequence)) * sequence
+        raise UsageError(
+            f"--batch-tokens {batch_tokens}: not a multiple of the run's sequence length, {sequence}",
+            where=run.name,
+            hint=f"--batch-tokens {nearest}",
+        )
+
+
+def _restore_saved(trainer: Trainer, joined: Joined, store: Store) -> bool:
+    if joined.inner is None or not restore_moments(trainer.replica, fetch_moments(store, joined.inner)):
         return False
-    trainer.exchange.inner = joined.inner
+    trainer.exchange.moments.add(joined.inner, joined.state.n)
     return True
-
-
-def _saved_moments(joined: Joined, store: Store) -> bytes | None:
-    if joined.inner is None:
-        return None
-    try:
-        data = store.get(joined.inner)
-    except BadKeyError:  # an offer is a stranger's word
-        return None
-    return data if data is not None and joined.inner.endswith(digest(data)) else None
 
 
 def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
@@ -186,7 +241,7 @@ def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
         moments = "lost, warming up anew" if joined.data_start > 0 else "none yet, warming up"
     elif not keeps_moments(trainer.replica.optimizer):
         moments = "none"
-    elif trainer.exchange.inner is not None:
+    elif trainer.exchange.moments.newest is not None:
         moments = "restored"
     say(
         f"{utc_now_text()} {trainer.progress.learner}: incarnation {joined.incarnation} of run {run.name} joins "
@@ -231,6 +286,16 @@ def _claim() -> ProcessClaim:
     return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
 
 
+def _news(name: str) -> RetryNews:
+    return RetryNews(lambda line: say(f"{utc_now_text()} {name}: {line}"))
+
+
+def _beat_unless_it_fails(store: Store, name: str, beat: LearnerBeat) -> None:
+    """While a call is being repeated: the follower, who usually writes the beat, may be the one that waits."""
+    with suppress(StoreError, NoSpaceError):
+        store.put(beat_key(name), encode(beat))
+
+
 def _earlier_beat(store: Store, name: str) -> LearnerBeat | None:
     data = store.get(beat_key(name))
     try:
@@ -255,6 +320,7 @@ def _beat(trainer: Trainer, meter: MeteredStore, store: RetryingStore, earlier: 
         up_bytes=counts.bytes_up + (earlier.up_bytes if earlier else 0),
         down_bytes=counts.bytes_down + (earlier.down_bytes if earlier else 0),
         requests=counts.num_requests + (earlier.requests if earlier else 0),
+        writes=counts.num_writes + (earlier.writes if earlier else 0),
         blocked_percent=round(100 * facts.blocked_s / facts.busy_s, 3) if facts.busy_s else 0.0,
         note=facts.note,
         retrying=retrying_text(store),

@@ -22,13 +22,14 @@ from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, FencedError
+from diloco_cli.learner.moments import SavedMoments, fetch_moments
 from diloco_cli.learner.residuals import Residuals
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import Clock, perform
-from diloco_cli.protocol.joining import fetch_cast, newer_incarnation, publish
+from diloco_cli.protocol.joining import follow, newer_incarnation, publish
 from diloco_cli.protocol.keys import beat_key, inner_key
-from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.mixing import keeps_progress
+from diloco_cli.protocol.polling import next_request_s, watch_every_s
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.quorum import moving_average
 from diloco_cli.protocol.records import Output, RunFormat, Timings
@@ -38,8 +39,8 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.port import Store
 
 BEAT_EVERY_S = 3.0
-FENCE_CHECK_EVERY_S = 5.0
-POLL_BOUNDS_S = (0.02, 0.5)
+SHORTEST_FENCE_CHECK_S = 5.0
+SLEEP_BOUNDS_S = (0.02, 0.5)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Exchange:
         sync = run.settings.sync
         self._residuals = Residuals(codec(sync.codec), sync.error_feedback, delta_formats(run.layout, sync))
         self._cast_codec = codec(run.settings.sync.broadcast)
-        self._uploads: queue.Queue[Upload | dict[str, torch.Tensor] | None] = queue.Queue()
+        self._uploads: queue.Queue[Upload | tuple[int, dict[str, torch.Tensor]] | None] = queue.Queue()
         self._arrivals: dict[int, Arrival] = {}
         self._lock = threading.Lock()
         self._bases: dict[int, torch.Tensor] = {}
@@ -86,7 +87,7 @@ class Exchange:
         self.news = threading.Event()
         self._step_s = self._upload_s = self._adoption_s = 0.0
         self._slot_s = progress.island.local_steps * progress.island.step_s / run.num_fragments
-        self.inner: str | None = None
+        self.moments = SavedMoments()
         self.trouble = ""
         self.uploading = False
 
@@ -94,12 +95,15 @@ class Exchange:
 
     def load_all(self) -> list[Arrival]:
         """The newest committed version of every fragment: what a new incarnation starts from."""
-        arrivals = []
-        for output in self.state.outputs:
-            while (arrival := self._fetch(output, monotonic_s())) is None:
-                self._clock.sleep_s(POLL_BOUNDS_S[1])
-            arrivals.append(arrival)
-        return arrivals
+        fetched = dict.fromkeys(self._fetched, -1)
+        while True:
+            news = perform(follow(self.run, self.state, fetched, self._decoded), self._store, self._clock)
+            if not news.missing:
+                break
+            self._clock.sleep_s(SLEEP_BOUNDS_S[1])  # collected meanwhile, perhaps: the log names newer ones by then
+        self.state = news.state
+        self._fetched = {output.fragment: output.version for output, _ in news.casts}
+        return [Arrival(output, values, monotonic_s()) for output, values in news.casts]
 
     def start(self) -> None:
         for target in (self._upload_loop, self._follow_loop):
@@ -107,13 +111,14 @@ class Exchange:
             thread.start()
             self._threads.append(thread)
 
-    def arrivals(self) -> list[Arrival]:
-        """The newest of each fragment that has arrived since the last call. Raises what ended a background thread."""
+    def arrivals(self) -> tuple[list[Arrival], RunState]:
+        """The newest of each fragment that has arrived since the last call, and the log that they belong to. Raises
+        what ended a background thread."""
         if self._failure is not None:
             raise self._failure
         with self._lock:
             arrived, self._arrivals = self._arrivals, {}
-        return [arrived[fragment] for fragment in sorted(arrived)]
+            return [arrived[fragment] for fragment in sorted(arrived)], self.state
 
     def adopted(self, arrival: Arrival) -> None:
         self._bases[arrival.output.fragment] = arrival.values
@@ -148,7 +153,12 @@ class Exchange:
 
     def save_inner(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write the inner optimizer's state in the background; later offers name it."""
-        self._uploads.put(tensors)
+        self._uploads.put((self.progress.log_n, tensors))
+
+    def moments_before_rollback(self, state: RunState) -> bytes | None:
+        """The newest that this process saved before what the log's rollback went behind; None if there are none."""
+        key = self.moments.go_back(state.rolled_back_to, state.base_floor)
+        return fetch_moments(self._store, key)
 
     def close(self, timeout_s: float) -> None:
         """Let the uploader finish what it has, within `timeout_s`; then both threads end."""
@@ -172,7 +182,7 @@ class Exchange:
             if isinstance(job, Upload):
                 self._upload(job)
             else:
-                self._upload_inner(job)
+                self._upload_inner(*job)
             self.uploading = not self._uploads.empty()
 
     def _upload(self, job: Upload) -> None:
@@ -182,63 +192,61 @@ class Exchange:
             draft.fragment, draft.seq, draft.applied, job.base - job.values, draft.pending
         )  # fmt: skip
         offer = self.progress.offer(
-            job.draft, digest(payload), len(payload), nonce(), self.timings, job.loss, self.inner
+            job.draft, digest(payload), len(payload), nonce(), self.timings, job.loss, self.moments.newest
         )
-        perform(publish(offer, payload), self._store, self._clock)
+        perform(publish(offer, payload, self.run.keyring), self._store, self._clock)
         took_s = monotonic_s() - started_s
         self._upload_s = moving_average(self._upload_s or None, took_s)
 
-    def _upload_inner(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _upload_inner(self, log_n: int, tensors: dict[str, torch.Tensor]) -> None:
         data = to_bytes(tensors)
         key = inner_key(self.progress.learner, self.progress.incarnation, int(tensors["step"][0]), digest(data))
         self._store.create(key, data)
-        self.inner = key
+        self.moments.add(key, log_n)
 
     # -- the follower -------------------------------------------------------------------------------------------
 
     def _follow_loop(self) -> None:
-        next_beat_s = next_fence_s = monotonic_s()
+        next_beat_s = next_fence_s = next_look_s = monotonic_s()
+        found_s: float | None = None
         while not self._stop.is_set():
             now_s = monotonic_s()
             if now_s >= next_beat_s:
                 next_beat_s = now_s + BEAT_EVERY_S
                 self._store.put(beat_key(self.progress.learner), encode(self._beat()))
             if now_s >= next_fence_s:
-                next_fence_s = now_s + FENCE_CHECK_EVERY_S
+                next_fence_s = now_s + max(SHORTEST_FENCE_CHECK_S, watch_every_s(self._slot_s))
                 self._check_fence()
-            if not self._follow_once(now_s):
-                low, high = POLL_BOUNDS_S
-                sleep_s(min(high, max(low, self.timings.slot_s / 20)))
+            if now_s >= next_look_s:
+                if self._follow_once(now_s):
+                    found_s = next_look_s = monotonic_s()
+                    continue
+                known_s = None if self.trouble else found_s  # what is missing may be there again at any time
+                next_look_s = next_request_s(known_s, now_s, self._slot_s)
+            low, high = SLEEP_BOUNDS_S
+            sleep_s(min(high, max(low, next_look_s - monotonic_s())))
 
     def _follow_once(self, now_s: float) -> bool:
         """Read what is new in the log and fetch what it brings; False if nothing is."""
-        state = perform(read_log(self.run, self.state), self._store, self._clock)
-        news = state.n > self.state.n
-        self.state = state
-        for output in state.outputs:
-            if output.version > self._fetched[output.fragment]:
-                arrival = self._fetch(output, now_s)
-                if arrival is not None:
-                    with self._lock:
-                        self._arrivals[output.fragment] = arrival
-                    self._fetched[output.fragment] = output.version
+        found = perform(follow(self.run, self.state, self._fetched, self._decoded), self._store, self._clock)
+        arrived = [Arrival(output, values, now_s) for output, values in found.casts]
+        news = found.state.n > self.state.n
+        with self._lock:
+            self.state = found.state
+            self._arrivals |= {arrival.output.fragment: arrival for arrival in arrived}
+        self._fetched |= {arrival.output.fragment: arrival.output.version for arrival in arrived}
+        gone = [f"version {output.version} of fragment {output.fragment} is damaged" for output in found.missing]
+        self.trouble = ", ".join(gone[:1])
         if news:
             self.news.set()
         return news
 
-    def _fetch(self, output: Output, known_s: float) -> Arrival | None:
-        """A committed version, or None if its cast is not (or not whole) in the store now: the next turn tries again,
-        with the newest version by then."""
-        data = perform(fetch_cast(output), self._store, self._clock)
-        self.trouble = "" if data is not None else f"version {output.version} of fragment {output.fragment} is damaged"
-        if data is None:
-            return None
-        size = self.run.layout.fragments[output.fragment].num_parameters
-        return Arrival(output, self._cast_codec.from_bytes(data, size), known_s)
+    def _decoded(self, output: Output, data: bytes) -> torch.Tensor:
+        return self._cast_codec.from_bytes(data, self.run.layout.fragments[output.fragment].num_parameters)
 
     def _check_fence(self) -> None:
         learner, incarnation = self.progress.learner, self.progress.incarnation
-        if perform(newer_incarnation(learner, incarnation), self._store, self._clock):
+        if perform(newer_incarnation(learner, incarnation, self.run.keyring), self._store, self._clock):
             raise FencedError(f"a newer process has taken the place of incarnation {incarnation} of {learner}")
 
     def _guarded(self, target: Callable[[], None]) -> None:

@@ -16,12 +16,13 @@ from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.adoption import mixed
 from diloco_cli.learner.exchange import Arrival, Exchange
 from diloco_cli.learner.inner import inner_state
+from diloco_cli.learner.moments import restore_or_reset
 from diloco_cli.learner.rate import step_learning_rate
 from diloco_cli.learner.replica import Replica
 from diloco_cli.processes.daemon import say
-from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.state import RunState
 
 PAUSE_S = 0.2
 
@@ -52,6 +53,7 @@ class Trainer:
     facts: Facts
     may_drain: Callable[[], bool] = lambda: False
     moments_lost: bool = False
+    steps_at_loss: int = 0
     awaited: deque[tuple[int, Draft]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -63,7 +65,7 @@ class Trainer:
 
     def train(self) -> None:
         """Until the log says that the run is over, or `stopping` says so."""
-        self.progress.begin(self.exchange.inner, self.moments_lost)
+        self.progress.begin(self.exchange.moments.newest, self.moments_lost)
         slot_started_s = monotonic_s()
         while not self._over():
             blocked_s = self._timed(self.hear)
@@ -74,8 +76,10 @@ class Trainer:
             self.step()
             self._throttle(monotonic_s() - started_s)
             self.exchange.step_took(monotonic_s() - started_s)
+            reached = self.progress.slots_reached
             for draft in self.progress.due():
                 blocked_s += self._timed(lambda draft=draft: self.send(draft))  # type: ignore[misc]
+            for _ in range(self.progress.slots_reached - reached):
                 self.exchange.slot_took(monotonic_s() - slot_started_s)
                 slot_started_s = monotonic_s()
             blocked_s += self._timed(self.await_merges)
@@ -94,8 +98,8 @@ class Trainer:
         while self.progress.awaits_fates() and self.may_drain() and not self._run_is_over():
             self.exchange.news.wait(PAUSE_S)
             self.exchange.news.clear()
-            self.exchange.arrivals()  # raises what ended a background thread; nothing is adopted any more
-            self.progress.heard(self.exchange.state)
+            _, state = self.exchange.arrivals()  # raises what ended a background thread; nothing is adopted any more
+            self.progress.heard(state)
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -114,7 +118,8 @@ class Trainer:
             say(f"{utc_now_text()} {name}: incarnation {incarnation} made its first step")
 
     def learning_rate(self) -> float:
-        return step_learning_rate(self.run, self.progress.fraction(), self.progress.steps, self.moments_lost)
+        own_steps = self.progress.steps - self.steps_at_loss
+        return step_learning_rate(self.run, self.progress.fraction(), own_steps, self.moments_lost)
 
     def _throttle(self, compute_s: float) -> None:
         """An emulated slower island: sleep so that a step takes `slowdown` times its own time."""
@@ -126,30 +131,47 @@ class Trainer:
 
     def hear(self) -> None:
         """Adopt what has arrived, and take note of the log's head."""
-        for arrival in self.exchange.arrivals():
-            if self.at_tau:
+        arrivals, state = self.exchange.arrivals()
+        rolled_back = self.progress.is_behind_rollback(state)
+        if rolled_back:
+            self.leave_behind(state)
+        for arrival in arrivals:
+            if self.at_tau and not rolled_back:
                 self.held_back[arrival.output.fragment] = arrival
             else:
-                self.adopt(arrival)
-        if self.progress.heard(self.exchange.state, self.exchange.timings.step_s):
+                self.adopt(arrival, state)
+        timings = self.exchange.timings
+        if self.progress.heard(state, timings.step_s, timings.upload_s + timings.adoption_s):
             self.go_back(range(self.run.num_fragments))
         self.go_back(self.progress.overgrown())
+
+    def leave_behind(self, state: RunState) -> None:
+        """A rollback: all fragments have arrived anew, and the moments are those of before, or none (then it warms up).
+        The data goes on where it is."""
+        self.held_back, self.awaited = {}, deque()
+        if restore_or_reset(self.replica, self.exchange.moments_before_rollback(state)):
+            self.exchange.moments.forget()
+            self.moments_lost, self.steps_at_loss = True, self.progress.steps
+        name, since = self.progress.learner, "new" if self.exchange.moments.newest is None else "from before"
+        say(f"{utc_now_text()} {name}: the run went back to commit {state.rolled_back_to}, inner moments {since}")
 
     def go_back(self, fragments: Iterable[int]) -> None:
         """Drop the progress on these fragments: to the parameters as they were adopted."""
         for index in fragments:
             scatter(self.run.layout.fragments[index], self.exchange.sent_values(index, None), self.tensors)
 
-    def adopt(self, arrival: Arrival) -> None:
+    def adopt(self, arrival: Arrival, state: RunState | None = None) -> None:
         """Take over a committed version as `sync.mixing` says; a new incarnation's first ones always as they are. The
-        inner optimizer's moments, the learning-rate schedule and the data position go on as if nothing had happened."""
+        inner optimizer's moments, the learning-rate schedule and the data position go on as if nothing had happened.
+        `state`: the log that it came with; without it, the newest known."""
         output, sync = arrival.output, self.run.settings.sync
         fragment = self.run.layout.fragments[output.fragment]
-        mixing = mixing_of(sync, output) if self.exchange.has_base(output.fragment) else "replace"
+        state = state or self.exchange.state
+        mixing = self.progress.mixing_of(output, state) if self.exchange.has_base(output.fragment) else "replace"
         own = arrival.values if mixing == "replace" else gather(fragment, self.tensors)
         reference = None
         if mixing == "rebase":
-            since = self.progress.kept_since(output, self.exchange.state)
+            since = self.progress.kept_since(output, state)
             reference = self.exchange.sent_values(output.fragment, since)
             self.progress.rebased(output, since)
         else:
@@ -169,10 +191,11 @@ class Trainer:
         """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be."""
         while self.awaited and self.awaited[0][0] <= self.progress.next_slot:
             _, draft = self.awaited.popleft()
-            while not self._over():
+            floor = self.progress.base_floor
+            while not self._over() and self.progress.base_floor == floor:  # a rollback: nobody merges that offer
                 arrival = self.held_back.get(draft.fragment)
                 if arrival is not None and arrival.output.slot >= draft.slot:
-                    self.adopt(self.held_back.pop(draft.fragment))
+                    self.adopt(self.held_back.pop(draft.fragment), self.exchange.state)
                     break
                 self.facts.state = "WAITING"
                 self.exchange.news.wait(PAUSE_S)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diloco_cli.clock import wall_s
 from diloco_cli.protocol.beats import LearnerBeat, SyncerBeat
 from diloco_cli.protocol.driver import Clock, perform
-from diloco_cli.protocol.keys import SYNCER, beat_key
+from diloco_cli.protocol.keys import STANDBY_BEATS, SYNCER, beat_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
@@ -16,6 +16,7 @@ from diloco_cli.protocol.wire import Record, RecordError, decode
 from diloco_cli.store.port import Store
 
 TOLERATED_SKEW_S = 5.0
+MOST_STANDBYS = 64
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class RunFacts:
     syncer: SyncerHeard | None
     now_s: float
     clock_skew_s: float | None = None
+    standbys: dict[str, SyncerHeard] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,29 @@ def store_time(wall_s: float, modified_s: Iterable[float]) -> StoreTime:
 def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None) -> RunFacts:
     """`known` saves reading the log from its start again."""
     state = perform(read_log(run, known), store, clock)
-    found = {island.name: _beat(store, island.name, LearnerBeat) for island in state.with_members(run).everybody}
+    found = {
+        island.name: _beat(store, beat_key(island.name), LearnerBeat) for island in state.with_members(run).everybody
+    }
     beats = {name: beat for name, beat in found.items() if beat is not None}
-    syncer = _beat(store, SYNCER, SyncerBeat)
-    changes = [modified_s for _, modified_s in beats.values()] + ([syncer[1]] if syncer else [])
+    syncer = _beat(store, beat_key(SYNCER), SyncerBeat)
+    standbys = _standbys(store)
+    changes = [s for _, s in [*beats.values(), *standbys.values()]] + ([syncer[1]] if syncer else [])
     time = store_time(wall_s(), changes)
     learners = {name: Heard(beat, max(0.0, time.now_s - modified_s)) for name, (beat, modified_s) in beats.items()}
     heard = SyncerHeard(syncer[0], max(0.0, time.now_s - syncer[1])) if syncer else None
-    return RunFacts(url, run, state, learners, heard, time.now_s, time.skew_s)
+    waiting = {n: SyncerHeard(beat, max(0.0, time.now_s - modified_s)) for n, (beat, modified_s) in standbys.items()}
+    return RunFacts(url, run, state, learners, heard, time.now_s, time.skew_s, waiting)
 
 
-def _beat(store: Store, unit: str, kind: type[Record]) -> tuple[Record, float] | None:
+def _standbys(store: Store) -> dict[str, tuple[SyncerBeat, float]]:
+    """By name: whoever stands by, whether launched, hosted or started by hand. A listing may lag: for eyes alone."""
+    keys = store.list(STANDBY_BEATS, limit=MOST_STANDBYS)
+    found = {key.removeprefix(STANDBY_BEATS).removesuffix(".json"): _beat(store, key, SyncerBeat) for key in keys}
+    return {name: beat for name, beat in found.items() if beat is not None}
+
+
+def _beat(store: Store, key: str, kind: type[Record]) -> tuple[Record, float] | None:
     """A unit's last words, and when the store got them."""
-    key = beat_key(unit)
     data, stat = store.get(key), store.stat(key)
     if data is None or stat is None:
         return None

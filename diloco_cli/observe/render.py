@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-from diloco_cli.observe.status import TOOK_PART, LearnerStatus, Status
+from diloco_cli.observe.moments import UNKNOWN, moment
+from diloco_cli.observe.status import TOOK_PART, LearnerStatus, MirrorStatus, Status
 from diloco_cli.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 RECENT_LINES = 5
 STYLES = (
-    (("RUNNING", "TRAINING", "UPLOADING", "SERVING", "MERGING", "FINISHED", "DONE"), "green"),
+    (("RUNNING", "TRAINING", "UPLOADING", "SERVING", "MERGING", "STANDING_BY", "FINISHED", "DONE"), "green"),
     (("LOST", "FAILED", "SILENT"), "bold red"),
-    (("STARTING", "DEGRADED", "SUSPECT", "WAITING", "RECOVERING", "STOPPED", "DRAINING"), "yellow"),
+    (("STARTING", "DEGRADED", "SUSPECT", "WAITING", "RECOVERING", "STOPPED", "DRAINING", "QUARANTINED"), "yellow"),
 )
 
 
@@ -52,6 +52,22 @@ def pulse(status: Status) -> str:
     return "   ".join(parts)
 
 
+def mirror_line(mirror: MirrorStatus) -> str:
+    """One region's own bucket: how far it follows the log, what crossed, what is wrong."""
+    words = [f"region {escaped(mirror.region)}", mirror.state.lower()]
+    if mirror.commits_behind and mirror.state != "FOLLOWS":
+        plural = "s" if mirror.commits_behind != 1 else ""
+        late = f"{mirror.commits_behind} commit{plural} behind"
+        words.append(f"{late} for {format_duration(mirror.behind_s)}" if mirror.behind_s >= 1 else late)
+    words += [
+        f"{mirror.offers} offers carried home",
+        f"{format_size(mirror.bytes_to)} to it, {format_size(mirror.bytes_from)} from it",
+    ]
+    if mirror.egress_cost:
+        words.append(f"egress costs {mirror.egress_cost:.4g}")
+    return "  ".join([*words, *([escaped(mirror.last_error)] if mirror.last_error else [])])
+
+
 def participation_bar(learner: LearnerStatus) -> str:
     return learner.last_10.replace(TOOK_PART, "█").replace(".", "·")
 
@@ -64,14 +80,20 @@ def status_text(status: Status) -> str:
     """The whole screen as plain text: two lines, a row a unit, what happened lately."""
     rows = [COLUMNS, *(_learner_cells(learner) for learner in status.learners)]
     if status.syncer is not None:
-        note = f"epoch {status.syncer.epoch}   {escaped(status.reason)}"
-        rows.append(("syncer", status.syncer.state, "", _age(status.syncer.heard_s), *[""] * 6, note))
+        who = "" if status.syncer.unit == "syncer" else f" by {escaped(status.syncer.unit)}"
+        note = f"epoch {status.syncer.epoch}{who}   {escaped(status.syncer.note or status.reason)}"
+        rows.append(("syncer", escaped(status.syncer.state), "", _age(status.syncer.heard_s), *[""] * 6, note))
+    elif status.reason:
+        rows.append(("syncer", "-", "", "-", *[""] * 6, escaped(status.reason)))
+    for standby in status.standbys:
+        note = f"on {escaped(standby.host)}   {escaped(standby.note)}"
+        name = "(syncer)" if standby.name == "syncer" else escaped(standby.name)  # its unit, which serves no more
+        rows.append((name, escaped(standby.state), "", _age(standby.heard_s), *[""] * 6, note))
     lines = [f"run {status.run}   {status.state}   {headline(status)}", pulse(status), *_aligned(rows)]
-    if status.store is not None and status.store.retrying:
-        lines.append(f"store: {escaped(status.store.retrying)}")
+    lines += [mirror_line(mirror) for mirror in status.mirrors]
     if status.recent:
         lines.append("recent:")
-        lines += [f"{_clock(e.time)}  {e.unit}: {escaped(e.text)}" for e in status.recent[:RECENT_LINES]]
+        lines += [f"{_clock(e.time)}  {escaped(e.unit)}: {escaped(e.text)}" for e in status.recent[:RECENT_LINES]]
     return "\n".join(lines)
 
 
@@ -101,7 +123,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 def _learner_cells(learner: LearnerStatus) -> tuple[str, ...]:
     return (
         escaped(learner.name),
-        learner.state,
+        escaped(learner.state),
         str(learner.incarnation),
         _age(learner.heard_s),
         str(learner.behind),
@@ -116,8 +138,9 @@ def _learner_cells(learner: LearnerStatus) -> tuple[str, ...]:
 
 def plain_line(status: Status) -> str:
     """One line for logs and pipes."""
-    learners = " ".join(f"{l.name}:{l.state.lower()}" for l in status.learners)  # noqa: E741
-    return f"{status.run} {status.state}  {headline(status)}  {pulse(status)}  {learners}"
+    learners = " ".join(f"{l.name}:{escaped(l.state.lower())}" for l in status.learners)  # noqa: E741
+    trouble = f"  store: {escaped(status.store.retrying)}" if status.store and status.store.retrying else ""
+    return f"{status.run} {status.state}  {headline(status)}  {pulse(status)}  {learners}{trouble}"
 
 
 def _age(seconds: float | None) -> str:
@@ -125,4 +148,4 @@ def _age(seconds: float | None) -> str:
 
 
 def _clock(time: str) -> str:
-    return datetime.fromisoformat(time).astimezone().strftime("%H:%M:%S")
+    return "--:--:--" if moment(time) == UNKNOWN else moment(time).astimezone().strftime("%H:%M:%S")

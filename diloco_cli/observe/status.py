@@ -6,14 +6,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from diloco_cli.observe.facts import Heard, RunFacts
-from diloco_cli.protocol.beats import LearnerBeat
-from diloco_cli.protocol.records import Island
+from diloco_cli.observe.moments import moment
+from diloco_cli.protocol.beats import LearnerBeat, MirrorBeat
+from diloco_cli.protocol.records import Island, RegionStore
 from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.state import MergeNote, RunState
+from diloco_cli.protocol.state import LearnerRecord, MergeNote, RunState
 
 SUSPECT_S = 8.0  # one beat is missing
 LOST_S = 30.0
+FORGOTTEN_S = 600.0  # a standby that was not heard for so long is shown no more
 RECENT_SHOWN = 12
+GB = 1e9
 TOOK_PART = "#"
 
 
@@ -50,19 +53,56 @@ class LearnerStatus:
 
 @dataclass(frozen=True)
 class SyncerStatus:
+    """`unit`: which process serves: `syncer`, or the standby that took over. `note`: what fails for it in the store."""
+
     state: str
     epoch: int
     host: str
     heard_s: float | None
+    unit: str = "syncer"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StandbyStatus:
+    name: str
+    state: str
+    host: str
+    heard_s: float
+    note: str
 
 
 @dataclass(frozen=True)
 class StoreStatus:
+    """Of all learners and the syncer, since the launch. `writes`: the requests that write or list (class A); the others
+    read (class B). `requests_a_slot` is None before the first slot."""
+
     url: str
     bytes_up: int
     bytes_down: int
     requests: int
+    writes: int
+    requests_a_slot: float | None
     retrying: str
+
+
+@dataclass(frozen=True)
+class MirrorStatus:
+    """A region's own bucket, as the syncer last said. `state`: FOLLOWS the home log; BEHIND by `commits_behind`, for
+    `behind_s`; STOPPED, with bytes in it that are not home's; UNKNOWN, while no syncer serves. Bytes are what crossed
+    between the two buckets since the launch; `egress_cost` is what leaving either cost, at the inventory's prices."""
+
+    region: str
+    url: str
+    state: str
+    commit: int
+    commits_behind: int
+    behind_s: float
+    offers: int
+    bytes_to: int
+    bytes_from: int
+    egress_cost: float
+    last_error: str
 
 
 @dataclass(frozen=True)
@@ -96,13 +136,15 @@ class Status:
     store: StoreStatus | None = None
     recent: list[RecentEvent] = field(default_factory=list)
     clock_skew_s: float | None = None
+    standbys: list[StandbyStatus] = field(default_factory=list)
+    mirrors: list[MirrorStatus] = field(default_factory=list)
 
 
 def status_of(facts: RunFacts) -> Status:
     run, state = facts.run, facts.state
     tokens, rate = state.tokens(run.layout), merged_rate(state)
     target = run.settings.train.tokens
-    syncer = _syncer(facts)
+    syncer, standbys = _syncer(facts), _standbys(facts)
     learners = [_learner(facts, island) for island in state.with_members(run).everybody]
     ages = [heard.age_s for heard in facts.learners.values()] + ([facts.syncer.age_s] if facts.syncer else [])
     over = state.phase != "RUNNING"
@@ -119,13 +161,15 @@ def status_of(facts: RunFacts) -> Status:
         participation=state.participation,
         eta_s=None if over or not rate else max(0.0, (target - tokens) / rate),
         age_s=min(ages, default=None),
-        reason=facts.syncer.beat.reason if facts.syncer and not over else "",
+        reason="" if over else _reason(facts, syncer, standbys),
         last_merge=_last_merge(facts),
         learners=learners,
         syncer=syncer,
         store=_store(facts),
         recent=[RecentEvent(n.time, n.kind, n.unit, n.text) for n in state.notes[-RECENT_SHOWN:]][::-1],
         clock_skew_s=facts.clock_skew_s,
+        standbys=standbys,
+        mirrors=[_mirror(facts, store) for store in run.regions],
     )
 
 
@@ -134,7 +178,7 @@ def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStat
     may leave whenever they like."""
     if facts.state.phase != "RUNNING":
         return facts.state.phase
-    heard = [learner for learner in learners if learner.state not in ("LOST", "STARTING", "FAILED")]
+    heard = [learner for learner in learners if learner.state not in ("LOST", "STARTING", "FAILED", "QUARANTINED")]
     syncer_lost = syncer is None or syncer.state == "LOST"
     if facts.state.merges == 0 and not all(learner.state == "LOST" for learner in learners):
         return "STARTING"
@@ -158,10 +202,10 @@ def wall_seconds(facts: RunFacts) -> float:
     """Since launch: from the first commit to now, or to the last commit if the run is over."""
     if not facts.state.started_at:
         return 0.0
-    started = datetime.fromisoformat(facts.state.started_at).timestamp()
+    started = moment(facts.state.started_at).timestamp()
     ended = facts.now_s
     if facts.state.phase != "RUNNING":
-        ended = datetime.fromisoformat(facts.state.updated_at).timestamp()
+        ended = moment(facts.state.updated_at).timestamp()
     return max(0.0, ended - started)
 
 
@@ -197,7 +241,7 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
     return LearnerStatus(
         name=island.name,
         region=island.region,
-        state=_learner_state(facts.state, heard),
+        state=_learner_state(facts.state, island.name, heard),
         incarnation=beat.incarnation,
         heard_s=heard.age_s if heard else None,
         behind=beat.behind,
@@ -209,11 +253,17 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
         loss=beat.loss,
         up_bytes=beat.up_bytes,
         down_bytes=beat.down_bytes,
-        note=beat.retrying or beat.note,
+        note=_quarantine_note(known) or beat.retrying or beat.note,
     )
 
 
-def _learner_state(state: RunState, heard: Heard | None) -> str:
+def _quarantine_note(known: LearnerRecord) -> str:
+    return "" if known.quarantined is None else f"its offers are refused since commit {known.quarantined}: diloco lift"
+
+
+def _learner_state(state: RunState, name: str, heard: Heard | None) -> str:
+    if state.learner(name).quarantined is not None and state.phase == "RUNNING":
+        return "QUARANTINED"
     if heard is None:
         return "STARTING"
     if heard.beat.state in ("DONE", "FAILED") or state.phase == "FINISHED":
@@ -229,21 +279,81 @@ def _syncer(facts: RunFacts) -> SyncerStatus | None:
     beat, age_s = facts.syncer.beat, facts.syncer.age_s
     state = beat.state
     if state != "DONE" and facts.state.phase == "RUNNING":
-        state = "LOST" if age_s > LOST_S else "SUSPECT" if age_s > SUSPECT_S else state
-    return SyncerStatus(state, facts.state.epoch, beat.host, age_s)
+        state = _aged(state, age_s)
+    return SyncerStatus(state, facts.state.epoch, beat.host, age_s, beat.unit, beat.retrying)
+
+
+def _standbys(facts: RunFacts) -> list[StandbyStatus]:
+    """Those that wait now, and those that fell silent lately; nobody waits for a run that is over."""
+    if facts.state.phase != "RUNNING":
+        return []
+    return [
+        StandbyStatus(name, _aged(heard.beat.state, heard.age_s), heard.beat.host, heard.age_s, heard.beat.reason)
+        for name, heard in sorted(facts.standbys.items())
+        if heard.beat.state != "DONE" and heard.age_s <= FORGOTTEN_S
+    ]
+
+
+def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
+    said = () if facts.syncer is None else facts.syncer.beat.mirrors
+    beat = next((beat for beat in said if beat.region == store.name), None)
+    cost = 0.0
+    if beat is not None:
+        cost = (beat.up_bytes * facts.run.home_egress_per_gb + beat.down_bytes * store.egress_per_gb) / GB
+    known, beat = beat is not None, beat or MirrorBeat(store.name)
+    over = facts.state.phase != "RUNNING"
+    behind = max(0, facts.state.n - beat.n) if over else beat.behind  # a beat is seconds old: new commits mean no lag
+    state = "BEHIND" if behind and (over or beat.error or beat.behind_s > SUSPECT_S) else "FOLLOWS"
+    if not over and (not known or facts.syncer is None or facts.syncer.age_s > LOST_S):
+        state = "UNKNOWN"
+    return MirrorStatus(
+        region=store.name,
+        url=store.url,
+        state="STOPPED" if beat.stopped else state,
+        commit=beat.n,
+        commits_behind=behind,
+        behind_s=beat.behind_s,
+        offers=beat.offers,
+        bytes_to=beat.up_bytes,
+        bytes_from=beat.down_bytes,
+        egress_cost=round(cost, 6),
+        last_error=beat.error,
+    )
+
+
+def _aged(state: str, age_s: float) -> str:
+    return "LOST" if age_s > LOST_S else "SUSPECT" if age_s > SUSPECT_S else state
+
+
+def _reason(facts: RunFacts, syncer: SyncerStatus | None, standbys: list[StandbyStatus]) -> str:
+    """In the syncer's words; in ours where nobody serves."""
+    if facts.syncer is not None and syncer is not None and syncer.state not in ("LOST", "SUSPECT", "DONE"):
+        return facts.syncer.beat.reason
+    who = "no syncer has been heard yet"
+    if syncer is not None:
+        who = f"no syncer serves: {syncer.unit} on {syncer.host} "
+        who += "has left" if syncer.state == "DONE" else f"was heard {syncer.heard_s or 0:.0f} s ago"
+    waiting = [standby.name for standby in standbys if standby.state != "LOST"]
+    then = f"{', '.join(waiting)} will take over" if waiting else f"start one: diloco syncer {facts.url}"
+    return f"{who}; {then}"
 
 
 def _store(facts: RunFacts) -> StoreStatus:
     beats = [heard.beat for heard in facts.learners.values()]
     syncer = facts.syncer.beat if facts.syncer else None
+    failing = {name: heard.beat.retrying for name, heard in facts.learners.items()}
+    failing["syncer"] = syncer.retrying if syncer else ""
+    requests = sum(b.requests for b in beats) + (syncer.requests if syncer else 0)
     return StoreStatus(
         url=facts.url,
         bytes_up=sum(b.up_bytes for b in beats) + (syncer.up_bytes if syncer else 0),
         bytes_down=sum(b.down_bytes for b in beats) + (syncer.down_bytes if syncer else 0),
-        requests=sum(b.requests for b in beats) + (syncer.requests if syncer else 0),
-        retrying="; ".join(filter(None, [*(b.retrying for b in beats), syncer.retrying if syncer else ""])),
+        requests=requests,
+        writes=sum(b.writes for b in beats) + (syncer.writes if syncer else 0),
+        requests_a_slot=round(requests / facts.state.slot, 1) if facts.state.slot else None,
+        retrying="; ".join(f"{unit}: {text}" for unit, text in failing.items() if text),
     )
 
 
 def _time(note: MergeNote) -> datetime:
-    return datetime.fromisoformat(note.time)
+    return moment(note.time)

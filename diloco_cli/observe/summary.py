@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.status import goodput, status_of, wall_seconds
+from diloco_cli.observe.render import mirror_line
+from diloco_cli.observe.status import MirrorStatus, goodput, status_of, wall_seconds
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.units import format_duration, format_size
 
@@ -51,6 +52,7 @@ class Summary:
     data_parallel_bytes: int
     learners: list[LearnerSummary]
     syncer: SyncerSummary
+    mirrors: list[MirrorStatus] = field(default_factory=list)
 
 
 def summary_of(facts: RunFacts) -> Summary:
@@ -89,6 +91,7 @@ def summary_of(facts: RunFacts) -> Summary:
         data_parallel_bytes=data_parallel_bytes(run, status.tokens),
         learners=learners,
         syncer=SyncerSummary(state.epoch),
+        mirrors=status.mirrors,
     )
 
 
@@ -124,6 +127,7 @@ def summary_text(summary: Summary) -> str:
         f" ({summary.data_parallel_bytes / max(1, moved):.0f}x)",
         f"  syncer         {summary.syncer.epochs} epoch{'s' if summary.syncer.epochs != 1 else ''}",
         f"  bucket         {summary.url}",
+        *(f"  {mirror_line(mirror)}" for mirror in summary.mirrors),
     ]  # fmt: skip
     return "\n".join(lines)
 

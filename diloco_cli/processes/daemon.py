@@ -59,6 +59,7 @@ class Stopping:
 
 
 def say(line: str) -> None:
-    """One line of a daemon's log. A full disk or a reader that has gone loses the line, never the daemon."""
+    """One line of a daemon's log. A full disk or a reader that has gone loses the line, never the daemon; and nor does
+    what strangers wrote into a record that the line repeats."""
     with suppress(OSError):
-        os.write(STDOUT, f"{line}\n".encode())
+        os.write(STDOUT, f"{line}\n".encode(errors="backslashreplace"))

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from diloco_cli.config.strict_json import parse_object
 from diloco_cli.errors import NoSpaceError, UsageError
 
 MAX_FILE_BYTES = 64 * 1024
@@ -60,12 +61,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if len(data) > MAX_FILE_BYTES:
         raise UnreadableError(f"longer than {MAX_FILE_BYTES} bytes")
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError("not valid JSON (torn?)") from error
-    if not isinstance(body, dict):
-        raise UnreadableError("not a JSON object")
-    return body
+        return parse_object(data, MAX_FILE_BYTES)
+    except ValueError as error:
+        raise UnreadableError(f"not valid JSON (torn?): {error}") from error
 
 
 def make_directory(path: Path) -> None:

@@ -12,6 +12,8 @@ UNIT_STATES: dict[str, str] = {
     "RECOVERING": "a new incarnation is catching up after a failure",
     "SUSPECT": "one expected beat is missing",
     "LOST": "nothing was heard for long",
+    "STANDING_BY": "a syncer that takes over when the one that serves falls silent",
+    "QUARANTINED": "its offers are refused, and it pauses, until `diloco lift` lets it in again",
     "DRAINING": "it was told to leave and finishes what it does",
     "DONE": "it left as intended",
     "FAILED": "it left with an error",
@@ -37,11 +39,30 @@ class LearnerBeat:
     blocked_percent: float = 0.0
     note: str = ""
     retrying: str = ""
+    writes: int = 0  # of the requests: those that write or list, for which stores charge most
+
+
+@dataclass(frozen=True)
+class MirrorBeat:
+    """A syncer's words on one region's bucket: its log goes up to commit `n`, `behind` commits short of home's, and
+    that for `behind_s`. `offers`: carried home. Bytes are what the syncers sent to that bucket, and received from it.
+    `stopped`: it has bytes in it that are not home's."""
+
+    region: str
+    n: int = -1
+    behind: int = 0
+    behind_s: float = 0.0
+    offers: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
+    stopped: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True)
 class SyncerBeat:
-    """The syncer's own words."""
+    """The syncer's own words, or a standby's. `unit`: which process it is, `syncer` or a standby's name. `beats`: how
+    many it has said; `slowest_s`: the longest time between two of them lately, on its own clock."""
 
     state: str
     epoch: int
@@ -53,3 +74,8 @@ class SyncerBeat:
     requests: int = 0
     retrying: str = ""
     memory_bytes: int = 0
+    unit: str = "syncer"
+    beats: int = 0
+    slowest_s: float = 0.0
+    mirrors: tuple[MirrorBeat, ...] = ()
+    writes: int = 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from diloco_cli.protocol.operations import Create, Get, Now, Operation, Put, Sleep, Steps
+from diloco_cli.errors import StoreError
+from diloco_cli.protocol.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep, Steps, There
 from diloco_cli.store.port import Store
 
 Result = TypeVar("Result")
@@ -22,8 +25,20 @@ class Clock(Protocol):
     def check(self) -> None: ...
 
 
-def perform(steps: Steps[Result], store: Store, clock: Clock) -> Result:
-    """Run a protocol generator to its end."""
+@dataclass(frozen=True)
+class Side:
+    """A store; deletions go to `tries_once`, if it is given, and may fail there: the next sweep finds what is left, and
+    a syncer that may not delete must not stop merging for it."""
+
+    store: Store
+    tries_once: Store | None = None
+
+
+def perform(
+    steps: Steps[Result], store: Store, clock: Clock, tries_once: Store | None = None, other: Side | None = None
+) -> Result:
+    """Run a protocol generator to its end. `tries_once`: see `Side`; `other`: where `There` is."""
+    home = Side(store, tries_once)
     answer: Any = None
     while True:
         try:
@@ -32,7 +47,20 @@ def perform(steps: Steps[Result], store: Store, clock: Clock) -> Result:
             result: Result = stop.value
             return result
         clock.check()
-        answer = _perform_one(operation, store, clock)
+        side = home
+        if isinstance(operation, There):
+            if other is None:
+                raise TypeError("these steps need a second store")
+            operation, side = operation.operation, other
+        answer = _perform_at(side, operation, clock)
+
+
+def _perform_at(side: Side, operation: Operation, clock: Clock) -> Any:
+    if isinstance(operation, Delete) and side.tries_once is not None:
+        with suppress(StoreError):
+            side.tries_once.delete(operation.key)
+        return None
+    return _perform_one(operation, side.store, clock)
 
 
 def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
@@ -43,6 +71,10 @@ def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
             return store.create(key, data)
         case Put(key, data):
             return store.put(key, data)
+        case List(prefix, after, limit):
+            return store.list(prefix, after, limit)
+        case Delete(key):
+            return store.delete(key)
         case Now():
             return clock.now_s()
         case Sleep(seconds):

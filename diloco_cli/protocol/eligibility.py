@@ -14,17 +14,22 @@ REASONS: dict[str, str] = {
     "old_incarnation": "a newer incarnation of this learner has been merged",
     "settled": "this offer already has a fate",
     "bad_claim": "slot, fragment, tokens, steps or data range contradict each other",
+    "quarantined": "its learner is quarantined, until an operator lets it in again (diloco lift)",
+    "wrong_base": "it names other bytes as its base than the log does",
+    "before_rollback": "its base lies behind a rollback",
     "unknown_base": "the base version is not in the log, or lies further back than the staleness limit",
     "base_consumed": "an offer from this base, or from before the merge that used it, was already applied",
     "data_overlap": "its data range overlaps what was already applied to this fragment",
     "superseded": "a newer offer of the same learner and fragment took its place",
     "missing_payload": "its payload is not in the bucket",
+    "wrong_size": "its payload has another size than the offer says",
     "digest_mismatch": "its payload has other bytes than the offer says",
-    "bad_payload": "its payload has another header, shape or type than the layout says",
+    "bad_payload": "its payload's header is not the one that the layout gives: other names, shapes, types",
     "non_finite": "its payload holds values that are not finite",
     "bad_norms": "the norms that it claims are not those of its values",
     "norm_cap": "its norm is far above what this fragment has seen lately",
     "no_weight": "it brings no steps",
+    "bad_signature": "the offer is not signed with its learner's key",
     "bad_record": "the offer itself is not well formed",
     "run_over": "the run ended",
 }
@@ -52,13 +57,19 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "old_incarnation"
     if offer.incarnation == known.floor and known.has_fate(offer.seq):
         return "settled"
+    if known.quarantined is not None:
+        return "quarantined"
     if not _claims_are_possible(offer, run):
         return "bad_claim"
     if offer.steps == 0:
         return "no_weight"
+    if offer.base < state.base_floor:
+        return "before_rollback"
     base = state.version(offer.fragment, offer.base)
-    if base is None or base.cast_digest != offer.base_digest:
+    if base is None:
         return "unknown_base"
+    if base.cast_digest != offer.base_digest:
+        return "wrong_base"
     stale = state.slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments
     if stale and base not in state.outputs:  # skipped slots do not age what is current
         return "unknown_base"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.eligibility import is_well_formed, refusal
 from diloco_cli.protocol.keys import incarnation_key, offer_key
 from diloco_cli.protocol.operations import Get, Steps
+from diloco_cli.protocol.polling import SHORT_SLOT_S, expected_slot_s, next_request_s
 from diloco_cli.protocol.records import Fate, Offer, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.signing import learner_signer
 
 MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
 MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most two a fragment
@@ -25,16 +28,22 @@ class Mailbox:
     next_seq: int = 0
     pending: list[Offer] = field(default_factory=list)
     since_s: float = 0.0
+    found_s: float | None = None
+    slot_s: float = 0.0
+    next_request_s: float = 0.0
 
 
 @dataclass
 class Inbox:
-    """All pending offers, and when each learner was last heard (seconds on the syncer's clock)."""
+    """All pending offers, and when each learner was last heard (seconds on the syncer's clock).
+
+    `withheld(learner, incarnation, seq)`: offers that are not to be read here now (see protocol/relays.py)."""
 
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
     heard_s: dict[str, float] = field(default_factory=dict)
     fates: list[Fate] = field(default_factory=list)
+    withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
 
     def open(self, state: RunState, now_s: float) -> None:
         """Start from what the log knows. Every island counts as heard now: the benefit of the doubt."""
@@ -57,10 +66,11 @@ class Inbox:
         """Also of those that have joined meanwhile."""
         for island in state.with_members(self.run).everybody:
             newest = self.newest_incarnation(island.name)
-            while (yield Get(incarnation_key(island.name, newest + 1))) is not None:
+            while (claim := (yield Get(incarnation_key(island.name, newest + 1)))) is not None:
                 newest += 1
                 self._box(island.name, newest).since_s = now_s
-                self.heard_s[island.name] = now_s
+                if self._is_by(island.name, incarnation_key(island.name, newest), claim):
+                    self.heard_s[island.name] = now_s
             if newest > 0:
                 self._retire(island.name, self._box(island.name, newest), now_s)
 
@@ -74,39 +84,54 @@ class Inbox:
         for key in old:
             del self.mailboxes[key]
 
-    def poll(self, state: RunState, now_s: float) -> Steps[int]:
-        """Fetch offers that have appeared; returns how many."""
-        found = 0
-        for box in sorted(self.mailboxes.values(), key=lambda b: (b.learner, b.incarnation)):
+    def poll(self, state: RunState, now_s: float, slot_s: float = 0.0) -> Steps[int]:
+        """Fetch offers that have appeared; returns how many. Where slots take long, only from the mailboxes whose time
+        it is."""
+        found, always = 0, slot_s < SHORT_SLOT_S
+        due = [box for box in self.mailboxes.values() if always or now_s >= box.next_request_s]
+        for box in sorted(due, key=lambda b: (b.learner, b.incarnation)):
             for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
+                if self.withheld(box.learner, box.incarnation, box.next_seq):
+                    break
                 key = offer_key(box.learner, box.incarnation, box.next_seq)
                 data = yield Get(key)
                 if data is None:
                     break
-                self._receive(box, data, key, state)
-                self.heard_s[box.learner] = now_s
+                if self._receive(box, data, key, state):
+                    self.heard_s[box.learner] = box.found_s = now_s
                 found += 1
+            box.next_request_s = next_request_s(box.found_s, now_s, expected_slot_s(box.slot_s, slot_s))
         self.sort_out(state)
         return found
 
-    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> None:
+    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
+        """Whether it is the learner's own word, good or bad."""
         seq = box.next_seq
         box.next_seq += 1
         known = state.learner(box.learner)
         if box.incarnation == known.floor and known.has_fate(seq):
-            return
+            return True
+        if not self._is_by(box.learner, key, data):
+            self.fates.append(Fate(box.learner, box.incarnation, seq, 0, "bad_signature"))
+            return False
         try:
             offer = decode(Offer, data, key)
             if offer.id != (box.learner, box.incarnation, seq) or not is_well_formed(offer):
                 raise RecordError("the offer is not what an honest learner writes under this key", where=key)
         except RecordError:
             self.fates.append(Fate(box.learner, box.incarnation, seq, 0, "bad_record"))
-            return
+            return True
         self.deliver(offer)
+        return True
+
+    def _is_by(self, learner: str, key: str, data: bytes) -> bool:
+        return self.run.keyring.is_genuine(learner_signer(learner), key, data)
 
     def deliver(self, offer: Offer) -> None:
         """A well-formed offer, from wherever it comes."""
-        self._box(offer.learner, offer.incarnation).pending.append(offer)
+        box = self._box(offer.learner, offer.incarnation)
+        box.slot_s = offer.timings.slot_s
+        box.pending.append(offer)
 
     def sort_out(self, state: RunState) -> None:
         """Give every pending offer that can never be applied its fate, and forget what is settled."""

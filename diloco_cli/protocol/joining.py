@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
@@ -13,9 +15,11 @@ from diloco_cli.protocol.operations import Create, Get, Sleep, Steps
 from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode, encode
+from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 from diloco_cli.store.port import Created
 
 WAIT_FOR_GENESIS_S = 0.1
+MAX_FORGED_CLAIMS = 64  # in a row, that are looked behind
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class Joined:
     """What a new incarnation starts from: the log, where its data begins, and its newest saved inner state's key.
 
     The data begins beyond everything that a predecessor applied or published: no sample is merged twice, and what the
-    predecessor had drawn but not published is lost with it.
+    predecessor had drawn but not published is lost with it. Saved moments that an offer from behind a rollback names
+    are none.
     """
 
     incarnation: int
@@ -39,16 +44,19 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         yield Sleep(WAIT_FOR_GENESIS_S)
         state = yield from read_log(run, state)
     known = state.learner(learner)
-    incarnation = yield from claim_number(claim, max(1, known.floor), lambda number: incarnation_key(learner, number))
+    incarnation = yield from claim_number(
+        claim, max(1, known.floor), lambda i: incarnation_key(learner, i), run.keyring, learner_signer(learner)
+    )
     data_start, inner = known.data_end, None
     for earlier in range(max(1, known.floor), incarnation):
-        last = yield from _newest_offer(learner, earlier, known.next_seq if earlier == known.floor else 0)
+        last = yield from _newest_offer(run, learner, earlier, known.next_seq if earlier == known.floor else 0)
         if last is not None:
-            data_start, inner = max(data_start, last.data_end), last.inner or inner
+            data_start = max(data_start, last.data_end)
+            inner = last.inner or inner if last.base >= state.base_floor else inner
     return Joined(incarnation, state, data_start, inner)
 
 
-def _newest_offer(learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
+def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
     """The last offer of an incarnation: offers are dense, so the walk starts at the last one known to be settled."""
     newest: Offer | None = None
     seq = max(0, settled - 1)
@@ -58,16 +66,18 @@ def _newest_offer(learner: str, incarnation: int, settled: int) -> Steps[Offer |
         if data is None:
             return newest
         with suppress(RecordError):  # the syncer gives it its fate; its successor in the walk may be sound
-            newest = decode(Offer, data, key)
+            found = decode(Offer, data, key)
+            newest = found if run.keyring.is_genuine(learner_signer(learner), key, data) else newest
         seq += 1
 
 
-def publish(offer: Offer, payload: bytes) -> Steps[None]:
+def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps[None]:
     """The payload, then the offer that names it. FencedError if another process holds this very offer."""
     yield Create(delta_key(*offer.id, offer.payload_digest), payload)
     key = offer_key(*offer.id)
-    answer = yield Create(key, encode(offer))
-    if not isinstance(answer, Created) and answer.data != encode(offer):
+    mine = keyring.seal(learner_signer(offer.learner), key, encode(offer))
+    answer = yield Create(key, mine)
+    if not isinstance(answer, Created) and answer.data != mine:
         raise FencedError(f"another process publishes as incarnation {offer.incarnation} of {offer.learner}", where=key)
 
 
@@ -77,6 +87,46 @@ def fetch_cast(output: Output) -> Steps[bytes | None]:
     return data if data is not None and digest(data) == output.cast_digest else None
 
 
-def newer_incarnation(learner: str, incarnation: int) -> Steps[bool]:
-    """Whether another process has taken this learner's place."""
-    return (yield Get(incarnation_key(learner, incarnation + 1))) is not None
+@dataclass(frozen=True)
+class News:
+    """The log as far as it has been read, the casts of its newest versions that are new to the reader, and those that
+    are not there now (gone, torn): to be looked for again, by then perhaps as a newer version."""
+
+    state: RunState
+    casts: tuple[tuple[Output, Any], ...] = ()
+    missing: tuple[Output, ...] = ()
+
+
+def follow(
+    run: RunFormat, known: RunState, fetched: Mapping[int, int],
+    decode_cast: Callable[[Output, bytes], Any] = lambda output, data: data,
+) -> Steps[News]:  # fmt: skip
+    """What is new since `known`; `fetched`: the version of each fragment that the reader has. Casts come decoded.
+
+    A rollback is no news before all its casts are there: nobody trains on a mixture of what is left and what counts.
+    """
+    state = yield from read_log(run, known)
+    casts: list[tuple[Output, Any]] = []
+    missing: list[Output] = []
+    for output in state.outputs:
+        if output.version > fetched[output.fragment]:
+            data = yield from fetch_cast(output)
+            if data is None:
+                missing.append(output)
+            else:
+                casts.append((output, decode_cast(output, data)))
+    if missing and state.base_floor > known.base_floor:
+        return News(known, (), tuple(missing))
+    return News(state, tuple(casts), tuple(missing))
+
+
+def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGNED) -> Steps[bool]:
+    """Whether another process has taken this learner's place. A claim that is not signed with its key takes nothing."""
+    for number in range(incarnation + 1, incarnation + 1 + MAX_FORGED_CLAIMS):
+        key = incarnation_key(learner, number)
+        claim = yield Get(key)
+        if claim is None:
+            return False
+        if keyring.is_genuine(learner_signer(learner), key, claim):
+            return True
+    return False

@@ -11,7 +11,8 @@
     snapshot/<n>.json                            create-once: the folded log up to commit n
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
     request/<r>.json                             create-once: an operator's intent, or an island that asks to join
-    beat/<unit>.json, hint/head.json             overwritten now and then: hints, never trusted for safety
+    beat/<unit>.json, beat/standby/<name>.json, hint/head.json
+                                                 overwritten now and then: hints, never trusted for safety
 
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
 """
@@ -23,7 +24,11 @@ import re
 FORMAT_KEY = "FORMAT.json"
 HEAD_HINT_KEY = "hint/head.json"
 SYNCER = "syncer"
+STANDBY_BEATS = "beat/standby/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_VERSION = re.compile(r"(?:state|cast)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
+_DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
+_SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
 
 
@@ -74,9 +79,31 @@ def read_inner_key(key: str) -> tuple[str, int, int] | None:
     return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
+def read_snapshot_key(key: str) -> int | None:
+    """The number of its commit, or None if it is no such key."""
+    found = _SNAPSHOT.fullmatch(key)
+    return None if found is None else int(found[1])
+
+
+def read_version_key(key: str) -> tuple[int, int, int, str] | None:
+    """(fragment, version, epoch, digest) of a state or a cast, or None if it is no such key."""
+    found = _VERSION.fullmatch(key)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3]), found[4])
+
+
+def read_delta_key(key: str) -> tuple[str, int, int] | None:
+    """(learner, incarnation, seq), or None if it is no such key."""
+    found = _DELTA.fullmatch(key)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
 def request_key(number: int) -> str:
     return f"request/{number:010d}.json"
 
 
 def beat_key(unit: str) -> str:
     return f"beat/{unit}.json"
+
+
+def standby_beat_key(name: str) -> str:
+    return f"{STANDBY_BEATS}{name}.json"

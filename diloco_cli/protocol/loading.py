@@ -24,7 +24,9 @@ def load_delta(arithmetic: Arithmetic, state: RunState, offer: Offer, recover: R
     payload = yield Get(delta_key(*offer.id, offer.payload_digest))
     if payload is None:
         return "missing_payload"
-    if len(payload) != offer.payload_bytes or digest(payload) != offer.payload_digest:
+    if len(payload) != offer.payload_bytes:
+        return "wrong_size"
+    if digest(payload) != offer.payload_digest:
         return "digest_mismatch"
     base_cast = None
     if offer.base != current.version:

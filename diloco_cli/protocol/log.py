@@ -6,15 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import FencedError, NotFoundError
-from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, epoch_key, is_name, snapshot_key
-from diloco_cli.protocol.operations import Create, Get, Put, Steps
+from diloco_cli.errors import FencedError, NotFoundError, UsageError
+from diloco_cli.protocol.keys import (
+    FORMAT_KEY,
+    HEAD_HINT_KEY,
+    commit_key,
+    epoch_key,
+    is_name,
+    read_snapshot_key,
+    snapshot_key,
+)
+from diloco_cli.protocol.operations import Create, Get, List, Put, Steps
 from diloco_cli.protocol.records import MOST, SCHEMA, Commit, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import RecordError, decode, decode_plain, encode
+from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Secret, SignatureError, Unsigned
 from diloco_cli.store.port import Created
 
 SNAPSHOT_EVERY = 64
+LONG_WAY = 2 * SNAPSHOT_EVERY  # commits, from a snapshot that should have been the newest
+SNAPSHOT_TRIES = 3  # of the newest; one of each was written by another process at another time
 KeyOf = Callable[[int], str]
 
 
@@ -35,12 +46,16 @@ class HeadHint:
     snapshot: int
 
 
-def read_format(where: str) -> Steps[RunFormat]:
-    """FORMAT.json of the run at `where` (a URL, for errors). Raises NotFoundError; a newer schema is refused."""
+def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, ...] = ()) -> Steps[RunFormat]:
+    """FORMAT.json of the run at `where` (a URL, for errors), opened with `secret`. Raises NotFoundError; a newer schema
+    is refused, and so is another run's key. A daemon `signs_as` one or more: there key and run must fit."""
     data = yield Get(FORMAT_KEY)
     if data is None:
         raise NotFoundError(f"no run at {where}", hint="list the runs of this directory: diloco runs")
-    return parse_format(data, where)
+    run = with_keys(parse_format(data, where), secret, data, where)
+    if signs_as:
+        require_keys(run, secret, signs_as, where)
+    return run
 
 
 def parse_format(data: bytes, where: str) -> RunFormat:
@@ -50,7 +65,38 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     strange = [name for name in (run.name, *(island.name for island in run.everybody)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
-    return run
+    return run if run.signing is None else replace(run, keyring=KEYLESS)
+
+
+def with_keys(run: RunFormat, secret: Secret | None, data: bytes, where: str) -> RunFormat:
+    """The run with the keys that `secret` gives for it; `data` are the bytes of its FORMAT.json. Raises UsageError for
+    another run's key, SignatureError if somebody else wrote the format."""
+    if run.signing is None or secret is None:
+        return run
+    keyring = secret.keyring(run.run_id)
+    for signer in filter(None, (LOG, secret.signer)):
+        named = run.signing.id_of(signer)
+        if (named is not None or signer == LOG) and named != keyring.key_id(signer):
+            raise UsageError(
+                f"the key {keyring.key_id(signer)} is not the one that run {run.name} names for {signer}: {named}",
+                where=secret.where,
+                hint="give the run's own key (a learner's is made for one run), or none to read unchecked",
+            )
+    if not keyring.is_genuine(LOG, FORMAT_KEY, data):
+        raise SignatureError("the run's format is not signed with the run's key", where=f"{where}/{FORMAT_KEY}")
+    return replace(run, keyring=keyring)
+
+
+def require_keys(run: RunFormat, secret: Secret | None, signers: tuple[str, ...], where: str) -> None:
+    """A process that was given a key takes no part in an unsigned run: else whoever replaces the format could switch
+    signing off. Raises UsageError then, and where the run is signed and a key is missing."""
+    if run.signing is None and secret is not None:
+        hint = f"start it without {secret.where}, or start a new run, which will be signed"
+        raise UsageError("there is a signing key, and this run is not signed", where=where, hint=hint)
+    missing = [signer for signer in signers if not run.keyring.holds(signer)]
+    if missing:
+        what = f"run {run.name} is signed, and this process has no key for {' and '.join(missing)}"
+        raise UsageError(what, where=where, hint=KEY_HINT)
 
 
 def refuse_newer(schema: object, where: str) -> None:
@@ -74,61 +120,104 @@ def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
 
 
 def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
-    """One more record's bytes, checked and applied."""
+    """One more record's bytes, checked and applied. Raises SignatureError where a signed run's record is not."""
     key = commit_key(state.n + 1)
+    if not run.keyring.is_genuine(LOG, key, data):
+        raise SignatureError("this commit is not signed by a syncer of the run", where=key)
     refuse_newer(decode_plain(data, key).get("schema"), key)
     return apply(state, decode(Commit, data, key), digest(data), run.layout, kept_versions(run))
 
 
 def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
-    """The log to its end: from `state`, or from the newest snapshot that holds, or from commit 0."""
+    """The log to its end: from `state`, or from the newest snapshot that holds, or from commit 0.
+
+    Where the hint is lost or old, or its snapshot damaged, that shows by the length of the way; then newer snapshots
+    are looked for, once. So a log of any age opens with a bounded number of reads."""
     if state is None:
-        state = yield from _newest_snapshot(run)
+        state = yield from _hinted_snapshot(run)
+    far = state.n + LONG_WAY
     while True:
         later = yield from next_commit(run, state)
         if later is None:
             return state
         state = later
+        if state.n == far:
+            state = (yield from newest_snapshot(run, state.n)) or state
 
 
-def _newest_snapshot(run: RunFormat) -> Steps[RunState]:
+def newest_snapshot(run: RunFormat, beyond: int, before: int = MOST) -> Steps[RunState | None]:
+    """The newest snapshot that holds, of a commit > `beyond` and < `before`; None if there is none."""
+    numbers = yield from snapshots_between(beyond + 1, before - 1)
+    for number in numbers[::-1][:SNAPSHOT_TRIES]:
+        state = yield from snapshot_at(run, number)
+        if state is not None:
+            return state
+    return None
+
+
+def snapshots_between(first: int, last: int) -> Steps[tuple[int, ...]]:
+    """Numbers of snapshots in [first, last], rising. From a listing: it may lag, and names what may not hold."""
+    found: list[int] = []
+    after = snapshot_key(first - 1) if first > 0 else ""
+    while True:
+        keys: list[str] = yield List("snapshot/", after)
+        numbers = [number for number in map(read_snapshot_key, keys) if number is not None]
+        found += [number for number in numbers if number <= last]
+        if not keys or (numbers and numbers[-1] > last):
+            return tuple(found)
+        after = keys[-1]
+
+
+def _hinted_snapshot(run: RunFormat) -> Steps[RunState]:
     hint_data = yield Get(HEAD_HINT_KEY)
     try:
         if hint_data is None:
             return RunState()
         n = decode(HeadHint, hint_data, HEAD_HINT_KEY).snapshot
-        if not 0 <= n < MOST:
-            return RunState()
-        data = yield Get(snapshot_key(n))
-        commit = yield Get(commit_key(n))
-        if data is None or commit is None:
-            return RunState()
+    except RecordError:
+        return RunState()
+    return (yield from snapshot_at(run, n)) or RunState()
+
+
+def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
+    """The state after commit n out of its snapshot; None if there is none that holds: an older start is slower, never
+    wrong. One of another schema was folded by other rules, and does not hold."""
+    if not 0 <= n < MOST:
+        return None
+    data = yield Get(snapshot_key(n))
+    commit = yield Get(commit_key(n))
+    if data is None or commit is None or not run.keyring.is_genuine(LOG, snapshot_key(n), data):
+        return None
+    try:
         snapshot = decode(Snapshot, data, snapshot_key(n))
     except RecordError:
-        return RunState()  # damaged: an older start is slower, never wrong
-    holds = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.commit_digest == digest(commit)
-    return snapshot.state if holds else RunState()
+        return None
+    same = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.schema == SCHEMA
+    return snapshot.state if same and snapshot.commit_digest == digest(commit) else None
 
 
 def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
     snapshot = Snapshot(state, state.digest, run.run_id)
-    yield Create(snapshot_key(state.n), encode(snapshot))
+    key = snapshot_key(state.n)
+    yield Create(key, run.keyring.seal(LOG, key, encode(snapshot)))
     yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
 
 
-def claim_number(claim: ProcessClaim, first: int, key_of: KeyOf) -> Steps[int]:
+def claim_number(
+    claim: ProcessClaim, first: int, key_of: KeyOf, keyring: Unsigned = UNSIGNED, signer: str = LOG
+) -> Steps[int]:
     """The first free number from `first` on, now claimed by this process: `incarnation` or `epoch`."""
     number = first
     while True:
-        mine = encode(replace(claim, number=number))
+        mine = keyring.seal(signer, key_of(number), encode(replace(claim, number=number)))
         answer = yield Create(key_of(number), mine)
         if isinstance(answer, Created) or answer.data == mine:
             return number
         number += 1
 
 
-def claim_epoch(claim: ProcessClaim, state: RunState) -> Steps[int]:
-    return (yield from claim_number(claim, state.epoch + 1, epoch_key))
+def claim_epoch(run: RunFormat, claim: ProcessClaim, state: RunState) -> Steps[int]:
+    return (yield from claim_number(claim, state.epoch + 1, epoch_key, run.keyring))
 
 
 def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunState, bool]]:
@@ -138,8 +227,9 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     FencedError. So after a commit, memory is what the log says, whoever wrote it.
     """
     record = replace(draft, n=state.n + 1, previous=state.digest)
-    data = encode(record)
-    answer = yield Create(commit_key(record.n), data)
+    key = commit_key(record.n)
+    data = run.keyring.seal(LOG, key, encode(record))
+    answer = yield Create(key, data)
     if isinstance(answer, Created) or answer.data == data:
         return fold(run, state, data), True
     theirs = fold(run, state, answer.data)

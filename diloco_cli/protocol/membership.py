@@ -21,7 +21,7 @@ from diloco_cli.protocol.keys import is_name
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.operations import Sleep, Steps
 from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.protocol.requests import ask_to_join
+from diloco_cli.protocol.requests import ask
 from diloco_cli.protocol.state import RunState
 
 ASK_AGAIN_S = 0.5
@@ -55,6 +55,8 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
     """
     state = yield from read_log(run)
     asked: int | None = None
+    before = _refusals(state, island)
+    relayed = run.region_store(island.region) is not None  # then its number at home is another one
     while state.with_members(run).island(island.name) is None:
         hopeless = refusal_of_island(island, state.with_members(run))
         if hopeless is not None:
@@ -62,8 +64,8 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
         if state.phase != "RUNNING":
             raise UsageError(f"run {run.name} is {state.phase}: nobody can join it", hint=f"diloco status {run.name}")
         if asked is None and state.n >= 0:
-            asked = yield from ask_to_join(state, nonce, time, island)
-        elif asked is not None and state.next_request > asked:
+            asked = yield from ask(state, "join", nonce, time, island=island, keyring=run.keyring)
+        elif asked is not None and (_refusals(state, island) != before if relayed else state.next_request > asked):
             raise UsageError(_answer(state, island), where=run.name)
         yield Sleep(ASK_AGAIN_S)
         state = yield from read_log(run, state)
@@ -75,5 +77,10 @@ def refusal_text(name: str, reason: str) -> str:
 
 
 def _answer(state: RunState, island: Island) -> str:
-    texts = [note.text for note in state.notes if note.text.startswith(refusal_text(island.name, ""))]
-    return texts[-1] if texts else refusal_text(island.name, "the run refused it")
+    texts = _refusals(state, island)
+    return texts[-1][1] if texts else refusal_text(island.name, "the run refused it")
+
+
+def _refusals(state: RunState, island: Island) -> list[tuple[str, str]]:
+    """(When, what) the run has said to such an island lately."""
+    return [(note.time, note.text) for note in state.notes if note.text.startswith(refusal_text(island.name, ""))]

@@ -5,8 +5,13 @@
 | Get            | bytes, or None                           |
 | Create         | Created or Exists (store/port.py)        |
 | Put            | None                                     |
+| List           | keys, in lexical order; may lag behind   |
+| Delete         | None, also if there was nothing          |
 | Now            | seconds on the actor's own monotonic clock |
 | Sleep          | None                                     |
+| There          | the operation's answer, from the other store |
+
+Whoever works between two stores (protocol/mirrors.py, protocol/relays.py) says `There` of what is meant for the second.
 """
 
 from __future__ import annotations
@@ -38,6 +43,22 @@ class Put:
 
 
 @dataclass(frozen=True)
+class List:
+    """At most `limit` keys with the prefix, beyond `after`. A hint: nothing true rests on it."""
+
+    prefix: str
+    after: str = ""
+    limit: int = 1000
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Only behind a committed floor (see protocol/collection.py)."""
+
+    key: str
+
+
+@dataclass(frozen=True)
 class Now:
     pass
 
@@ -47,5 +68,27 @@ class Sleep:
     seconds: float
 
 
-Operation = Get | Create | Put | Now | Sleep
+StoreOperation = Get | Create | Put | List | Delete
+
+
+@dataclass(frozen=True)
+class There:
+    """For the other one of two stores: the bucket of a region."""
+
+    operation: StoreOperation
+
+
+Operation = StoreOperation | Now | Sleep | There
 Steps = Generator[Operation, Any, Result]
+
+
+def there(steps: Steps[Result]) -> Steps[Result]:
+    """Protocol code that was written for one store, performed on the other one."""
+    answer: Any = None
+    while True:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        answer = yield operation if isinstance(operation, Now | Sleep | There) else There(operation)

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 
 from diloco_cli.protocol.eligibility import most_steps
 from diloco_cli.protocol.event_log import EventLog
+from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.records import Beginning, Event, Island, Mixing, Offer, Output, RunFormat, Timings
 from diloco_cli.protocol.schedule import (
+    MOST_IN_FLIGHT,
     StepPermit,
     fraction_of_run,
     fragment_of_slot,
     may_step,
     measured_local_steps,
+    most_ahead,
     slot_to_offer,
     slots_reached,
 )
@@ -67,21 +70,26 @@ class Progress:
         self.steps_since_commit = 0
         self.local_steps = island.local_steps
         self.slots_reached = 0
+        self._exchange_s = self._slot_s = 0.0
         self._credit = 0
         self.next_slot = 0
         self.next_seq = 0
         self.books = [FragmentBooks(output, position) for output in state.outputs]
         self.events = EventLog()
-        self._applied: dict[int, int] = {}
+        self._applied: dict[int, int | None] = {}
         self.log_n = state.n
         self.head_slot = state.slot
         self.head_tokens = state.tokens(run.layout)
         self._merges = state.merges
         self._progress = 0.0
+        self.base_floor = state.base_floor
+        self.quarantined = state.learner(learner).quarantined
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
     def may_step(self) -> StepPermit:
+        if self.quarantined is not None:
+            return StepPermit(False, f"quarantined by commit {self.quarantined}; to go on: diloco lift {self.learner}")
         return may_step(self.steps_since_commit, self.local_steps, self.run.settings.sync.drift_rounds)
 
     def begin(self, inner: str | None, moments_lost: bool) -> None:
@@ -99,7 +107,7 @@ class Progress:
             book.steps += 1
 
     def fraction(self) -> float:
-        """Position on the learning-rate schedule in [0, 1] (see fraction_of_run), never decreasing."""
+        """Position on the learning-rate schedule in [0, 1] (see fraction_of_run). Only a rollback ever decreases it."""
         settings = self.run.settings
         now = fraction_of_run(
             self.head_tokens, settings.train.tokens, self.run.round_tokens, self.steps_since_commit, self.local_steps,
@@ -117,12 +125,22 @@ class Progress:
         drafts = []
         for _ in range(due):
             self.slots_reached += 1
-            slot = slot_to_offer(self.next_slot, self.head_slot)
+            slot = self._slot_to_offer()
+            if slot is None:
+                continue
             self.next_slot = slot + 1
             draft = self._draft(slot)
             if draft is not None:
                 drafts.append(draft)
         return drafts
+
+    def _slot_to_offer(self) -> int | None:
+        """Without a bound before the first own offer was merged, because the time of an exchange is not known then, and
+        where each merge is waited for (`at_tau`)."""
+        free = not self._applied or self.run.settings.sync.adoption == "at_tau"
+        ahead = MOST_IN_FLIGHT if free else most_ahead(self._exchange_s, self._slot_s)
+        in_touch = self.steps_since_commit <= self.local_steps
+        return slot_to_offer(self.next_slot, self.head_slot, self.run.num_fragments, ahead, in_touch)
 
     def due_at_the_bound(self) -> list[Draft]:
         """What a learner offers that may not step: every fragment with progress and no offer on its way, for its next
@@ -163,7 +181,7 @@ class Progress:
     def _draft(self, slot: int) -> Draft | None:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
-        if len(book.outstanding) >= MAX_OUTSTANDING or book.steps == 0:
+        if self.quarantined is not None or len(book.outstanding) >= MAX_OUTSTANDING or book.steps == 0:
             return None
         happened = self.events.take()
         draft = Draft(
@@ -205,32 +223,63 @@ class Progress:
 
     # -- hearing from the log -----------------------------------------------------------------------------------
 
-    def heard(self, state: RunState, own_step_s: float = 0.0) -> bool:
+    def heard(self, state: RunState, own_step_s: float = 0.0, exchange_s: float = 0.0) -> bool:
         """A newer head is known: where the run is, which own offers have their fate, how fast the others step.
+        `exchange_s`: how long this learner's own upload and adoption take, together.
 
-        True if a predecessor's late offer was applied to data that this incarnation is working on: its books have then
-        started anew beyond that data, and its parameters must go back to what it adopted.
+        True if the books have started anew, and so the parameters must go back to what was adopted: a predecessor's
+        late offer was applied to data that this incarnation is working on, or a quarantine has been lifted.
         """
         if state.n <= self.log_n:
             return False
-        news, planned = state.merges > self._merges, self.local_steps
+        rolled_back = self.is_behind_rollback(state)
+        news, planned = state.merges > self._merges or rolled_back, self.local_steps
         if news:  # skips are no news: they bring no version to adopt
             self.steps_since_commit = 0
         self.log_n, self.head_slot, self._merges = state.n, state.slot, state.merges
         self.head_tokens = state.tokens(self.run.layout)
+        if rolled_back:  # the due slot, and the learning rate, are those of the parameters that were just adopted
+            self.base_floor, self.next_slot, self._progress = state.base_floor, state.slot, 0.0
+            self._applied = dict.fromkeys(self._applied)  # those merges no longer count: nothing is owed for them
         known = state.learner(self.learner)
         if known.floor == self.incarnation:
             for book in self.books:
                 book.outstanding = {seq for seq in book.outstanding if not known.has_fate(seq)}
-        mine = {f: last.seq for f, last in known.applied.items() if last.incarnation == self.incarnation}
+        mine = {
+            fragment: last.seq
+            for fragment, last in known.applied.items()
+            if last.incarnation == self.incarnation and last.produced >= state.base_floor
+        }
         self._applied.update(mine)
         sync = self.run.settings.sync
         if sync.local_steps == "measured" and sync.adoption == "on_arrival" and own_step_s > 0:
             fastest = min([own_step_s, *state.recent_paces(sync.drift_rounds * self.run.num_fragments)])
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
+        self._exchange_s, self._slot_s = exchange_s, own_step_s * self.local_steps / self.run.num_fragments
         if news or self.local_steps != planned:
             self.events.note(Event("heard", n=state.n, local_steps=self.local_steps))
-        return self._step_aside(known.data_end)
+        return self._is_let_in(known.quarantined) | self._step_aside(known.data_end)
+
+    def is_behind_rollback(self, state: RunState) -> bool:
+        """Whether the log knows of a rollback that these books do not know."""
+        return state.base_floor > self.base_floor
+
+    def mixing_of(self, output: Output, state: RunState) -> Mixing:
+        """By what rule to adopt `output`: the run's, except where what it replaces lies behind a rollback. Of that
+        nothing goes on."""
+        if self.books[output.fragment].base.version < state.base_floor:
+            return "replace"
+        return mixing_of(self.run.settings.sync, output)
+
+    def _is_let_in(self, quarantined: int | None) -> bool:
+        """What made its offers bad may be in what was trained since the last adoption."""
+        lifted = self.quarantined is not None and quarantined is None
+        self.quarantined = quarantined
+        if lifted:
+            self.steps_since_commit = 0
+            for fragment in range(len(self.books)):
+                self._start_anew(fragment)
+        return lifted
 
     def _step_aside(self, data_end: int) -> bool:
         """Only another incarnation can be ahead of this one's position."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 SMOOTHING = 0.5  # of the moving averages below
 MIN_ALIVE_S = 15.0
 ALIVE_SLOTS = 4
+LATE_SLOTS = 1.5  # half a slot beyond its due time, so that who is on time is not overtaken by its own jitter
 
 
 def moving_average(average: float | None, value: float) -> float:
@@ -81,6 +83,12 @@ class SlotFacts:
     later_offers: bool
     waiting_since_s: float
     now_s: float
+    late: int = 0  # of those present: made for an earlier slot, and not yet counted for the quorum
+    late_count_at_s: float = 0.0
+
+    @property
+    def counted(self) -> int:
+        return self.present - self.late
 
 
 @dataclass(frozen=True)
@@ -92,19 +100,66 @@ class Decision:
     until_s: float | None = None
 
 
+def late_offers_count_after_s(pace: Pace, skip_after_s: float) -> float:
+    """How long a slot must have been due before an offer that was made for an earlier slot makes its quorum.
+
+    At K = 1 such an offer alone would merge each slot as soon as it opens, a whole slot before anybody has reached it:
+    the slots would run ahead of all learners. It lies there for the slot's whole time instead, joins whoever comes, and
+    carries the slot only if nobody does; at the latest when the slot could be skipped."""
+    return min(LATE_SLOTS * pace.slot_s, skip_after_s)
+
+
+@dataclass
+class Watch:
+    """One slot as its syncer sees it happen, from the moment at which it is due."""
+
+    due_s: float
+    first_offer_s: float | None = None
+    quorum_s: float | None = None
+
+    def look(
+        self, slot: int, offered_for: Sequence[int], alive: int, quorum: int, later_offers: bool,
+        late_after_s: float, now_s: float,
+    ) -> SlotFacts:  # fmt: skip
+        """`offered_for`: the slots for which those who are present have made their offers."""
+        late_count_at_s = self.due_s + late_after_s
+        late = sum(made_for < slot for made_for in offered_for) if now_s < late_count_at_s else 0
+        counted = len(offered_for) - late
+        if counted and self.first_offer_s is None:
+            self.first_offer_s = now_s
+        if counted >= quorum and self.quorum_s is None:
+            self.quorum_s = now_s
+        return SlotFacts(
+            present=len(offered_for),
+            alive=alive,
+            quorum=quorum,
+            first_offer_s=self.first_offer_s,
+            quorum_reached_s=self.quorum_s,
+            later_offers=later_offers,
+            waiting_since_s=self.due_s,
+            now_s=now_s,
+            late=late,
+            late_count_at_s=late_count_at_s,
+        )
+
+
 def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision:
     """Merge at quorum plus grace; earlier when all who are alive are here; skip a slot that nobody can fill while
     offers for later slots wait; otherwise wait, and say for what.
 
-    present < K               wait, however many are alive; after `skip_after_s` with offers for later slots: skip
+    counted < K               wait, however many are alive; after `skip_after_s` with offers for later slots: skip
     K > alive                 the same: nobody lowers the quorum; the learners drift up to their bound, then pause
     present >= alive, >= K    merge at once (one learner alone, too; nobody alive counts as everybody here)
-    present >= K otherwise    merge when the grace is over, which is at once where there is no slack
+    counted >= K otherwise    merge when the grace is over, which is at once where there is no slack
+
+    Who came late for an earlier slot is present, and in the merge if there is one, but counts only later (`Watch`).
     """
-    if facts.present < facts.quorum:
-        missing = f"{facts.present} of the {facts.quorum} offers that the quorum needs"
+    if facts.counted < facts.quorum:
+        missing = f"{facts.counted} of the {facts.quorum} offers that the quorum needs"
         if facts.later_offers and facts.now_s - facts.waiting_since_s >= skip_after_s:
             return Decision("skip", f"{missing} after {skip_after_s:g} s, while later slots wait")
+        if facts.late:
+            return Decision("wait", f"{missing}, and {facts.late} late for an earlier slot", facts.late_count_at_s)
         return Decision("wait", missing)
     if facts.present >= facts.alive:
         return Decision("merge", f"all {facts.present} learners alive are here")

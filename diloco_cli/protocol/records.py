@@ -10,11 +10,16 @@ from typing import ClassVar, Literal
 
 from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
+from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 1
+SCHEMA = 2  # 1 knew no rollback, no quarantine, no floor of the collected
 MOST = 1 << 53  # integers beyond this are not exact everywhere
 
-CommitKind = Literal["epoch_start", "merge", "skip", "refuse", "membership", "eval", "stop", "finish"]
+CommitKind = Literal[
+    "epoch_start", "merge", "skip", "refuse", "membership", "eval", "quarantine", "lift", "rollback", "gc_floor",
+    "stop", "finish",
+]  # fmt: skip
+RequestKind = Literal["stop", "resume", "join", "lift", "rollback", "gc"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,22 @@ class Island:
 
 
 @dataclass(frozen=True)
+class RegionStore:
+    """A region whose learners have a bucket of their own: the run's URL there, and what leaving the region costs."""
+
+    name: str
+    url: str
+    egress_per_gb: float = 0.0
+
+
+@dataclass(frozen=True)
 class RunFormat:
     """FORMAT.json: everything that never changes during a run. Any process needs this and nothing else to take part.
 
     `members`: islands that joined since, in the order of the log (RunState.with_members); in the bucket there are none.
+    `regions`: those with a bucket of their own, sorted by name; where there are any, `home_url` is the run's URL in the
+    home bucket, and `home_egress_per_gb` what leaving the home region costs.
+    `signing`: how records are signed, if they are; `keyring`: the keys that this process holds for it, never written.
     """
 
     run_id: str
@@ -52,6 +69,25 @@ class RunFormat:
     schema: int = SCHEMA
     digest_algorithm: str = "blake3"
     members: tuple[Island, ...] = ()
+    regions: tuple[RegionStore, ...] = ()
+    home_url: str | None = None
+    home_egress_per_gb: float = 0.0
+    signing: Signing | None = None
+    keyring: Unsigned = field(default=UNSIGNED, compare=False, repr=False, metadata={"local": True})
+
+    def region_store(self, region: str) -> RegionStore | None:
+        """The region's own bucket; None: its learners use the home bucket."""
+        return next((store for store in self.regions if store.name == region), None)
+
+    def home_of(self, url: str) -> str:
+        """The run's URL at home, for one who found it at `url`: there, unless that is a region's bucket."""
+        regional = any(store.url == url for store in self.regions)
+        return self.home_url if regional and self.home_url is not None else url
+
+    def url_for(self, region: str, home_url: str) -> str:
+        """The URL that a learner of this region is started with."""
+        own = self.region_store(region)
+        return home_url if own is None else own.url
 
     def island(self, name: str) -> Island | None:
         return next((island for island in self.everybody if island.name == name), None)
@@ -238,10 +274,20 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Rollback:
+    """Every fragment is again what it was after commit `to`. `shares`, sorted: (learner, its tokens x parameters that
+    count from here on), as they stood then; those of a learner that is not named count no more."""
+
+    to: int
+    shares: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Commit:
     """One record of the log. `previous` is the digest of the record before: the log is a hash chain.
 
-    `agreement`: the mean cosine between the deltas of this merge, where the run's settings ask for it."""
+    `agreement`: the mean cosine between the deltas of this merge, where the run's settings ask for it. `learner`: who
+    is quarantined, or let in again. `floor`: what only commits before this number need may be deleted."""
 
     n: int
     kind: CommitKind
@@ -265,17 +311,23 @@ class Commit:
     evaluated: int | None = None
     request: int | None = None
     island: Island | None = None
+    learner: str | None = None
+    rollback: Rollback | None = None
+    floor: int | None = None
     schema: int = SCHEMA
 
 
 @dataclass(frozen=True)
 class Request:
     """An intent, carried out by the syncer as a commit that names it. `resume` withdraws a stop that was asked for and
-    not carried out yet; `join` is of an island that wants to take part."""
+    not carried out yet; `join` is of an island that wants to take part; `lift` ends the quarantine of `learner`;
+    `rollback` goes back to how things were after commit `to`."""
 
     number: int
-    kind: Literal["stop", "resume", "join"]
+    kind: RequestKind
     nonce: str
     time: str
     reason: str = ""
     island: Island | None = None
+    learner: str | None = None
+    to: int | None = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from itertools import takewhile
 
 from diloco_cli.protocol.keys import request_key
-from diloco_cli.protocol.log import append, claim_epoch, read_log
 from diloco_cli.protocol.operations import Create, Get, Steps
-from diloco_cli.protocol.records import Commit, Island, ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.records import Island, Request, RequestKind, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode, encode
+from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, learner_signer
 from diloco_cli.store.port import Created
 
 LONGEST_REASON = 500  # characters of a stranger's text in the log
@@ -19,78 +19,105 @@ LONGEST_REASON = 500  # characters of a stranger's text in the log
 @dataclass(frozen=True)
 class Pending:
     """Requests that were not carried out yet: the last number; the reason of a stop, if that is what they come to; the
-    island that asks to join, if it is one of those; else why they are refused."""
+    request itself, if it is one that gets an answer of its own; else why they are refused."""
 
     newest: int
     stop: str | None
     refused: str
-    join: Island | None = None
+    alone: Request | None = None
 
 
-def pending_requests(state: RunState) -> Steps[Pending | None]:
-    """A later `resume` withdraws a stop; what is no request counts for nothing. One that asks to join is alone: it
-    comes after those before it, and those behind it come after it."""
-    number, pending = state.next_request, None
-    while (data := (yield Get(request_key(number)))) is not None:
-        stop, refused = (pending.stop, pending.refused) if pending else (None, "")
-        try:
-            request = decode(Request, data, request_key(number))
-            if request.kind == "join" and request.island is not None:
-                return pending or Pending(number, None, "", request.island)
-            stop = (request.reason or "by request")[:LONGEST_REASON] if request.kind == "stop" else None
-            refused = "an older stop was withdrawn"
-        except RecordError as error:
-            refused = f"request {number}: {error}"[:LONGEST_REASON]
-        pending = Pending(number, stop, refused)
-        number += 1
-    return pending
+@dataclass(frozen=True)
+class _Asked:
+    """One number: the request that was made under it, or why it is none."""
+
+    number: int
+    request: Request | None
+    refused: str = ""
+
+    def is_a(self, *kinds: RequestKind) -> bool:
+        return self.request is not None and self.request.kind in kinds
+
+    @property
+    def is_alone(self) -> bool:
+        return self.request is not None and not self.is_a("stop", "resume")
 
 
-def ask_to_stop(state: RunState, nonce: str, time: str, reason: str) -> Steps[int]:
-    """Write a stop request under the next free number, which is returned."""
-    return (yield from _ask(state, "stop", nonce, time, reason))
+def pending_requests(run: RunFormat, state: RunState) -> Steps[Pending | None]:
+    """What is to be answered next: a request that gets an answer of its own, or all those up to the next such one.
+
+    A later `resume` withdraws a stop, whatever was asked between them. What is no request, or not signed as it must be,
+    counts for nothing."""
+    first = yield from _asked(run, state.next_request)
+    if first is None:
+        return None
+    if first.is_alone:
+        return Pending(first.number, None, "", first.request)
+    asked = yield from _all_asked(run, state)
+    together = list(takewhile(lambda one: not one.is_alone, asked))
+    stop, last = _stop_that_holds(asked), together[-1]
+    if stop is not None and stop.number <= last.number:
+        assert stop.request is not None
+        return Pending(last.number, (stop.request.reason or "by request")[:LONGEST_REASON], "")
+    return Pending(last.number, None, last.refused or "an older stop was withdrawn")
 
 
-def withdraw_stop(state: RunState, nonce: str, time: str) -> Steps[bool]:
-    """Before a run goes on: withdraw a stop that nobody was there to carry out. True if there was one."""
-    pending = yield Get(request_key(state.next_request))
-    if pending is None:
-        return False
-    yield from _ask(state, "resume", nonce, time, "diloco resume")
-    return True
+def _stop_that_holds(asked: list[_Asked]) -> _Asked | None:
+    """The first stop after the last resume."""
+    resumed = max((one.number for one in asked if one.is_a("resume")), default=-1)
+    return next((one for one in asked if one.is_a("stop") and one.number > resumed), None)
 
 
-def ask_to_join(state: RunState, nonce: str, time: str, island: Island) -> Steps[int]:
-    """Write a request to be admitted under the next free number, which is returned."""
-    return (yield from _ask(state, "join", nonce, time, "", island))
+def _all_asked(run: RunFormat, state: RunState) -> Steps[list[_Asked]]:
+    found: list[_Asked] = []
+    while (one := (yield from _asked(run, state.next_request + len(found)))) is not None:
+        found.append(one)
+    return found
 
 
-def _ask(
-    state: RunState, kind: Literal["stop", "resume", "join"], nonce: str, time: str, reason: str,
-    island: Island | None = None,
+def _asked(run: RunFormat, number: int) -> Steps[_Asked | None]:
+    key = request_key(number)
+    data = yield Get(key)
+    if data is None:
+        return None
+    try:
+        request = decode(Request, data, key)
+        if not run.keyring.is_genuine(signer_of(request.kind, request.island), key, data):
+            raise RecordError("not signed by whoever may ask for this")
+    except RecordError as error:
+        return _Asked(number, None, f"request {number}: {error}"[:LONGEST_REASON])
+    return _Asked(number, request)
+
+
+def signer_of(kind: RequestKind, island: Island | None) -> str:
+    """Whose signature a request needs: an island speaks for itself, everything else is an operator's."""
+    return learner_signer(island.name) if kind == "join" and island is not None else OPERATOR
+
+
+def ask(
+    state: RunState, kind: RequestKind, nonce: str, time: str, reason: str = "", *,
+    island: Island | None = None, learner: str | None = None, to: int | None = None, keyring: Unsigned = UNSIGNED,
 ) -> Steps[int]:  # fmt: skip
+    """Write a request under the next free number, which is returned."""
     number = state.next_request
     while True:
-        mine = encode(Request(number, kind, nonce, time, reason, island))
-        answer = yield Create(request_key(number), mine)
+        key, request = request_key(number), Request(number, kind, nonce, time, reason, island, learner, to)
+        mine = keyring.seal(signer_of(kind, island), key, encode(request))
+        answer = yield Create(key, mine)
         if isinstance(answer, Created) or answer.data == mine:
             return number
         number += 1
 
 
-def stop_without_syncer(run: RunFormat, claim: ProcessClaim, time: str, reason: str) -> Steps[RunState]:
-    """With no syncer alive the command itself claims the next epoch, commits the stop, and leaves. It leaves a run
-    alone that has ended meanwhile, or that has no first version yet: only a syncer can make that."""
-    state = yield from read_log(run)
-    if state.n < 0:
-        return state
-    epoch = yield from claim_epoch(claim, state)
-    for kind in ("epoch_start", "stop"):
-        mine = False
-        while not mine and state.phase == "RUNNING":
-            draft = Commit(
-                n=0, kind=kind, epoch=epoch, nonce=claim.nonce, previous="", time=time, software=claim.software,
-                reason=reason, request=state.next_request if kind == "stop" else None,
-            )  # fmt: skip
-            state, mine = yield from append(run, state, draft)
-    return state
+def ask_to_stop(
+    state: RunState, nonce: str, time: str, reason: str, keyring: Unsigned = UNSIGNED
+) -> Steps[int]:  # fmt: skip
+    return (yield from ask(state, "stop", nonce, time, reason, keyring=keyring))
+
+
+def withdraw_stop(run: RunFormat, state: RunState, nonce: str, time: str) -> Steps[bool]:
+    """Before a run goes on: withdraw a stop that nobody was there to carry out. True if there was one."""
+    if _stop_that_holds((yield from _all_asked(run, state))) is None:
+        return False
+    yield from ask(state, "resume", nonce, time, "diloco resume", keyring=run.keyring)
+    return True

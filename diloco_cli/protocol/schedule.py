@@ -7,7 +7,10 @@ due once a round of H steps, on its own offset (arXiv 2604.21428, algorithm 1: t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
+MOST_IN_FLIGHT = 1_000_000  # slots: whatever a clock says
+UNSEEN_S = 0.5  # what no clock of a learner's sees of its exchange: the syncer's polls, its merge, its commit
 SLOWEST = 32  # times slower than the fastest island
 
 
@@ -28,9 +31,23 @@ def measured_local_steps(every: int, own_step_s: float, fastest_step_s: float) -
     return max(1, round(every / SLOWEST), round(every * min(1.0, fastest_step_s / own_step_s)))
 
 
-def slot_to_offer(own_next: int, head: int) -> int:
-    """The next slot this learner can still reach: it never offers for a slot that the log has passed."""
-    return max(own_next, head)
+def most_ahead(exchange_s: float, slot_s: float) -> int:
+    """How far a learner's next slot may be ahead of the log's head: by the slots that its exchange takes (upload, and
+    from the commit to its adoption; begun ones counted), and by one of grace."""
+    return ceil(min((exchange_s + UNSEEN_S) / slot_s, MOST_IN_FLIGHT)) + 1 if slot_s > 0 else MOST_IN_FLIGHT
+
+
+def slot_to_offer(own_next: int, head: int, num_fragments: int, ahead: int, in_touch: bool) -> int | None:
+    """The next slot this learner can still reach: it never offers for a slot that the log has passed.
+
+    None: it is more than `ahead` slots before the others, who are slower or were away, and lets this occasion go: an
+    offer that lies there for rounds would merge old progress, and what was trained since would be given up at its
+    adoption. One that is not `in_touch` with the log offers all the same, each fragment for its next slot: whoever
+    answers then shall find what was trained."""
+    lead = max(own_next - head, 0)
+    if lead <= ahead:
+        return head + lead
+    return None if in_touch else head + lead % num_fragments
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from diloco_cli.layout import Layout
+from diloco_cli.protocol.quarantine import faults_after
 from diloco_cli.protocol.records import Commit, Island, OfferId, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.wire import RecordError
 
 RECENT_MERGES = 10
 RECENT_NOTES = 20
+QUIET_FATES = ("superseded", "run_over", "before_rollback", "quarantined")  # many at a time, and said elsewhere
 Phase = Literal["RUNNING", "STOPPED", "FINISHED"]
 
 
@@ -33,7 +35,8 @@ class Applied:
 @dataclass(frozen=True)
 class LearnerRecord:
     """What the log knows of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
-    `floor` with seq < next_seq has a fate, and so have those in `fated`."""
+    `floor` with seq < next_seq has a fate, and so have those in `fated`. `faults`: see protocol/quarantine.py;
+    `quarantined`: by which commit, None if it is not."""
 
     floor: int = 0
     next_seq: int = 0
@@ -45,6 +48,8 @@ class LearnerRecord:
     data_end: int = 0
     payload_bytes: int = 0
     step_s: float = 0.0
+    faults: int = 0
+    quarantined: int | None = None
 
     def has_fate(self, seq: int) -> bool:
         return seq < self.next_seq or seq in self.fated
@@ -78,7 +83,12 @@ class Note:
 @dataclass(frozen=True)
 class RunState:
     """Everything that commits 0..n say. `token_parameters` = sum over applied offers of tokens x parameters of the
-    fragment, as an integer, so that no rounding ever enters the token count."""
+    fragment, as an integer, so that no rounding ever enters the token count. Offers that a rollback went behind no
+    longer count; merges, skips and offers are counted as they happened.
+
+    `base_floor`: the newest rollback (0: none); no version before it is anybody's base any more. `rolled_back_to`: the
+    commit that it went back to. `gc_floor`: what only commits before this one need may be gone (0: nothing is).
+    """
 
     n: int = -1
     digest: str = ""
@@ -103,6 +113,9 @@ class RunState:
     started_at: str = ""
     updated_at: str = ""
     members: tuple[Island, ...] = ()
+    base_floor: int = 0
+    rolled_back_to: int = 0
+    gc_floor: int = 0
 
     def with_members(self, run: RunFormat) -> RunFormat:
         """The run with those that have joined it so far."""
@@ -146,7 +159,7 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
     match commit.kind:
         case "epoch_start":
             state = replace(state, phase="RUNNING", started_at=state.started_at or commit.time)
-            state = _note(state, commit, "syncer", f"epoch {commit.epoch} starts")
+            state = _note(state, commit, "syncer", f"epoch {commit.epoch} starts: {commit.reason}")
         case "merge":
             state = _merge(state, commit, layout)
         case "skip":
@@ -164,6 +177,8 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
             state = _note(state, commit, commit.island.name, commit.reason)
         case "refuse":
             state = _note(state, commit, "syncer", commit.reason) if commit.reason else state
+        case "quarantine" | "lift" | "rollback" | "gc_floor":
+            state = _intervene(state, commit, layout)
         case "finish":
             state = _note(replace(state, phase="FINISHED"), commit, "syncer", commit.reason)
     return _adopt_outputs(state, commit.outputs, kept_versions)
@@ -179,7 +194,7 @@ def _check_chain(state: RunState, commit: Commit, num_fragments: int) -> None:
         raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
     fragments = [output.fragment for output in commit.outputs]
     expected_fragments: list[int] = []
-    if commit.n == 0:
+    if commit.n == 0 or commit.kind == "rollback":
         expected_fragments = list(range(num_fragments))
     elif commit.kind == "merge":
         expected_fragments = [fragment_of_slot(state.slot, num_fragments)]
@@ -196,10 +211,12 @@ def _settle_fates(state: RunState, commit: Commit) -> RunState:
     for name in sorted({learner for learner, _, _ in settled}):
         mine = [(incarnation, seq) for learner, incarnation, seq in settled if learner == name]
         learners[name] = _settle(state.learner(name), mine)
+        reasons = [fate.reason for fate in commit.fates if fate.learner == name]
+        num_applied = sum(item.learner == name for item in commit.inputs)
+        faults = faults_after(learners[name].faults, reasons, num_applied)
+        learners[name] = replace(learners[name], refused=learners[name].refused + len(reasons), faults=faults)
     for fate in commit.fates:
-        known = learners[fate.learner]
-        learners[fate.learner] = replace(known, refused=known.refused + 1)
-        if fate.reason not in ("superseded", "run_over"):
+        if fate.reason not in QUIET_FATES:
             text = f"offer {fate.incarnation}/{fate.seq} of fragment {fate.fragment} refused: {fate.reason}"
             state = _note(state, commit, fate.learner, text)
     return replace(state, learners=learners, offers_refused=state.offers_refused + len(commit.fates))
@@ -251,6 +268,47 @@ def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
         offers_applied=state.offers_applied + len(commit.inputs),
         recent_merges=(*state.recent_merges, note)[-RECENT_MERGES:],
     )
+
+
+def _intervene(state: RunState, commit: Commit, layout: Layout) -> RunState:
+    match commit.kind:
+        case "rollback":
+            return _roll_back(state, commit, layout)
+        case "gc_floor":
+            return _raise_gc_floor(state, commit)
+    return _keep_out_or_let_in(state, commit)
+
+
+def _keep_out_or_let_in(state: RunState, commit: Commit) -> RunState:
+    name = commit.learner
+    known = None if name is None else state.learners.get(name, LearnerRecord())
+    if name is None or known is None or (known.quarantined is None) != (commit.kind == "quarantine"):
+        raise RecordError(f"commit {commit.n}, a {commit.kind} of {name!a}, does not fit what was before it")
+    changed = replace(known, faults=0, quarantined=commit.n if commit.kind == "quarantine" else None)
+    text = f"{'quarantined' if commit.kind == 'quarantine' else 'let in again'}: {commit.reason}"
+    return _note(replace(state, learners={**state.learners, name: changed}), commit, name, text)
+
+
+def _roll_back(state: RunState, commit: Commit, layout: Layout) -> RunState:
+    """Tokens, shares and the curve of losses are those of then; what happened stays counted, and no data comes back."""
+    back = commit.rollback
+    if back is None or not state.gc_floor <= back.to < commit.n:
+        raise RecordError(f"commit {commit.n} goes back to what is not there: {back}")
+    shares = dict(back.shares)
+    learners = {n: replace(k, token_parameters=shares.get(n, 0)) for n, k in state.learners.items()}
+    total = sum(shares.values())
+    losses = tuple(point for point in state.losses if point[0] <= total // layout.num_parameters)
+    state = replace(
+        state, base_floor=commit.n, rolled_back_to=back.to, token_parameters=total, learners=learners, losses=losses,
+        loss=losses[-1][1] if losses else None, evaluated=None, recent_merges=(), history=(),
+    )  # fmt: skip
+    return _note(state, commit, "syncer", f"rolled back to commit {back.to}: {commit.reason}")
+
+
+def _raise_gc_floor(state: RunState, commit: Commit) -> RunState:
+    if commit.floor is None or not state.gc_floor < commit.floor < commit.n:
+        raise RecordError(f"commit {commit.n} has the floor {commit.floor}, after {state.gc_floor}")
+    return _note(replace(state, gc_floor=commit.floor), commit, "syncer", commit.reason)
 
 
 def _adopt_outputs(state: RunState, outputs: Iterable[Output], kept: int) -> RunState:

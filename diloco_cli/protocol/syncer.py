@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.housekeeping import Housekeeper
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, state_key
 from diloco_cli.protocol.loading import Recover, load_delta, write_and_read_back
@@ -25,38 +27,39 @@ from diloco_cli.protocol.log import (
     read_log,
     write_snapshot,
 )
-from diloco_cli.protocol.membership import as_admitted, refusal_of_island, refusal_text
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Now, Put, Sleep, Steps
+from diloco_cli.protocol.operators import Answer, answer_to
+from diloco_cli.protocol.polling import watch_every_s
 from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.quorum import (
     Grace,
     Pace,
     SlotFacts,
+    Watch,
     alive_within_s,
     decide_slot,
     grace_window,
+    late_offers_count_after_s,
     measured_pace,
 )
 from diloco_cli.protocol.records import (
     Commit,
     CommitKind,
     Input,
-    Island,
     Offer,
     Output,
     ProcessClaim,
     RunFormat,
 )
-from diloco_cli.protocol.requests import LONGEST_REASON, pending_requests
+from diloco_cli.protocol.requests import pending_requests
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.weights import token_weight
 from diloco_cli.protocol.wire import encode
 
 BEAT_EVERY_S = 3.0
-REQUEST_EVERY_S = 1.0
-INCARNATIONS_EVERY_S = 1.0
+SLOWEST_KEPT = 0.995  # a beat: an outage is forgotten within the hour, a slow merge comes again
 FATES_WAIT_SLOTS = 2
 FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
@@ -78,8 +81,9 @@ class Syncer:
         on_commit: Callable[[RunState, Commit], None] = lambda state, commit: None,
         beat_facts: Callable[[], dict[str, Any]] = dict,
         recover: Recover = lambda output: None,
+        because: str = "",
     ) -> None:
-        self.run, self.claim = run, claim
+        self.run, self.claim, self.because = run, claim, because
         self.arithmetic, self.evaluator = arithmetic, evaluator
         self.time_text, self.nonce = time_text, nonce
         self.on_commit, self.beat_facts, self.recover = on_commit, beat_facts, recover
@@ -89,17 +93,24 @@ class Syncer:
         self.inbox = Inbox(run)
         self.loaded: dict[tuple[str, int, int], Any] = {}
         self.pace = Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments)
-        self.slot_due_s: float | None = None
-        self.first_offer_s: float | None = None
-        self.quorum_s: float | None = None
+        self.watch: Watch | None = None
         self.fates_since_s: float | None = None
+        self.housekeeper = Housekeeper(run)
         self.last_snapshot = 0
         self.last_evaluated_slot = self.evaluated_tokens = 0
         self.next_beat_s = self.next_request_s = self.next_incarnations_s = 0.0
+        self.num_beats, self.slowest_s = 0, 0.0
         self.reason = ""
 
     def serve(self) -> Steps[RunState]:
         """Until the run is finished or stopped. Raises FencedError when a newer syncer has taken over."""
+        try:
+            return (yield from self._serve())
+        except DataCheckError:
+            yield from self._notice_successor()  # which may have collected what is missing here
+            raise
+
+    def _serve(self) -> Steps[RunState]:
         self.state = yield from read_log(self.run)
         if self.state.phase == "FINISHED":
             return self.state
@@ -109,10 +120,9 @@ class Syncer:
                 yield from self._finish()
                 break
             worked = yield from self._turn()
-            if not worked:
-                yield Sleep(self._poll_s())
+            yield from self.housekeeper.rest(self.state, 0.0 if worked else self._poll_s())
         self.doing = "DONE"
-        yield from self._beat((yield Now()), force=True)
+        yield from self.beat((yield Now()), force=True)
         return self.state
 
     def _poll_s(self) -> float:
@@ -123,15 +133,15 @@ class Syncer:
 
     def _take_over(self) -> Steps[None]:
         self.doing = "CLAIMING"
-        self.epoch = yield from claim_epoch(self.claim, self.state)
+        self.epoch = yield from claim_epoch(self.run, self.claim, self.state)
         phase = self.state.phase
         while self.state.epoch < self.epoch:
             if self.state.phase not in (phase, "RUNNING"):
                 return  # it ended, or was stopped, while this syncer was starting
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
-            old = (yield from pending_requests(self.state)) if phase == "STOPPED" else None  # meant for then
-            old = None if old is not None and old.join is not None else old
-            who = f"{self.claim.host} pid {self.claim.pid}"
+            old = (yield from pending_requests(self.run, self.state)) if phase == "STOPPED" else None  # meant for then
+            old = None if old is not None and old.alone is not None else old
+            who = ": ".join(filter(None, [f"{self.claim.host} pid {self.claim.pid}", self.because]))
             yield from self._commit("epoch_start", outputs=outputs, reason=who, request=old and old.newest)
         self.last_snapshot = self.state.n
         self.last_evaluated_slot = self.state.slot
@@ -149,6 +159,7 @@ class Syncer:
         self, fragment: int, merged: Merged, version: int, slot: int, before: Output | None = None
     ) -> Steps[Output]:
         """State and cast, written and read back BEFORE the commit that names them."""
+        yield from self.beat((yield Now()))  # a model's first versions may take long
         rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
         output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
         yield from write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
@@ -175,16 +186,19 @@ class Syncer:
     def _turn(self) -> Steps[bool]:
         """Look once at everything; True if something was committed."""
         now_s: float = yield Now()
-        yield from self._beat(now_s)
+        yield from self.beat(now_s)
         if now_s >= self.next_request_s:
-            self.next_request_s = now_s + REQUEST_EVERY_S
+            self.next_request_s = now_s + watch_every_s(self.pace.slot_s)
             yield from self._notice_successor()
             if (yield from self._carry_out_request()):
                 return True
+        due = yield from self.housekeeper.due(self.state)
+        if due is not None:
+            return (yield from self._carry_out(due))
         if now_s >= self.next_incarnations_s:
-            self.next_incarnations_s = now_s + INCARNATIONS_EVERY_S
+            self.next_incarnations_s = now_s + watch_every_s(self.pace.slot_s)
             yield from self.inbox.look_for_incarnations(self.state, now_s)
-        yield from self.inbox.poll(self.state, now_s)
+        yield from self.inbox.poll(self.state, now_s, self.pace.slot_s)
         yield from self._evaluation()
         return (yield from self._slot(now_s))
 
@@ -196,31 +210,30 @@ class Syncer:
             self.state = later
 
     def _carry_out_request(self) -> Steps[bool]:
-        """One stop answers everybody who has asked for it until now; each island that asks to join gets its own."""
-        pending = yield from pending_requests(self.state)
+        """Operators' wishes, in their order (protocol/operators.py)."""
+        pending = yield from pending_requests(self.run, self.state)
         if pending is None:
             return False
-        if pending.join is not None:
-            return (yield from self._admit(pending.newest, pending.join))
-        if pending.stop is None:
-            return (yield from self._commit("refuse", request=pending.newest, reason=pending.refused))
-        self.inbox.refuse_all("run_over")
-        fates = self.inbox.take_fates()
-        return (yield from self._commit("stop", request=pending.newest, reason=pending.stop, fates=fates))
+        answer = yield from answer_to(self.run, self.state, self.epoch, pending, self._pulse)
+        return (yield from self._carry_out(answer))
 
-    def _admit(self, request: int, island: Island) -> Steps[bool]:
-        run = self.state.with_members(self.run)
-        refused = refusal_of_island(island, run)
-        if refused is not None:
-            reason = refusal_text(island.name, refused)[:LONGEST_REASON]
-            return (yield from self._commit("refuse", request=request, reason=reason))
-        reason = f"joins in {island.region}, data shard {len(run.everybody)} of {run.num_shards}"
-        self.inbox.expect(island.name)
-        return (yield from self._commit("membership", request=request, island=as_admitted(island, run), reason=reason))
+    def _carry_out(self, answer: Answer) -> Steps[bool]:
+        fields = answer.fields
+        if answer.kind == "membership":
+            self.inbox.expect(fields["island"].name)
+        elif answer.kind == "stop":
+            self.inbox.refuse_all("run_over")
+            fields = {**fields, "fates": self.inbox.take_fates()}
+        elif answer.kind == "rollback":  # what is loaded was re-anchored on versions that are left
+            self.loaded, self.watch = {}, None
+        return (yield from self._commit(answer.kind, **fields))
+
+    def _pulse(self) -> Steps[None]:
+        yield from self.beat((yield Now()))
 
     def _evaluation(self) -> Steps[None]:
         finished = self.evaluator.result()
-        if finished is not None and finished[1] is not None:
+        if finished is not None and finished[1] is not None and finished[0] >= self.state.base_floor:
             yield from self._commit("eval", evaluated=finished[0], loss=finished[1], tokens=self.evaluated_tokens)
         every = self.run.settings.evaluation.every * self.run.num_fragments
         if self.state.slot - self.last_evaluated_slot >= every and self.evaluator.submit(
@@ -233,25 +246,14 @@ class Syncer:
         """Decide on the slot that is due."""
         slot, sync = self.state.slot, self.run.settings.sync
         fragment = fragment_of_slot(slot, self.run.num_fragments)
-        if self.slot_due_s is None:
-            self.slot_due_s = now_s
+        self.watch = self.watch or Watch(now_s)
         present = yield from self._load_candidates(fragment)
         self.loaded = {offer.id: self.loaded[offer.id] for offer in present}
-        if present and self.first_offer_s is None:
-            self.first_offer_s = now_s
-        if len(present) >= sync.quorum and self.quorum_s is None:
-            self.quorum_s = now_s
+        facts = self.watch.look(
+            slot, [offer.slot for offer in present], self._alive(now_s), sync.quorum,
+            self.inbox.waits_for_later(fragment), late_offers_count_after_s(self.pace, sync.skip_after_s), now_s,
+        )  # fmt: skip
         grace = grace_window(sync.overlap, self.pace, sync.grace.gamma)
-        facts = SlotFacts(
-            present=len(present),
-            alive=self._alive(now_s),
-            quorum=sync.quorum,
-            first_offer_s=self.first_offer_s,
-            quorum_reached_s=self.quorum_s,
-            later_offers=self.inbox.waits_for_later(fragment),
-            waiting_since_s=self.slot_due_s,
-            now_s=now_s,
-        )
         decision = decide_slot(facts, grace, sync.skip_after_s)
         self.reason = decision.reason
         if decision.action == "wait":
@@ -260,7 +262,7 @@ class Syncer:
             done = yield from self._commit("skip", slot=slot, reason=decision.reason, fates=self.inbox.take_fates())
         else:
             done = yield from self._merge(fragment, present, facts, grace, decision.reason)
-        self.slot_due_s = self.first_offer_s = self.quorum_s = None
+        self.watch = None
         return done
 
     def _settle_waiting_fates(self, now_s: float) -> Steps[bool]:
@@ -278,7 +280,8 @@ class Syncer:
 
     def _alive(self, now_s: float) -> int:
         within_s = alive_within_s(self.pace)
-        return sum(now_s - heard_s <= within_s for heard_s in self.inbox.heard_s.values())
+        trusted = {n: s for n, s in self.inbox.heard_s.items() if self.state.learner(n).quarantined is None}
+        return sum(now_s - heard_s <= within_s for heard_s in trusted.values())
 
     # -- merging ------------------------------------------------------------------------------------------------
 
@@ -350,7 +353,7 @@ class Syncer:
         started_s: float = yield Now()
         submitted = False
         while (now_s := (yield Now())) - started_s < FINAL_EVALUATION_S:
-            yield from self._beat(now_s)
+            yield from self.beat(now_s)
             finished = self.evaluator.result()
             if submitted and finished is not None:
                 if finished[1] is not None:
@@ -367,13 +370,16 @@ class Syncer:
         )
         yield from write_snapshot(self.run, self.state)
 
-    def _beat(self, now_s: float, force: bool = False) -> Steps[None]:
+    def beat(self, now_s: float, force: bool = False) -> Steps[None]:
+        """The syncer's own words, every few seconds; `force`: now."""
         if now_s < self.next_beat_s and not force:
             return
-        self.next_beat_s = now_s + BEAT_EVERY_S
+        if self.num_beats > 0:
+            self.slowest_s = max(self.slowest_s * SLOWEST_KEPT, now_s - self.next_beat_s + BEAT_EVERY_S)
+        self.next_beat_s, self.num_beats = now_s + BEAT_EVERY_S, self.num_beats + 1
         facts = {
             "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host,
-            "reason": self.reason, **self.beat_facts(),
+            "reason": self.reason, "beats": self.num_beats, "slowest_s": round(self.slowest_s, 1), **self.beat_facts(),
         }  # fmt: skip
         yield Put(beat_key(SYNCER), encode(facts))
 

@@ -7,10 +7,10 @@ import json
 from typing import Any, TypeVar
 
 from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.config.strict_json import parse_object
 from diloco_cli.errors import DataCheckError, DilocoError
 
 MAX_RECORD_BYTES = 8 << 20
-MAX_DEPTH = 32
 Record = TypeVar("Record")
 
 
@@ -42,30 +42,6 @@ def decode_plain(data: bytes, where: str, most_bytes: int = MAX_RECORD_BYTES) ->
     if len(data) > most_bytes:
         raise RecordError(f"{len(data)} bytes, more than the {most_bytes} allowed in a record", where=where)
     try:
-        plain = json.loads(data, object_pairs_hook=_unique_pairs, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return parse_object(data, most_bytes)
+    except ValueError as error:
         raise RecordError(f"not valid JSON: {error}", where=where) from error
-    if not isinstance(plain, dict) or _depth(plain) > MAX_DEPTH:
-        raise RecordError(f"not an object of at most {MAX_DEPTH} levels", where=where)
-    return plain
-
-
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) != len(pairs):
-        raise ValueError("a key appears twice")
-    return unique
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a number")
-
-
-def _depth(value: Any) -> int:
-    deepest, stack = 0, [(value, 1)]
-    while stack:
-        item, level = stack.pop()
-        deepest = max(deepest, level)
-        if level <= MAX_DEPTH and isinstance(item, dict | list):
-            stack.extend((child, level + 1) for child in (item.values() if isinstance(item, dict) else item))
-    return deepest

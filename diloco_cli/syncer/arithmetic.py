@@ -1,8 +1,9 @@
 """The syncer's numbers: deltas in, a fragment's new version out. Deterministic, on one thread.
 
 Resident are 8 bytes a parameter: each fragment's newest parameters and momentum, as the bytes that lie in the bucket.
-While a fragment is merged, there are also the payloads of its deltas (encoded), its next version and that one's cast.
-Beyond that a merge needs some chunks of 256 KB, whatever the number of learners and parameters.
+While a fragment is merged, there are also its next version, that one's cast, and one of them read back. Payloads of its
+deltas (encoded) wait on disk if there is a spool; beyond that a merge needs the one that is being fetched, and some
+chunks of 256 KB, whatever the number of learners and parameters.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from diloco_cli.layout import make_layout
 from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Offer, RunFormat
 from diloco_cli.syncer.norms import NormCap
+from diloco_cli.syncer.spool import Spool
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
 
@@ -41,8 +43,8 @@ class FragmentState:
 class TorchArithmetic:
     """Implements protocol.ports.Arithmetic."""
 
-    def __init__(self, run: RunFormat, *, check_norms: bool = True) -> None:
-        self.run, self.check_norms = run, check_norms
+    def __init__(self, run: RunFormat, *, check_norms: bool = True, spool: Spool | None = None) -> None:
+        self.run, self.check_norms, self.spool = run, check_norms, spool
         self.sync = run.settings.sync
         self.broadcast = codec(self.sync.broadcast)
         self._current: dict[int, FragmentState] = {}
@@ -85,10 +87,10 @@ class TorchArithmetic:
         delta_current = delta_base + (Theta_current - Theta_base)."""
         form, current = self._formats[offer.fragment], self._current[offer.fragment]
         try:
-            read, norms = form.open(payload)
+            read, norms = form.open(self._kept(payload))
             if decoded_base is not None:
                 spec = self.broadcast.spec(form.cut.size)
-                base = self.broadcast.reader(views(decoded_base, spec))
+                base = self.broadcast.reader(views(self._kept(decoded_base), spec))
                 read, norms = anchored_anew(read, base, current.parameters), None
         except PayloadError:
             return "bad_payload"
@@ -101,6 +103,9 @@ class TorchArithmetic:
             return source
         scale = self._norms.scale(offer.fragment, float(np.linalg.norm(source.norms)))
         return "norm_cap" if scale is None else replace(source, scale=scale)
+
+    def _kept(self, data: bytes) -> bytes | memoryview:
+        return data if self.spool is None else self.spool.keep(data)
 
     def merge(self, fragment: int, deltas: list[tuple[Source, float]]) -> Merged | Refused:
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]

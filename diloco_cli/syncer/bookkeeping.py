@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from diloco_cli.protocol.membership import refusal_of_island
 from diloco_cli.protocol.mixing import rebase_of_next
+from diloco_cli.protocol.quarantine import faults_after, faults_for_quarantine
 from diloco_cli.protocol.records import MOST, Commit, Input, Offer, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.weights import token_weight
@@ -32,9 +33,19 @@ class Books:
         self.epoch = 0
         self.duplicates = 0
         self.finished = False
+        self.base_floor = self.gc_floor = self.next_request = 0
+        self.faults: dict[str, int] = {}
+        self.kept_out: set[str] = set()
+        self.shares: dict[str, int] = {}
+        self.shares_after: dict[int, dict[str, int]] = {}
+
+    @property
+    def token_parameters(self) -> int:
+        """Of what counts: tokens x parameters of the fragment."""
+        return sum(self.shares.values())
 
     def check_order(self, commit: Commit, key: str) -> None:
-        """Epochs, slots, the end of the run."""
+        """Epochs, slots, requests, the end of the run."""
         self.expect(not self.finished, f"{key}: a {commit.kind} after the run had finished")
         follows = commit.epoch > self.epoch if commit.kind == "epoch_start" else commit.epoch == self.epoch
         self.expect(follows, f"{key}: a {commit.kind} of epoch {commit.epoch} after epoch {self.epoch}")
@@ -42,11 +53,14 @@ class Books:
         self.finished = self.finished or commit.kind == "finish"
         if commit.kind in ("merge", "skip"):
             self.expect(commit.slot == self.slot, f"{key}: slot {commit.slot} where {self.slot} was due")
+        if commit.request is not None:
+            first = commit.request >= self.next_request
+            self.expect(first, f"{key}: request {commit.request} is answered a second time")
 
     def check_outputs(self, commit: Commit, key: str) -> bool:
         """Whether the commit brings the fragments that are due, as versions of its own number."""
         due: list[int] = []
-        if commit.n == 0:
+        if commit.n == 0 or commit.kind == "rollback":
             due = list(range(self.run.num_fragments))
         elif commit.kind == "merge":
             due = [fragment_of_slot(self.slot, self.run.num_fragments)]
@@ -54,6 +68,8 @@ class Books:
         numbered = all(output.version == commit.n and output.epoch == commit.epoch for output in commit.outputs)
         self.expect(brought == due, f"{key}: brings fragments {brought} instead of {due}")
         self.expect(numbered, f"{key}: brings a version of another commit or epoch")
+        slot = self.slot if commit.kind == "merge" else self.slot - 1
+        self.expect(all(o.slot == slot for o in commit.outputs), f"{key}: brings a version of another slot than {slot}")
         return brought == due
 
     def check_merge(self, commit: Commit, key: str) -> None:
@@ -74,12 +90,16 @@ class Books:
         who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
         offer_id, base_id = (item.learner, item.incarnation, item.seq), (item.learner, fragment, item.base)
         self.duplicates += offer_id in self.applied
-        end = self.ranges.get((item.learner, fragment), 0)
+        end, base = self.ranges.get((item.learner, fragment), 0), self.version(fragment, item.base)
         rules = [
+            (base is not None, f"uses base {item.base}, which fragment {fragment} never had"),
+            (base is None or self._is_recent(base), f"uses base {item.base}, from behind the staleness limit"),
             (offer_id not in self.refused, "is applied and was refused"),
             (base_id not in self.bases, f"uses base {item.base} a second time"),
             (item.incarnation >= self.floors.get(item.learner, 0), "is of an old incarnation"),
             (item.data_start >= end, f"brings data that fragment {fragment} has already seen"),
+            (item.base >= self.base_floor, f"uses base {item.base}, from behind a rollback"),
+            (item.learner not in self.kept_out, "comes from a learner in quarantine"),
             *self._numbers(item),
         ]
         for holds, otherwise in rules:
@@ -89,6 +109,11 @@ class Books:
         self.floors[item.learner] = max(item.incarnation, self.floors.get(item.learner, 0))
         self.ranges[item.learner, fragment] = max(item.data_end, end)
         return all(holds for holds, _ in rules)
+
+    def _is_recent(self, base: Output) -> bool:
+        """The current version is, however many slots were skipped since."""
+        limit = (self.run.settings.sync.staleness_rounds + 1) * self.run.num_fragments
+        return self.slot - base.slot <= limit or base is self.versions[base.fragment][-1]
 
     def _numbers(self, item: Input) -> list[tuple[bool, str]]:
         island = self.run.island(item.learner)
@@ -124,13 +149,79 @@ class Books:
             refused = refusal_of_island(commit.island, self.run)
             self.expect(refused is None, f"{key}: {commit.island.name!a} joins, but {refused}")
 
+    def check_intervention(self, commit: Commit, key: str) -> None:
+        """Quarantines and lifts, rollbacks, floors of the collected."""
+        match commit.kind:
+            case "quarantine" | "lift":
+                name = commit.learner or ""
+                self.expect(self.run.island(name) is not None, f"{key}: a {commit.kind} of {name!a}, whom nobody knows")
+                keeps_out = commit.kind == "quarantine"
+                self.expect((name in self.kept_out) != keeps_out, f"{key}: a second {commit.kind} of {name!a}")
+                if keeps_out:
+                    self._check_cause(name, key)
+            case "rollback":
+                self._check_rollback(commit, key)
+            case "gc_floor":
+                rises = commit.floor is not None and self.gc_floor < commit.floor < commit.n
+                self.expect(rises, f"{key}: floor {commit.floor} after {self.gc_floor}")
+
+    def _check_cause(self, name: str, key: str) -> None:
+        """Enough faults, and enough others for the quorum."""
+        faults, quorum = self.faults.get(name, 0), self.run.settings.sync.quorum
+        enough = faults >= faults_for_quarantine(self.run.num_fragments)
+        self.expect(enough, f"{key}: a quarantine after {faults} faults")
+        left = len({island.name for island in self.run.everybody} - self.kept_out - {name})
+        self.expect(left >= quorum, f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
+
+    def _check_rollback(self, commit: Commit, key: str) -> None:
+        """The versions and the shares are those of then; that the bytes are, their digests say."""
+        back = commit.rollback
+        if back is None or not self.gc_floor <= back.to < commit.n:
+            self.expect(False, f"{key}: goes back to what is not there: {back}")
+            return
+        shares = {name: share for name, share in self.shares_after.get(back.to, {}).items() if share}
+        self.expect(dict(back.shares) == shares, f"{key}: other shares than there were after commit {back.to}")
+        for output in commit.outputs:
+            then = self.version_at(output.fragment, back.to)
+            digests = None if then is None else (then.state_digest, then.cast_digest)
+            same = digests == (output.state_digest, output.cast_digest)
+            self.expect(same, f"{key}: fragment {output.fragment} is not what it was after commit {back.to}")
+
     def settle(self, commit: Commit) -> None:
         """The commit is checked; what it brings is the state of things now."""
+        self._settle_shares(commit)
+        self._settle_faults(commit)
+        self.gc_floor = max(self.gc_floor, commit.floor or 0)
+        if commit.request is not None:
+            self.next_request = max(self.next_request, commit.request + 1)
         if commit.kind == "membership" and commit.island is not None:
             self.run = replace(self.run, members=(*self.run.members, commit.island))
         self.slot += commit.kind in ("merge", "skip")
         for output in commit.outputs:
             self.versions.setdefault(output.fragment, []).append(output)
+
+    def _settle_shares(self, commit: Commit) -> None:
+        if commit.inputs:  # of the fragment that was due, whatever the commit says that it brings
+            parameters = self.run.layout.fragments[fragment_of_slot(self.slot, self.run.num_fragments)].num_parameters
+            self.shares = dict(self.shares)
+            for item in commit.inputs:
+                self.shares[item.learner] = self.shares.get(item.learner, 0) + item.tokens * parameters
+        if commit.rollback is not None:
+            self.shares, self.base_floor = self.shares_after.get(commit.rollback.to, {}), commit.n
+        self.shares_after[commit.n] = self.shares
+
+    def _settle_faults(self, commit: Commit) -> None:
+        for name in {fate.learner for fate in commit.fates} | {item.learner for item in commit.inputs}:
+            reasons = [fate.reason for fate in commit.fates if fate.learner == name]
+            num_applied = sum(item.learner == name for item in commit.inputs)
+            self.faults[name] = faults_after(self.faults.get(name, 0), reasons, num_applied)
+        if commit.learner is not None and commit.kind in ("quarantine", "lift"):
+            self.faults[commit.learner] = 0
+            (self.kept_out.add if commit.kind == "quarantine" else self.kept_out.discard)(commit.learner)
+
+    def version_at(self, fragment: int, n: int) -> Output | None:
+        """The fragment as of commit n."""
+        return next((o for o in reversed(self.versions.get(fragment, [])) if o.version <= n), None)
 
     def version(self, fragment: int, number: int) -> Output | None:
         """From the newest back: bases are recent."""

@@ -2,90 +2,126 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from typing import Any
 
 import psutil
 import torch
 
-from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
+from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.paths import run_directory
 from diloco_cli.processes.daemon import Stopping, say
+from diloco_cli.processes.signing_key import signing_secret
+from diloco_cli.protocol.beats import MirrorBeat, SyncerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import SYNCER, beat_key
 from diloco_cli.protocol.log import read_format
 from diloco_cli.protocol.records import Commit, ProcessClaim, RunFormat
+from diloco_cli.protocol.standby import counts_of
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import RecordError, decode_plain
+from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.randomness import nonce
+from diloco_cli.signing import LOG, OPERATOR
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
+from diloco_cli.store.retry_news import BEAT_EVERY_S, RetryNews
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.rebuild import rebuilt_state
+from diloco_cli.syncer.regions import RegionServices, region_services
+from diloco_cli.syncer.spool import Spool
+from diloco_cli.syncer.waiting import own_claim
 
 
 def run_syncer(url: str) -> int:
-    """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
-    syncer took over."""
+    """Serves from now on, whoever did before; see `serve_run`."""
     stop = Stopping()
     stop.hear_signals()
+    return serve_run(url, stop, own_claim())
+
+
+def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER, because: str = "") -> int:
+    """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
+    syncer took over. `unit` and `because`: who serves, and why, for `status`."""
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
     meter = MeteredStore(open_store(url))
-    store = RetryingStore(meter, sleep=stop.wait, stop=stop.is_set)
+    news = RetryNews(lambda line: say(f"{utc_now_text()} {line}"))
+    store = RetryingStore(
+        meter, sleep=stop.wait, stop=stop.is_set,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
+    )  # fmt: skip
     clock = SystemClock(monotonic_s, stop.wait, stop.check)
-    run = perform(read_format(url), store, clock)
+    run = perform(read_format(url, signing_secret(), (LOG, OPERATOR)), store, clock)
     evaluator = EvaluatorProcess(url)
     syncer = Syncer(
         run,
-        ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__),
-        TorchArithmetic(run),
+        claim,
+        TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")),
         evaluator,
         time_text=utc_now_text,
         nonce=nonce,
         on_commit=lambda state, commit: _log_commit(run, state, commit),
         recover=lambda output: rebuilt_state(run, store, output),
-        beat_facts=_beat_facts(meter, store),
+        because=because,
     )
+    regions = region_services(run, store, lambda: syncer.state, _earlier_mirrors(store))
+    syncer.inbox.withheld = regions.withheld_by(run, lambda: syncer.state)
+    syncer.beat_facts = _beat_facts(meter, store, unit, regions)
+    news.beat = lambda: _beat_unless_it_fails(syncer, meter, clock)
+    regions.start()
+    over = False
     try:
-        perform(syncer.serve(), store, clock)
+        perform(syncer.serve(), store, clock, tries_once=meter)
+        over = True
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this syncer
         raise
     finally:
         evaluator.close()
+        regions.end(over and not stop.is_set())
+    if regions.services:
+        _beat_unless_it_fails(syncer, meter, clock)  # how far the regions are now
     return 0
 
 
-def _beat_facts(meter: MeteredStore, store: RetryingStore) -> Any:
+def _earlier_mirrors(store: Store) -> tuple[MirrorBeat, ...]:
+    data = store.get(beat_key(SYNCER))
+    try:
+        return () if data is None else decode(SyncerBeat, data, beat_key(SYNCER)).mirrors
+    except RecordError:
+        return ()
+
+
+def _beat_facts(meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices) -> Any:
     """What only this process knows, added to the syncer's beat; counts go on from an earlier process's."""
-    earlier = _earlier(store)
+    earlier = counts_of(store.get(beat_key(SYNCER)))
     process = psutil.Process()
 
     def facts() -> dict[str, Any]:
         counts = meter.counts
         return {
+            "unit": unit,
             "up_bytes": counts.bytes_up + earlier.get("up_bytes", 0),
             "down_bytes": counts.bytes_down + earlier.get("down_bytes", 0),
             "requests": counts.num_requests + earlier.get("requests", 0),
+            "writes": counts.num_writes + earlier.get("writes", 0),
             "memory_bytes": process.memory_info().rss,
             "retrying": retrying_text(store),
+            "mirrors": [to_plain(beat) for beat in regions.beats()],
         }
 
     return facts
 
 
-def _earlier(store: Store) -> dict[str, int]:
-    data = store.get(beat_key(SYNCER))
-    try:
-        plain = decode_plain(data, beat_key(SYNCER)) if data is not None else {}
-    except RecordError:
-        return {}
-    return {key: value for key, value in plain.items() if isinstance(value, int)}
+def _beat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock) -> None:
+    """While a call is being repeated: `status` shows what fails, where at least beats can still be written."""
+    with suppress(StoreError, NoSpaceError):
+        perform(syncer.beat(monotonic_s(), force=True), store, clock)
 
 
 def _log_commit(run: RunFormat, state: RunState, commit: Commit) -> None:

@@ -21,6 +21,7 @@ import torch
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import environment_with
+from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import load_versions
@@ -104,7 +105,7 @@ def read_answer(line: str) -> Answer | None:
     try:
         plain = json.loads(line)
         n, loss = plain["n"], plain["loss"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if type(n) is not int:
         return None
@@ -141,7 +142,11 @@ def serve_evaluations(run: RunFormat, store: Store, requests: Iterable[str], ans
     for line in requests:
         request = json.loads(line)
         outputs = [from_plain(Output, plain) for plain in request["outputs"]]
-        load_versions(run, outputs, store, dict(model.named_parameters()))
+        try:
+            load_versions(run, outputs, store, dict(model.named_parameters()))
+        except DataCheckError:  # collected meanwhile, or damaged: the next question is about newer ones
+            print(json.dumps({"n": request["n"], "loss": None}), file=answers, flush=True)
+            continue
         sequences = run.settings.evaluation.sequences * (FINAL_FACTOR if request["final"] else 1)
         loss = held_out_loss(model, data, sequences)
         print(json.dumps({"n": request["n"], "loss": loss}), file=answers, flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from diloco_cli.algorithm.payload import PayloadError
 from diloco_cli.digests import digest
 from diloco_cli.protocol.keys import commit_key, state_key
@@ -12,24 +14,39 @@ from diloco_cli.syncer.replay import Replayer
 
 
 def rebuilt_state(run: RunFormat, store: Store, wanted: Output) -> bytes | None:
-    """The bytes of `wanted`, bit-identical by their digest, from the newest intact version before it; None if the
-    deltas do not give them. Reads the log from 0: for emergencies."""
+    """The bytes of `wanted`, bit-identical by their digest, from the newest intact version that it came from; None if
+    the deltas do not give them, or are not kept any more. Reads the log from 0: for emergencies."""
     replayer = Replayer(store, run)
     commits = _commits_of(store, wanted)
-    start, state = _newest_intact(replayer, commits, wanted)
+    origins = _origins(commits)
+    start, state = _newest_intact(replayer, [commits[index] for index in origins], wanted)
     if state is None:
         return None
-    for commit in commits[: start + 1]:
-        replayer.books.settle(commit)
-    for commit in commits[start + 1 :]:
-        if not _restore(replayer, commits[start], wanted.fragment, state):
+    settled = 0
+    for before, index in pairwise(origins[start:]):
+        commit = commits[index]
+        while settled < index:
+            replayer.books.settle(commits[settled])
+            settled += 1
+        if commit.kind != "rollback":
+            if not _restore(replayer, commits[before], wanted.fragment, state):
+                return None
+            merged = replayer.recompute(commit)
+            state = merged.state if merged is not None else b""
+        if digest(state) != _output(commit, wanted.fragment).state_digest:
             return None
-        merged = replayer.recompute(commit)
-        if merged is None or digest(merged.state) != _output(commit, wanted.fragment).state_digest:
-            return None
-        replayer.books.settle(commit)
-        start, state = start + 1, merged.state
     return state
+
+
+def _origins(commits: list[Commit]) -> list[int]:
+    """Indices of the commits that the last one came from, itself included: a rollback comes from its target."""
+    found = [len(commits) - 1]
+    while found[-1] > 0:
+        back, before = commits[found[-1]].rollback, found[-1] - 1
+        while back is not None and before > 0 and commits[before].n > back.to:
+            before -= 1
+        found.append(before)
+    return found[::-1]
 
 
 def _commits_of(store: Store, wanted: Output) -> list[Commit]:

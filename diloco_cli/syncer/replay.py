@@ -3,6 +3,9 @@
 It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py), recomputes each merge
 from the deltas that the log names, and demands bit-identical outer parameters. Damage is listed, never raised: where a
 merge cannot be recomputed, the replay goes on from the bucket's bytes.
+
+Where garbage was collected, the replay starts from the versions as of the floor; up to there it checks the chain and
+every rule, which need the log alone.
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ import torch
 
 from diloco_cli.algorithm.merge import Source
 from diloco_cli.algorithm.payload import PayloadError
+from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.digests import digest
+from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, snapshot_key, state_key
-from diloco_cli.protocol.log import SNAPSHOT_EVERY, Snapshot
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, Snapshot, read_log
 from diloco_cli.protocol.mixing import as_logged
 from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Commit, Input, Offer, Output, RunFormat
 from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.signing import LOG, SignatureError, learner_signer
 from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
@@ -29,7 +35,8 @@ from diloco_cli.syncer.bookkeeping import Books, disagreements
 
 @dataclass
 class Replay:
-    """What a replay found. `mismatches` and `missing` name keys; `duplicates` counts offers applied twice."""
+    """What a replay found. `mismatches` and `missing` name keys; `duplicates` counts offers applied twice. Commits up
+    to `floor` were checked against each other alone; what came after it was computed anew (0: everything)."""
 
     commits: int = 0
     merges: int = 0
@@ -38,12 +45,22 @@ class Replay:
     duplicates: int = 0
     tokens: int = 0
     epochs: int = 0
+    floor: int = 0
     missing: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         return not (self.missing or self.mismatches or self.duplicates)
+
+
+def verified(store: Store, run: RunFormat) -> Replay:
+    """One replay; where the log's floor rose meanwhile and took away what that one still wanted, another from there."""
+    while True:
+        replayer = Replayer(store, run)
+        found = replayer.replay()
+        if found.ok or replayer.floor() <= found.floor:
+            return found
 
 
 class Replayer:
@@ -55,14 +72,15 @@ class Replayer:
         self.arithmetic = TorchArithmetic(run, check_norms=False)
         self.found = Replay()
         self.books = Books(run, self._expect)
-        self.token_parameters = 0
         self.digests: list[str] = []
 
     def replay(self, on_commit: Callable[[int], None] = lambda n: None) -> Replay:
+        self.found.floor = self.floor()
         while (data := self.store.get(commit_key(self.found.commits))) is not None:
             key = commit_key(self.found.commits)
             try:
                 commit = decode(Commit, data, key)
+                self._expect_signed(LOG, key, data)
             except RecordError as error:
                 self.found.mismatches.append(f"{error}; the replay ends here")
                 break
@@ -77,7 +95,7 @@ class Replayer:
             self._check_end()
         self._check_snapshots()
         self.found.duplicates = self.books.duplicates
-        self.found.tokens = self.token_parameters // self.run.layout.num_parameters
+        self.found.tokens = self.books.token_parameters // self.run.layout.num_parameters
         return self.found
 
     def _replay_commit(self, commit: Commit, key: str) -> None:
@@ -85,15 +103,20 @@ class Replayer:
         self.found.epochs += commit.kind == "epoch_start"
         self.books.check_order(commit, key)
         self.books.check_membership(commit, key)
+        self.books.check_intervention(commit, key)
         due = self.books.check_outputs(commit, key)
         merged = commit.kind == "merge"
         computed = merged and self._replay_merge(commit, key, due)
         self._expect(merged or not commit.inputs, f"{key}: a {commit.kind} applies offers")
         self.books.check_fates(commit, key)
+        kept = commit.n > self.found.floor or self.found.floor == 0
         for output in commit.outputs:
-            if 0 <= output.fragment < self.run.num_fragments:
+            if kept and 0 <= output.fragment < self.run.num_fragments:
                 self._check_output(output, computed)
         self.books.settle(commit)
+        if commit.n == self.found.floor > 0:
+            for versions in self.books.versions.values():
+                self._check_output(versions[-1], False)
 
     # -- one merge ----------------------------------------------------------------------------------------------
 
@@ -105,9 +128,9 @@ class Replayer:
             return False
         output = commit.outputs[0]
         self.found.offers_applied += len(commit.inputs)
-        parameters = self.run.layout.fragments[output.fragment].num_parameters
-        self.token_parameters += parameters * sum(item.tokens for item in commit.inputs)
         possible = [self.books.check_input(item, output.fragment, key) for item in commit.inputs]
+        if commit.n <= self.found.floor:
+            return False
         merged = self.recompute(commit) if all(possible) else None
         if merged is None:
             self._expect(False, f"{key}: this merge cannot be recomputed")
@@ -156,6 +179,7 @@ class Replayer:
         data = self._present(key)
         if data is None:
             return None
+        self._expect_signed(learner_signer(item.learner), key, data)
         try:
             offer = decode(Offer, data, key)
         except RecordError as error:
@@ -180,8 +204,17 @@ class Replayer:
 
     # -- the end of the log -------------------------------------------------------------------------------------
 
+    def floor(self) -> int:
+        """Where the replay can start: what the log says of itself, which the replay then finds in it, or not."""
+        try:
+            return perform(read_log(self.run), self.store, SystemClock(monotonic_s, sleep_s, lambda: None)).gc_floor
+        except (RecordError, SignatureError):
+            return 0  # the replay says what is wrong
+
     def _check_end(self) -> None:
         """A commit that is missing in the middle looks like the end. The listing is for this alone."""
+        floor = self.found.floor
+        self._expect(self.books.gc_floor == floor, f"the log's floor is {self.books.gc_floor}, and was read as {floor}")
         end = commit_key(self.found.commits)
         later = self.store.list("commit/", after=end, limit=1)
         self._expect_end(end, bool(later))
@@ -191,8 +224,11 @@ class Replayer:
         recent = max(0, self.found.commits - 2 * SNAPSHOT_EVERY)
         for key in self.store.list("snapshot/", after=snapshot_key(recent)):
             data = self.store.get(key)
+            if data is None:
+                continue  # collected since it was listed
             try:
-                snapshot = decode(Snapshot, data or b"", key)
+                snapshot = decode(Snapshot, data, key)
+                self._expect_signed(LOG, key, data or b"")
             except RecordError as error:
                 self.found.mismatches.append(str(error))
                 continue
@@ -222,6 +258,11 @@ class Replayer:
             self.found.mismatches.append(f"{key}: other bytes than the log says")
             return None
         return data
+
+    def _expect_signed(self, signer: str, key: str, data: bytes) -> None:
+        """As far as this process holds keys: a learner cannot tell whether another one's offer is genuine."""
+        if self.run.keyring.holds(signer):
+            self._expect(self.run.keyring.is_genuine(signer, key, data), f"{key}: not signed as {signer}")
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:

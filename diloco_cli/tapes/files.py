@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from pathlib import Path
@@ -18,6 +19,9 @@ from diloco_cli.protocol.wire import RecordError, decode_plain
 from diloco_cli.tapes.needs import needs_of
 
 MAX_TAPE_BYTES = 1 << 30  # unpacked
+MOST_PACKED = 200  # times: honest tapes are packed 10 to 30 times; a bomb is packed a thousand times
+ALWAYS_UNPACKED_BYTES = 8 << 20
+PIECE_BYTES = 1 << 20
 KIND = "diloco tape"
 HINT = "write one with: diloco export RUN --tape FILE"
 
@@ -73,16 +77,26 @@ def _as_json(plain: dict[str, Any]) -> bytes:
 def _read_plain(path: Path) -> dict[str, Any]:
     try:
         opened = gzip.open if path.suffix == ".gz" else open
+        most = min(MAX_TAPE_BYTES, max(ALWAYS_UNPACKED_BYTES, MOST_PACKED * path.stat().st_size))
         with opened(path, "rb") as stream:
-            data = stream.read(MAX_TAPE_BYTES + 1)
+            data = _read_at_most(stream, most + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"not a whole gzip file: {error}", where=str(path), hint=HINT) from error
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror or error}", where=str(path), hint=HINT) from error
     try:
-        return decode_plain(data, str(path), MAX_TAPE_BYTES)
+        return decode_plain(data, str(path), most)
     except RecordError as error:
         raise UsageError(f"not a whole tape: {error.message}", where=str(path), hint=HINT) from error
+
+
+def _read_at_most(stream: io.BufferedIOBase, most: int) -> bytes:
+    """In pieces: asked for all at once, a reader takes that much memory whatever there is to read."""
+    pieces: list[bytes] = []
+    while most > 0 and (piece := stream.read(min(most, PIECE_BYTES))):
+        pieces.append(piece)
+        most -= len(piece)
+    return b"".join(pieces)
 
 
 def _check_names(tape: Tape) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.protocol.log import kept_versions
@@ -50,7 +51,8 @@ class VirtualLearner:
         if not self.at_tau:
             for fragment in sorted(self.arrived):
                 self._adopt(self.arrived.pop(fragment))
-        self.progress.heard(self.log, self.clock.pacing.step_s)
+        pacing = self.clock.pacing
+        self.progress.heard(self.log, pacing.step_s, pacing.upload_s + pacing.download_s)
         self.progress.overgrown()
 
     def step(self, batch_tokens: int) -> list[Draft]:
@@ -116,6 +118,7 @@ class Fleet:
             )
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
+        self._decides_s = inf  # the next moment at which the syncer looks again without an offer
         genesis = _genesis(self.run)
         self.syncer = VirtualSyncer(self.run, genesis)
         self.learners = [
@@ -168,8 +171,9 @@ class Fleet:
             self._at(taken.end_s, lambda: self._stepped(learner, taken.batch_tokens))
 
     def _stepped(self, learner: VirtualLearner, batch_tokens: int) -> None:
+        reached = learner.progress.slots_reached
         drafts = learner.step(batch_tokens)
-        for _ in drafts:
+        for _ in range(learner.progress.slots_reached - reached):
             learner.slot_s, learner.sent_s = self.now_s - learner.sent_s, self.now_s
         self._publish(learner, drafts)
         self._go_on(learner)
@@ -202,15 +206,22 @@ class Fleet:
         self.syncer.receive(offer, self.now_s)
         self._decide()
 
+    def _decide_again(self) -> None:
+        self._decides_s = inf
+        self._decide()
+
     def _decide(self) -> None:
         """Merge what can be merged now; come back when the grace window ends."""
         while True:
             decision = self.syncer.decide(self.now_s)
             if decision.action == "wait":
                 again_s = self.syncer.skips_at_s if decision.until_s is None else decision.until_s
-                if again_s > self.now_s:
-                    self._at(again_s, self._decide)
+                if self.now_s < again_s < self._decides_s:
+                    self._decides_s = again_s
+                    self._at(again_s, self._decide_again)
                 return
+            if decision.action == "skip" and self.processed >= self.tokens:
+                return  # what lies there has no quorum any more, and nobody offers again
             merged = decision.action == "merge"
             state = self.syncer.carry_out(decision, self.now_s)
             self.skips_in_a_row = 0 if merged else self.skips_in_a_row + 1

@@ -35,6 +35,7 @@ def record(store: Store, run: RunFormat) -> Tape:
     inputs: dict[OfferId, tuple[Input, int]] = {}
     for commit, state in _log(store, run):
         run = state.with_members(run)
+        _expect(commit.kind != "rollback", commit_key(commit.n), "a tape holds no rollback")
         if commit.kind != "merge":
             continue
         output, tokens = commit.outputs[0], state.tokens(run.layout)

@@ -9,10 +9,11 @@ from diloco_cli.protocol.log import kept_versions
 from diloco_cli.protocol.quorum import (
     Decision,
     Pace,
-    SlotFacts,
+    Watch,
     alive_within_s,
     decide_slot,
     grace_window,
+    late_offers_count_after_s,
     measured_pace,
 )
 from diloco_cli.protocol.records import Commit, CommitKind, Input, Offer, OfferId, Output, RunFormat
@@ -30,9 +31,7 @@ class VirtualSyncer:
     state: RunState
     merges: list[TapeMerge] = field(default_factory=list)
     claimed: dict[OfferId, Offer] = field(default_factory=dict)
-    slot_due_s: float = 0.0
-    first_offer_s: float | None = None
-    quorum_s: float | None = None
+    watch: Watch = field(default_factory=lambda: Watch(0.0))
 
     def __post_init__(self) -> None:
         self.inbox = Inbox(self.run)
@@ -45,23 +44,13 @@ class VirtualSyncer:
         self.inbox.heard_s[offer.learner] = now_s
 
     def decide(self, now_s: float) -> Decision:
-        fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
+        slot, sync = self.state.slot, self.run.settings.sync
+        fragment = fragment_of_slot(slot, self.run.num_fragments)
         self.inbox.sort_out(self.state)
-        present, sync = self.inbox.candidates(fragment), self.run.settings.sync
-        if present and self.first_offer_s is None:
-            self.first_offer_s = now_s
-        if len(present) >= sync.quorum and self.quorum_s is None:
-            self.quorum_s = now_s
-        self._facts = SlotFacts(
-            present=len(present),
-            alive=self._alive(now_s),
-            quorum=sync.quorum,
-            first_offer_s=self.first_offer_s,
-            quorum_reached_s=self.quorum_s,
-            later_offers=self.inbox.waits_for_later(fragment),
-            waiting_since_s=self.slot_due_s,
-            now_s=now_s,
-        )
+        self._facts = self.watch.look(
+            slot, [offer.slot for offer in self.inbox.candidates(fragment)], self._alive(now_s), sync.quorum,
+            self.inbox.waits_for_later(fragment), late_offers_count_after_s(self.pace, sync.skip_after_s), now_s,
+        )  # fmt: skip
         return decide_slot(self._facts, grace_window(sync.overlap, self.pace, sync.grace.gamma), sync.skip_after_s)
 
     def carry_out(self, decision: Decision, now_s: float) -> RunState:
@@ -70,7 +59,7 @@ class VirtualSyncer:
             self._merge()
         else:
             self._commit("skip")
-        self.slot_due_s, self.first_offer_s, self.quorum_s = now_s, None, None
+        self.watch = Watch(now_s)
         return self.state
 
     def _alive(self, now_s: float) -> int:
@@ -80,7 +69,7 @@ class VirtualSyncer:
     @property
     def skips_at_s(self) -> float:
         """When a slot that nobody makes mergeable may be skipped."""
-        return self.slot_due_s + self.run.settings.sync.skip_after_s
+        return self.watch.due_s + self.run.settings.sync.skip_after_s
 
     def _merge(self) -> None:
         slot, n, sync = self.state.slot, self.state.n + 1, self.run.settings.sync

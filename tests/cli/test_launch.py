@@ -87,12 +87,11 @@ def test_units_find_modules_beside_the_run_file(monkeypatch: pytest.MonkeyPatch,
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_a_region_with_a_bucket_of_its_own_is_refused(diloco: Diloco, quickstart: Path) -> None:
-    edit(quickstart / "inventory.yaml", "europe-west4: {}", "europe-west4: {store: gs://eu/runs}")
+def test_a_region_may_have_a_bucket_of_its_own_where_learners_can_meet(diloco: Diloco, quickstart: Path) -> None:
+    edit(quickstart / "inventory.yaml", "europe-west4: {}", "europe-west4: {store: memory://eu}")
     done = diloco("launch", "q/run.yaml", "--dry-run")
-    assert done.returncode == 2 and "regions.europe-west4.store: gs://eu/runs" in done.stderr
-    assert "hint: give every region the home bucket for now" in done.stderr
-    edit(quickstart / "inventory.yaml", "gs://eu/runs", "bucket")
+    assert done.returncode == 2 and "regions.europe-west4.store: memory:// lives in one process" in done.stderr
+    edit(quickstart / "inventory.yaml", "memory://eu", "gs://eu/runs")
     assert diloco("launch", "q/run.yaml", "--dry-run").returncode == 0
 
 

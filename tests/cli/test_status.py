@@ -63,6 +63,7 @@ def test_a_store_whose_clock_is_ahead_gives_right_ages_and_a_warning(diloco: Dil
         (["run", "--watch", "0.5"], ["run", "--watch", "0.5"]),
         (["--watch=3"], ["--watch=3"]),
         (["run"], ["run"]),
+        ([], []),
     ],
 )
 def test_watch_may_stand_without_its_number(words: list[str], meant: list[str]) -> None:

@@ -126,7 +126,7 @@ def _live_incarnation(run: RunFormat, store: MemoryStore, name: str, index: int,
         trainer.adopt(arrival)
     if joined.inner is not None:
         assert restore_inner_state(replica.model, replica.optimizer, store.get(joined.inner) or b"")
-        exchange.inner = joined.inner
+        exchange.moments.add(joined.inner, joined.state.n)
     trainer.moments_lost = joined.data_start > 0 and joined.inner is None
     exchange.start()
     try:
@@ -140,7 +140,7 @@ def _death(progress: Progress, exchange: Exchange, after_steps: int) -> Callable
     last: list[int] = []
 
     def dead() -> bool:
-        if exchange.inner is not None and progress.steps >= after_steps and not last:
+        if exchange.moments.newest is not None and progress.steps >= after_steps and not last:
             last.append(progress.next_seq)
         return bool(last) and progress.next_seq > last[0]
 

@@ -10,7 +10,7 @@ import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Commit, Input, RunFormat
+from diloco_cli.protocol.records import Commit, Input, Output, RunFormat
 from diloco_cli.protocol.weights import token_weight
 from diloco_cli.protocol.wire import decode
 from diloco_cli.store.port import Store
@@ -63,6 +63,7 @@ def test_a_clip_is_in_the_log_and_a_false_one_is_found() -> None:
 def test_a_scale_that_the_settings_do_not_allow_is_a_broken_rule(clip: Any, scale: float) -> None:
     run, broken = small_run(clip=clip), list[str]()
     books = Books(run, lambda holds, otherwise: None if holds else broken.append(otherwise))
+    books.versions[0] = [Output(0, version, -1, 1, "", "") for version in (0, 1)]
     weight = token_weight(64, 16, run.settings.sync.weight)
     item = Input("l0", 1, 0, 0, 0, 64, 64, 16, weight, "blake3-", 0)
     assert books.check_input(item, 0, "commit") and not broken

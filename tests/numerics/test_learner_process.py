@@ -13,11 +13,9 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.environment import environment_with
-from diloco_cli.learner.daemon import _saved_moments
+from diloco_cli.learner.moments import fetch_moments
 from diloco_cli.protocol.beats import LearnerBeat
-from diloco_cli.protocol.joining import Joined
 from diloco_cli.protocol.keys import beat_key
-from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import decode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
@@ -104,4 +102,4 @@ def test_a_second_incarnation_says_what_became_of_the_moments(
 def test_moments_that_are_not_what_their_key_names_are_not_read(inner: str | None) -> None:
     store = MemoryStore()
     store.put("offer", b"something else")
-    assert _saved_moments(Joined(2, RunState(), 1, inner), store) is None
+    assert fetch_moments(store, inner) is None

@@ -13,13 +13,22 @@ from diloco_cli.protocol.quorum import (
     Grace,
     Pace,
     SlotFacts,
+    Watch,
     decide_slot,
     grace_window,
+    late_offers_count_after_s,
     measured_pace,
     moving_average,
     overlap_slots,
 )
-from diloco_cli.protocol.schedule import fragment_of_slot, may_step, measured_local_steps, slot_to_offer, slots_reached
+from diloco_cli.protocol.schedule import (
+    fragment_of_slot,
+    may_step,
+    measured_local_steps,
+    most_ahead,
+    slot_to_offer,
+    slots_reached,
+)
 from diloco_cli.protocol.weights import token_weight
 
 seconds = st.floats(0.0, 1e4)
@@ -53,7 +62,29 @@ def test_slower_islands_make_fewer_steps_a_round_but_never_none(own_s: float, fa
 
 
 def test_after_falling_behind_the_heads_slot_is_offered() -> None:
-    assert (slot_to_offer(3, 9), slot_to_offer(9, 3)) == (9, 9)
+    assert slot_to_offer(3, 9, 4, ahead=2, in_touch=True) == 9
+
+
+def test_who_is_too_far_ahead_lets_the_occasion_go() -> None:
+    """Head 9, at most 2 ahead: for slot 11 it offers, for slot 12 it does not."""
+    assert [slot_to_offer(own, 9, 4, ahead=2, in_touch=True) for own in (9, 11, 12, 50)] == [9, 11, None, None]
+
+
+def test_who_hears_nothing_offers_every_fragment_for_its_next_slot() -> None:
+    """Head 9, 4 fragments: slot 12 is due within the round; 13, 14, 20 are those of slots 9, 10, 12."""
+    assert [slot_to_offer(own, 9, 4, ahead=2, in_touch=False) for own in (11, 12, 13, 14, 20)] == [11, 12, 9, 10, 12]
+
+
+@pytest.mark.parametrize(
+    ("exchange_s", "slot_s", "expected"),
+    [(0.0, 10.0, 2), (9.5, 10.0, 2), (9.6, 10.0, 3), (70.0, 10.0, 9), (0.0, 0.1, 6), (1.0, 0.0, 1_000_000)],
+)
+def test_a_learner_may_lead_by_its_exchange_and_one_slot_of_grace(
+    exchange_s: float, slot_s: float, expected: int
+) -> None:
+    """By hand, with the half second that it cannot see: 0.5 / 10, 10 / 10, 10.1 / 10, 70.5 / 10, 0.5 / 0.1; rounded
+    up, and one more. Without a pace there is no bound."""
+    assert most_ahead(exchange_s, slot_s) == expected
 
 
 def test_the_drift_bound_pauses_with_a_reason() -> None:
@@ -211,3 +242,55 @@ def test_a_decision_has_a_reason_and_a_merge_has_its_quorum(facts: SlotFacts, gr
     assert decision.reason
     assert (decision.action == "merge") <= (facts.present >= facts.quorum)
     assert (decision.action == "skip") <= (facts.present < facts.quorum and facts.later_offers)
+
+
+# -- offers that missed their slot ------------------------------------------------------------------------------
+
+
+def looked(watch: Watch, offered_for: list[int], now_s: float, quorum: int = 1, later: bool = False) -> SlotFacts:
+    """Slot 8 with three learners alive; late offers count after 6 s."""
+    return watch.look(8, offered_for, 3, quorum, later, 6.0, now_s)
+
+
+def test_an_offer_that_missed_its_slot_makes_the_quorum_only_later() -> None:
+    """Slot 8 is due at 100 s. An offer for slot 4 lies there: it waits until 106 s, then its grace runs."""
+    watch = Watch(100.0)
+    waiting = decide_slot(looked(watch, [4], 100.0), ONE_SECOND, 60)
+    assert (waiting.action, waiting.until_s) == ("wait", 106.0)
+    assert waiting.reason == "0 of the 1 offers that the quorum needs, and 1 late for an earlier slot"
+    assert decide_slot(looked(watch, [4], 105.9), ONE_SECOND, 60).action == "wait"
+    in_grace = decide_slot(looked(watch, [4], 106.0), ONE_SECOND, 60)
+    assert (in_grace.action, in_grace.until_s) == ("wait", 107.0)
+    assert decide_slot(looked(watch, [4], 107.0), ONE_SECOND, 60).action == "merge"
+
+
+def test_it_joins_the_merge_of_whoever_comes_in_time() -> None:
+    """The offer for slot 8 makes the quorum at 103 s; its grace ends at 104 s, with both in the merge."""
+    watch = Watch(100.0)
+    looked(watch, [4], 100.0)
+    facts = looked(watch, [4, 8], 103.0)
+    assert (facts.present, facts.counted, facts.first_offer_s, facts.quorum_reached_s) == (2, 1, 103.0, 103.0)
+    assert decide_slot(facts, ONE_SECOND, 60).until_s == 104.0
+    assert decide_slot(looked(watch, [4, 8], 104.0), ONE_SECOND, 60).action == "merge"
+    assert decide_slot(looked(Watch(100.0), [4, 4, 8], 103.0), ONE_SECOND, 60).action == "merge", "all alive are here"
+
+
+def test_offers_for_the_due_slot_and_for_later_ones_count_at_once() -> None:
+    """After an outage learners may be ahead of the head."""
+    assert [looked(Watch(100.0), made_for, 100.0).counted for made_for in ([8], [12], [8, 12, 4])] == [1, 1, 2]
+
+
+def test_with_everybody_late_the_slot_is_merged_all_the_same() -> None:
+    """K = M = 3, all from the slot before: nothing else will come, and after 6 s they count."""
+    watch = Watch(100.0)
+    assert decide_slot(looked(watch, [4, 4, 4], 105.0, quorum=3), ONE_SECOND, 60).action == "wait"
+    assert decide_slot(looked(watch, [4, 4, 4], 106.0, quorum=3), ONE_SECOND, 60).action == "merge"
+
+
+def test_late_offers_count_before_the_slot_could_be_skipped() -> None:
+    """A slot and a half; never longer than until the skip, and then merging goes first."""
+    assert late_offers_count_after_s(Pace(4.0), 60.0) == 6.0
+    assert late_offers_count_after_s(Pace(1e6), 60.0) == 60.0
+    watch = Watch(100.0)
+    facts = watch.look(8, [4], 1, 1, True, late_offers_count_after_s(Pace(1e6), 60.0), 160.0)
+    assert decide_slot(facts, ONE_SECOND, 60).action == "merge"

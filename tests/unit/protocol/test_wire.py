@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.strict_json import MAX_DEPTH
 from diloco_cli.protocol.log import Snapshot, parse_format
 from diloco_cli.protocol.records import SCHEMA, Beginning, Commit, Event, Offer, Request, RunFormat, Timings
-from diloco_cli.protocol.wire import MAX_DEPTH, MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 from tests.unit.protocol.records import RUN, applied, commit, genesis, merge, offer
 
 EVENTS = (Event("steps", count=2, batch_tokens=4), Event("adopted", fragment=1, version=3, since=0), Event("saved"))

@@ -94,8 +94,8 @@ def test_equal_learners_with_a_window_all_take_part_in_every_merge() -> None:
 
 
 def test_mixed_hardware_merges_alone_without_the_window_and_together_with_it() -> None:
-    """Half the learners take 1.5 times as long. Quorum M waits for the slow; K = 1 without a window leaves everybody
-    alone, while the slots run far ahead of the fastest learner; the window brings participants and cadence back."""
+    """Half the learners take 1.5 times as long. Quorum M waits for the slow; K = 1 without a window leaves the fastest
+    alone in every second merge; the window brings participants. Either way the slots go at the pace of the fastest."""
     pacings = mixed_speeds(4, slow=1.5)
     base = SyncSettings(every=24, fragments=12, overlap=2)
     steps = 144
@@ -103,11 +103,12 @@ def test_mixed_hardware_merges_alone_without_the_window_and_together_with_it() -
     alone = tape_of(decoupled(replace(base, quorum=1, grace=GraceSettings(0.0))), pacings, steps)
     window = tape_of(decoupled(replace(base, quorum=1, grace=GraceSettings(0.5))), pacings, steps)
     assert mean_participants(full) == 4.0
-    assert mean_participants(alone) < 2.0
-    assert mean_participants(window) > 1.5 * mean_participants(alone)
+    by_itself = [sum(len(merge.inputs) == 1 for merge in tape.merges) / len(tape.merges) for tape in (alone, window)]
+    assert by_itself[0] > 0.5 and by_itself[1] == 0
+    assert mean_participants(window) > 1.3 * mean_participants(alone)
     slots = max(steps_of(track.events) for track in alone.tracks) * 12 // 24  # of the fastest learner
-    assert len(alone.merges) > 1.5 * slots
-    assert len(window.merges) < 1.1 * slots
+    assert slots <= len(alone.merges) <= slots + 12  # the last offers of the slow ones make up to a round
+    assert slots <= len(window.merges) <= slots + 1
 
 
 def test_with_error_feedback_each_offer_names_the_applied_one_whose_rounding_it_makes_good() -> None:

@@ -1,0 +1,94 @@
+"""`diloco gc`: deletes now what nothing needs any more; a run does so by itself behind `retention.rounds`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from diloco_cli.cli.operator_request import (
+    DryRunOption,
+    JsonOption,
+    TimeoutOption,
+    YesOption,
+    carry_out,
+    confirm,
+    refuse_unless_open,
+)  # fmt: skip
+from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
+from diloco_cli.errors import UsageError
+from diloco_cli.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.state import RunState
+
+SAMPLE = 8  # objects of a kind whose size is asked for
+
+
+def register(app: typer.Typer) -> None:
+    app.command("gc", help="Delete what only older commits need; the newest stay to verify and to go back to.")(gc)
+
+
+def gc(
+    run: str | None = RunArgument,
+    dry_run: bool = DryRunOption,
+    yes: bool = YesOption,
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Raise the floor to the second newest snapshot; the syncer deletes what lies behind it, little by little."""
+    opened = open_run(run)
+    state = head_of(opened)
+    refuse_unless_open(opened, state, "garbage collection")
+    floor, found = _survey(opened, state)
+    data = _data(opened, state, floor, found)
+    if not as_json:
+        _show(data)
+    if not dry_run:
+        confirm(f"delete these objects of run {opened.name}?", yes)
+        grace = format_duration(opened.format.settings.retention.grace_s)
+        talk(f"deletions begin {grace} after the floor is in the log, for readers that are on their way")
+        state = carry_out(opened, "gc", timeout_s)
+        data |= {"floor": state.gc_floor, "commit": state.n}
+    if as_json:
+        print_json("gc", data | {"dry_run": dry_run})
+    elif not dry_run:
+        print(f"run {opened.name}: floor at commit {state.gc_floor}")
+        talk("hint: a syncer that serves the run deletes beside its work; diloco verify works all the while")
+
+
+def _survey(opened: OpenRun, state: RunState) -> tuple[int, dict[str, list[str]]]:
+    from diloco_cli.protocol.collection import floor_by_request, survey
+    from diloco_cli.protocol.driver import perform
+
+    floor = perform(floor_by_request(state), opened.store, opened.clock)
+    if isinstance(floor, str):
+        raise UsageError(floor, where=opened.name)
+    return floor, perform(survey(opened.format, state, floor), opened.store, opened.clock)
+
+
+def _data(opened: OpenRun, state: RunState, floor: int, found: dict[str, list[str]]) -> dict[str, Any]:
+    objects = {kind: len(keys) for kind, keys in found.items()}
+    return {
+        "run": opened.name,
+        "commit": state.n,
+        "floor_before": state.gc_floor,
+        "floor": floor,
+        "objects": objects,
+        "bytes_about": sum(_bytes_about(opened, keys) for keys in found.values()),
+    }
+
+
+def _bytes_about(opened: OpenRun, keys: list[str]) -> int:
+    """From the sizes of a few, evenly spread: asking for each would be a request each."""
+    chosen = keys[:: max(1, len(keys) // SAMPLE)][:SAMPLE]
+    sizes = [stat.size_bytes for stat in map(opened.store.stat, chosen) if stat is not None]
+    return round(len(keys) * sum(sizes) / len(sizes)) if sizes else 0
+
+
+def _show(data: dict[str, Any]) -> None:
+    counts = ", ".join(f"{number} {kind}" for kind, number in data["objects"].items() if number)
+    print(f"run {data['run']}: floor from commit {data['floor_before']} to {data['floor']}, of {data['commit']}")
+    print(f"  goes    {counts or 'nothing'}: about {format_size(data['bytes_about'])}")
+    print("  stays   commits, offers, epochs; all that is needed to replay, and to go back to, later commits")

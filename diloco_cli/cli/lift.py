@@ -1,0 +1,35 @@
+"""`diloco lift`: lets a quarantined learner take part again."""
+
+from __future__ import annotations
+
+import typer
+
+from diloco_cli.cli.operator_request import JsonOption, TimeoutOption, carry_out, refuse_unless_open
+from diloco_cli.cli.output import print_json
+from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
+from diloco_cli.errors import UsageError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("lift", help="End a learner's quarantine: its offers are merged again.")(lift)
+
+
+def lift(
+    learner: str = typer.Argument(..., metavar="LEARNER", help="Its name, as `diloco status` shows it."),
+    run: str | None = RunArgument,
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """End a learner's quarantine."""
+    opened = open_run(run)
+    state = head_of(opened)
+    refuse_unless_open(opened, state, "a quarantine")
+    kept_out = sorted(name for name, known in state.learners.items() if known.quarantined is not None)
+    if learner not in kept_out:
+        names = ", ".join(kept_out) or "nobody"
+        raise UsageError(f"{learner!a} is not quarantined in run {opened.name}; quarantined: {names}")
+    state = carry_out(opened, "lift", timeout_s, "diloco lift", learner=learner)
+    if as_json:
+        print_json("lift", {"run": opened.name, "learner": learner, "commit": state.n})
+    else:
+        print(f"run {opened.name}: {learner} is let in again, as of commit {state.n}")

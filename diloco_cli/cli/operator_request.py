@@ -1,0 +1,133 @@
+"""What operators' commands share: ask the syncer and wait for its answer; with no syncer alive, answer here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from diloco_cli import __version__
+from diloco_cli.cli.output import talk
+from diloco_cli.cli.regions import tell_regions
+from diloco_cli.cli.run_argument import OpenRun, head_of
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
+from diloco_cli.randomness import nonce
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.records import CommitKind, RequestKind
+    from diloco_cli.protocol.state import RunState
+
+SYNCER_ANSWERS_S = 10.0
+LOOK_EVERY_S = 0.1
+TimeoutOption = typer.Option(
+    None,
+    "--timeout",
+    metavar="S",
+    help="Seconds of the syncer's silence before this command answers.  [default: 10, or twice its longest so far]",
+)
+ANSWERED_BY: dict[RequestKind, CommitKind] = {"rollback": "rollback", "gc": "gc_floor", "lift": "lift"}
+YesOption = typer.Option(False, "-y", "--yes", help="Do not ask.")
+DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
+JsonOption = typer.Option(False, "--json", help="One JSON object.")
+
+
+def refuse_unless_open(opened: OpenRun, state: RunState, what: str) -> None:
+    """A run that has ended, or has no version yet, is not operated on."""
+    if state.phase == "FINISHED":
+        hint = f"its parameters: diloco export {opened.name}"
+        raise UsageError(f"run {opened.name} is FINISHED: {what} is for runs that go on", hint=hint)
+    if state.n < 0:
+        raise TryAgainError(f"run {opened.name} has no commit yet", hint=f"diloco status {opened.name}")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask on a terminal; elsewhere only --yes will do. Raises RefusedError (exit 8) for a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RefusedError("this cannot be taken back, and nobody is there to ask", hint="say so beforehand: --yes")
+    if not typer.confirm(question, default=False, err=True):
+        raise RefusedError("nothing was changed")
+
+
+def carry_out(
+    opened: OpenRun, kind: RequestKind, timeout_s: float | None, reason: str = "", *, learner: str | None = None,
+    to: int | None = None,
+) -> RunState:  # fmt: skip
+    """The head of the log after the answer. Raises UsageError with the log's own words if it was a refusal."""
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.requests import ask
+
+    before = head_of(opened)
+    asked = ask(before, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=opened.format.keyring)
+    number = perform(asked, opened.store, opened.clock)
+    state = _answered(opened, before, number, timeout_s)
+    if state.next_request <= number:
+        talk("no syncer answers: doing it from here")
+        state = answer_here(opened)
+    if state.next_request <= number:
+        refuse_unless_open(opened, state, "this")
+        raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {opened.name}")
+    refused = _refusal_of(opened, range(before.n + 1, state.n + 1), number, ANSWERED_BY[kind])
+    if refused is not None:
+        raise UsageError(refused, where=opened.name)
+    return state
+
+
+def _answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | None) -> RunState:
+    """Wait as long as a syncer lives: its beat changes every few seconds, also while it copies a large model."""
+    from diloco_cli.protocol.keys import SYNCER, beat_key
+
+    beat, heard_s = opened.store.get(beat_key(SYNCER)), monotonic_s()
+    bear_s = silence_to_bear_s(timeout_s, beat)
+    if bear_s > SYNCER_ANSWERS_S:
+        talk(f"the syncer is slow at times: it counts as gone after {bear_s:.0f} s of silence")
+    while state.next_request <= number and state.phase == "RUNNING" and monotonic_s() - heard_s < bear_s:
+        sleep_s(LOOK_EVERY_S)
+        state = head_of(opened, state)
+        now = opened.store.get(beat_key(SYNCER))
+        if now != beat:
+            beat, heard_s = now, monotonic_s()
+    return state
+
+
+def answer_here(opened: OpenRun) -> RunState:
+    """Whatever waits for an answer gets it from this command, which serves the log for that long."""
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.operators import StandIn
+    from diloco_cli.protocol.records import ProcessClaim
+
+    claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
+    try:
+        state = perform(StandIn(opened.format, claim, utc_now_text(), nonce).serve(), opened.store, opened.clock)
+    except FencedError:
+        return head_of(opened)  # a syncer has come, and goes on with what is left
+    tell_regions(opened, state)
+    return state
+
+
+def silence_to_bear_s(timeout_s: float | None, beat: bytes | None) -> float:
+    """How long a syncer with these last words may be silent. One that is only slow (a large fragment, a slow link) must
+    not be fenced by a command that leaves again: the run would be without any."""
+    from diloco_cli.protocol.standby import LONGER_THAN_USUAL, slowest_s
+
+    return max(SYNCER_ANSWERS_S, LONGER_THAN_USUAL * slowest_s(beat)) if timeout_s is None else timeout_s
+
+
+def _refusal_of(opened: OpenRun, since: range, number: int, answer: CommitKind) -> str | None:
+    """Why the request was not carried out, in the words of the commit that settled it, one of `since`; None if it was.
+    That is the first one to name this number or a higher one."""
+    from diloco_cli.protocol.keys import commit_key
+    from diloco_cli.protocol.records import Commit
+    from diloco_cli.protocol.wire import decode
+
+    for n in since:
+        commit = decode(Commit, opened.store.get(commit_key(n)) or b"", commit_key(n))
+        if commit.request is not None and commit.request >= number:
+            said = commit.reason if commit.kind == "refuse" else f"settled by a {commit.kind}: {commit.reason}"
+            return None if commit.kind == answer else said
+    return None

@@ -1,0 +1,100 @@
+"""`diloco rollback`: back to how the parameters were after an earlier commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from diloco_cli.cli.operator_request import (
+    DryRunOption,
+    JsonOption,
+    TimeoutOption,
+    YesOption,
+    carry_out,
+    confirm,
+    refuse_unless_open,
+)  # fmt: skip
+from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
+from diloco_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.rollback import Return
+    from diloco_cli.protocol.state import RunState
+
+
+def register(app: typer.Typer) -> None:
+    app.command("rollback", help="Go back to how the parameters were after an earlier commit.")(rollback)
+
+
+def rollback(
+    run: str | None = RunArgument,
+    to: int = typer.Option(..., "--to", metavar="COMMIT", help="The commit to go back to."),
+    dry_run: bool = DryRunOption,
+    yes: bool = YesOption,
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Every fragment becomes what it was after that commit; nothing is taken out of the log."""
+    opened = open_run(run)
+    state = head_of(opened)
+    refuse_unless_open(opened, state, "a rollback")
+    plan = _plan(opened, state, to)
+    data = _data(opened, plan)
+    if not as_json:
+        _show(opened.name, data)
+    if not dry_run:
+        confirm(f"roll run {opened.name} back to commit {to}?", yes)
+        state = carry_out(opened, "rollback", timeout_s, to=to)
+        data |= {"commit": state.n, "version": state.base_floor}
+    if as_json:
+        print_json("rollback", data | {"dry_run": dry_run})
+    elif not dry_run:
+        print(f"run {opened.name}: back to commit {to}, as version {state.base_floor} of every fragment")
+        talk(f"hint: to undo it: diloco rollback {opened.name} --to {state.base_floor - 1}")
+
+
+def _plan(opened: OpenRun, state: RunState, to: int) -> Return:
+    from diloco_cli.protocol.driver import perform
+    from diloco_cli.protocol.rollback import missing_objects, return_to
+
+    plan = perform(return_to(opened.format, state, to), opened.store, opened.clock)
+    if isinstance(plan, str):
+        raise UsageError(plan, where=opened.name, hint=f"diloco logs syncer --run {opened.name}")
+    missing = perform(missing_objects(plan.then.outputs), opened.store, opened.clock)
+    if missing:
+        raise UsageError(f"not there any more: {missing[0]} (and {len(missing) - 1} more)", where=opened.name)
+    return plan
+
+
+def _data(opened: OpenRun, plan: Return) -> dict[str, Any]:
+    layout = opened.format.layout
+    changed = sum(o.state_digest != c.state_digest for o, c in zip(plan.then.outputs, plan.now.outputs, strict=True))
+    return {
+        "run": opened.name,
+        "to": plan.then.n,
+        "time": plan.then.updated_at,
+        "commit": plan.now.n,
+        "merges_left": plan.now.merges - plan.then.merges,
+        "tokens_left": plan.tokens_left(layout),
+        "tokens": plan.then.tokens(layout),
+        "tokens_before": plan.now.tokens(layout),
+        "loss": plan.then.loss,
+        "loss_before": plan.now.loss,
+        "fragments_changed": changed,
+        "fragments": len(plan.then.outputs),
+    }
+
+
+def _show(name: str, data: dict[str, Any]) -> None:
+    def loss(value: float | None) -> str:
+        return "not evaluated" if value is None else f"{value:.4f}"
+
+    print(f"run {name}: from commit {data['commit']} back to commit {data['to']} of {data['time']}")
+    merges = f"{data['merges_left']} merges of commits {data['to'] + 1} to {data['commit']}"
+    print(f"  no longer counts  {merges}, {data['tokens_left']:,} tokens")
+    print(f"  tokens            {data['tokens_before']:,} -> {data['tokens']:,}; the learning rate goes back with them")
+    print(f"  loss              {loss(data['loss_before'])} -> {loss(data['loss'])}")
+    print(f"  fragments         {data['fragments_changed']} of {data['fragments']} change")
+    print("  learners          replace their parameters and go on; their data is not read again")

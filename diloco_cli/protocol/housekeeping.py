@@ -1,0 +1,45 @@
+"""What a syncer does unasked beside merging: whom to keep out, what may be forgotten."""
+
+from __future__ import annotations
+
+from diloco_cli.protocol.collection import Collector, floor_in_turn
+from diloco_cli.protocol.log import SNAPSHOT_EVERY
+from diloco_cli.protocol.operations import Now, Sleep, Steps
+from diloco_cli.protocol.operators import Answer, collected
+from diloco_cli.protocol.quarantine import quarantine_reason, to_quarantine
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.state import RunState
+
+
+class Housekeeper:
+    """Of one syncer process. Everything that must not be lost is in the log."""
+
+    def __init__(self, run: RunFormat) -> None:
+        self.run = run
+        self.collector = Collector(run)
+        self._next_floor_n = 0
+
+    def due(self, state: RunState) -> Steps[Answer | None]:
+        """The commit that is due now, if any."""
+        name = to_quarantine(state, self.run)
+        if name is not None:
+            return Answer("quarantine", {"learner": name, "reason": quarantine_reason(state.learner(name).faults)})
+        if state.n < self._next_floor_n:
+            return None
+        self._next_floor_n = state.n + SNAPSHOT_EVERY
+        floor = yield from floor_in_turn(self.run, state)
+        return None if floor is None else collected(floor, "in turn")
+
+    def rest(self, state: RunState, seconds: float) -> Steps[None]:
+        """Between two turns: pass so much time, with collecting as long as there is garbage. A merge never waits for
+        more than one request of it; a syncer that never rests makes one a turn."""
+        if self.collector.is_done(state):
+            if seconds > 0:
+                yield Sleep(seconds)
+            return
+        now_s: float = yield Now()
+        self.collector.look(state, now_s)
+        yield from self.collector.work(state, now_s, seconds)
+        left_s = now_s + seconds - (yield Now()) if seconds > 0 else 0.0
+        if left_s > 0:
+            yield Sleep(left_s)

@@ -1,0 +1,177 @@
+"""A region's bucket made to show the home log: every commit, and before it the versions that it brings.
+
+    home bucket                            a region's bucket
+    FORMAT.json                     ->     FORMAT.json
+    cast/..., then commit/<n>       ->     the same bytes under the same keys, in the log's order, create-once
+    snapshot/<n>, hint/head.json    ->     the same, once every commit up to n is there
+
+The home log is the only authority: only bytes read from it are written, and nothing that happens here is waited for
+there. What is in a slot of the region's bucket already must be those very bytes; others end the mirror, for readers may
+have believed them. Where a mirror is far behind, versions that nobody can need any more are passed over: a reader
+that meets such a commit finds no cast, and reads on.
+
+States, offers and deltas of others are nothing that a learner reads, so they are not mirrored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.collection import Collector
+from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, fold
+from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps, There, there
+from diloco_cli.protocol.past import state_after
+from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import RecordError, decode, encode
+from diloco_cli.store.port import Created
+
+POLL_S = 0.05
+COLLECTS_FOR_S = 0.5  # at once, between two looks for the next commit
+
+HeadOf = Callable[[], RunState]
+"""The home log as the syncer of this process knows it; n = -1 before it has read any."""
+
+
+class RegionStoppedError(DataCheckError):
+    """A region's bucket and the home bucket hold different bytes where they must hold the same."""
+
+
+def copy_once(key: str, data: bytes) -> Steps[None]:
+    """Home's bytes under the same key in the region's bucket. Raises RegionStoppedError if others are there."""
+    answer = yield There(Create(key, data))
+    if not isinstance(answer, Created) and answer.data != data:
+        raise stopped(key)
+
+
+def stopped(key: str) -> RegionStoppedError:
+    return RegionStoppedError(
+        "the region's bucket holds other bytes than the home bucket",
+        where=key,
+        hint="find out who wrote them; then delete that object in the region's bucket and start the syncer again",
+    )
+
+
+class Mirror:
+    """Of one region, for as long as one syncer process serves. `state`: the log as far as the region has it.
+
+    `leaving`: whether to end as soon as there is nothing left to do."""
+
+    def __init__(self, run: RunFormat, head: HeadOf, leaving: Callable[[], bool] = lambda: False) -> None:
+        self.run, self.head, self.leaving = run, head, leaving
+        self.state = RunState()
+        self.collector = Collector(run)
+        self.last_snapshot = -1
+        self._compares = True  # until the first commit that the region does not have: then there are no later ones
+
+    @property
+    def behind(self) -> int:
+        """Commits that the region does not have yet."""
+        return max(0, self.head().n - self.state.n)
+
+    def serve(self) -> Steps[None]:
+        """Until it is told to leave, and has nothing left to do. Raises RegionStoppedError."""
+        self._compares = True
+        yield from copy_once(FORMAT_KEY, (yield from self._of_home(FORMAT_KEY)))
+        while self.head().n < 0:
+            if self.leaving():
+                return
+            yield Sleep(POLL_S)
+        yield from self._find_place()
+        while True:
+            while self.behind:
+                yield from self._mirror_next()
+            leaving = self.leaving()
+            yield from self._mirror_snapshot(at_once=leaving)
+            if leaving and not self.behind:
+                return
+            yield from self._rest()
+
+    def _find_place(self) -> Steps[None]:
+        """Start at the snapshot that the region's own hint names: it was written when all before it was there. The
+        commit of that number is compared; every one after it, too."""
+        if self.state.n >= 0:
+            return
+        hint = yield There(Get(HEAD_HINT_KEY))
+        n = _snapshot_of(hint)
+        if not 0 <= n <= self.head().n:
+            return
+        ours, theirs = (yield from self._of_home(commit_key(n))), (yield There(Get(commit_key(n))))
+        if theirs is None:
+            return  # the hint says what is not so: begin at the first commit
+        if theirs != ours:
+            raise stopped(commit_key(n))
+        self.state = yield from state_after(self.run, n)
+        self.last_snapshot = n
+
+    def _mirror_next(self) -> Steps[None]:
+        key = commit_key(self.state.n + 1)
+        data = yield from self._of_home(key)
+        later = fold(self.run, self.state, data)
+        there_already = (yield There(Get(key))) if self._compares else None
+        self._compares = there_already is not None
+        if there_already is not None and there_already != data:
+            raise stopped(key)
+        if there_already is None:
+            for output in _brought(later):
+                yield from self._mirror_cast(output)
+            yield from copy_once(key, data)
+        self.state = later
+        yield from self._mirror_snapshot()
+
+    def _mirror_cast(self, output: Output) -> Steps[None]:
+        """Before the commit that names it; nothing if it is out of everybody's reach by now."""
+        if output not in self.head().history:
+            return
+        key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+        data = yield Get(key)
+        if data is None and output not in self.head().history:
+            return  # collected meanwhile
+        if data is None or digest(data) != output.cast_digest:
+            raise DataCheckError("the home bucket does not hold the version that its log names", where=key)
+        yield from copy_once(key, data)
+
+    def _mirror_snapshot(self, at_once: bool = False) -> Steps[None]:
+        """The newest one of the home bucket, so that the region's log opens as fast at any age."""
+        if self.state.n - self.last_snapshot < (1 if at_once else SNAPSHOT_EVERY):
+            return
+        hint = yield Get(HEAD_HINT_KEY)
+        n = _snapshot_of(hint)
+        if not self.last_snapshot < n <= self.state.n:
+            return
+        data = yield Get(snapshot_key(n))
+        if data is not None:
+            yield from copy_once(snapshot_key(n), data)
+            yield There(Put(HEAD_HINT_KEY, encode(HeadHint(n))))
+        self.last_snapshot = n
+
+    def _rest(self) -> Steps[None]:
+        """Nothing to mirror: a little of what the region's bucket may forget, by the log as the region has it."""
+        now_s: float = yield Now()
+        self.collector.look(self.state, now_s)
+        worked = yield from there(self.collector.work(self.state, now_s, COLLECTS_FOR_S))
+        if not worked:
+            yield Sleep(POLL_S)
+
+    def _of_home(self, key: str) -> Steps[bytes]:
+        data: bytes | None = yield Get(key)
+        if data is None:
+            raise DataCheckError("the home bucket has lost what its log holds", where=key)
+        return data
+
+
+def _brought(state: RunState) -> tuple[Output, ...]:
+    """The versions that the newest commit brought: a version is the number of its commit."""
+    return tuple(output for output in state.outputs if output.version == state.n)
+
+
+def _snapshot_of(hint: bytes | None) -> int:
+    if hint is None:
+        return -1
+    try:
+        return decode(HeadHint, hint, HEAD_HINT_KEY).snapshot
+    except RecordError:
+        return -1

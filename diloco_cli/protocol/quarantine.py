@@ -1,0 +1,51 @@
+"""Learners whose offers are bad again and again are kept out, in the log, until an operator lets them in.
+
+Every bad offer is refused anyway, so a quarantine protects no parameter. It keeps one that cannot be trusted from being
+counted, waited for and read, and tells people so. Each refusal for a reason of HOSTILE is a fault, each offer that a
+merge applied takes one fault back; as many faults as two rounds have offers are a quarantine, of the learner and of all
+its incarnations to come. So many, because a change that is nobody's fault (momentum wiped, another learning rate) may
+make the norm cap refuse each fragment's deltas for a while. A lift begins anew at 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.records import RunFormat
+    from diloco_cli.protocol.state import RunState
+
+FEWEST_FAULTS = 8
+ROUNDS_OF_FAULTS = 2
+# What no honest learner causes. A bad signature is somebody else's: a stranger's forgeries must not keep out whom they
+# name. Too late, too old, overlapping or superseded are everybody's fate now and then.
+HOSTILE = frozenset({
+    "bad_record", "bad_claim", "wrong_base", "missing_payload", "wrong_size", "digest_mismatch", "bad_payload",
+    "non_finite", "bad_norms", "norm_cap",
+})  # fmt: skip
+
+
+def faults_after(faults: int, reasons: list[str], num_applied: int) -> int:
+    """The count after one more commit: `reasons` of its refusals, and how many offers it applied."""
+    return max(0, faults - num_applied) + sum(reason in HOSTILE for reason in reasons)
+
+
+def faults_for_quarantine(num_fragments: int) -> int:
+    return max(FEWEST_FAULTS, ROUNDS_OF_FAULTS * num_fragments)
+
+
+def to_quarantine(state: RunState, run: RunFormat) -> str | None:
+    """The learner that is due for it, the first by name; None if nobody is.
+
+    Nobody, too, where fewer would be left than the quorum needs: a run must not stop itself for what it refuses anyway.
+    """
+    names = {island.name for island in state.with_members(run).everybody}
+    trusted = [name for name in sorted(names) if state.learner(name).quarantined is None]
+    if len(trusted) <= run.settings.sync.quorum:
+        return None
+    enough = faults_for_quarantine(run.num_fragments)
+    return next((name for name in trusted if state.learner(name).faults >= enough), None)
+
+
+def quarantine_reason(faults: int) -> str:
+    return f"{faults} offers too many that no honest learner makes"

@@ -1,0 +1,186 @@
+"""A standby: watches the log and the syncer's beat, and takes over when both have fallen silent.
+
+Liveness only. Silence is measured on the standby's own monotonic clock, and who serves is decided by the log alone: a
+takeover too many costs time, and never more than that. A standby holds no model and asks for two objects a look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.beats import SyncerBeat
+from diloco_cli.protocol.keys import SYNCER, beat_key, epoch_key, standby_beat_key
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.operations import Get, Now, Put, Sleep, Steps
+from diloco_cli.protocol.quorum import Pace, alive_within_s
+from diloco_cli.protocol.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import RecordError, decode, decode_plain, encode
+
+SPREAD = 0.5  # of the patience: two standbys rarely lose it at once
+POLL_S = 2.0
+PROMPT_S = 3.0  # within so long somebody takes over a run that nobody serves yet
+FIRST_SYNCER_S = 45.0  # which a new run's own syncer may take to start, on a busy machine
+BEAT_EVERY_S = 6.0
+MOST_DOUBLINGS = 6
+LONGER_THAN_USUAL = 2.0
+SHORTEST_SLEEP_S = 0.01
+MOST_SLOWEST_S = 300.0  # what a syncer may say of its own silence
+
+
+def takeover_s(run: RunFormat) -> float:
+    """The usual silence after which a standby takes over: the setting, or what makes a peer count as gone."""
+    setting = run.settings.syncer.takeover_s
+    if setting != "auto":
+        return setting
+    return alive_within_s(Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments))
+
+
+def fruitless_epochs(state: RunState) -> int:
+    """Epochs since the one that made the newest version: takeovers that brought nothing."""
+    return state.epoch - max((output.epoch for output in state.outputs), default=state.epoch)
+
+
+def patience_s(usual_s: float, jitter: float, slowest_s: float, fruitless: int) -> float:
+    """How long a silence this standby bears. `jitter` in [0, 1) is its own; `slowest_s`: how long the syncer has been
+    silent while it worked, in its own words (a large fragment on a slow link).
+
+    Doubled for each epoch that made no version: else standbys would take a slow merge from each other for ever."""
+    least_s = max(usual_s, LONGER_THAN_USUAL * slowest_s)
+    return float(least_s * (1 + SPREAD * jitter) * 2 ** min(fruitless, MOST_DOUBLINGS))
+
+
+@dataclass
+class Silence:
+    """For how long this standby has looked and seen nothing new. While it could not look (a paused process, a store
+    that did not answer) it has heard nothing and concludes nothing: a look adds at most two intervals."""
+
+    poll_s: float
+    silent_s: float = 0.0
+    _seen: tuple[int, str] | None = None
+    _looked_s: float | None = None
+
+    def look(self, n: int, beat: bytes | None, now_s: float) -> bool:
+        """Note the head of the log and the syncer's last words; True if either is new since the look before."""
+        since_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        self.silent_s += min(since_s, 2 * self.poll_s)
+        self._looked_s = now_s
+        before, self._seen = self._seen, (n, digest(beat) if beat is not None else "")
+        if before is None or before == self._seen:
+            return False
+        self.silent_s = 0.0
+        return True
+
+
+@dataclass
+class Standby:
+    """One process that waits for its turn. `instead_of`: the pid of its predecessor on this very host, which its
+    supervisor knows to be dead; if that one served, nobody need wait. `facts`: what its beat says beside."""
+
+    run: RunFormat
+    claim: ProcessClaim
+    name: str
+    jitter: float
+    instead_of: int | None = None
+    facts: Callable[[], dict[str, Any]] = dict
+    _next_beat_s: float = field(default=0.0, init=False)
+
+    def wait(self) -> Steps[str | None]:
+        """Why it takes over, or None once the run is over. A stop from before does not count: the run goes on now."""
+        usual_s = takeover_s(self.run)
+        silence = Silence(min(POLL_S, usual_s / 5))
+        state: RunState = yield from read_log(self.run)
+        stopped_at = state.n if state.phase == "STOPPED" else None
+        unserved = yield from self._is_unserved(state)
+        dead = yield from self._predecessor_served(state)
+        while state.phase != "FINISHED" and not (state.phase == "STOPPED" and state.n != stopped_at):
+            beat: bytes | None = yield Get(beat_key(SYNCER))
+            now_s: float = yield Now()
+            unserved = not silence.look(state.n, beat, now_s) and unserved
+            limit_s = patience_s(usual_s, self.jitter, slowest_s(beat), fruitless_epochs(state))
+            if unserved:
+                limit_s = PROMPT_S * self.jitter
+            elif state.n < 0 and beat is None:
+                limit_s += FIRST_SYNCER_S
+            if dead or silence.silent_s >= limit_s:
+                reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead)}"
+                yield from self._announce(beat, reason)
+                return reason
+            yield from self._beat(now_s, state, silence.silent_s, limit_s)
+            yield Sleep(max(SHORTEST_SLEEP_S, min(silence.poll_s, limit_s - silence.silent_s)))
+            state = yield from read_log(self.run, state)
+        return None
+
+    def _is_unserved(self, state: RunState) -> Steps[bool]:
+        """Whether nobody has served since the run began, or since it was stopped, and no syncer of its own is coming:
+        then the standbys begin it."""
+        if not self.run.settings.syncer.on_learners:
+            return False
+        if state.n >= 0:
+            return state.phase == "STOPPED"
+        claimed = yield Get(epoch_key(1))
+        return claimed is None
+
+    def _predecessor_served(self, state: RunState) -> Steps[bool]:
+        """Whether the newest epoch was claimed by the process that this one replaces."""
+        if self.instead_of is None:
+            return False
+        newest, epoch = None, max(1, state.epoch)
+        while (data := (yield Get(epoch_key(epoch)))) is not None:
+            newest, epoch = data, epoch + 1
+        try:
+            claim = None if newest is None else decode(ProcessClaim, newest, epoch_key(epoch - 1))
+        except RecordError:
+            return False
+        return claim is not None and (claim.host, claim.pid) == (self.claim.host, self.instead_of)
+
+    def _announce(self, beat: bytes | None, reason: str) -> Steps[None]:
+        """The other standbys hear of it long before the next commit; counts of the old syncer are kept."""
+        facts = {
+            **counts_of(beat), "state": "CLAIMING", "host": self.claim.host, "unit": self.name, "reason": reason,
+            "memory_bytes": 0, "mirrors": _plain(beat).get("mirrors", []),
+        }  # fmt: skip
+        yield Put(beat_key(SYNCER), encode({"epoch": 0, "n": -1, **facts}))
+        if self._next_beat_s > 0:
+            yield Put(standby_beat_key(self.name), encode(SyncerBeat("DONE", 0, -1, self.claim.host, reason)))
+
+    def _beat(self, now_s: float, state: RunState, silent_s: float, limit_s: float) -> Steps[None]:
+        if now_s < self._next_beat_s:
+            return
+        self._next_beat_s = now_s + BEAT_EVERY_S
+        heard = f"the syncer was heard {silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
+        facts = {
+            "state": "STANDING_BY", "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": heard,
+            "unit": self.name, **self.facts(),
+        }  # fmt: skip
+        yield Put(standby_beat_key(self.name), encode(facts))
+
+
+def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool) -> str:
+    if dead:
+        return "its predecessor, which served, is dead"
+    if unserved:
+        return "nobody served the run"
+    who = f"epoch {state.epoch}" if state.epoch else "the first syncer"
+    return f"{who} was silent for {silent_s:.1f} s"
+
+
+def counts_of(beat: bytes | None) -> dict[str, int]:
+    """The whole numbers of a syncer's last words, which its successor goes on from."""
+    return {key: value for key, value in _plain(beat).items() if isinstance(value, int)}
+
+
+def _plain(beat: bytes | None) -> dict[str, Any]:
+    try:
+        return decode_plain(beat, beat_key(SYNCER)) if beat is not None else {}
+    except RecordError:
+        return {}
+
+
+def slowest_s(beat: bytes | None) -> float:
+    """In the syncer's own words: a hint, and bounded."""
+    said = _plain(beat).get("slowest_s", 0.0)
+    return min(float(said), MOST_SLOWEST_S) if isinstance(said, int | float) and said > 0 else 0.0

@@ -1,0 +1,96 @@
+"""What `diloco verify --mirrors` asks: does every region's bucket show the home log, and nothing else in its name?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import StoreError
+from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, offer_key, read_snapshot_key, read_version_key
+from diloco_cli.protocol.records import RegionStore, RunFormat
+from diloco_cli.protocol.wire import decode_plain
+from diloco_cli.store.port import Store
+
+PAGE = 1000
+
+
+@dataclass
+class MirrorCheck:
+    """Of one region. `commits` are there and equal home's; `behind`: home has so many more; `unreachable`: why nothing
+    could be compared. Being behind is no mistake, other bytes are."""
+
+    region: str
+    url: str
+    commits: int = 0
+    behind: int = 0
+    objects: int = 0
+    mismatches: list[str] = field(default_factory=list)
+    unreachable: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.mismatches and not self.unreachable
+
+
+def check_mirror(run: RunFormat, region: RegionStore, home: Store, there: Store) -> MirrorCheck:
+    """Compare FORMAT, every commit, every snapshot, every version and every offer that a merge used."""
+    found = MirrorCheck(region.name, region.url)
+    try:
+        _same(found, home, there, FORMAT_KEY)
+        _check_commits(found, run, home, there)
+        _check_snapshots(found, home, there)
+        _check_versions(found, there)
+    except StoreError as error:
+        found.unreachable = str(error)
+    return found
+
+
+def unreachable(region: RegionStore, error: StoreError) -> MirrorCheck:
+    return MirrorCheck(region.name, region.url, unreachable=str(error))
+
+
+def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
+    found.objects += 1
+    if there.get(key) != home.get(key):
+        found.mismatches.append(f"{key}: not what the home bucket holds")
+
+
+def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store) -> None:
+    bound = {island.name for island in run.everybody if island.region == found.region}
+    while (data := home.get(commit_key(found.commits + found.behind))) is not None:
+        key = commit_key(found.commits + found.behind)
+        copy = None if found.behind else there.get(key)
+        if copy is None:
+            found.behind += 1
+        else:
+            found.commits += 1
+            found.objects += 1
+            if copy != data:
+                found.mismatches.append(f"{key}: not what the home bucket holds")
+        for item in decode_plain(data, key).get("inputs", []):
+            if item["learner"] in bound:
+                _same(found, home, there, offer_key(item["learner"], item["incarnation"], item["seq"]))
+    for key in _listed(there, "commit/"):
+        if key >= commit_key(found.commits) and home.get(key) != there.get(key):  # equal ones have come meanwhile
+            found.mismatches.append(f"{key}: beyond what follows the home log")
+
+
+def _check_snapshots(found: MirrorCheck, home: Store, there: Store) -> None:
+    for key in _listed(there, "snapshot/"):
+        if read_snapshot_key(key) is not None and home.get(key) is not None:  # home may have collected it first
+            _same(found, home, there, key)
+
+
+def _check_versions(found: MirrorCheck, there: Store) -> None:
+    for key in _listed(there, "cast/"):
+        version, data = read_version_key(key), there.get(key)
+        found.objects += 1
+        if version is None or data is None or digest(data) != version[3]:
+            found.mismatches.append(f"{key}: not the bytes that its name says")
+
+
+def _listed(store: Store, prefix: str) -> list[str]:
+    keys: list[str] = []
+    while page := store.list(prefix, keys[-1] if keys else "", PAGE):
+        keys += page
+    return keys

@@ -1,0 +1,97 @@
+"""`diloco syncer --standby`: waits for its turn without a model in memory, then serves as any syncer does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from diloco_cli import __version__
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.processes.daemon import Stopping, say
+from diloco_cli.processes.signing_key import signing_secret
+from diloco_cli.protocol.driver import SystemClock, perform
+from diloco_cli.protocol.log import read_format
+from diloco_cli.protocol.records import ProcessClaim
+from diloco_cli.protocol.standby import Standby
+from diloco_cli.randomness import jitter, nonce
+from diloco_cli.signing import LOG, OPERATOR
+from diloco_cli.store.metered import MeteredStore
+from diloco_cli.store.open import open_store
+from diloco_cli.store.retry import RetryingStore, retrying_text
+from diloco_cli.store.retry_news import BEAT_EVERY_S, RetryNews
+
+NICENESS = 10
+LEAVE_S = 5.0  # what a syncer may still finish when its host has gone
+STDIN = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """`name`: the standby's; `instead_of`: the pid of its dead predecessor on this host; `hosted`: by a learner's
+    process, whose training comes first and whose end is this one's end."""
+
+    name: str
+    instead_of: int | None = None
+    hosted: bool = False
+
+
+def run_standby(url: str, place: Place) -> int:
+    """Exit status: 0 when the run is over. Raises what a syncer raises once it has taken over."""
+    stop = Stopping()
+    stop.hear_signals()
+    if place.hosted:
+        os.nice(NICENESS)
+        threading.Thread(target=_leave_with_host, args=(stop,), name="host", daemon=True).start()
+    claim = own_claim()
+    reason = _wait(url, place, claim, stop)
+    if reason is None:
+        say(f"{utc_now_text()} {place.name}: the run is over")
+        return 0
+    say(f"{utc_now_text()} {reason}")
+    from diloco_cli.syncer.daemon import serve_run  # torch: only now
+
+    return serve_run(url, stop, claim, place.name, reason)
+
+
+def own_claim() -> ProcessClaim:
+    return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
+
+
+def _wait(url: str, place: Place, claim: ProcessClaim, stop: Stopping) -> str | None:
+    meter = MeteredStore(open_store(url))
+    news = RetryNews(lambda line: say(f"{utc_now_text()} {place.name}: {line}"))
+    store = RetryingStore(
+        meter, sleep=stop.wait, stop=stop.is_set,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
+    )  # fmt: skip
+    clock = SystemClock(monotonic_s, stop.wait, stop.check)
+    process = psutil.Process()
+
+    def facts() -> dict[str, Any]:
+        counts = meter.counts
+        return {
+            "up_bytes": counts.bytes_up, "down_bytes": counts.bytes_down, "requests": counts.num_requests,
+            "memory_bytes": process.memory_info().rss, "retrying": retrying_text(store),
+        }  # fmt: skip
+
+    try:
+        run = perform(read_format(url, signing_secret(), (LOG, OPERATOR)), store, clock)
+        say(f"{utc_now_text()} {place.name}: stands by for run {run.name}")
+        return perform(Standby(run, claim, place.name, jitter(), place.instead_of, facts).wait(), store, clock)
+    except (StoreError, NoSpaceError):
+        stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this standby
+        raise
+
+
+def _leave_with_host(stop: Stopping) -> None:
+    """The host holds the other end of stdin, and the kernel closes it on any death."""
+    while os.read(STDIN, 1):
+        continue
+    stop.ask()
+    sleep_s(LEAVE_S)
+    os._exit(143)

@@ -1,0 +1,224 @@
+"""`diloco rollback`, `gc` and `lift` on a bucket that no syncer serves: said before, asked, done, verified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco_cli.cli.operator_request import carry_out, silence_to_bear_s
+from diloco_cli.cli.run_argument import OpenRun
+from diloco_cli.errors import UsageError
+from diloco_cli.protocol import collection, housekeeping, syncer
+from diloco_cli.protocol.driver import SystemClock, perform
+from diloco_cli.protocol.keys import request_key
+from diloco_cli.protocol.log import append, read_log
+from diloco_cli.protocol.records import Commit, Fate, Request
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.store.local import LocalStore
+from diloco_cli.store.port import Created, Exists
+from tests.cli.conftest import Diloco
+from tests.simulation.operated import run_that_keeps, started
+
+CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+QUICKLY = ("--timeout", "0")
+
+
+@pytest.fixture(scope="module")
+def history() -> dict[str, bytes]:
+    """The bucket of a run of 30 commits with snapshots, its syncer gone."""
+    patch = pytest.MonkeyPatch()
+    for module in (syncer, collection, housekeeping):
+        patch.setattr(module, "SNAPSHOT_EVERY", 5)
+    run = run_that_keeps(grace_s=0.0, merges=60)
+    fleet = started(run, 30)
+    patch.undo()
+    store = fleet.world.store
+    return {key: store.get(key) or b"" for key in store.list("", limit=10_000)}
+
+
+@pytest.fixture
+def bucket(history: dict[str, bytes], tmp_path: Path) -> tuple[LocalStore, str]:
+    folder = tmp_path / "toy"
+    for key, data in history.items():  # as the store lays them out, without its fsyncs
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+    return LocalStore(folder), f"file://{folder}"
+
+
+def head(store: LocalStore) -> RunState:
+    return perform(read_log(run_that_keeps(grace_s=0.0, merges=60)), store, CLOCK)
+
+
+def said(done: Any) -> dict[str, Any]:
+    data = json.loads(done.stdout)
+    assert isinstance(data, dict)
+    return data
+
+
+Bucket = tuple[LocalStore, str]
+
+
+def test_rollback_says_first_what_it_would_do_and_changes_nothing(diloco: Diloco, bucket: Bucket) -> None:
+    store, url = bucket
+    before = store.list("", limit=10_000)
+    done = diloco("rollback", url, "--to", "12", "--dry-run")
+    assert done.returncode == 0 and store.list("", limit=10_000) == before
+    for words in ("run toy: from commit 30 back to commit 12", "merges of commits 13 to 30", "2 of 2 change"):
+        assert words in done.stdout
+    data = said(diloco("rollback", url, "--to", "12", "-n", "--json"))["data"]
+    assert data["dry_run"] and data["tokens_before"] - data["tokens"] == data["tokens_left"] > 0
+
+
+def test_rollback_asks_and_takes_silence_for_a_no(diloco: Diloco, bucket: Bucket) -> None:
+    store, url = bucket
+    done = diloco("rollback", url, "--to", "12")
+    assert done.returncode == 8 and "--yes" in done.stderr and not store.list("request/")
+
+
+def test_rollback_with_no_syncer_alive_is_done_by_the_command(diloco: Diloco, bucket: Bucket) -> None:
+    store, url = bucket
+    done = diloco("rollback", url, "--to", "12", "-y", *QUICKLY)
+    state = head(store)
+    assert done.returncode == 0, done.stderr
+    assert "no syncer answers" in done.stderr
+    assert f"back to commit 12, as version {state.base_floor} of every fragment" in done.stdout
+    assert (state.rolled_back_to, state.n) == (12, state.base_floor) and state.phase == "RUNNING"
+    undo = diloco("rollback", url, "--to", str(state.base_floor - 1), "-y", "--json", *QUICKLY)
+    assert said(undo)["data"]["version"] == head(store).base_floor > state.base_floor
+
+
+def test_the_answer_is_told_from_those_to_others_who_asked_at_the_same_time(diloco: Diloco, bucket: Bucket) -> None:
+    """The next number is taken already, by a request that is answered in the same breath, and refused."""
+    store, url = bucket
+    other = Request(1, "lift", "nonce", "then", learner="nobody")
+    store.create(request_key(1), encode(other))
+    done = diloco("rollback", url, "--to", "12", "-y", *QUICKLY)
+    assert done.returncode == 0 and "back to commit 12" in done.stdout, done.stderr
+    assert head(store).next_request == 2 and "is not quarantined" in head(store).notes[-1].text
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "beat", "patience_s"),
+    [
+        (None, None, 10.0),
+        (None, b'{"slowest_s":3}', 10.0),
+        (None, b'{"slowest_s":40}', 80.0),
+        (None, b'{"slowest_s":1e9}', 600.0),
+        (0.0, b'{"slowest_s":40}', 0.0),
+    ],
+)
+def test_a_slow_syncer_is_not_taken_for_a_dead_one(
+    timeout_s: float | None, beat: bytes | None, patience_s: float
+) -> None:
+    assert silence_to_bear_s(timeout_s, beat) == patience_s
+
+
+@pytest.mark.parametrize(("to", "words"), [("30", "only commits 0 to 29"), ("99", "only commits 0 to 29")])
+def test_rollback_to_what_is_not_there_is_refused(diloco: Diloco, bucket: Bucket, to: str, words: str) -> None:
+    done = diloco("rollback", bucket[1], "--to", to, "-y", *QUICKLY)
+    assert done.returncode == 2 and words in done.stderr and "hint:" in done.stderr
+
+
+def test_rollback_to_states_that_are_gone_is_refused_before_anything_is_asked(diloco: Diloco, bucket: Bucket) -> None:
+    store, url = bucket
+    (gone,) = [key for key in store.list("state/0000/") if "/000000000000-" in key]
+    store.delete(gone)
+    done = diloco("rollback", url, "--to", "0", "-y", *QUICKLY)
+    assert done.returncode == 2 and gone in done.stderr and not store.list("request/")
+
+
+def test_gc_says_first_what_goes_and_then_it_is_gone(diloco: Diloco, bucket: Bucket) -> None:
+    store, url = bucket
+    shown = said(diloco("gc", url, "-n", "--json"))["data"]
+    assert shown["floor"] > 10 and shown["objects"]["state"] > 5 and shown["bytes_about"] > 100
+    assert "objects" not in (plain := diloco("gc", url, "-n").stdout) and f"to {shown['floor']}, of 30" in plain
+    before = set(store.list("", limit=10_000))
+    assert diloco("gc", url).returncode == 8
+    done = diloco("gc", url, "--yes", *QUICKLY)
+    assert done.returncode == 0, done.stderr
+    gone = before - set(store.list("", limit=10_000))
+    assert len(gone) == sum(shown["objects"].values())
+    assert head(store).gc_floor == shown["floor"]
+    again = diloco("gc", url, "-y", *QUICKLY)
+    assert again.returncode == 2 and "nothing to collect" in again.stderr
+    back = diloco("rollback", url, "--to", str(shown["floor"] - 1), "-y", *QUICKLY)
+    assert back.returncode == 2 and f"only commits {shown['floor']} to" in back.stderr
+
+
+def quarantine(store: LocalStore, name: str) -> None:
+    run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
+    seq = state.learner(name).next_seq + 5
+    fates = tuple(Fate(name, state.learner(name).floor, seq + k, 0, "bad_payload") for k in range(9))
+    for kind, fields in (
+        ("refuse", {"fates": fates}),
+        ("quarantine", {"learner": name, "reason": "9 bad ones"}),
+    ):
+        draft = Commit(0, kind, state.epoch, f"nonce-{kind}", "", "2026-01-01T00:00:00Z", "test", **fields)  # type: ignore[arg-type]
+        state, mine = perform(append(run, state, draft), store, CLOCK)
+        assert mine
+
+
+def test_lift_lets_a_learner_in_again_and_status_shows_both(diloco: Diloco, bucket: Bucket) -> None:
+    store, url = bucket
+    quarantine(store, "l1")
+    status = diloco("status", url)
+    assert "QUARANTINED" in status.stdout and "diloco lift" in status.stdout
+    done = diloco("lift", "l1", url, *QUICKLY)
+    assert done.returncode == 0 and "l1 is let in again" in done.stdout
+    assert head(store).learner("l1").quarantined is None
+    assert "QUARANTINED" not in diloco("status", url).stdout
+
+
+@pytest.mark.parametrize(("name", "words"), [("l0", "quarantined: l1"), ("nobody", "quarantined: l1")])
+def test_lift_of_one_who_is_not_kept_out_is_refused(diloco: Diloco, bucket: Bucket, name: str, words: str) -> None:
+    store, url = bucket
+    quarantine(store, "l1")
+    done = diloco("lift", name, url, *QUICKLY)
+    assert done.returncode == 2 and words in done.stderr and not store.list("request/")
+
+
+def stopped(store: LocalStore) -> None:
+    run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
+    draft = Commit(0, "stop", state.epoch, "n", "", "2026-01-01T00:00:00Z", "test", reason="enough")
+    perform(append(run, state, draft), store, CLOCK)
+
+
+def finished(store: LocalStore) -> None:
+    run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
+    draft = Commit(0, "finish", state.epoch, "n", "", "2026-01-01T00:00:00Z", "test", reason="done")
+    perform(append(run, state, draft), store, CLOCK)
+
+
+def test_a_stopped_run_stays_stopped(diloco: Diloco, bucket: Bucket) -> None:
+    store, url = bucket
+    stopped(store)
+    done = diloco("rollback", url, "--to", "12", "-y")
+    assert done.returncode == 0, done.stderr
+    assert (head(store).phase, head(store).rolled_back_to) == ("STOPPED", 12)
+
+
+def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Bucket) -> None:
+    store, url = bucket
+
+    class Ending(LocalStore):
+        def create(self, key: str, data: bytes) -> Created | Exists:
+            if key.startswith("request/"):
+                finished(store)
+            return super().create(key, data)
+
+    opened = OpenRun("toy", url, Ending(store.root), run_that_keeps(grace_s=0.0, merges=60), CLOCK)
+    with pytest.raises(UsageError, match="FINISHED"):
+        carry_out(opened, "gc", 0.0)
+
+
+@pytest.mark.parametrize("words", [("rollback", "--to", "3", "-y"), ("gc", "-y"), ("lift", "l1")])
+def test_a_finished_run_is_left_alone(diloco: Diloco, bucket: Bucket, words: tuple[str, ...]) -> None:
+    store, url = bucket
+    finished(store)
+    n = head(store).n
+    done = diloco(*words, url)
+    assert done.returncode == 2 and "FINISHED" in done.stderr and head(store).n == n

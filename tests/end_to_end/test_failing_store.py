@@ -1,0 +1,108 @@
+"""Real processes on a bucket that refuses what they need: they go on trying, and say so within seconds, in `status` and
+in their logs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from diloco_cli.cli.run_argument import open_run
+from diloco_cli.cli.status import read_status
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.observe.render import status_text
+from diloco_cli.observe.status import Status
+from tests.contract.fake_gcs import Blob, FakeGCS
+from tests.numerics.bucket import ROOT, begun_run
+
+URL = "gs://runs/tiny"
+SAID_WITHIN_S = 20.0  # a process that starts on a busy machine takes its time; alone it is four
+
+
+class Forbidding(FakeGCS):
+    """Refuses to store whatever has one of these in its name."""
+
+    forbidden: tuple[str, ...] = ()
+
+    def _store(self, bucket: str, name: str, *more: Any, **named: Any) -> web.Response:
+        if any(part in name for part in self.forbidden):
+            return web.json_response({"error": {"code": 403, "message": "not you"}}, status=403)
+        return super()._store(bucket, name, *more, **named)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forbidding]:
+    """With a run that has begun and that nobody works on."""
+    _, store, _ = begun_run(tmp_path / "bucket", "tests.numerics.tiny:regression")
+    with Forbidding("runs") as running:
+        for number, key in enumerate(store.list("")):
+            running.objects["runs"][f"tiny/{key}"] = Blob(store.get(key) or b"", number)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.url)
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        yield running
+
+
+@pytest.fixture
+def start(server: Forbidding) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    children: list[subprocess.Popen[str]] = []
+
+    def begin(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "diloco_cli", *words]
+        children.append(subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), text=True, stdout=subprocess.PIPE))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def wait_for(holds: Callable[[Status], object], within_s: float = SAID_WITHIN_S) -> Status:
+    opened, deadline_s = open_run(URL), monotonic_s() + within_s
+    while True:
+        current, _ = read_status(opened)
+        if holds(current):
+            return current
+        assert monotonic_s() < deadline_s, asdict(current)
+        sleep_s(0.2)
+
+
+def learner_of(current: Status) -> Any:
+    return current.learners[0]
+
+
+def test_what_fails_for_a_learner_and_a_syncer_is_told_within_seconds(
+    server: Forbidding, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    first = start("learner", "--run", URL, "--name", "l0")
+    wait_for(lambda status: learner_of(status).state in ("TRAINING", "UPLOADING", "WAITING"))
+    server.faults.inject("503", "GET", times=1_000_000)  # the log cannot be read: the thread that beats is waiting
+    deadline_s = monotonic_s() + SAID_WITHIN_S
+    while b"get fails for" not in server.objects["runs"]["tiny/beat/l0.json"].data:
+        assert monotonic_s() < deadline_s
+        sleep_s(0.1)
+    server.heal()
+    first.kill()
+
+    server.forbidden = ("/offer/", "/commit/")
+    second = start("learner", "--run", URL, "--name", "l0")
+    start("syncer", "--run", URL)
+    refused = wait_for(lambda status: "create fails for" in learner_of(status).note)
+    assert "not allowed" in learner_of(refused).note
+    assert refused.store is not None and "l0: create fails for" in refused.store.retrying
+    refused = wait_for(lambda status: status.syncer is not None and "create fails for" in status.syncer.note)
+    assert refused.syncer is not None and "/commit/" in refused.syncer.note
+    row = next(line for line in status_text(refused).splitlines() if line.startswith("syncer"))
+    assert "create fails for" in row and "not allowed" in row
+    sleep_s(3.5)  # what is told while it lasts is told every three seconds
+    second.kill()
+    assert "l0: store: create fails for" in second.communicate()[0]

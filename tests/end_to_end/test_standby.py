@@ -1,0 +1,83 @@
+"""Real processes: a standby takes over, a frozen syncer is fenced, learners host what no machine of its own does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.end_to_end.conftest import Playground
+from tests.end_to_end.test_survival import commits, learner
+
+CHEAP = ["--set", "syncer.takeover=6 s", "--set", "model.preset=gpt-pico", "--set", "evaluation.every=1000"]
+LAPTOP = "  - {{name: {}, region: here, accelerators: 'cpu:1'}}\n"
+
+
+def laptops(place: Playground, *names: str) -> None:
+    """The run's islands: nothing else than these."""
+    text = "version: 1\nstore: {url: bucket}\nislands:\n" + "".join(LAPTOP.format(name) for name in names)
+    (place.directory / "quickstart" / "inventory.yaml").write_text(text)
+
+
+def log_of(place: Playground, unit: str) -> str:
+    return (place.directory / ".diloco" / "quickstart" / "logs" / f"{unit}.log").read_text()
+
+
+def hosted(place: Playground) -> list[psutil.Process]:
+    """Living syncers that learners of this run host."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "--hosted" in words and any(str(place.directory) in word for word in words):
+            found.append(process)
+    return found
+
+
+def serves(status: dict[str, Any], unit: str, epoch: int) -> bool:
+    syncer = status["syncer"]
+    return bool(syncer and syncer["unit"] == unit and syncer["epoch"] == epoch and syncer["state"] == "SERVING")
+
+
+def test_a_syncer_frozen_past_the_takeover_exits_fenced_changes_nothing_and_stands_by(playground: Playground) -> None:
+    laptops(playground, "ann")
+    playground.launch(100_000_000, "--set", "syncer.standbys=1", *CHEAP)
+    status = playground.wait_for(lambda s: s["commit"] >= 4 and s["standbys"])
+    assert [(item["name"], item["state"]) for item in status["standbys"]] == [("standby-1", "STANDING_BY")]
+    frozen = playground.pids()["syncer"]
+    os.kill(frozen, signal.SIGSTOP)
+    status = playground.wait_for(lambda s: serves(s, "standby-1", 2))
+    assert any("standby-1 takes over" in event["text"] for event in status["recent"])
+    taken = commits(playground)
+    os.kill(frozen, signal.SIGCONT)
+    status = playground.wait_for(lambda s: any(item["name"] == "syncer" for item in s["standbys"]))
+    assert serves(status, "standby-1", 2)
+    assert "ended with status 9" in log_of(playground, "supervisor")
+    assert playground.run("stop", "quickstart").returncode == 0
+    after = commits(playground)
+    assert {name: after[name] for name in taken} == taken
+    assert playground.json("verify", "quickstart")["ok"]
+    assert playground.json("status", "quickstart")["syncer"]["epoch"] == 2
+
+
+@pytest.mark.long
+def test_a_run_that_its_learners_host_survives_the_host_that_serves_and_finishes(playground: Playground) -> None:
+    laptops(playground, "ann", "bob")
+    playground.launch(300_000, "--set", "syncer.on_learners=true", *CHEAP)
+    status = playground.wait_for(lambda s: s["commit"] >= 6 and s["syncer"])
+    assert "syncer" not in playground.pids()
+    host = status["syncer"]["unit"].removeprefix("standby-")
+    assert len(hosted(playground)) == 2
+    playground.kill(host)
+    status = playground.wait_for(lambda s: s["syncer"]["epoch"] >= 2 and s["syncer"]["state"] == "SERVING")
+    assert status["syncer"]["unit"] != f"standby-{host}"
+    status = playground.wait_for(lambda s: s["state"] == "FINISHED", timeout_s=240)
+    assert status["tokens"] >= 300_000 and learner(status, host)["incarnation"] == 2
+    assert playground.json("verify", "quickstart")["ok"]
+    deadline = time.monotonic() + 15
+    while hosted(playground):
+        assert time.monotonic() < deadline, "a hosted syncer outlived its run"
+        time.sleep(0.2)

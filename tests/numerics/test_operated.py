@@ -1,0 +1,242 @@
+"""Real learners and a real syncer go back to an earlier commit and forget what lies behind: verified bit for bit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
+from diloco_cli.protocol import collection, housekeeping, syncer
+from diloco_cli.protocol.driver import perform
+from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key, delta_key, state_key
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.records import RequestKind, RunFormat
+from diloco_cli.protocol.requests import ask
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.rebuild import rebuilt_state
+from diloco_cli.syncer.replay import Replayer, verified
+from tests.numerics.harness import CLOCK, commits, make_run, serve, train, trainer_of
+
+ADAMW = InnerSettings(lr=0.02, warmup_steps=0, save_every=1)
+TO, LATER = 6, 16
+
+
+def head(run: RunFormat, store: Store) -> RunState:
+    return perform(read_log(run), store, CLOCK)
+
+
+def wait_until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline_s = monotonic_s() + within_s
+    while not holds():
+        assert monotonic_s() < deadline_s, "did not happen in time"
+        sleep_s(0.02)
+
+
+def request(run: RunFormat, store: Store, kind: RequestKind, to: int | None = None) -> RunState:
+    number = perform(ask(head(run, store), kind, kind, "then", "wanted", to=to), store, CLOCK)
+    wait_until(lambda: head(run, store).next_request > number)
+    return head(run, store)
+
+
+@dataclass
+class Seen:
+    """What the trainers did with their moments when the run went back (the optimizer's step, as of before and after;
+    whether they were lost), and the bucket some merges later, with everything still in it."""
+
+    steps: dict[str, tuple[float, float]] = field(default_factory=dict)
+    lost: dict[str, bool] = field(default_factory=dict)
+    whole: MemoryStore = field(default_factory=MemoryStore)
+
+
+def operated() -> tuple[RunFormat, MemoryStore, Seen]:
+    """Back to commit TO; a collection once enough has been merged again; stopped."""
+    sync = SyncSettings(every=4, fragments=2, quorum=2)
+    run = make_run(2, 4000, sync, OuterSettings("nesterov", 0.7, 0.9), ADAMW)
+    run = replace(run, settings=replace(run.settings, retention=RetentionSettings("all", grace_s=0.0)))
+    store, seen = MemoryStore(), Seen()
+    store.create(FORMAT_KEY, encode(run))
+    threads = [threading.Thread(target=serve, args=(run, store), daemon=True)]
+    threads += [threading.Thread(target=learn, args=(run, store, i.name, seen), daemon=True) for i in run.islands]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: head(run, store).n >= LATER)
+    back = request(run, store, "rollback", to=TO)
+    wait_until(lambda: head(run, store).n >= back.base_floor + 24)
+    seen.whole = copy_of(store)
+    request(run, store, "gc")
+    wait_until(lambda: not [key for key in store.list("state/0000/") if f"{TO:012d}" in key], 5)
+    request(run, store, "stop")
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return run, store, seen
+
+
+def learn(run: RunFormat, store: Store, name: str, seen: Seen) -> None:
+    trainer = trainer_of(run, store, name)
+    leave_behind = trainer.leave_behind
+
+    def noted(state: RunState) -> None:
+        before = optimizer_step(trainer.replica.optimizer)
+        leave_behind(state)
+        seen.steps[name] = (before, optimizer_step(trainer.replica.optimizer))
+        seen.lost[name] = trainer.moments_lost
+
+    trainer.leave_behind = noted  # type: ignore[method-assign]
+    train(trainer)
+
+
+def optimizer_step(optimizer: torch.optim.Optimizer) -> float:
+    return max((float(known["step"]) for known in optimizer.state.values() if known), default=0.0)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[tuple[RunFormat, MemoryStore, Seen]]:
+    patch = pytest.MonkeyPatch()
+    for module in (syncer, collection, housekeeping):
+        patch.setattr(module, "SNAPSHOT_EVERY", 5)
+    yield operated()
+    patch.undo()
+
+
+Bucket = tuple[RunFormat, MemoryStore, Seen]
+
+
+def copy_of(store: Store) -> MemoryStore:
+    copy = MemoryStore()
+    for key in store.list("", limit=100_000):
+        copy.put(key, store.get(key) or b"")
+    return copy
+
+
+def test_a_run_that_went_back_and_forgot_is_verified_from_its_floor(bucket: Bucket) -> None:
+    run, store, _ = bucket
+    found = Replayer(store, run).replay()
+    assert found.ok, (found.missing, found.mismatches)
+    state = head(run, store)
+    assert found.floor == state.gc_floor > state.base_floor > LATER
+    assert found.tokens == state.tokens(run.layout)
+
+
+def test_tokens_are_those_of_the_offers_that_count(bucket: Bucket) -> None:
+    run, store, _ = bucket
+    log = commits(run, store)
+    (back,) = [commit for commit in log if commit.kind == "rollback"]
+    sizes = [fragment.num_parameters for fragment in run.layout.fragments]
+    counted = [c for c in log if c.kind == "merge" and not TO < c.n < back.n]
+    total = sum(item.tokens * sizes[c.outputs[0].fragment] for c in counted for item in c.inputs)
+    assert head(run, store).token_parameters == total
+
+
+def test_learners_went_on_with_moments_from_before_or_with_none(bucket: Bucket) -> None:
+    _, _, seen = bucket
+    assert set(seen.steps) == {"l0", "l1"}
+    for name, (before, after) in seen.steps.items():
+        assert after < before and seen.lost[name] == (after == 0)
+
+
+def test_nothing_that_a_replay_from_the_floor_needs_may_be_missing(bucket: Bucket) -> None:
+    run, store, _ = bucket
+    floor = head(run, store).gc_floor
+    later = [commit for commit in commits(run, store) if commit.kind == "merge" and commit.n > floor]
+    item, output = later[0].inputs[0], later[0].outputs[0]
+    for key in (
+        delta_key(item.learner, item.incarnation, item.seq, item.payload_digest),
+        state_key(output.fragment, output.version, output.epoch, output.state_digest),
+    ):
+        damaged = copy_of(store)
+        damaged.delete(key)
+        assert key in Replayer(damaged, run).replay().missing
+
+
+class CollectedMeanwhile(MemoryStore):
+    """The whole bucket for so many reads; then the one whose floor has risen and whose garbage is gone."""
+
+    def __init__(self, whole: MemoryStore, after: MemoryStore, num_reads: int) -> None:
+        super().__init__()
+        self.whole, self.after, self.reads_left = whole, after, num_reads
+
+    @property
+    def now(self) -> MemoryStore:
+        self.reads_left -= 1
+        return self.whole if self.reads_left >= 0 else self.after
+
+    def get(self, key: str) -> bytes | None:
+        return self.now.get(key)
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
+        return self.now.list(prefix, after, limit)
+
+
+@pytest.mark.parametrize("num_reads", [3, 30, 90, 200])
+def test_a_replay_that_a_collection_overtakes_starts_over_from_the_new_floor(bucket: Bucket, num_reads: int) -> None:
+    run, store, seen = bucket
+    found = verified(CollectedMeanwhile(seen.whole, store, num_reads), run)
+    assert found.ok, (found.missing, found.mismatches)
+    assert found.floor == head(run, store).gc_floor > 0
+
+
+def test_what_is_missing_above_a_floor_that_stays_is_found_at_once(bucket: Bucket) -> None:
+    run, store, _ = bucket
+    damaged = copy_of(store)
+    output = head(run, store).outputs[0]
+    damaged.delete(cast_key(output.fragment, output.version, output.epoch, output.cast_digest))
+    assert len(verified(damaged, run).missing) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plain: plain["rollback"].update(to=TO - 1), "other shares"),
+        (lambda plain: plain["rollback"]["shares"][0].__setitem__(1, 1), "other shares"),
+        (lambda plain: plain["rollback"].update(to=10**6), "goes back to what is not there"),
+        (lambda plain: plain.update(rollback=None), "goes back to what is not there: None"),
+        (lambda plain: plain["outputs"][0].update(state_digest="blake3-" + "0" * 64), "is not what it was"),
+    ],
+)
+def test_a_rollback_that_says_other_things_than_the_log_is_named(
+    bucket: Bucket, change: Callable[[dict[str, object]], object], words: str
+) -> None:
+    run, store, _ = bucket
+    damaged = copy_of(store)
+    (key,) = [commit_key(commit.n) for commit in commits(run, store) if commit.kind == "rollback"]
+    plain = json.loads(store.get(key) or b"")
+    change(plain)
+    damaged.put(key, json.dumps(plain).encode())
+    assert any(key in text and words in text for text in Replayer(damaged, run).replay().mismatches)
+
+
+def test_a_lost_state_is_computed_anew_through_a_rollback(bucket: Bucket) -> None:
+    """Every state since the target is gone: the way leads from there over the merges that count."""
+    run, _, seen = bucket
+    for output in head(run, seen.whole).outputs:
+        damaged = copy_of(seen.whole)
+        for key in damaged.list(f"state/{output.fragment:04d}/", after=f"state/{output.fragment:04d}/{TO + 1:012d}"):
+            damaged.delete(key)
+        key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+        assert damaged.get(key) is None and output.version > LATER
+        assert rebuilt_state(run, damaged, output) == seen.whole.get(key)
+
+
+def test_with_everything_in_place_the_whole_log_is_replayed_through_the_rollback(bucket: Bucket) -> None:
+    run, _, seen = bucket
+    found = Replayer(seen.whole, run).replay()
+    assert found.ok and found.floor == 0, (found.missing, found.mismatches)
+
+
+def test_where_the_deltas_are_gone_too_nothing_is_made_up(bucket: Bucket) -> None:
+    run, store, _ = bucket
+    output = head(run, store).outputs[0]
+    damaged = copy_of(store)
+    for key in [*damaged.list("state/0000/"), *damaged.list("delta/")]:
+        damaged.delete(key)
+    assert rebuilt_state(run, damaged, output) is None

@@ -1,0 +1,179 @@
+"""Everything that a stranger's offer may claim or bring is checked before arithmetic: each with its word in the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from diloco_cli.algorithm.payload import to_bytes
+from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.digests import digest
+from diloco_cli.protocol.eligibility import REASONS
+from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.records import Offer, RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.protocol.wire import encode
+from diloco_cli.simulate.world import World
+from diloco_cli.syncer.arithmetic import TorchArithmetic
+from tests.numerics.harness import NoEvaluator, claim, make_run
+from tests.numerics.tiny import ROWS
+
+SIZE = 5  # parameters of the model `slope`: a [3], b [2]
+Tensors = dict[str, torch.Tensor]
+
+
+def the_run(quorum: int = 1) -> RunFormat:
+    """One fragment, two islands, the fp32 codec."""
+    sync = SyncSettings(every=4, fragments=1, quorum=quorum)
+    return make_run(2, 1000, sync, OuterSettings("sgd", 1.0, 0.0), InnerSettings(), "slope")
+
+
+class Bucket:
+    """A syncer with the real arithmetic in a simulated world, and strangers who write what they like."""
+
+    def __init__(self, run: RunFormat) -> None:
+        self.run, self.world = run, World()
+        self.world.store.create(FORMAT_KEY, encode(run))
+        for name in ("l0", "l1"):
+            self.world.store.create(incarnation_key(name, 1), b"{}")
+        syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), lambda: "2026-01-01T00:00:00Z", lambda: "n")
+        self.world.start("syncer", syncer.serve())
+        self.world.run(lambda: self.world.store.get(commit_key(0)) is not None, 10)
+
+    def state(self) -> RunState:
+        reader = self.world.start("reader", read_log(self.run))
+        self.world.run(lambda: reader.ended, 5)
+        assert isinstance(reader.result, RunState)
+        return reader.result
+
+    def sound(self, learner: str, seq: int, slot: int, tensors: Tensors) -> tuple[Offer, bytes]:
+        """An honest offer on the newest version, and its payload."""
+        base, payload = self.state().outputs[0], to_bytes(tensors)
+        start = seq * 2 * ROWS
+        offer = Offer(
+            learner, 1, seq, slot, 0, base.version, base.cast_digest, start, start + 2 * ROWS, 2 * ROWS, 2,
+            digest(payload), len(payload), "nonce",
+        )  # fmt: skip
+        return offer, payload
+
+    def put(self, offer: Offer, payload: bytes | None) -> str:
+        """Publish it under its own name and wait for what the log says of it."""
+        if payload is not None:
+            self.world.store.create(delta_key(*offer.id, offer.payload_digest), payload)
+        self.world.store.create(offer_key(*offer.id), encode(offer))
+        assert self.world.run(lambda: bool(self.fates(offer)), 60), "it has no fate"
+        return self.fates(offer)[0]
+
+    def fates(self, offer: Offer) -> list[str]:
+        found = []
+        for key in self.world.store.list("commit/"):
+            commit = json.loads(self.world.store.get(key) or b"")
+            mine = [i for i in (*commit["inputs"], *commit["fates"]) if (i["learner"], i["seq"]) == offer.id[::2]]
+            found += [item.get("reason", "applied") for item in mine]
+        return found
+
+
+def values(*numbers: float) -> Tensors:
+    return {"values": torch.tensor(numbers or (1.0,) * SIZE)}
+
+
+def test_the_offer_is_sound_before_it_is_changed() -> None:
+    bucket = Bucket(the_run())
+    assert bucket.put(*bucket.sound("l1", 0, 0, values())) == "applied"
+
+
+def with_norms(norms: list[float], numbers: Tensors) -> Tensors:
+    return {"norms": torch.tensor(norms), **numbers}
+
+
+PAYLOADS: list[tuple[str, Tensors | Callable[[bytes], bytes], str]] = [
+    ("names", {"other": torch.ones(SIZE)}, "bad_payload"),
+    ("shape", values(1, 1, 1, 1), "bad_payload"),
+    ("rank", {"values": torch.ones(1, SIZE)}, "bad_payload"),
+    ("dtype", {"values": torch.ones(SIZE, dtype=torch.int64)}, "bad_payload"),
+    ("one tensor more", {**values(), "more": torch.ones(1)}, "bad_payload"),
+    ("a header's byte", lambda data: data[:9] + b"X" + data[10:], "bad_payload"),
+    ("a header's length", lambda data: (2**62).to_bytes(8, "little") + data[8:], "bad_payload"),
+    ("cut short", lambda data: data[:-1], "bad_payload"),
+    ("nothing", lambda data: b"", "bad_payload"),
+    ("not a number", values(0, float("nan"), 0, 0, 0), "non_finite"),
+    ("infinite", values(0, 0, float("-inf"), 0, 0), "non_finite"),
+    ("finite, but not its square", values(3e38, 3e38, 3e38, 3e38, 3e38), "non_finite"),
+    ("a norm below zero", with_norms([-1.0, 1.0], values()), "bad_norms"),
+    ("a norm that is not a number", with_norms([float("nan"), 1.0], values()), "non_finite"),
+    ("norms of other values", with_norms([0.1, 0.1], values()), "bad_norms"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "reason"), [case[1:] for case in PAYLOADS], ids=[case[0] for case in PAYLOADS])
+def test_a_payload_that_is_not_what_it_must_be(tensors: Tensors | Callable[[bytes], bytes], reason: str) -> None:
+    """Its offer names it rightly, size and digest too."""
+    bucket = Bucket(the_run())
+    offer, payload = bucket.sound("l1", 0, 0, values() if callable(tensors) else tensors)
+    payload = tensors(payload) if callable(tensors) else payload
+    assert bucket.put(replace(offer, payload_digest=digest(payload), payload_bytes=len(payload)), payload) == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"payload_bytes": 1}, "wrong_size"),
+        ({"payload_digest": digest(b"other")}, "missing_payload"),
+        ({"base": 5}, "unknown_base"),
+        ({"base_digest": digest(b"other")}, "wrong_base"),
+        ({"tokens": ROWS}, "bad_claim"),
+        ({"steps": 1}, "bad_claim"),
+        ({"steps": 10**6, "tokens": 10**6 * ROWS, "data_end": 10**6 * ROWS}, "bad_claim"),
+        ({"data_start": ROWS}, "bad_claim"),
+        ({"fragment": 1}, "bad_claim"),
+        ({"steps": 0, "tokens": 0, "data_end": 0}, "no_weight"),
+        ({"schema": 99}, "bad_record"),
+        ({"tokens": -1}, "bad_record"),
+        ({"payload_digest": "../../x"}, "bad_record"),
+    ],
+)
+def test_an_offer_that_claims_what_cannot_be(changes: dict[str, Any], reason: str) -> None:
+    bucket = Bucket(the_run())
+    offer, payload = bucket.sound("l1", 0, 0, values())
+    stored = payload if "payload_digest" not in changes else None
+    assert bucket.put(replace(offer, **changes), stored) == reason
+
+
+def test_other_bytes_of_the_same_size() -> None:
+    bucket = Bucket(the_run())
+    offer, payload = bucket.sound("l1", 0, 0, values())
+    assert bucket.put(offer, payload[:-1] + bytes([payload[-1] ^ 1])) == "digest_mismatch"
+
+
+def test_a_norm_far_above_what_the_fragment_has_seen() -> None:
+    bucket = Bucket(the_run())
+    for slot in range(4):
+        assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
+    assert bucket.put(*bucket.sound("l1", 0, 4, values(*[100.0] * SIZE))) == "norm_cap"
+
+
+def test_a_base_that_was_used_and_data_that_was_merged() -> None:
+    bucket = Bucket(the_run())
+    first, payload = bucket.sound("l1", 0, 0, values())
+    assert bucket.put(first, payload) == "applied"
+    again = replace(first, seq=1, slot=1, data_start=first.data_end, data_end=first.data_end + 2 * ROWS)
+    assert bucket.put(again, payload) == "base_consumed"
+    fresh, payload = bucket.sound("l1", 2, 1, values())
+    overlapping = replace(fresh, data_start=ROWS, data_end=3 * ROWS)
+    assert bucket.put(overlapping, payload) == "data_overlap"
+
+
+def test_every_word_of_the_log_has_its_test() -> None:
+    """Those that only time, other offers or an operator give have tests of their own."""
+    here = {reason for _, _, reason in PAYLOADS}
+    here |= {"wrong_size", "missing_payload", "unknown_base", "wrong_base", "bad_claim", "no_weight", "bad_record"}
+    here |= {"digest_mismatch", "norm_cap", "base_consumed", "data_overlap"}
+    elsewhere = {"unknown_learner", "old_incarnation", "settled", "quarantined", "before_rollback", "superseded"}
+    assert here | elsewhere | {"run_over"} == set(REASONS)

@@ -1,0 +1,302 @@
+"""Rollbacks, quarantines and floors, folded: what every reader of the log makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diloco_cli.protocol.collection import is_garbage, next_floor
+from diloco_cli.protocol.eligibility import refusal
+from diloco_cli.protocol.keys import cast_key, delta_key, snapshot_key, state_key
+from diloco_cli.protocol.log import fold
+from diloco_cli.protocol.mixing import mixing_of
+from diloco_cli.protocol.progress import Progress
+from diloco_cli.protocol.quarantine import HOSTILE, faults_after, faults_for_quarantine, to_quarantine
+from diloco_cli.protocol.records import SCHEMA, Commit, Fate, Output, Rollback, RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import RecordError, encode
+from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, offer, output
+
+PARAMETERS = 3  # of each fragment of RUN
+
+
+def rolled_back(state: RunState, to: int, *shares: tuple[str, int], run: RunFormat = RUN) -> RunState:
+    outputs = tuple(replace(output(f, state.n + 1, state.slot - 1), state_digest=f"old-{f}") for f in range(2))
+    return follow(state, "rollback", run, outputs=outputs, rollback=Rollback(to, shares), reason="a spike")
+
+
+def after_merges(count: int) -> RunState:
+    """l0 alone: 8 tokens a merge, for fragments 0, 1, 0, 1, ..."""
+    state = genesis()
+    for k in range(count):
+        base = state.outputs[k % 2].version
+        state = merge(state, applied("l0", k, base=base, data_start=8 * k, data_end=8 * k + 8))
+    return state
+
+
+# -- rollback ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_gives_every_fragment_its_own_number_and_takes_back_the_tokens() -> None:
+    state = rolled_back(after_merges(3), 1, ("l0", 8 * PARAMETERS))
+    assert [o.version for o in state.outputs] == [4, 4] and state.history == state.outputs
+    assert (state.base_floor, state.rolled_back_to, state.slot) == (4, 1, 3)
+    assert state.token_parameters == 8 * PARAMETERS == state.learner("l0").token_parameters
+    assert state.merges == 3 and state.learner("l0").data_end == 24, "what happened is not forgotten"
+
+
+def test_a_learner_whom_it_does_not_name_has_no_share_any_more() -> None:
+    state = rolled_back(after_merges(3), 0)
+    assert state.token_parameters == 0 == state.learner("l0").token_parameters
+
+
+def test_the_curve_of_losses_ends_where_the_tokens_do() -> None:
+    state = after_merges(2)
+    for tokens, loss in ((4, 3.0), (8, 2.0)):
+        state = follow(state, "eval", tokens=tokens, loss=loss, evaluated=state.n)
+    state = rolled_back(state, 1, ("l0", 8 * PARAMETERS))  # 4 tokens of the whole model
+    assert state.losses == ((4, 3.0),) and state.loss == 3.0
+
+
+@pytest.mark.parametrize("to", [4, 99, -1])
+def test_nobody_goes_back_to_what_has_not_been(to: int) -> None:
+    with pytest.raises(RecordError, match="not there"):
+        rolled_back(after_merges(3), to)
+
+
+def test_it_brings_every_fragment_or_is_no_rollback() -> None:
+    state = after_merges(3)
+    with pytest.raises(RecordError, match="brings fragments"):
+        follow(state, "rollback", outputs=(output(0, 4, 2),), rollback=Rollback(1))
+    with pytest.raises(RecordError, match="not there: None"):
+        follow(state, "rollback", outputs=(output(0, 4, 2), output(1, 4, 2)))
+
+
+def test_offers_from_before_are_refused_and_those_from_after_are_as_fresh_as_can_be() -> None:
+    before = after_merges(3)
+    old = offer(before, 1, slot=3, seq=9, data_start=64)
+    assert refusal(old, before, RUN) is None
+    state = rolled_back(before, 1)
+    assert refusal(old, state, RUN) == "before_rollback"
+    fresh = offer(state, 1, slot=3, seq=9, data_start=64)
+    assert refusal(fresh, state, RUN) is None
+
+
+def test_a_learner_counts_from_zero_offers_for_the_due_slot_and_its_schedule_goes_back() -> None:
+    run = make_run(2)
+    run = replace(run, settings=replace(run.settings, train=replace(run.settings.train, tokens=1000)))
+    state = after_merges(3)
+    progress = Progress(run, "l0", 1, state, 24)
+    for _ in range(9):
+        progress.stepped()
+        progress.due()
+    ahead, fraction = progress.next_slot, progress.fraction()
+    back = rolled_back(state, 0)
+    assert progress.is_behind_rollback(back) and progress.mixing_of(back.outputs[0], back) == "replace"
+    for made in back.outputs:
+        progress.adopted(made)
+    progress.heard(back)
+    assert progress.next_slot == back.slot < ahead and progress.fraction() < fraction
+    assert [book.steps for book in progress.books] == [0, 0] and progress.position == 24 + 9 * 4
+    assert not progress.is_behind_rollback(back)
+
+
+def test_error_feedback_owes_nothing_for_what_a_rollback_took_back() -> None:
+    """A poisoned delta's rounding error would bring a part of it back."""
+    run = make_run(2, error_feedback=True)
+    state = genesis()
+    progress = Progress(run, "l0", 1, state, 0)
+
+    def drafts_after(steps: int) -> list[int | None]:
+        made = []
+        for _ in range(steps):
+            progress.stepped()
+            made += [draft.applied for draft in progress.due() if draft.fragment == 0]
+        return made
+
+    assert drafts_after(4)[0] is None
+    state = merge(state, applied("l0", 0, base=0, data_end=8))
+    progress.adopted(state.outputs[0])
+    progress.heard(state)
+    assert drafts_after(4)[0] == 0, "offer 0 was merged"
+    back = rolled_back(state, 0)
+    for made in back.outputs:
+        progress.adopted(made)
+    progress.heard(back)
+    assert drafts_after(4)[0] is None
+    fates = tuple(Fate("l0", 1, seq, 0, "before_rollback") for seq in range(1, progress.next_seq))
+    progress.heard(follow(back, "refuse", run, fates=fates))
+    assert drafts_after(4)[0] is None, "the log still names the merge that was taken back"
+
+
+def test_without_a_rollback_a_version_is_adopted_as_the_run_says() -> None:
+    run = make_run(2, mixing="rebase")
+    state = after_merges(2)
+    progress = Progress(run, "l0", 1, state, 0)
+    newer = merge(state, applied("l0", 2, base=1, data_start=16, data_end=24))
+    made = newer.outputs[0]
+    assert progress.mixing_of(made, newer) == mixing_of(run.settings.sync, made) == "rebase"
+    assert progress.mixing_of(made, rolled_back(newer, 0)) == "replace"
+
+
+# -- quarantine -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("faults", "reasons", "num_applied", "expected"),
+    [(0, ["bad_record"], 0, 1), (3, ["superseded", "run_over", "unknown_base"], 0, 3), (3, [], 2, 1), (1, [], 5, 0),
+     (2, ["norm_cap", "non_finite"], 1, 3), (0, ["before_rollback", "quarantined", "data_overlap"], 0, 0)],
+)  # fmt: skip
+def test_faults_are_counted_and_merged_offers_take_them_back(
+    faults: int, reasons: list[str], num_applied: int, expected: int
+) -> None:
+    assert faults_after(faults, reasons, num_applied) == expected
+
+
+def test_how_many_faults_are_two_rounds_of_offers_and_at_least_eight() -> None:
+    assert [faults_for_quarantine(fragments) for fragments in (1, 4, 5, 24)] == [8, 8, 10, 48]
+
+
+def with_faults(name: str, count: int, state: RunState | None = None) -> RunState:
+    state = state or genesis()
+    first = state.learner(name).next_seq
+    fates = tuple(Fate(name, 1, first + k, 0, "bad_payload") for k in range(count))
+    return follow(state, "refuse", fates=fates)
+
+
+def test_after_so_many_faults_it_is_due_and_after_one_fewer_it_is_not() -> None:
+    assert to_quarantine(with_faults("l1", 7), RUN) is None
+    assert to_quarantine(with_faults("l1", 8), RUN) == "l1"
+
+
+def test_nobody_is_due_where_too_few_would_be_left() -> None:
+    demanding = make_run(2, quorum=2)
+    assert to_quarantine(with_faults("l1", 50), demanding) is None
+
+
+def test_quarantined_its_offers_are_refused_whatever_they_are_and_lifted_they_are_not() -> None:
+    state = follow(with_faults("l0", 8), "quarantine", learner="l0", reason="bad")
+    assert state.learner("l0").quarantined == state.n and state.notes[-1].text == "quarantined: bad"
+    fresh = offer(state, seq=8)
+    assert refusal(fresh, state, RUN) == "quarantined"
+    state = follow(state, "lift", learner="l0", reason="mended")
+    assert refusal(fresh, state, RUN) is None and state.learner("l0").faults == 0
+
+
+@pytest.mark.parametrize("fields", [{"kind": "lift", "learner": "l0"}, {"kind": "quarantine"}])
+def test_a_lift_of_nobody_and_a_quarantine_of_nobody_do_not_fit(fields: dict[str, Any]) -> None:
+    with pytest.raises(RecordError, match="does not fit"):
+        follow(genesis(), **fields)
+
+
+def test_a_quarantined_learner_neither_steps_nor_offers_and_starts_anew_when_it_is_let_in() -> None:
+    state = with_faults("l0", 8)
+    progress = Progress(RUN, "l0", 1, state, 0)
+    progress.stepped()
+    kept_out = follow(state, "quarantine", learner="l0")
+    assert progress.heard(kept_out) is False
+    permit = progress.may_step()
+    assert not permit.allowed and "diloco lift l0" in permit.reason
+    assert progress.due() == progress.due_at_the_bound() == progress.last_offers() == []
+    assert progress.heard(follow(kept_out, "lift", learner="l0")) is True, "parameters go back to what was adopted"
+    assert progress.may_step().allowed and [book.steps for book in progress.books] == [0, 0]
+
+
+def test_hostile_words_are_words_of_the_log() -> None:
+    from diloco_cli.protocol.eligibility import REASONS
+
+    assert set(REASONS) >= HOSTILE
+
+
+# -- floors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "floor", "snapshots", "kept", "expected"),
+    [
+        (100, 0, (64, 80, 96), 0, 80),  # never the newest snapshot
+        (100, 0, (64, 80, 96), 30, 64),
+        (100, 0, (64, 80, 96), 50, None),
+        (100, 64, (64, 80, 96), 30, None),
+        (100, 64, (64, 80, 96), 20, 80),
+        (100, 0, (96,), 0, None),
+        (100, 0, (), 0, None),
+    ],
+)
+def test_the_floor_is_the_newest_snapshot_that_leaves_enough(
+    head: int, floor: int, snapshots: tuple[int, ...], kept: int, expected: int | None
+) -> None:
+    assert next_floor(head, floor, snapshots, kept) == expected
+
+
+@pytest.mark.parametrize("floor", [None, 0, 5, 99])
+def test_a_floor_rises_and_lies_behind_its_commit(floor: int | None) -> None:
+    state = follow(after_merges(6), "gc_floor", floor=5)
+    assert state.gc_floor == 5
+    with pytest.raises(RecordError, match="floor"):
+        follow(state, "gc_floor", floor=floor)
+
+
+def test_behind_a_floor_nobody_goes_back() -> None:
+    state = follow(after_merges(6), "gc_floor", floor=5)
+    with pytest.raises(RecordError, match="not there"):
+        rolled_back(state, 4)
+
+
+def key_of(what: str, made: Output, epoch: int = 1) -> str:
+    if what == "state":
+        return state_key(made.fragment, made.version, epoch, made.state_digest)
+    return cast_key(made.fragment, made.version, epoch, made.cast_digest)
+
+
+def test_what_is_garbage_and_what_is_not() -> None:
+    """The floor's state: fragment 0 merged as versions 1, 3, 5, 7, 9; fragment 1 as 2, 4, 6, 8. Four of each can be
+    the base of a delta (staleness 2 rounds)."""
+    state = after_merges(9)
+    garbage = {version: is_garbage(key_of("state", output(0, version, 0)), state, 1) for version in (0, 1, 7, 9, 11)}
+    assert garbage == {0: True, 1: True, 7: True, 9: False, 11: False}
+    garbage = {version: is_garbage(key_of("cast", output(0, version, 0)), state, 1) for version in (0, 1, 3, 9, 11)}
+    assert garbage == {0: True, 1: True, 3: False, 9: False, 11: False}
+
+
+def test_what_nobody_committed_is_garbage_once_its_epoch_is_over() -> None:
+    state = after_merges(9)
+    orphan = replace(output(0, 9, 0), state_digest="other")
+    assert not is_garbage(key_of("state", orphan, epoch=2), state, 2), "its writer may be about to read it back"
+    assert is_garbage(key_of("state", orphan, epoch=2), state, 3)
+    assert not is_garbage(key_of("state", replace(orphan, version=10), epoch=2), state, 3), "not behind the floor"
+
+
+def test_deltas_are_garbage_once_they_have_a_fate() -> None:
+    state = follow(after_merges(2), "refuse", fates=(Fate("l1", 2, 0, 0, "superseded"),))
+    cases = {("l0", 1, 0): True, ("l0", 1, 1): True, ("l0", 1, 2): False, ("l0", 2, 0): False, ("l1", 1, 7): True,
+             ("l1", 2, 0): True, ("l1", 2, 1): False, ("nobody", 1, 0): False}  # fmt: skip
+    assert {case: is_garbage(delta_key(*case, "d"), state, 9) for case in cases} == cases
+
+
+@pytest.mark.parametrize("key", ["state/0000/x", "delta/l0/1/2", "cast/0099/000000000001-0000000001-d", "snapshot/x"])
+def test_what_cannot_be_read_stays(key: str) -> None:
+    assert not is_garbage(key, after_merges(9), 9)
+
+
+def test_snapshots_before_the_floor_are_garbage() -> None:
+    state = after_merges(9)
+    assert [is_garbage(snapshot_key(n), state, 1) for n in (8, 9, 10)] == [True, False, False]
+
+
+# -- newer writers ----------------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_a_newer_schema_or_of_an_unknown_kind_is_refused() -> None:
+    state = replace(genesis(), digest="")
+    record: Commit = replace(commit(state, "refuse"), previous="")
+    plain = json.loads(encode(record))
+    assert fold(RUN, state, json.dumps(plain).encode()).n == 1
+    with pytest.raises(RecordError, match="reads up to") as newer:
+        fold(RUN, state, json.dumps({**plain, "schema": SCHEMA + 1, "kind": "teleport"}).encode())
+    assert newer.value.hint == "pip install --upgrade diloco"
+    with pytest.raises(RecordError, match="teleport"):
+        fold(RUN, state, json.dumps({**plain, "kind": "teleport"}).encode())

@@ -1,0 +1,146 @@
+"""A verifier's own books: each rule of the log can be broken, and then they say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diloco_cli.protocol.records import Commit, Fate, Input, Output, Rollback
+from diloco_cli.syncer.bookkeeping import Books
+from tests.unit.protocol.records import applied, make_run, output
+
+RUN = make_run(2, quorum=1)
+P = 3  # parameters of each fragment
+
+
+class Ledger:
+    """Commits entered one after the other, as a replay does; `problems` of the last one."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.books = Books(RUN, lambda holds, otherwise: None if holds else self.problems.append(otherwise))
+        self.n = -1
+        self.enter("epoch_start", outputs=tuple(output(f, 0, -1) for f in range(2)))
+
+    def enter(self, kind: Any, **fields: Any) -> list[str]:
+        self.n, self.problems = self.n + 1, []
+        commit = Commit(**{"n": self.n, "kind": kind, "epoch": 1, "nonce": "", "previous": "", "time": "",
+                           "software": "", **fields})  # fmt: skip
+        self.books.check_order(commit, "c")
+        self.books.check_membership(commit, "c")
+        self.books.check_intervention(commit, "c")
+        self.books.check_outputs(commit, "c")
+        if kind == "merge":
+            self.books.check_merge(commit, "c")
+            for item in commit.inputs:
+                self.books.check_input(item, commit.outputs[0].fragment, "c")
+        self.books.check_fates(commit, "c")
+        self.books.settle(commit)
+        return self.problems
+
+    def merge(self, item: Input, **made: Any) -> list[str]:
+        slot = self.books.slot
+        outputs = (Output(**{**vars(output(slot % 2, self.n + 1, slot)), **made}),)
+        return self.enter("merge", slot=slot, inputs=(item,), outputs=outputs, quorum=1, tokens=item.tokens)
+
+    def merges(self, count: int) -> Ledger:
+        """Of l0 and both fragments in turn, each on the newest version."""
+        for k in range(count):
+            base = self.books.versions[k % 2][-1].version
+            assert self.merge(applied("l0", k, base=base, data_start=8 * k, data_end=8 * k + 8)) == []
+        return self
+
+    def faults(self, name: str, count: int, seq: int = 100) -> None:
+        fates = tuple(Fate(name, 1, seq + k, 0, "non_finite") for k in range(count))
+        assert self.enter("refuse", fates=fates) == []
+
+
+def rollback(ledger: Ledger, to: int, shares: tuple[tuple[str, int], ...], **changed: Any) -> list[str]:
+    then = [ledger.books.version_at(f, to) for f in range(2)]
+    slot = ledger.books.slot - 1
+    outputs = tuple(
+        Output(**{**vars(o), "version": ledger.n + 1, "slot": slot, **changed}) for o in then if o is not None
+    )
+    return ledger.enter("rollback", outputs=outputs, rollback=Rollback(to, shares))
+
+
+def test_an_honest_log_has_no_problems() -> None:
+    ledger = Ledger().merges(4)
+    assert rollback(ledger, 2, (("l0", 16 * P),)) == []
+    ledger.faults("l0", 8)
+    assert ledger.enter("quarantine", learner="l0") == ledger.enter("lift", learner="l0", request=0) == []
+    assert ledger.enter("gc_floor", floor=3, request=2) == []
+    assert ledger.books.token_parameters == 16 * P
+
+
+def test_a_request_is_answered_once() -> None:
+    ledger = Ledger()
+    assert ledger.enter("refuse", request=4) == []
+    for request in (4, 2):
+        assert f"request {request} is answered a second time" in ledger.enter("refuse", request=request)[0]
+
+
+def test_nobody_is_quarantined_where_the_quorum_needs_everybody() -> None:
+    ledger = Ledger()
+    for name, problem in (("l0", []), ("l1", ["c: a quarantine of 'l1' leaves 0 learners, quorum 1"])):
+        ledger.faults(name, 8)
+        assert ledger.enter("quarantine", learner=name) == problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "learner", "words"),
+    [
+        ("quarantine", "l1", "after 0 faults"),
+        ("quarantine", "nobody", "whom nobody knows"),
+        ("quarantine", "l0", "a second quarantine"),
+        ("lift", "l1", "a second lift"),
+    ],
+)
+def test_quarantines_and_lifts_without_a_cause_are_named(kind: str, learner: str, words: str) -> None:
+    ledger = Ledger()
+    ledger.faults("l0", 8)
+    assert ledger.enter("quarantine", learner="l0") == []
+    assert any(words in problem for problem in ledger.enter(kind, learner=learner))
+
+
+def test_what_comes_from_a_learner_in_quarantine_is_named() -> None:
+    ledger = Ledger()
+    ledger.faults("l0", 8)
+    ledger.enter("quarantine", learner="l0")
+    assert "in quarantine" in ledger.merge(applied("l0", 0))[0]
+    assert ledger.merge(applied("l1", 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"base": 2, "seq": 9, "data_start": 64, "data_end": 72}, "base 2, which fragment 0 never had"),
+        ({"base": 0, "seq": 9, "data_start": 64, "data_end": 72, "learner": "l1"}, "behind the staleness limit"),
+    ],
+)
+def test_bases_that_no_syncer_would_merge_are_named(item: dict[str, Any], words: str) -> None:
+    ledger = Ledger().merges(8)
+    assert any(words in problem for problem in ledger.merge(applied(**item)))
+
+
+def test_a_base_within_the_staleness_limit_is_fine_and_so_is_an_old_current_one() -> None:
+    ledger = Ledger().merges(8)
+    assert ledger.merge(applied("l1", 9, base=3, data_start=64, data_end=72)) == []
+    for _ in range(9):  # slots are skipped: fragment 1 does not change, however old it is
+        assert ledger.enter("skip", slot=ledger.books.slot) == []
+    assert ledger.books.slot % 2 == 0
+    assert ledger.enter("skip", slot=ledger.books.slot) == []
+    current = ledger.books.versions[1][-1].version
+    assert ledger.merge(applied("l1", 10, base=current, data_start=72, data_end=80)) == []
+
+
+def test_a_version_says_for_which_slot_it_was_made() -> None:
+    assert "of another slot" in Ledger().merge(applied(), slot=6)[0]
+    ledger = Ledger().merges(4)
+    assert any("of another slot" in problem for problem in rollback(ledger, 2, (("l0", 16 * P),), slot=0))
+
+
+@pytest.mark.parametrize("floor", [None, 0, 5, 6])
+def test_a_floor_rises_and_lies_behind_its_commit(floor: int | None) -> None:
+    assert f"floor {floor} after 0" in Ledger().merges(4).enter("gc_floor", floor=floor)[0]
