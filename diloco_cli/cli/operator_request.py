@@ -65,7 +65,7 @@ def carry_out(
     before = head_of(opened)
     asked = ask(before, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=opened.format.keyring)
     number = perform(asked, opened.store, opened.clock)
-    state = _answered(opened, before, number, timeout_s)
+    state = answered(opened, before, number, timeout_s)
     if state.next_request <= number:
         talk("no syncer answers: doing it from here")
         state = answer_here(opened)
@@ -78,7 +78,7 @@ def carry_out(
     return state
 
 
-def _answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | None) -> RunState:
+def answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | None) -> RunState:
     """Wait as long as a syncer lives: its beat changes every few seconds, also while it copies a large model."""
     from diloco_cli.protocol.keys import SYNCER, beat_key
 

@@ -167,9 +167,13 @@ def _outcome(plan: Plan) -> list[str]:
         per_token = f"{m.per_billion_tokens:.3g} per 1B tokens"
         lines += _labelled("money", f"{m.per_h:.2f}/h, {m.total:,.0f} to the target, {per_token}: {parts}, {rest}")
     requests = f"{format_count(m.class_a_per_day)} writes and {format_count(m.class_b_per_day)} reads a day"
-    growth = f"{format_size(m.storage_gb_per_day * GB)}/day to {format_size(m.storage_gb_at_end * GB)}"
+    written, kept = format_size(m.storage_gb_per_day * GB), format_size(m.storage_gb_at_end * GB)
+    rounds = plan.run.retention.rounds
+    growth = f"grows by {written}/day to {kept}, as nothing is deleted (retention.rounds: all)"
+    if rounds != "all":
+        growth = f"{written}/day written, at most {kept} kept (retention.rounds: {rounds})"
     sent = format_size(m.egress_gb_per_day * GB)
-    lines += _labelled("store", f"{sent}/day sent by islands; {requests}; grows by {growth}, as nothing is deleted")
+    lines += _labelled("store", f"{sent}/day sent by islands; {requests}; {growth}")
     return lines
 
 

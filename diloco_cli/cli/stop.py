@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.operator_request import SYNCER_ANSWERS_S, answer_here
+from diloco_cli.cli.operator_request import TimeoutOption, answer_here, answered
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
-from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import TryAgainError
 from diloco_cli.randomness import nonce
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def stop(
     run: str | None = RunArgument,
-    timeout_s: float = typer.Option(SYNCER_ANSWERS_S, "--timeout", help="Seconds to wait for the syncer."),
+    timeout_s: float | None = TimeoutOption,
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Stop a run cleanly."""
@@ -40,13 +40,10 @@ def stop(
         print(f"run {opened.name} STOPPED at commit {state.n}; go on with: diloco resume {opened.name}")
 
 
-def stop_run(opened: OpenRun, timeout_s: float) -> RunState:
+def stop_run(opened: OpenRun, timeout_s: float | None) -> RunState:
     """Ask the syncer to commit a stop; with no syncer alive, commit it here."""
-    state = request_stop(opened, "diloco stop")
-    deadline_s = monotonic_s() + timeout_s
-    while state.phase == "RUNNING" and monotonic_s() < deadline_s:
-        sleep_s(0.1)
-        state = head_of(opened, state)
+    before = head_of(opened)
+    state = answered(opened, before, request_stop(opened, "diloco stop", before), timeout_s)
     if state.phase != "RUNNING":
         return state
     talk("no syncer answers: committing the stop from here")
@@ -56,11 +53,10 @@ def stop_run(opened: OpenRun, timeout_s: float) -> RunState:
     return state
 
 
-def request_stop(opened: OpenRun, reason: str) -> RunState:
-    """Write the request; the syncer carries it out."""
+def request_stop(opened: OpenRun, reason: str, state: RunState) -> int:
+    """Write the request and return its number; the syncer carries it out."""
     from diloco_cli.protocol.driver import perform
     from diloco_cli.protocol.requests import ask_to_stop
 
-    state = head_of(opened)
-    perform(ask_to_stop(state, nonce(), utc_now_text(), reason, opened.format.keyring), opened.store, opened.clock)
-    return state
+    asked = ask_to_stop(state, nonce(), utc_now_text(), reason, opened.format.keyring)
+    return perform(asked, opened.store, opened.clock)

@@ -120,7 +120,7 @@ def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, comma
 
 
 def request_only(opened: OpenRun) -> None:
-    request_stop(opened, "interrupted")
+    request_stop(opened, "interrupted", head_of(opened))
 
 
 def _phase_reader(opened: OpenRun) -> Callable[[], str]:

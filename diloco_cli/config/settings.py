@@ -258,7 +258,7 @@ class RegionSettings:
     leaves this region's bucket costs."""
 
     store: str | None = None
-    egress_per_gb: float = 0.0
+    egress_per_gb: float | None = None
 
 
 @dataclass(frozen=True)

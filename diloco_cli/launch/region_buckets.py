@@ -19,11 +19,11 @@ def region_fields(inventory: Inventory, url: str, name: str) -> dict[str, Any]:
     if not own:
         return {}
     of_home = inventory.regions.get(home.region or "")
-    stores = [RegionStore(n, join_url(given.store or "", name), given.egress_per_gb) for n, given in own.items()]
+    stores = [RegionStore(n, join_url(given.store or "", name), given.egress_per_gb or 0.0) for n, given in own.items()]
     return {
         "regions": tuple(sorted(stores, key=lambda store: store.name)),
         "home_url": url,
-        "home_egress_per_gb": 0.0 if of_home is None else of_home.egress_per_gb,
+        "home_egress_per_gb": (of_home and of_home.egress_per_gb) or 0.0,
     }
 
 

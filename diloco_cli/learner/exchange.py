@@ -29,7 +29,7 @@ from diloco_cli.protocol.driver import Clock, perform
 from diloco_cli.protocol.joining import follow, newer_incarnation, publish
 from diloco_cli.protocol.keys import beat_key, inner_key
 from diloco_cli.protocol.mixing import keeps_progress
-from diloco_cli.protocol.polling import next_request_s, watch_every_s
+from diloco_cli.protocol.polling import expected_slot_s, next_request_s, watch_every_s
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.quorum import moving_average
 from diloco_cli.protocol.records import Output, RunFormat, Timings
@@ -215,16 +215,21 @@ class Exchange:
                 next_beat_s = now_s + BEAT_EVERY_S
                 self._store.put(beat_key(self.progress.learner), encode(self._beat()))
             if now_s >= next_fence_s:
-                next_fence_s = now_s + max(SHORTEST_FENCE_CHECK_S, watch_every_s(self._slot_s))
+                next_fence_s = now_s + max(SHORTEST_FENCE_CHECK_S, watch_every_s(self._expected_slot_s()))
                 self._check_fence()
             if now_s >= next_look_s:
                 if self._follow_once(now_s):
                     found_s = next_look_s = monotonic_s()
                     continue
                 known_s = None if self.trouble else found_s  # what is missing may be there again at any time
-                next_look_s = next_request_s(known_s, now_s, self._slot_s)
+                next_look_s = next_request_s(known_s, now_s, self._expected_slot_s())
             low, high = SLEEP_BOUNDS_S
             sleep_s(min(high, max(low, next_look_s - monotonic_s())))
+
+    def _expected_slot_s(self) -> float:
+        """As measured, but no multiple of what its steps take: after any pause the log is heard soon."""
+        of_steps = self._step_s * self.progress.local_steps / self.run.num_fragments
+        return expected_slot_s(self._slot_s, of_steps) if of_steps else self._slot_s
 
     def _follow_once(self, now_s: float) -> bool:
         """Read what is new in the log and fetch what it brings; False if nothing is."""

@@ -70,7 +70,7 @@ class Trainer:
         while not self._over():
             blocked_s = self._timed(self.hear)
             if not self._may_step():
-                self._wait_at_the_bound()
+                slot_started_s += self._timed(self._wait_at_the_bound)  # a slot's time is what its steps take
                 continue
             started_s = monotonic_s()
             self.step()
@@ -82,7 +82,9 @@ class Trainer:
             for _ in range(self.progress.slots_reached - reached):
                 self.exchange.slot_took(monotonic_s() - slot_started_s)
                 slot_started_s = monotonic_s()
-            blocked_s += self._timed(self.await_merges)
+            waited_s = self._timed(self.await_merges)
+            slot_started_s += waited_s
+            blocked_s += waited_s
             blocked_s += self._timed(self._save_inner_now_and_then)
             self._note_speed(monotonic_s() - started_s, blocked_s)
         if self.stopping():

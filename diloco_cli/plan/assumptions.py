@@ -24,7 +24,7 @@ def assumptions(
 ) -> tuple[Assumption, ...]:
     """Speeds first, then what the inventory does not say, then what holds of every plan."""
     islands = [candidate.island for candidate in kept]
-    guesses = [*_of_the_inventory(islands), *_of_the_model(run, model)]
+    guesses = [*_of_the_inventory(islands), _unpriced(islands, inventory), *_of_the_model(run, model)]
     guesses.append("memory: float32 weights, gradients and AdamW; one sequence a device at a time")
     guesses.append("islands fail independently of each other")
     if searched:
@@ -33,7 +33,7 @@ def assumptions(
     if any(island.price_per_h or island.egress_per_gb for island in islands):
         guesses.append(
             f"requests {1e6 * CLASS_A_PRICE:g} a million writes, {1e6 * CLASS_B_PRICE:g} a million reads;"
-            f" storage {30 * STORAGE_PRICE:g} per GB and month, nothing deleted during the run"
+            f" storage {30 * STORAGE_PRICE:g} per GB and month"
         )
         guesses.append(_downloads(islands, inventory))
     merging = f"the syncer merges {format_count(MERGE_PARAMETERS_PER_S)} parameters of one learner a second"
@@ -87,8 +87,15 @@ def _of_the_inventory(islands: Sequence[IslandSettings]) -> list[str]:
     ]
 
 
+def _unpriced(islands: Sequence[IslandSettings], inventory: Inventory) -> str:
+    """Where others have a price, none is easily taken for a bargain."""
+    if not any(island.price_per_h for island in inventory.islands):
+        return ""
+    return _about("no price given, taken as free", (island for island in islands if not island.price_per_h))
+
+
 def _downloads(islands: Sequence[IslandSettings], inventory: Inventory) -> str:
-    """What the bucket's side charges for what leaves its region is in no inventory."""
+    """What the bucket's side charges for what leaves its region is not counted for those who use the home bucket."""
     return _about(
         "downloads out of the store's region are not charged here; the store's provider may (0.02 to 0.12 per GB)",
         (island for island in islands if leaves_its_region(island, inventory)),

@@ -115,14 +115,16 @@ def crossing_of(island: IslandSettings, inventory: Inventory) -> Crossing | None
     own, home = inventory.regions.get(island.region), inventory.regions.get(inventory.store.region or "")
     if own is None or own.store in (None, inventory.store.url):
         return None
-    home_per_gb = 0.0 if home is None else home.egress_per_gb
-    return Crossing(island.region, home_per_gb, own.egress_per_gb or island.egress_per_gb)
+    home_per_gb = (home and home.egress_per_gb) or 0.0
+    own_per_gb = island.egress_per_gb if own.egress_per_gb is None else own.egress_per_gb
+    return Crossing(island.region, home_per_gb, own_per_gb)
 
 
 def leaves_its_region(island: IslandSettings, inventory: Inventory) -> bool:
     """Whether its bucket is in another region; a region's own bucket is taken to be in that region."""
     own = inventory.regions.get(island.region)
-    return (own is None or own.store is None) and island.region != inventory.store.region
+    at_home = own is None or own.store in (None, inventory.store.url)
+    return at_home and island.region != inventory.store.region
 
 
 def _busy(island: IslandSettings, sequences: int) -> float:

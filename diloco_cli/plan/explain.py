@@ -14,7 +14,7 @@ from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
-from diloco_cli.protocol.polling import watch_every_s
+from diloco_cli.protocol.polling import requests_every_s, watch_every_s
 
 
 def explain(plan: Plan, most_islands: int | None = None) -> tuple[Explanation, ...]:
@@ -162,9 +162,10 @@ def _money(plan: Plan) -> Iterator[Explanation]:
         (
             "class B requests",
             "M (looks for commits + 1 / slot + 1 / fence) + M (looks into a mailbox + 1 / slot) + 2 / slot"
-            " + (M + 2) / watch",
+            " + M / watch + 2 / requests",
             f"({count} * ({looks_l} + 1 / {slot} + 1 / {short(max(money.FENCE_EVERY_S, watch_s))})"
-            f" + {count} * ({looks_s} + 1 / {slot}) + 2 / {slot} + ({count} + 2) / {short(watch_s)}) * 86400",
+            f" + {count} * ({looks_s} + 1 / {slot}) + 2 / {slot} + {count} / {short(watch_s)}"
+            f" + 2 / {short(requests_every_s(plan.schedule.slot_s))}) * 86400",
             c.class_b_per_day,
             "/day",
         ),
@@ -201,7 +202,9 @@ def _mirrors(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
 def _bills(plan: Plan) -> Iterator[Explanation]:
     """What the amounts cost, until the target is reached."""
     c, days, growth = plan.money, short(plan.prediction.days_to_target), short(plan.money.storage_gb_per_day)
-    grows = short(min(plan.prediction.days_to_target, money.retained_days(plan.schedule.round_s, plan.run)))
+    s = plan.schedule
+    retained_days = money.retained_days(s.slot_s, s.fragments, plan.run)
+    grows = short(min(plan.prediction.days_to_target, retained_days))
     rows = [
         (
             "requests",

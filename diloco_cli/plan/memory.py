@@ -117,7 +117,7 @@ def _devices_needed(model: ModelFacts, num_fragments: int, usable_gb: float, hal
     one, two = (_total(memory_parts(model, n, num_fragments, half=half)) for n in (2, 4))
     divided = 4 * (one - two)  # what shrinks with the count, in GB of one device alone
     room = usable_gb - (one - divided / 2)
-    return math.ceil(divided / room - 1e-9) if room > 0 else None
+    return max(2, math.ceil(divided / room - 1e-9)) if room > 0 else None
 
 
 def _tensor_parallel(

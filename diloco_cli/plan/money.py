@@ -6,7 +6,7 @@ Requests, counted from the protocol (M islands, slots of s seconds):
                       the syncer a slot: state, cast, commit; each 3 s a beat; every 64 commits a snapshot
     class B (reads)   an island a slot: its looks for the next commit, the new cast; at most each 5 s a fence
                       the syncer a slot: its looks into M mailboxes, M deltas, state and cast read back; about once a
-                      slot M incarnations, the log, requests
+                      slot M incarnations; each 2 s the log and requests
 
 Who looks for what comes once a slot looks about the time at which it is due (protocol/polling.py).
 """
@@ -22,7 +22,7 @@ from diloco_cli.plan.mirrors import mirror_traffic
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money
 from diloco_cli.plan.traffic import BEAT_EVERY_S
-from diloco_cli.protocol.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, watch_every_s
+from diloco_cli.protocol.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
 
 DAY_S = 86_400.0
 GB = 1e9
@@ -31,10 +31,8 @@ CLASS_B_PRICE = 0.0004 / 1000
 STORAGE_PRICE = 0.02 / 30  # of one GB a day
 LEARNERS_LOOKS = 5.2  # a slot, the successful one included; measured in virtual time at slots of 2 to 60 s
 SYNCERS_LOOKS = 3.8  # likewise, into one mailbox
-SYNCERS_POLL_BOUNDS_S = (0.02, 0.5)
 FENCE_EVERY_S = 5.0
 SNAPSHOT_EVERY = 64
-RETAINED_MARGIN = 1.25  # a floor is moved when a quarter more has gathered behind it
 STATE_BYTES = 8  # parameters and momentum, float32
 
 
@@ -48,7 +46,7 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     class_a, class_b = requests_per_day(fleet, run)
     requests = class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
     growth = storage_gb_per_day(fleet, run, model)
-    growing = min(days, retained_days(fleet.schedule.round_s, run))
+    growing = min(days, retained_days(fleet.schedule.slot_s, fleet.schedule.fragments, run))
     storage = growth * (growing * growing / 2 + growing * (days - growing)) * STORAGE_PRICE
     crossing = mirror_traffic(fleet, model)
     per_day = 24 * accelerators + egress + crossing.per_day + requests
@@ -84,26 +82,29 @@ def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> flo
     return model.parameters * per_parameter / GB * DAY_S / fleet.schedule.round_s
 
 
-def retained_days(round_s: float, run: RunSettings) -> float:
-    """For how long a bucket grows before as much is deleted as comes; for ever where everything stays."""
-    rounds = run.retention.rounds
-    return inf if rounds == "all" else RETAINED_MARGIN * rounds * round_s / DAY_S
+def retained_days(slot_s: float, fragments: int, run: RunSettings) -> float:
+    """For how long a bucket grows before as much is deleted as comes; for ever where everything stays. The floor moves
+    when a quarter more commits have gathered behind it, and at least those between two snapshots."""
+    if run.retention.rounds == "all":
+        return inf
+    commits = run.retention.rounds * fragments
+    return (commits + max(SNAPSHOT_EVERY, commits // 4)) * slot_s / DAY_S
 
 
-def looks_per_s(slot_s: float, looks_a_slot: float, poll_bounds_s: tuple[float, float]) -> float:
+def looks_per_s(slot_s: float, looks_a_slot: float) -> float:
     """Of one reader for one thing that comes once a slot, the successful look included."""
     if slot_s >= SHORT_SLOT_S:
         return looks_a_slot / slot_s
-    shortest_s, longest_s = poll_bounds_s
+    shortest_s, longest_s = DENSE_BOUNDS_S
     return 1 / min(longest_s, max(shortest_s, slot_s * DENSE)) + 1 / slot_s
 
 
 def learners_looks_per_s(slot_s: float) -> float:
-    return looks_per_s(slot_s, LEARNERS_LOOKS, DENSE_BOUNDS_S)
+    return looks_per_s(slot_s, LEARNERS_LOOKS)
 
 
 def syncers_looks_per_s(slot_s: float) -> float:
-    return looks_per_s(slot_s, SYNCERS_LOOKS, SYNCERS_POLL_BOUNDS_S)
+    return looks_per_s(slot_s, SYNCERS_LOOKS)
 
 
 def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
@@ -114,5 +115,7 @@ def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
     class_a = (2 * islands + 3 + snapshots + saves) / slot_s + (islands + 1) / BEAT_EVERY_S
     watch_s = watch_every_s(slot_s)
     learners_b = islands * (learners_looks_per_s(slot_s) + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
-    syncer_b = islands * (syncers_looks_per_s(slot_s) + 1 / slot_s) + 2 / slot_s + (islands + 2) / watch_s
+    syncer_b = (
+        islands * (syncers_looks_per_s(slot_s) + 1 / slot_s + 1 / watch_s) + 2 / slot_s + 2 / requests_every_s(slot_s)
+    )
     return class_a * DAY_S, (learners_b + syncer_b) * DAY_S

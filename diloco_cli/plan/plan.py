@@ -134,9 +134,9 @@ class SyncerNeeds:
 
 @dataclass(frozen=True)
 class Money:
-    """In the inventory's currency. `class_a` requests write or list, `class_b` ones read. Storage grows all the time:
-    `storage_gb_per_day`, and what it costs up to the target. `mirrors`: what crosses between the home bucket and those
-    of regions (plan/mirrors.py). `total` is everything up to the target."""
+    """In the inventory's currency. `class_a` requests write, `class_b` ones read. `storage_gb_per_day` is written,
+    `storage_gb_at_end` kept; `storage_total`: what that costs up to the target. `mirrors`: what crosses between the
+    home bucket and those of regions (plan/mirrors.py). `total` is everything up to the target."""
 
     accelerators_per_h: float
     egress_per_day: float

@@ -16,6 +16,8 @@ from diloco_cli.signing import learner_signer
 
 MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
 MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most two a fragment
+MAX_CLAIMS_PER_LOOK = 8  # of one learner's incarnations, for the same reason
+MAX_OLD_MAILBOXES = 8  # of one learner, beside its newest
 RETIRE_S = 120.0
 
 
@@ -66,7 +68,10 @@ class Inbox:
         """Also of those that have joined meanwhile."""
         for island in state.with_members(self.run).everybody:
             newest = self.newest_incarnation(island.name)
-            while (claim := (yield Get(incarnation_key(island.name, newest + 1)))) is not None:
+            for _ in range(MAX_CLAIMS_PER_LOOK):
+                claim = yield Get(incarnation_key(island.name, newest + 1))
+                if claim is None:
+                    break
                 newest += 1
                 self._box(island.name, newest).since_s = now_s
                 if self._is_by(island.name, incarnation_key(island.name, newest), claim):
@@ -76,12 +81,11 @@ class Inbox:
 
     def _retire(self, learner: str, newest: Mailbox, now_s: float) -> None:
         """Nobody looks for ever after the offers of a process that was replaced long ago."""
-        if now_s - newest.since_s < RETIRE_S:
-            return
-        old = [
+        old = sorted(
             key for key, box in self.mailboxes.items() if key[0] == learner and box is not newest and not box.pending
-        ]
-        for key in old:
+        )
+        kept = MAX_OLD_MAILBOXES if now_s - newest.since_s < RETIRE_S else 0
+        for key in old[: max(0, len(old) - kept)]:
             del self.mailboxes[key]
 
     def poll(self, state: RunState, now_s: float, slot_s: float = 0.0) -> Steps[int]:

@@ -64,7 +64,7 @@ class Mirror:
         self.run, self.head, self.leaving = run, head, leaving
         self.state = RunState()
         self.collector = Collector(run)
-        self.last_snapshot = -1
+        self.last_snapshot = self._hint_asked_at = -1
         self._compares = True  # until the first commit that the region does not have: then there are no later ones
 
     @property
@@ -138,6 +138,9 @@ class Mirror:
         """The newest one of the home bucket, so that the region's log opens as fast at any age."""
         if self.state.n - self.last_snapshot < (1 if at_once else SNAPSHOT_EVERY):
             return
+        if self._hint_asked_at == self.state.n and not at_once:
+            return
+        self._hint_asked_at = self.state.n
         hint = yield Get(HEAD_HINT_KEY)
         n = _snapshot_of(hint)
         if not self.last_snapshot < n <= self.state.n:

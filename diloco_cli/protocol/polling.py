@@ -17,6 +17,7 @@ LONGEST = 1.0  # slots: the longest pause
 DENSE_BOUNDS_S = (0.02, 0.075)
 MOST_REQUESTS = 8  # in any stretch of one slot, for one learner, at slots from SHORT_SLOT_S on
 WATCH_BOUNDS_S = (1.0, 10.0)
+OPERATORS_WAIT_S = 2.0
 
 
 def next_request_s(found_s: float | None, asked_s: float, slot_s: float) -> float:
@@ -40,7 +41,11 @@ def expected_slot_s(claimed_s: float, usual_s: float) -> float:
 
 
 def watch_every_s(slot_s: float) -> float:
-    """Between two looks for what comes rarely and unannounced: requests, incarnations, a successor. About once a slot;
-    an operator is answered within `WATCH_BOUNDS_S[1]`."""
+    """Between two looks for what comes rarely and unannounced: incarnations, fences. About once a slot."""
     shortest_s, longest_s = WATCH_BOUNDS_S
     return min(longest_s, max(shortest_s, slot_s))
+
+
+def requests_every_s(slot_s: float) -> float:
+    """Between two looks for an operator's request, and for a successor: people wait for the answer."""
+    return min(OPERATORS_WAIT_S, watch_every_s(slot_s))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from diloco_cli.digests import digest
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.eligibility import is_well_formed
-from diloco_cli.protocol.inbox import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, RETIRE_S
+from diloco_cli.protocol.inbox import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, RETIRE_S
 from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key, offer_key
 from diloco_cli.protocol.mirrors import HeadOf, stopped
 from diloco_cli.protocol.operations import Create, Get, List, Now, Put, Sleep, Steps, There
@@ -118,7 +118,10 @@ class Relay:
         for name in self._learners(state):
             floor = max(1, state.learner(name).floor)
             newest = max((number for learner, number in self.boxes if learner == name), default=floor - 1)
-            while (claim := (yield There(Get(incarnation_key(name, newest + 1))))) is not None:
+            for _ in range(MAX_CLAIMS_PER_LOOK):
+                claim = yield There(Get(incarnation_key(name, newest + 1)))
+                if claim is None:
+                    break
                 newest += 1
                 yield from self._carry(incarnation_key(name, newest), claim)
                 known = state.learner(name)

@@ -30,7 +30,7 @@ from diloco_cli.protocol.log import (
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Now, Put, Sleep, Steps
 from diloco_cli.protocol.operators import Answer, answer_to
-from diloco_cli.protocol.polling import watch_every_s
+from diloco_cli.protocol.polling import requests_every_s, watch_every_s
 from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.quorum import (
     Grace,
@@ -188,7 +188,7 @@ class Syncer:
         now_s: float = yield Now()
         yield from self.beat(now_s)
         if now_s >= self.next_request_s:
-            self.next_request_s = now_s + watch_every_s(self.pace.slot_s)
+            self.next_request_s = now_s + requests_every_s(self.pace.slot_s)
             yield from self._notice_successor()
             if (yield from self._carry_out_request()):
                 return True

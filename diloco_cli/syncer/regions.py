@@ -98,10 +98,10 @@ class RegionService:
             except RegionStoppedError as error:
                 self.stopped = str(error)
                 self._tell(f"STOPPED: {error}; {error.hint}")
-            except DilocoError as error:
+            except Exception as error:  # whatever it is, the region must not fall silent: it is told, and tried again
                 if self.closing.is_set():
                     return
-                self._note(str(error))
+                self._note(str(error) if isinstance(error, DilocoError) else repr(error))
             self.closing.wait(TRIES_AGAIN_S)
 
     def _note(self, error: str) -> None:

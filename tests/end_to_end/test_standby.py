@@ -39,7 +39,8 @@ def hosted(place: Playground) -> list[psutil.Process]:
 
 def serves(status: dict[str, Any], unit: str, epoch: int) -> bool:
     syncer = status["syncer"]
-    return bool(syncer and syncer["unit"] == unit and syncer["epoch"] == epoch and syncer["state"] == "SERVING")
+    serving = syncer and syncer["state"] in ("SERVING", "MERGING")
+    return bool(serving and syncer["unit"] == unit and syncer["epoch"] == epoch)
 
 
 def test_a_syncer_frozen_past_the_takeover_exits_fenced_changes_nothing_and_stands_by(playground: Playground) -> None:

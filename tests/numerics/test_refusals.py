@@ -176,4 +176,5 @@ def test_every_word_of_the_log_has_its_test() -> None:
     here |= {"wrong_size", "missing_payload", "unknown_base", "wrong_base", "bad_claim", "no_weight", "bad_record"}
     here |= {"digest_mismatch", "norm_cap", "base_consumed", "data_overlap"}
     elsewhere = {"unknown_learner", "old_incarnation", "settled", "quarantined", "before_rollback", "superseded"}
+    elsewhere |= {"bad_signature"}
     assert here | elsewhere | {"run_over"} == set(REASONS)

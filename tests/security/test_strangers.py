@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,8 @@ from diloco_cli.observe.moments import UNKNOWN, moment
 from diloco_cli.plan.plan_file import plan_from_text
 from diloco_cli.processes.daemon import say
 from diloco_cli.protocol.eligibility import is_well_formed
-from diloco_cli.protocol.inbox import MAX_OFFERS_PER_POLL, Inbox
-from diloco_cli.protocol.keys import offer_key
+from diloco_cli.protocol.inbox import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, Inbox
+from diloco_cli.protocol.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log import fold, parse_format
 from diloco_cli.protocol.operations import Get, Steps
 from diloco_cli.protocol.records import MOST, SCHEMA
@@ -50,7 +51,10 @@ def well_formed(**fields: object) -> bool:
 
 
 def poll(store: MemoryStore, inbox: Inbox) -> int:
-    steps: Steps[int] = inbox.poll(genesis(), 1.0)
+    return read(store, inbox.poll(genesis(), 1.0))
+
+
+def read(store: MemoryStore, steps: Steps[Any]) -> Any:
     answer = None
     try:
         while True:
@@ -150,6 +154,18 @@ def test_one_learners_flood_is_read_in_portions_and_the_others_are_read_beside_i
     store.create(offer_key("l1", 1, 0), encode(replace(offer(genesis(), learner="l1"), payload_digest=digest(b""))))
     assert poll(store, inbox) <= MAX_OFFERS_PER_POLL + 1
     assert [found.learner for box in inbox.mailboxes.values() for found in box.pending] == ["l1"]
+
+
+def test_one_learners_incarnations_are_read_in_portions_and_few_are_kept() -> None:
+    """Row 14: endless claims keep nobody from the work, and fill no memory."""
+    store = MemoryStore()
+    inbox = inbox_of(store)
+    for number in range(1, 101):
+        store.create(incarnation_key("l0", number), b"{}")
+    for look in range(1, 13):
+        read(store, inbox.look_for_incarnations(genesis(), float(look)))
+        assert inbox.newest_incarnation("l0") == min(100, 1 + MAX_CLAIMS_PER_LOOK * look)
+    assert len([name for name, _ in inbox.mailboxes if name == "l0"]) <= MAX_OLD_MAILBOXES + 1
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,11 @@ def test_a_learner_looks_for_commits_a_few_times_a_slot(slot_s: float) -> None:
 
 
 @pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
-def test_what_comes_rarely_is_looked_for_once_a_slot_or_every_ten_seconds(slot_s: float) -> None:
+def test_what_comes_rarely_is_looked_for_now_and_then(slot_s: float) -> None:
+    """Operators' requests each 2 s, incarnations once a slot or every ten seconds."""
     asked, merged = played(slot_s)
-    looks = (max(merged) - min(merged)) / min(slot_s, 10.0) + len(NAMES)
-    for kind, each in (("request", 1), ("incarnation", len(NAMES))):
+    for kind, each, every_s in (("request", 1, 2.0), ("incarnation", len(NAMES), min(slot_s, 10.0))):
+        looks = (max(merged) - min(merged)) / every_s + len(NAMES)
         found = [a for a in asked if a.who == "syncer" and (a.verb, a.kind) == ("get", kind)]
         assert len(found) <= each * (looks + 5)
 

@@ -30,7 +30,7 @@ def test_requests_are_counted_from_the_protocol() -> None:
     assert writes == pytest.approx((per_slot_written / slot + 3 / 3) * DAY_S)  # and three beats each 3 s
     assert 1.5 < slot < 5  # so the rare looks come once a slot, and the fences each 5 s
     of_learners = 2 * ((5.2 + 1) / slot + 1 / 5)
-    of_syncer = 2 * (3.8 + 1) / slot + 2 / slot + (2 + 2) / slot
+    of_syncer = 2 * (3.8 + 1) / slot + 2 / slot + 2 / slot + 2 / 2  # requests and successors each 2 s
     assert reads == pytest.approx((of_learners + of_syncer) * DAY_S)
 
 
@@ -52,7 +52,7 @@ def test_storage_stays_when_the_retained_rounds_are_full() -> None:
     found = evaluated()
     short_run = replace(RUN, retention=replace(RUN.retention, rounds=2))
     money, growth = costs(found, short_run, MODEL), costs(found, RUN, MODEL).storage_gb_per_day
-    kept_days = 2.5 * found.schedule.round_s / DAY_S
+    kept_days = (2 * 24 + 64) * found.schedule.slot_s / DAY_S  # two rounds, and the commits between two snapshots
     days = RUN.train.tokens / found.tokens_per_s / DAY_S
     assert money.storage_gb_at_end == pytest.approx(growth * kept_days)
     assert money.storage_total == pytest.approx(growth * kept_days * (days - kept_days / 2) * 0.02 / 30)
