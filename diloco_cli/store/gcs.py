@@ -19,7 +19,7 @@ from diloco_cli import clock, randomness
 from diloco_cli.errors import StoreError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import transfers
-from diloco_cli.store.answers import RangeBehindEndError
+from diloco_cli.store.answers import RangeBehindEndError, intact, settled, within_range
 from diloco_cli.store.gcs_client import (
     header_values,
     missing_bucket,
@@ -53,12 +53,7 @@ class GCSStore:
             self._upload(name, data, {"ifGenerationMatch": "0"})
             return Created()
         except (FileExistsError, StoreUnavailableError) as doubt:
-            # Somebody else's success, or our own whose answer was lost, or no success at all: only reading
-            # tells.
-            holder = self.get(key)
-            if holder is None:
-                raise self._unavailable(name, doubt) from doubt
-            return Created() if holder == data else Exists(holder)
+            return settled(self.get(key), data, doubt, self._where(name))
 
     def get(self, key: str) -> bytes | None:
         from fsspec.asyn import sync
@@ -73,10 +68,7 @@ class GCSStore:
             raise
         except Exception as error:  # six libraries below, each with errors of its own: all are sorted here
             raise sorted_error(error, self._where(name)) from error
-        data = b"".join(chunks)
-        if stated is not None and stated != transfers.crc32c(data):
-            raise StoreUnavailableError("the bytes read do not match their crc32c", where=self._where(name))
-        return data
+        return intact(b"".join(chunks), stated, self._where(name))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         name = self._name(key)
@@ -91,9 +83,7 @@ class GCSStore:
             return None
         except RangeBehindEndError:
             return b""
-        if len(data) > end - start:
-            raise StoreBrokenError("the store ignores byte ranges", where=self._where(name))
-        return data
+        return within_range(data, end - start, self._where(name))
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         page: dict[str, str] = {"prefix": self._prefix + check_prefix(prefix)}
@@ -273,11 +263,6 @@ class GCSStore:
             if not isinstance(name, str):
                 raise StoreBrokenError("a listing holds something without a name", where=self.url)
             yield name
-
-    def _unavailable(self, name: str, doubt: Exception) -> StoreError:
-        if isinstance(doubt, StoreError):
-            return doubt
-        return StoreUnavailableError("the object was deleted while it was created", where=self._where(name))
 
 
 def _kept_bytes(headers: Any) -> int:

@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
-from diloco_cli.store.answers import ConditionFailedError, ObjectAbsentError, RangeBehindEndError
+from diloco_cli.store.answers import (
+    ConditionFailedError,
+    ObjectAbsentError,
+    RangeBehindEndError,
+    intact,
+    settled,
+    within_range,
+)
 from diloco_cli.store.keys import check_key, check_prefix, is_between
 from diloco_cli.store.local import declared_error, missing_directory
 from diloco_cli.store.obstore_client import (
@@ -26,7 +33,7 @@ from diloco_cli.store.obstore_client import (
     sorted_error,
     start_client,
 )
-from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError
+from diloco_cli.store.port import Created, Exists, ObjectStat, StoreUnavailableError
 
 _READ_BYTES = 1 << 20
 _LARGEST_CHECKED_BYTES = 8 << 20
@@ -57,12 +64,10 @@ class ObstoreStore:
             self._write(key, data, "create")
             return Created()
         except (ConditionFailedError, StoreUnavailableError) as doubt:
-            # Somebody else's success, or our own whose answer was lost, or no success at all: only reading tells.
             holder = self.get(key)
-            if holder is None:
-                raise self._unavailable(key, doubt) from doubt
-            self._make_durable(key)  # its writer may have died before
-            return Created() if holder == data else Exists(holder)
+            if holder is not None:
+                self._make_durable(key)  # its writer may have died before
+            return settled(holder, data, doubt, self._where(key))
 
     def get(self, key: str) -> bytes | None:
         from fsspec.asyn import get_loop, sync
@@ -72,10 +77,7 @@ class ObstoreStore:
             stated, chunks = self._call(key, lambda: sync(get_loop(), self._download, key))
         except ObjectAbsentError:
             return None
-        data = b"".join(chunks)
-        if stated is not None and stated != transfers.crc32c(data):
-            raise StoreUnavailableError("the bytes read do not match their crc32c", where=self._where(key))
-        return data
+        return intact(b"".join(chunks), stated, self._where(key))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         import obstore
@@ -90,9 +92,7 @@ class ObstoreStore:
             return None
         except RangeBehindEndError:
             return b""
-        if len(data) > end - start:
-            raise StoreBrokenError("the store ignores byte ranges", where=self._where(key))
-        return data
+        return within_range(data, end - start, self._where(key))
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         check_prefix(prefix)
@@ -224,11 +224,6 @@ class ObstoreStore:
 
     def _where(self, key: str) -> str:
         return f"{self.url}/{key}"
-
-    def _unavailable(self, key: str, doubt: Exception) -> DilocoError:
-        if isinstance(doubt, DilocoError):
-            return doubt
-        return StoreUnavailableError("the object was deleted while it was created", where=self._where(key))
 
 
 def _is_key(path: str) -> bool:

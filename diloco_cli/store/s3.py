@@ -18,9 +18,16 @@ from typing import Any, TypeVar
 from diloco_cli import clock
 from diloco_cli.errors import StoreError
 from diloco_cli.store import transfers
-from diloco_cli.store.answers import ConditionFailedError, ObjectAbsentError, RangeBehindEndError
+from diloco_cli.store.answers import (
+    ConditionFailedError,
+    ObjectAbsentError,
+    RangeBehindEndError,
+    intact,
+    settled,
+    within_range,
+)
 from diloco_cli.store.keys import check_key, check_prefix
-from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError
+from diloco_cli.store.port import Created, Exists, ObjectStat, StoreUnavailableError
 from diloco_cli.store.s3_client import (
     missing_bucket,
     sorted_error,
@@ -51,12 +58,8 @@ class S3Store:
             self._upload(name, data, {"IfNoneMatch": "*"})
             return Created()
         except (ConditionFailedError, StoreUnavailableError) as doubt:
-            # Somebody else's success, or our own whose answer was lost, or no success at all (a 409 too: two creates
-            # at once, of which either may have won): only reading tells.
-            holder = self.get(key)
-            if holder is None:
-                raise self._unavailable(name, doubt) from doubt
-            return Created() if holder == data else Exists(holder)
+            # Also after a 409: two creates at once, of which either may have won.
+            return settled(self.get(key), data, doubt, self._where(name))
 
     def get(self, key: str) -> bytes | None:
         name = self._name(key)
@@ -65,10 +68,7 @@ class S3Store:
             stated, chunks = self._run(name, partial(self._download, name), longest_s)
         except ObjectAbsentError:
             return None
-        data = b"".join(chunks)
-        if stated is not None and stated != transfers.crc32c(data):
-            raise StoreUnavailableError("the bytes read do not match their crc32c", where=self._where(name))
-        return data
+        return intact(b"".join(chunks), stated, self._where(name))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         name = self._name(key)
@@ -81,10 +81,7 @@ class S3Store:
             return None
         except RangeBehindEndError:
             return b""
-        data = b"".join(chunks)
-        if len(data) > end - start:
-            raise StoreBrokenError("the store ignores byte ranges", where=self._where(name))
-        return data
+        return within_range(b"".join(chunks), end - start, self._where(name))
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         page: dict[str, Any] = {"Prefix": self._prefix + check_prefix(prefix)}
@@ -243,8 +240,3 @@ class S3Store:
             if self._filesystem is None:
                 self._filesystem = start_client()
             return self._filesystem
-
-    def _unavailable(self, name: str, doubt: Exception) -> StoreError:
-        if isinstance(doubt, StoreError):
-            return doubt
-        return StoreUnavailableError("the object was deleted while it was created", where=self._where(name))
