@@ -14,6 +14,8 @@ from diloco_cli.protocol.records import Offer, Output
 from diloco_cli.protocol.state import RunState
 from diloco_cli.store.port import Created
 
+READS = 3  # of a payload, before it is called damaged
+
 Recover = Callable[[Output], bytes | None]
 
 
@@ -21,13 +23,9 @@ def load_delta(arithmetic: Arithmetic, state: RunState, offer: Offer, recover: R
     """An offer's delta, ready to merge at this head, or the reason of its refusal."""
     current = state.outputs[offer.fragment]
     yield from make_resident(arithmetic, current, recover)
-    payload = yield Get(delta_key(*offer.id, offer.payload_digest))
-    if payload is None:
-        return "missing_payload"
-    if len(payload) != offer.payload_bytes:
-        return "wrong_size"
-    if digest(payload) != offer.payload_digest:
-        return "digest_mismatch"
+    payload = yield from read_payload(offer)
+    if isinstance(payload, str):
+        return payload
     base_cast = None
     if offer.base != current.version:
         base = state.version(offer.fragment, offer.base)
@@ -37,6 +35,23 @@ def load_delta(arithmetic: Arithmetic, state: RunState, offer: Offer, recover: R
         if base_cast is None or digest(base_cast) != base.cast_digest:
             return "unknown_base"
     return arithmetic.read_delta(offer, payload, base_cast)
+
+
+def read_payload(offer: Offer) -> Steps[bytes | str]:
+    """The bytes that the offer names, or the reason why they are not to be had. What is there but is not theirs is read
+    again first: bytes are damaged on their way, too, and for that no learner should be blamed."""
+    reason = "missing_payload"
+    for _ in range(READS):
+        payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest))
+        if payload is None:
+            return "missing_payload"
+        if len(payload) != offer.payload_bytes:
+            reason = "wrong_size"
+        elif digest(payload) != offer.payload_digest:
+            reason = "digest_mismatch"
+        else:
+            return payload
+    return reason
 
 
 def make_resident(arithmetic: Arithmetic, output: Output, recover: Recover) -> Steps[None]:

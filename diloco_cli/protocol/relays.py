@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from diloco_cli.digests import digest
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.eligibility import is_well_formed
 from diloco_cli.protocol.inbox import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, RETIRE_S
 from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key, offer_key
+from diloco_cli.protocol.loading import read_payload
 from diloco_cli.protocol.mirrors import HeadOf, stopped
-from diloco_cli.protocol.operations import Create, Get, List, Now, Put, Sleep, Steps, There
+from diloco_cli.protocol.operations import Create, Get, List, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.polling import next_request_s, watch_every_s
 from diloco_cli.protocol.records import Offer, Request, RunFormat
 from diloco_cli.protocol.requests import ask, signer_of
@@ -210,10 +210,9 @@ class Relay:
         if offer.id != (box.learner, box.incarnation, box.next_seq) or not is_well_formed(offer):
             return
         box.slot_s = offer.timings.slot_s
-        payload_key = delta_key(*offer.id, offer.payload_digest)
-        payload = yield There(Get(payload_key))
-        if payload is not None and len(payload) == offer.payload_bytes and digest(payload) == offer.payload_digest:
-            yield from self._carry(payload_key, payload)
+        payload = yield from there(read_payload(offer))
+        if isinstance(payload, bytes):
+            yield from self._carry(delta_key(*offer.id, offer.payload_digest), payload)
 
     def _carry(self, key: str, data: bytes) -> Steps[None]:
         answer = yield Create(key, data)
