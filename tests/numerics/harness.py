@@ -30,10 +30,11 @@ from diloco_cli.protocol.joining import join
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, state_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.progress import Progress
-from diloco_cli.protocol.records import Commit, Island, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import Commit, Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.randomness import nonce
+from diloco_cli.simulate.histories.integers import FailingEvaluator
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
@@ -42,21 +43,6 @@ from diloco_cli.tasks.build import build_data, build_model
 from tests.numerics.tiny import ROWS
 
 CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)
-
-
-class NoEvaluator:
-    """Answers every evaluation with a failure, at once."""
-
-    def __init__(self) -> None:
-        self.asked: int | None = None
-
-    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
-        self.asked = n
-        return True
-
-    def result(self) -> tuple[int, float | None] | None:
-        asked, self.asked = self.asked, None
-        return None if asked is None else (asked, None)
 
 
 def make_run(
@@ -105,7 +91,7 @@ def claim() -> ProcessClaim:
 
 
 def serve(run: RunFormat, store: Store) -> None:
-    syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), utc_now_text, nonce)
+    syncer = Syncer(run, claim(), TorchArithmetic(run), FailingEvaluator(), utc_now_text, nonce)
     perform(syncer.serve(), store, CLOCK)
 
 

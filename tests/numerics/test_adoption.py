@@ -20,9 +20,10 @@ from diloco_cli.protocol.records import Output
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import encode
 from diloco_cli.randomness import nonce
+from diloco_cli.simulate.histories.integers import FailingEvaluator
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from tests.numerics.harness import CLOCK, NoEvaluator, claim, make_run, trainer_of
+from tests.numerics.harness import CLOCK, claim, make_run, trainer_of
 from tests.numerics.tiny import ROWS
 
 ADAMW = InnerSettings(lr=0.02, warmup_steps=10, schedule="cosine", weight_decay=0.1)
@@ -36,7 +37,7 @@ def after_some_steps(mixing: str, steps: int = 5) -> Trainer:
     run = make_run(2, 4, sync, OuterSettings(), ADAMW)
     store = MemoryStore()
     store.create(FORMAT_KEY, encode(run))
-    syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), utc_now_text, nonce)
+    syncer = Syncer(run, claim(), TorchArithmetic(run), FailingEvaluator(), utc_now_text, nonce)
     perform(syncer._take_over(), store, CLOCK)
     trainer = trainer_of(run, store, "l0")
     for _ in range(steps):

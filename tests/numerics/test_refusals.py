@@ -20,9 +20,10 @@ from diloco_cli.protocol.records import Offer, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import encode
+from diloco_cli.simulate.histories.integers import FailingEvaluator
 from diloco_cli.simulate.world import World
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from tests.numerics.harness import NoEvaluator, claim, make_run
+from tests.numerics.harness import claim, make_run
 from tests.numerics.tiny import ROWS
 
 SIZE = 5  # parameters of the model `slope`: a [3], b [2]
@@ -43,7 +44,9 @@ class Bucket:
         self.world.store.create(FORMAT_KEY, encode(run))
         for name in ("l0", "l1"):
             self.world.store.create(incarnation_key(name, 1), b"{}")
-        syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), lambda: "2026-01-01T00:00:00Z", lambda: "n")
+        syncer = Syncer(
+            run, claim(), TorchArithmetic(run), FailingEvaluator(), lambda: "2026-01-01T00:00:00Z", lambda: "n"
+        )
         self.world.start("syncer", syncer.serve())
         self.world.run(lambda: self.world.store.get(commit_key(0)) is not None, 10)
 
