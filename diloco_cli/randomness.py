@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 
 
 def nonce() -> str:
     """128 random bits as hexadecimal: recognises one's own write."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def jitter() -> float:
     """A uniform number in [0, 1): spreads retries."""
-    return secrets.randbelow(1 << 30) / (1 << 30)
+    return int.from_bytes(os.urandom(4), "big") / (1 << 32)

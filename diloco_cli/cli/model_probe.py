@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diloco_cli.config.settings import RunSettings
-
 if TYPE_CHECKING:
+    from diloco_cli.config.settings import RunSettings
     from diloco_cli.plan.model_facts import ModelFacts
 
 UNKNOWN_SEQUENCE = 1  # then every batch is a whole number of sequences, and attention costs next to nothing

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from diloco_cli.cli.output import talk
-from diloco_cli.cli.run_argument import OpenRun
-from diloco_cli.protocol.state import RunState
+
+if TYPE_CHECKING:
+    from diloco_cli.cli.run_argument import OpenRun
+    from diloco_cli.protocol.state import RunState
 
 REACHED_WITHIN_S = 10.0
 

@@ -8,8 +8,6 @@ from diloco_cli.cli.output import console, print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, open_known_run
 from diloco_cli.cli.status import read_status
 from diloco_cli.errors import DilocoError
-from diloco_cli.processes.runs import known_runs
-from diloco_cli.store.time_box import TimeBox
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +16,9 @@ def register(app: typer.Typer) -> None:
 
 def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object.")) -> None:
     """List the runs of this directory."""
+    from diloco_cli.processes.runs import known_runs
+    from diloco_cli.store.time_box import TimeBox
+
     rows: list[dict[str, object]] = []
     warnings: list[str] = []
     for known in known_runs():

@@ -14,7 +14,6 @@ from diloco_cli.cli.output import console, print_json, report_error, talk
 from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
 from diloco_cli.clock import sleep_s
 from diloco_cli.errors import DegradedError, StoreError
-from diloco_cli.store.retry import is_retryable
 
 if TYPE_CHECKING:
     from diloco_cli.cli.run_argument import OpenRun
@@ -139,6 +138,8 @@ class Watcher:
         self.current, self._known = read_status(opened)
 
     def look(self) -> Status:
+        from diloco_cli.store.retry import is_retryable
+
         self._box.restart(LOOK_S)
         try:
             self.current, self._known = read_status(self._opened, self._known)

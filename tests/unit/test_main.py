@@ -60,3 +60,17 @@ def test_output_that_nobody_reads_ends_quietly() -> None:
     assert child.stdout is not None and child.stderr is not None
     child.stdout.close()
     assert child.stderr.read() == "" and child.wait(30) in (0, 1)
+
+
+def test_the_list_of_commands_needs_nothing_that_they_need() -> None:
+    """`diloco --help` loads every command's file; what those do must be imported when they do it."""
+    code = (
+        "import sys\n"
+        "from diloco_cli.cli.main import register_commands\n"
+        "register_commands(['--help'])\n"
+        "print(' '.join(name for name in sys.modules if name.startswith('diloco_cli.')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    folders = {name.split(".")[1] for name in done.stdout.split()}
+    assert "cli" in folders and not folders & {"launch", "learner", "observe", "plan", "protocol", "store", "syncer"}
+    assert "diloco_cli.config.settings" not in done.stdout.split()
