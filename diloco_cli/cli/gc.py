@@ -23,6 +23,7 @@ from diloco_cli.units import format_duration, format_size
 if TYPE_CHECKING:
     from diloco_cli.protocol.state import RunState
 
+LEFTOVERS_WITHIN_S = 60.0
 SAMPLE = 8  # objects of a kind whose size is asked for
 
 
@@ -50,12 +51,27 @@ def gc(
         grace = format_duration(opened.format.settings.retention.grace_s)
         talk(f"deletions begin {grace} after the floor is in the log, for readers that are on their way")
         state = carry_out(opened, "gc", timeout_s)
+        _discard_leftovers(opened.url)
         data |= {"floor": state.gc_floor, "commit": state.n}
     if as_json:
         print_json("gc", data | {"dry_run": dry_run})
     elif not dry_run:
         print(f"run {opened.name}: floor at commit {state.gc_floor}")
         talk("hint: a syncer that serves the run deletes beside its work; diloco verify works all the while")
+
+
+def _discard_leftovers(url: str) -> None:
+    from diloco_cli.store.leftovers import discard_leftovers_at
+    from diloco_cli.store.port import StoreUnavailableError
+    from diloco_cli.store.time_box import TimeBox, call_within
+
+    try:
+        found = call_within(TimeBox(LEFTOVERS_WITHIN_S), lambda: discard_leftovers_at(url), url)
+    except StoreUnavailableError as error:
+        talk(f"temporary files of killed writers are left to the syncer: {error}")
+        return
+    if found.num_files:
+        talk(f"{found.num_files} temporary files of killed writers went: {format_size(found.num_bytes)}")
 
 
 def _survey(opened: OpenRun, state: RunState) -> tuple[int, dict[str, list[str]]]:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from diloco_cli.doctor.retention import Retention
-from diloco_cli.store.gcs_client import sorted_error, start_client
+from diloco_cli.store.gcs_client import multipart_body, sorted_error, start_client
 from diloco_cli.store.port import StoreBrokenError, StoreUnavailableError
 
 WRONG_CRC32C = "AAAAAA=="
@@ -26,13 +26,11 @@ def retention_of(bucket: str) -> Retention:
 def takes_damage(bucket: str, name: str, data: bytes) -> bool:
     """Whether the store takes bytes whose checksum says that they are others. Raises StoreError for any other
     refusal."""
-    about = json.dumps({"name": name, "crc32c": WRONG_CRC32C, "contentType": "application/octet-stream"})
-    head = f"--{BOUNDARY}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{about}\r\n"
-    head += f"--{BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n"
+    about = {"name": name, "crc32c": WRONG_CRC32C, "contentType": "application/octet-stream"}
     try:
         _call(
             "POST", "/upload", bucket, uploadType="multipart",
-            data=head.encode() + data + f"\r\n--{BOUNDARY}--\r\n".encode(),
+            data=multipart_body(BOUNDARY, about, data),
             headers={"Content-Type": f"multipart/related; boundary={BOUNDARY}"},
         )  # fmt: skip
     except StoreUnavailableError as error:

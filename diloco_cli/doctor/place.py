@@ -63,7 +63,7 @@ class Place:
         """Sessions are kept: some clients take half a second to start."""
         with self._lock:
             while len(self._sessions) <= number:
-                self._sessions.append(TimeBoxedStore(self._open_again(), self.box))
+                self._sessions.append(TimeBoxedStore(self._open_again(), self.box, keeps_trying=True))
             return self._sessions[number]
 
     def patiently(self, verb: str, call: Callable[[], T]) -> T:
@@ -148,8 +148,8 @@ class _Announced:
         with self._writing(key):
             self._store.put(key, data)
 
-    def get(self, key: str) -> bytes | None:
-        return self._store.get(key)
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        return self._store.get(key, most_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         return self._store.get_range(key, start, end)

@@ -38,12 +38,12 @@ class Speed:
 def measure_speed(place: Place, largest_bytes: int) -> Speed:
     """Objects grow until one takes a second, or there is no time for the next."""
     place.store.create("speed/small", b"x" * 64)
-    latency_s = median(seconds_of(lambda: place.store.get("speed/small")) for _ in range(SMALL_READS))
+    latency_s = median(seconds_of(lambda: place.store.get("speed/small", 64)) for _ in range(SMALL_READS))
     size = FIRST_BYTES
     while True:
         key, data = f"speed/{size}", noise(f"speed {size}", size)
         up_s = seconds_of(lambda key=key, data=data: place.store.create(key, data))  # type: ignore[misc]
-        down_s = seconds_of(lambda key=key: place.store.get(key))  # type: ignore[misc]
+        down_s = seconds_of(lambda key=key, size=size: place.store.get(key, size))  # type: ignore[misc]
         slower_s = max(up_s, down_s)
         bigger = size * GROWTH
         if slower_s >= LONG_ENOUGH_S or bigger > largest_bytes or SLOWER_BY * slower_s > place.box.left_s():

@@ -40,10 +40,10 @@ def measure_store(store: Store, seconds: float, payload_bytes: int = PAYLOAD_BYT
             store.create(written[-1], noise[number : number + payload_bytes])
 
         ups = _timed(write, seconds)
-        downs = _timed(lambda number: store.get(written[number % len(ups)]), seconds)
+        downs = _timed(lambda number: store.get(written[number % len(ups)], payload_bytes), seconds)
         written.append(f"{prefix}-small")
         store.create(written[-1], noise[:SMALL_BYTES])
-        small = [_seconds_of(lambda: store.get(f"{prefix}-small")) for _ in range(NUM_SMALL)]
+        small = [_seconds_of(lambda: store.get(f"{prefix}-small", SMALL_BYTES)) for _ in range(NUM_SMALL)]
     finally:
         for key in written:
             store.delete(key)

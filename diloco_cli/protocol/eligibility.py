@@ -6,6 +6,7 @@ from diloco_cli.digests import is_digest
 from diloco_cli.protocol.event_log import MAX_EVENTS
 from diloco_cli.protocol.records import MOST, SCHEMA, Offer, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
 
 LONGEST_S = 1e6  # that a learner can honestly say of its own timings
@@ -13,7 +14,7 @@ REASONS: dict[str, str] = {
     "unknown_learner": "neither the run's format nor its log names such a learner",
     "old_incarnation": "a newer incarnation of this learner has been merged",
     "settled": "this offer already has a fate",
-    "bad_claim": "slot, fragment, tokens, steps or data range contradict each other",
+    "bad_claim": "slot, fragment, tokens, steps or data range contradict each other, or no payload is so large",
     "quarantined": "its learner is quarantined, until an operator lets it in again (diloco lift)",
     "wrong_base": "it names other bytes as its base than the log does",
     "before_rollback": "its base lies behind a rollback",
@@ -46,6 +47,11 @@ def is_well_formed(offer: Offer) -> bool:
         and is_digest(offer.payload_digest)
         and len(offer.events) <= MAX_EVENTS
     )
+
+
+def has_possible_size(offer: Offer, run: RunFormat) -> bool:
+    """Whether the payload that it names can be one of its fragment: no other is read."""
+    return 0 <= offer.payload_bytes <= most_fragment_bytes(run.layout, offer.fragment)
 
 
 def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
@@ -99,4 +105,5 @@ def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
         and 0 <= offer.data_start <= offer.data_end
         and offer.tokens == offer.data_end - offer.data_start
         and offer.tokens == offer.steps * island.batch_tokens
+        and has_possible_size(offer, run)
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -23,13 +24,14 @@ from diloco_cli.store.answers import RangeBehindEndError, intact, settled, withi
 from diloco_cli.store.gcs_client import (
     header_values,
     missing_bucket,
+    multipart_body,
     open_media,
     sorted_error,
     start_client,
     stated_crc32c,
 )
 from diloco_cli.store.keys import check_key, check_prefix
-from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError
+from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError, holder_bytes
 from diloco_cli.store.retry import pause_s
 
 CHUNK_BYTES = 32 << 20
@@ -53,22 +55,26 @@ class GCSStore:
             self._upload(name, data, {"ifGenerationMatch": "0"})
             return Created()
         except (FileExistsError, StoreUnavailableError) as doubt:
-            return settled(self.get(key), data, doubt, self._where(name))
+            return settled(self.get(key, holder_bytes(data)), data, doubt, self._where(name))
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         from fsspec.asyn import sync
 
         name, filesystem = self._name(key), self._client()
-        longest_s = transfers.deadline_s(transfers.LARGEST_OBJECT_BYTES)
         try:
-            stated, chunks = sync(filesystem.loop, self._download, filesystem, name, timeout=longest_s)
+            stated, chunks = sync(filesystem.loop, self._download, filesystem, name, most_bytes)
         except FileNotFoundError:
             return None
         except StoreError:
             raise
         except Exception as error:  # six libraries below, each with errors of its own: all are sorted here
-            raise sorted_error(error, self._where(name)) from error
-        return intact(b"".join(chunks), stated, self._where(name))
+            found = sorted_error(error, self._where(name))
+            if isinstance(found, RangeBehindEndError):
+                return b""  # no range of an empty object can be had
+            raise found from error
+        data = transfers.joined(chunks, most_bytes)
+        is_whole = most_bytes is None or len(data) <= most_bytes
+        return intact(data, stated if is_whole else None, self._where(name))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         name = self._name(key)
@@ -76,9 +82,8 @@ class GCSStore:
         if start >= end:
             return None if self.stat(key) is None else b""
         wanted = {"Range": f"bytes={start}-{end - 1}"}
-        limit_s = transfers.deadline_s(end - start)
         try:
-            _, data = self._call("GET", name, alt="media", headers=wanted, deadline_s=limit_s)
+            _, data = self._call("GET", name, alt="media", headers=wanted, num_bytes=end - start)
         except FileNotFoundError:
             return None
         except RangeBehindEndError:
@@ -128,13 +133,18 @@ class GCSStore:
     def _where(self, name: str | None) -> str:
         return f"gs://{self._bucket}/{name or self._prefix}"
 
-    async def _download(self, filesystem: Any, name: str) -> tuple[str | None, transfers.Chunks]:
+    async def _download(
+        self, filesystem: Any, name: str, most_bytes: int | None
+    ) -> tuple[str | None, transfers.Chunks]:
         """The checksum that the store states, and the object in pieces, all of one generation."""
-        async with open_media(filesystem, self._bucket, name) as answer:
+        span = {} if most_bytes is None else {"Range": transfers.bound_header(most_bytes)}
+        async with AsyncExitStack() as stack:
+            opening = stack.enter_async_context(open_media(filesystem, self._bucket, name, span))
+            answer = await transfers.on_time(0, opening)
             generation = answer.headers.get("X-Goog-Generation")
-            fetch = partial(self._fetch, filesystem, name, generation)
-            size = answer.content_length if generation else None
-            chunks = await transfers.read_in_parts(size, answer.content.iter_any(), fetch)
+            fetch = partial(self._fetch, filesystem, name, generation) if generation else None
+            size = transfers.size_to_read(answer.headers.get("Content-Range"), answer.content_length, most_bytes)
+            chunks = await transfers.read_in_parts(size, answer.content.iter_any(), fetch, most_bytes)
             return stated_crc32c(answer.headers), chunks
 
     async def _fetch(self, filesystem: Any, name: str, generation: str, start: int, end: int) -> transfers.Chunks:
@@ -162,9 +172,9 @@ class GCSStore:
                     upload,
                     self._bucket,
                     where=name,
-                    deadline_s=transfers.deadline_s(len(data)),
+                    num_bytes=len(data),
                     headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-                    data=_multipart(boundary, about, data),
+                    data=multipart_body(boundary, about, data),
                     uploadType="multipart",
                     **condition,
                 )
@@ -174,7 +184,10 @@ class GCSStore:
             )
         except FileNotFoundError as error:
             raise missing_bucket(self._bucket, self.url) from error
-        self._upload_chunks(header_values(headers, "Location")[0], name, data)
+        sessions = header_values(headers, "Location")
+        if not sessions:
+            raise StoreUnavailableError("the store began no upload session", where=self._where(name))
+        self._upload_chunks(sessions[0], name, data)
 
     def _upload_chunks(self, session: str, name: str, data: bytes) -> None:
         """One after the other. After a failure the session itself is asked how much it has."""
@@ -188,7 +201,7 @@ class GCSStore:
                     "PUT",
                     session,
                     where=name,
-                    deadline_s=transfers.deadline_s(len(chunk)),
+                    num_bytes=len(chunk),
                     headers={"Content-Range": f"bytes {span}/{len(data)}"},
                     data=chunk,
                 )
@@ -224,13 +237,14 @@ class GCSStore:
         path: str,
         *names: str,
         where: str | None,
-        deadline_s: float = transfers.CALL_DEADLINE_S,
+        num_bytes: int = 0,
         **parts: Any,
     ) -> tuple[Mapping[str, str], bytes]:
-        """FileNotFoundError, FileExistsError (a precondition failed), RangeBehindEndError, or an error of the
-        port."""
+        """One that moves so many bytes. FileNotFoundError, FileExistsError (a precondition failed),
+        RangeBehindEndError, or an error of the port."""
+        limit_s = transfers.deadline_s(num_bytes)
         try:
-            headers, body = self._client().call(method, path, *names, timeout=deadline_s, **parts)
+            headers, body = self._client().call(method, path, *names, timeout=limit_s, **parts)
         except (FileNotFoundError, FileExistsError, StoreError):
             raise
         except Exception as error:
@@ -267,11 +281,5 @@ class GCSStore:
 
 def _kept_bytes(headers: Any) -> int:
     """How much of an unfinished upload the store has, by its answer `Range: bytes=0-N`."""
-    stated = header_values(headers, "Range")
-    return int(stated[0].rpartition("-")[2]) + 1 if stated else 0
-
-
-def _multipart(boundary: str, about: Mapping[str, str], data: bytes) -> bytes:
-    head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(about)}\r\n"
-    head += f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
-    return b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
+    last = next(iter(header_values(headers, "Range")), "").rpartition("-")[2]
+    return int(last) + 1 if last.isdecimal() else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -60,6 +61,13 @@ async def open_media(
         if answer.status >= 400:
             validate_response(answer.status, await answer.read(), "b/{}/o/{}", (bucket, name))
         yield answer
+
+
+def multipart_body(boundary: str, about: Mapping[str, str], data: bytes) -> bytes:
+    """An upload in one request: the object's description, and its bytes, in which the boundary must not occur."""
+    head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(about)}\r\n"
+    head += f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
+    return b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
 
 
 def header_values(headers: Any, name: str) -> list[str]:

@@ -10,6 +10,8 @@ a symbolic link below the root is never followed, whatever it points to and when
 from __future__ import annotations
 
 import errno
+import fcntl
+import heapq
 import os
 import stat as stat_bits
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from pathlib import Path
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.randomness import nonce
 from diloco_cli.store.keys import BadKeyError, check_key, check_prefix, is_between, is_key_part
+from diloco_cli.store.paging import Paging
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -26,19 +29,25 @@ from diloco_cli.store.port import (
     StoreBrokenError,
     StoreForbiddenError,
     StoreUnavailableError,
+    holder_bytes,
 )
 
-_TEMPORARY_PREFIX = ".tmp~"
+TEMPORARY_PREFIX = ".tmp~"
 """`~` is no key character: no key can collide with a temporary file, and no listing shows one. What a killed
-writer leaves behind only takes space."""
+writer leaves behind only takes space, until it is discarded (store/leftovers.py)."""
+_NAMES_AT_ONCE = 1 << 16
+"""Of a directory, that a listing holds from one scan of it to the next."""
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a planted FIFO must not block us
 _OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
+Names = list[str]
+
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-_IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+_IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
+_NO_OBJECT = {errno.ENOENT, *_IN_THE_WAY}
 
 
 class LocalStore:
@@ -48,17 +57,19 @@ class LocalStore:
         self.root = Path(root).resolve()
         self.url = self.root.as_uri()
         self._durable_directories: set[str] = set()
+        self._paging = Paging(lambda prefix, after: self._keys_below(prefix.rpartition("/")[0], prefix, after))
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         check_key(key)
         with self._declared_errors(key), self._parent(key, make=True) as (directory, name):
-            holder = _read(directory, name)  # spares a large write that could only lose
+            holder_end = holder_bytes(data) + 1
+            holder = _read(directory, name, 0, holder_end)  # spares a large write that could only lose
             if holder is None:
                 with _temporary(directory, data) as temporary:
                     try:
                         os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
                     except FileExistsError:
-                        holder = _read(directory, name)
+                        holder = _read(directory, name, 0, holder_end)
                         if holder is None:
                             raise StoreUnavailableError("the object was deleted while it was created") from None
                     except OSError as error:
@@ -68,33 +79,14 @@ class LocalStore:
                 os.fsync(directory)  # its writer may have died before he could, and our caller relies on it
         return Created() if holder is None or holder == data else Exists(holder)
 
-    def get(self, key: str) -> bytes | None:
-        check_key(key)
-        with self._declared_errors(key):
-            try:
-                with self._parent(key) as (directory, name):
-                    return _read(directory, name)
-            except FileNotFoundError:
-                return None
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        return self._found(key, 0, None if most_bytes is None else most_bytes + 1)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        check_key(key)
-        with self._declared_errors(key):
-            try:
-                with self._parent(key) as (directory, name):
-                    return _read(directory, name, max(0, start), max(0, end))
-            except FileNotFoundError:
-                return None
+        return self._found(key, max(0, start), max(0, end))
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        check_prefix(prefix)
-        found: list[str] = []
-        if limit > 0:
-            for key in self._keys_below(prefix.rpartition("/")[0], prefix, after):
-                found.append(key)
-                if len(found) == limit:
-                    break
-        return found
+        return self._paging.page(check_prefix(prefix), after, max(0, limit))
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
@@ -108,23 +100,25 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         check_key(key)
-        with (
-            self._declared_errors(key),
-            suppress(FileNotFoundError),
-            self._parent(key) as (directory, name),
-        ):
+        with self._declared_errors(key), _nothing_if_no_object(), self._parent(key) as (directory, name):
             os.unlink(name, dir_fd=directory)
             os.fsync(directory)
 
     def stat(self, key: str) -> ObjectStat | None:
         check_key(key)
-        with self._declared_errors(key):
-            try:
-                with self._parent(key) as (directory, name):
-                    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            except FileNotFoundError:
-                return None
-        return ObjectStat(key, found.st_size, found.st_mtime) if stat_bits.S_ISREG(found.st_mode) else None
+        with self._declared_errors(key), _nothing_if_no_object(), self._parent(key) as (directory, name):
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if stat_bits.S_ISREG(found.st_mode):
+                return ObjectStat(key, found.st_size, found.st_mtime)
+        return None
+
+    def _found(self, key: str, start: int, end: int | None) -> bytes | None:
+        """What is no regular file is no object: one who may write could else end every reader of a key, by an object
+        below it or in its parent's place."""
+        check_key(key)
+        with self._declared_errors(key), _nothing_if_no_object(), self._parent(key) as (directory, name):
+            return _read(directory, name, start, end)
+        return None
 
     @contextmanager
     def _parent(self, key: str, make: bool = False) -> Iterator[tuple[int, str]]:
@@ -150,22 +144,36 @@ class LocalStore:
             raise missing_directory(self.root) from error
 
     def _keys_below(self, directory: str, prefix: str, after: str) -> Iterator[str]:
-        """Keys in lexical order, one directory in memory at a time. A directory sorts as its name and a
-        slash, which is how its keys compare with those of its siblings ('a-b' < 'a/b' < 'a0')."""
+        """Keys in lexical order. A directory sorts as its name and a slash, which is how its keys compare with those
+        of its siblings ('a-b' < 'a/b' < 'a0')."""
         start = f"{directory}/" if directory else ""
+        last, there_are_more = "", True
+        while there_are_more:
+            names, there_are_more = self._names_in(start, last, prefix, after)
+            for name in names:
+                if name.endswith("/"):
+                    yield from self._keys_below(start + name[:-1], prefix, after)
+                else:
+                    yield start + name
+                last = name
+
+    def _names_in(self, start: str, last: str, prefix: str, after: str) -> tuple[Names, bool]:
+        """The next names beyond `last` that a listing of (prefix, after) comes to, sorted, and whether that is not
+        all."""
+
+        def is_on_the_way(path: str) -> bool:
+            if not path.endswith("/"):
+                return is_between(path, prefix, after)
+            return (path.startswith(prefix) or prefix.startswith(path)) and (after < path or after.startswith(path))
+
         with self._declared_errors(start):
             try:
                 with self._parent(f"{start}x") as (descriptor, _), os.scandir(descriptor) as entries:
-                    names = sorted(_listed(entries))
+                    wanted = (name for name in _listed(entries) if name > last and is_on_the_way(start + name))
+                    names = heapq.nsmallest(_NAMES_AT_ONCE + 1, wanted)
             except (FileNotFoundError, NotADirectoryError):
-                return
-        for name in names:
-            path = start + name
-            if not name.endswith("/"):
-                if is_between(path, prefix, after):
-                    yield path
-            elif (path.startswith(prefix) or prefix.startswith(path)) and (after < path or after.startswith(path)):
-                yield from self._keys_below(path[:-1], prefix, after)
+                return [], False
+        return names[:_NAMES_AT_ONCE], len(names) > _NAMES_AT_ONCE
 
     @contextmanager
     def _declared_errors(self, key: str) -> Iterator[None]:
@@ -173,6 +181,15 @@ class LocalStore:
             yield
         except OSError as error:
             raise declared_error(error, str(self.root / key)) from error
+
+
+@contextmanager
+def _nothing_if_no_object() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_OBJECT:
+            raise
 
 
 def missing_directory(root: Path) -> StoreBrokenError:
@@ -239,19 +256,22 @@ def _make_durable_directory(parent: int, name: str) -> None:
 
 @contextmanager
 def _temporary(directory: int, data: bytes) -> Iterator[str]:
-    """Name of a new, fsynced file with these bytes; it is gone afterwards, unless it was renamed."""
-    name = f"{_TEMPORARY_PREFIX}{nonce()}"
+    """Name of a new, fsynced file with these bytes; it is gone afterwards, unless it was renamed. As long as it is
+    there, its writer holds a lock on it, where the file system has locks."""
+    name = f"{TEMPORARY_PREFIX}{nonce()}"
     descriptor = os.open(name, _OPEN_TEMPORARY, 0o600, dir_fd=directory)
-    try:
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        try:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
             os.fsync(descriptor)
-        yield name
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=directory)
+            yield name
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
 
 
 def _read(directory: int, name: str, start: int = 0, end: int | None = None) -> bytes | None:
@@ -261,22 +281,20 @@ def _read(directory: int, name: str, start: int = 0, end: int | None = None) -> 
         descriptor = os.open(name, _OPEN_TO_READ, dir_fd=directory)
     except FileNotFoundError:
         return None
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         found = os.fstat(descriptor)
         if not stat_bits.S_ISREG(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "not a regular file")
         if found.st_nlink > 1:
             os.fsync(directory)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with os.fdopen(descriptor, "rb") as file:
         if end is None:
-            return file.readall()
-        wanted = max(0, min(end, found.st_size) - start)
-        return b"".join(_chunks(descriptor, start, wanted))
-
-
-def _chunks(descriptor: int, start: int, wanted: int) -> Iterator[bytes]:
-    while wanted > 0 and (chunk := os.pread(descriptor, wanted, start)):
-        yield chunk
-        start, wanted = start + len(chunk), wanted - len(chunk)
+            return file.read()
+        file.seek(start)
+        return file.read(max(0, min(end, found.st_size) - start))
 
 
 def _listed(entries: Iterator[os.DirEntry[str]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from diloco_cli import clock
 from diloco_cli.store.keys import check_key, check_prefix
-from diloco_cli.store.port import Created, Exists, ObjectStat
+from diloco_cli.store.port import Created, Exists, ObjectStat, beginning, holder_bytes
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class MemoryStore:
             if held is None:
                 self._write(key, data)
                 return Created()
-        return Created() if held.data == data else Exists(held.data)
+        return Created() if held.data == data else Exists(beginning(held.data, holder_bytes(data)))
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         check_key(key)
         with self._lock:
             held = self._objects.get(key)
-        return None if held is None else held.data
+        return None if held is None else beginning(held.data, most_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         data = self.get(key)

@@ -67,9 +67,9 @@ class MeteredStore:
             self._received(outcome.data)
         return outcome
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         with self._counted("get"):
-            return self._received(self._store.get(key))
+            return self._received(self._store.get(key, most_bytes))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         with self._counted("get_range"):

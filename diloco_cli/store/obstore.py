@@ -33,13 +33,13 @@ from diloco_cli.store.obstore_client import (
     sorted_error,
     start_client,
 )
-from diloco_cli.store.port import Created, Exists, ObjectStat, StoreUnavailableError
+from diloco_cli.store.port import Created, Exists, ObjectStat, StoreUnavailableError, holder_bytes
 
 _READ_BYTES = 1 << 20
 _LARGEST_CHECKED_BYTES = 8 << 20
 """What is larger is a payload, whose digest its record names: one pass over it is enough. A checksum of the transfer
 alone would take a tenth of the time in which this client moves it over a fast network."""
-_WRITER_BYTES = [1 << 20, 8 << 20, 64 << 20, 512 << 20, transfers.LARGEST_OBJECT_BYTES]
+_CLIENT_BYTES = [0, 1 << 20, 8 << 20, 64 << 20, 512 << 20, transfers.LARGEST_OBJECT_BYTES]
 """A client's deadline is set when it is made, so there is one for each of these sizes."""
 
 T = TypeVar("T")
@@ -57,27 +57,31 @@ class ObstoreStore:
         self._prefix = prefix
         self.url = Path(place).resolve().as_uri() if scheme == "file" else f"{scheme}://{place}/{prefix}".rstrip("/")
         self._lock = threading.Lock()
-        self._clients: dict[int, Any] = {}
+        self._clients: dict[tuple[int, float | None], Any] = {}
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         try:
             self._write(key, data, "create")
             return Created()
         except (ConditionFailedError, StoreUnavailableError) as doubt:
-            holder = self.get(key)
+            holder = self.get(key, holder_bytes(data))
             if holder is not None:
                 self._make_durable(key)  # its writer may have died before
             return settled(holder, data, doubt, self._where(key))
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         from fsspec.asyn import get_loop, sync
 
         check_key(key)
         try:
-            stated, chunks = self._call(key, lambda: sync(get_loop(), self._download, key))
+            stated, chunks = self._call(key, lambda: sync(get_loop(), self._download, key, most_bytes))
         except ObjectAbsentError:
             return None
-        return intact(b"".join(chunks), stated, self._where(key))
+        except RangeBehindEndError:
+            return b""  # no range of an empty object can be had
+        data = transfers.joined(chunks, most_bytes)
+        is_whole = most_bytes is None or len(data) <= most_bytes
+        return intact(data, stated if is_whole else None, self._where(key))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         import obstore
@@ -86,8 +90,9 @@ class ObstoreStore:
         start, end = max(0, start), max(0, end)
         if start >= end:
             return None if self.stat(key) is None else b""
+        client = self._reader(end - start)
         try:
-            data = self._call(key, lambda: bytes(obstore.get_range(self._reader(), path, start=start, end=end)))
+            data = self._call(key, lambda: bytes(obstore.get_range(client, path, start=start, end=end)))
         except ObjectAbsentError:
             return None
         except RangeBehindEndError:
@@ -106,7 +111,7 @@ class ObstoreStore:
 
         path = check_key(key)
         try:
-            self._call(key, lambda: obstore.delete(self._reader(), path))
+            self._call(key, lambda: obstore.delete(self._reader(0), path))
         except ObjectAbsentError:
             return
         self._make_durable(key)
@@ -116,7 +121,7 @@ class ObstoreStore:
 
         path = check_key(key)
         try:
-            found = self._call(key, lambda: obstore.head(self._reader(), path))
+            found = self._call(key, lambda: obstore.head(self._reader(0), path))
         except ObjectAbsentError:
             return None
         return ObjectStat(key, int(found["size"]), found["last_modified"].timestamp())
@@ -137,18 +142,21 @@ class ObstoreStore:
             raise missing from error
         self._make_durable(key)
 
-    async def _download(self, key: str) -> tuple[str | None, transfers.Chunks]:
+    async def _download(self, key: str, most_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
         """The checksum in the object's metadata, and the object in pieces, all of one version."""
         import obstore
 
-        answer = await obstore.get_async(self._reader(), key)
+        span: Any = None if most_bytes is None else {"range": (0, most_bytes + 1)}
+        reader = self._reader(transfers.LARGEST_OBJECT_BYTES)  # its answer is given the time of its own size
+        answer = await transfers.on_time(0, obstore.get_async(reader, key, options=span))
         etag = answer.meta["e_tag"]
         if self._scheme == "file":
             whole: Any = await answer.bytes_async()
             return None, [whole]
-        size = int(answer.meta["size"]) if etag else None
+        size = transfers.size_to_read(None, int(answer.meta["size"]), most_bytes)
+        fetch = partial(self._fetch, key, etag) if etag else None
         stream = answer.stream(min_chunk_size=_READ_BYTES)
-        chunks = await transfers.read_in_parts(size, _pieces(stream), partial(self._fetch, key, etag or ""))
+        chunks = await transfers.read_in_parts(size, _pieces(stream), fetch, most_bytes)
         stated: str | None = answer.attributes.get(transfers.CHECKSUM_NAME)
         return stated, chunks
 
@@ -157,7 +165,8 @@ class ObstoreStore:
 
         options: Any = {"range": (start, end), "if_match": etag}
         try:
-            data: Any = await (await obstore.get_async(self._reader(), key, options=options)).bytes_async()
+            answer = await obstore.get_async(self._reader(end - start), key, options=options)
+            data: Any = await answer.bytes_async()
         except Exception as error:
             found = sorted_error(error, self._scheme, self._where(key))
             if isinstance(found, (ConditionFailedError, ObjectAbsentError, RangeBehindEndError)):
@@ -173,7 +182,7 @@ class ObstoreStore:
 
         folder = prefix.rpartition("/")[0] or None
         found: Keys = []
-        for page in obstore.list(self._reader(), folder, offset=after or None, chunk_size=transfers.LIST_PAGE):
+        for page in obstore.list(self._reader(0), folder, offset=after or None, chunk_size=transfers.LIST_PAGE):
             keys = [str(item["path"]) for item in page]
             found += [key for key in keys if is_between(key, prefix, after) and _is_key(key)]
             is_past = bool(keys) and keys[-1] > prefix and not keys[-1].startswith(prefix)
@@ -193,18 +202,18 @@ class ObstoreStore:
         except OSError as error:
             raise declared_error(error, self._where(key)) from error
 
-    def _reader(self) -> Any:
-        return self._client(0, transfers.LARGEST_OBJECT_BYTES, transfers.SILENCE_TIMEOUT_S)
+    def _reader(self, num_bytes: int) -> Any:
+        return self._client(num_bytes, transfers.SILENCE_TIMEOUT_S)
 
     def _writer(self, num_bytes: int) -> Any:
-        size = next((size for size in _WRITER_BYTES if num_bytes <= size), num_bytes)
-        return self._client(size, size, None)
+        return self._client(num_bytes, None)
 
-    def _client(self, name: int, num_bytes: int, silence_s: float | None) -> Any:
+    def _client(self, num_bytes: int, silence_s: float | None) -> Any:
+        size = next((size for size in _CLIENT_BYTES if num_bytes <= size), num_bytes)
         with self._lock:
-            if name not in self._clients:
-                self._clients[name] = self._start(transfers.deadline_s(num_bytes), silence_s)
-            return self._clients[name]
+            if (size, silence_s) not in self._clients:
+                self._clients[size, silence_s] = self._start(transfers.deadline_s(size), silence_s)
+            return self._clients[size, silence_s]
 
     def _start(self, limit_s: float, silence_s: float | None) -> Any:
         if self._scheme != "file":

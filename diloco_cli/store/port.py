@@ -13,6 +13,9 @@ from typing import Protocol
 
 from diloco_cli.errors import StoreError
 
+HOLDER_BYTES = 8 << 20
+"""So much of another writer's bytes a create that lost to them tells at least; no record is longer."""
+
 
 @dataclass(frozen=True)
 class Created:
@@ -21,7 +24,8 @@ class Created:
 
 @dataclass(frozen=True)
 class Exists:
-    """Another writer's bytes hold the key; they are `data`."""
+    """Another writer's bytes hold the key; they are `data`, or begin with it where `data` is longer than
+    `holder_bytes` allows."""
 
     data: bytes
 
@@ -53,6 +57,16 @@ class StoreBrokenError(StoreError):
     retryable = False
 
 
+def holder_bytes(data: bytes) -> int:
+    """How much a create of `data` reads of what it lost to: enough to tell its own bytes and any record."""
+    return max(len(data), HOLDER_BYTES)
+
+
+def beginning(data: bytes, most_bytes: int | None) -> bytes:
+    """What `get` gives of an object that is in memory already."""
+    return data if most_bytes is None or len(data) <= most_bytes else data[: most_bytes + 1]
+
+
 class Store(Protocol):
     """A bucket and prefix."""
 
@@ -64,8 +78,10 @@ class Store(Protocol):
         told apart."""
         ...
 
-    def get(self, key: str) -> bytes | None:
-        """The whole object, or None if there is none. Read-after-write consistent."""
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        """The whole object, or None if there is none. Read-after-write consistent. Of an object of more than
+        `most_bytes` only the first `most_bytes + 1` bytes are read and held, and checked against no checksum: the
+        length of what comes tells that it is too long. Give it wherever somebody else may write."""
         ...
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
@@ -74,7 +90,7 @@ class Store(Protocol):
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         """At most `limit` keys that start with `prefix` and are greater than `after`, in lexical order. May
-        lag behind creates: never decide by it."""
+        lag behind creates, and from page to page behind deletes: never decide by it."""
         ...
 
     def put(self, key: str, data: bytes) -> None:

@@ -142,8 +142,8 @@ class RetryingStore:
     def create(self, key: str, data: bytes) -> Created | Exists:
         return self.persist("create", lambda: self._store.create(key, data))
 
-    def get(self, key: str) -> bytes | None:
-        return self.persist("get", lambda: self._store.get(key))
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        return self.persist("get", lambda: self._store.get(key, most_bytes))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         return self.persist("get_range", lambda: self._store.get_range(key, start, end))

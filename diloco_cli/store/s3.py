@@ -27,7 +27,7 @@ from diloco_cli.store.answers import (
     within_range,
 )
 from diloco_cli.store.keys import check_key, check_prefix
-from diloco_cli.store.port import Created, Exists, ObjectStat, StoreUnavailableError
+from diloco_cli.store.port import Created, Exists, ObjectStat, StoreUnavailableError, holder_bytes
 from diloco_cli.store.s3_client import (
     missing_bucket,
     sorted_error,
@@ -59,16 +59,19 @@ class S3Store:
             return Created()
         except (ConditionFailedError, StoreUnavailableError) as doubt:
             # Also after a 409: two creates at once, of which either may have won.
-            return settled(self.get(key), data, doubt, self._where(name))
+            return settled(self.get(key, holder_bytes(data)), data, doubt, self._where(name))
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         name = self._name(key)
-        longest_s = transfers.deadline_s(transfers.LARGEST_OBJECT_BYTES)
         try:
-            stated, chunks = self._run(name, partial(self._download, name), longest_s)
+            stated, chunks = self._run(name, partial(self._download, name, most_bytes), None)
         except ObjectAbsentError:
             return None
-        return intact(b"".join(chunks), stated, self._where(name))
+        except RangeBehindEndError:
+            return b""  # no range of an empty object can be had
+        data = transfers.joined(chunks, most_bytes)
+        is_whole = most_bytes is None or len(data) <= most_bytes
+        return intact(data, stated if is_whole else None, self._where(name))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         name = self._name(key)
@@ -119,14 +122,16 @@ class S3Store:
     def _where(self, name: str | None) -> str:
         return f"s3://{self._bucket}/{name or self._prefix}"
 
-    async def _download(self, name: str) -> tuple[str | None, transfers.Chunks]:
+    async def _download(self, name: str, most_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
         """The checksum in the object's metadata, and the object in pieces, all of one version."""
-        answer = await self._filesystem._call_s3("get_object", Bucket=self._bucket, Key=name)
+        span = {} if most_bytes is None else {"Range": transfers.bound_header(most_bytes)}
+        request = self._filesystem._call_s3("get_object", Bucket=self._bucket, Key=name, **span)
+        answer = await transfers.on_time(0, request)
         etag = answer.get("ETag")
-        size = answer.get("ContentLength") if etag else None
+        size = transfers.size_to_read(answer.get("ContentRange"), answer.get("ContentLength"), most_bytes)
         async with answer["Body"] as body:
-            fetch = partial(self._fetch_part, name, etag)
-            chunks = await transfers.read_in_parts(size, body.iter_chunks(_READ_BYTES), fetch)
+            fetch = partial(self._fetch_part, name, etag) if etag else None
+            chunks = await transfers.read_in_parts(size, body.iter_chunks(_READ_BYTES), fetch, most_bytes)
         return answer.get("Metadata", {}).get(transfers.CHECKSUM_NAME), chunks
 
     async def _fetch(self, name: str, start: int, end: int, condition: dict[str, Any]) -> transfers.Chunks:
@@ -155,8 +160,8 @@ class S3Store:
             if transfers.upload_pays_in_parts(len(data), self._up_bytes_per_s):
                 self._upload_parts(name, data, about, condition)
                 return
-            limit_s, started_s = transfers.deadline_s(len(data)), clock.monotonic_s()
-            self._call(name, "put_object", limit_s, Body=data, ChecksumCRC32C=checksum, **about, **condition)
+            started_s = clock.monotonic_s()
+            self._call(name, "put_object", len(data), Body=data, ChecksumCRC32C=checksum, **about, **condition)
             if len(data) >= transfers.PROBE_BYTES:
                 self._up_bytes_per_s = len(data) / max(clock.monotonic_s() - started_s, 1e-6)
         except ObjectAbsentError as error:
@@ -204,10 +209,8 @@ class S3Store:
         except (StoreError, ObjectAbsentError):
             return
 
-    def _call(
-        self, name: str | None, verb: str, limit_s: float = transfers.CALL_DEADLINE_S, **parts: Any
-    ) -> dict[str, Any]:
-        """One request about an object, or about the bucket."""
+    def _call(self, name: str | None, verb: str, num_bytes: int = 0, **parts: Any) -> dict[str, Any]:
+        """One request about an object, or about the bucket, that takes so many bytes with it."""
 
         async def request() -> dict[str, Any]:
             key = {"Key": name} if name is not None else {}
@@ -215,14 +218,15 @@ class S3Store:
             return answer
 
         try:
-            return self._run(name, request, limit_s)
+            return self._run(name, request, transfers.deadline_s(num_bytes))
         except ObjectAbsentError as error:
             if name is None:
                 raise missing_bucket(self.url) from error
             raise
 
-    def _run(self, name: str | None, work: Callable[[], Awaitable[T]], limit_s: float) -> T:
-        """ObjectAbsentError, ConditionFailedError, RangeBehindEndError, or an error of the port."""
+    def _run(self, name: str | None, work: Callable[[], Awaitable[T]], limit_s: float | None) -> T:
+        """ObjectAbsentError, ConditionFailedError, RangeBehindEndError, or an error of the port. Without a limit the
+        work sees to its own time."""
         from fsspec.asyn import sync
 
         try:

@@ -30,6 +30,10 @@ class TimeBox:
         self.seconds = max(0.0, seconds)
         self._end_s = self._monotonic() + self.seconds
 
+    def end(self) -> None:
+        """There is no time left."""
+        self._end_s = self._monotonic()
+
     def left_s(self) -> float:
         return max(0.0, self._end_s - self._monotonic())
 
@@ -39,18 +43,24 @@ class TimeBox:
 
 class TimeBoxedStore:
     """Raises StoreUnavailableError when the box is over, also out of a call that has begun. Waiting can be interrupted
-    (Ctrl-C). Not for the background: what is left behind holds a thread and its memory until the store answers."""
+    (Ctrl-C). Not for the background: what is left behind holds a thread and its memory until the store answers.
 
-    def __init__(self, store: Store, box: TimeBox) -> None:
+    While a call that was left behind hangs, no other is begun: the box is over at once, also one that was restarted,
+    so that looking at a hung file system again and again does not gather threads. `keeps_trying` begins them all the
+    same, for the last few things that have to be done."""
+
+    def __init__(self, store: Store, box: TimeBox, keeps_trying: bool = False) -> None:
         self.url = store.url
         self._store = store
         self._box = box
+        self._keeps_trying = keeps_trying
+        self._left_behind: list[threading.Thread] = []
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         return self._within(lambda: self._store.create(key, data), key)
 
-    def get(self, key: str) -> bytes | None:
-        return self._within(lambda: self._store.get(key), key)
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        return self._within(lambda: self._store.get(key, most_bytes), key)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         return self._within(lambda: self._store.get_range(key, start, end), key)
@@ -68,21 +78,35 @@ class TimeBoxedStore:
         return self._within(lambda: self._store.stat(key), key)
 
     def _within(self, call: Callable[[], T], key: str) -> T:
-        return call_within(self._box, call, f"{self.url}/{key}".rstrip("/"), f"diloco doctor {self.url}")
+        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+        if self._left_behind and not self._keeps_trying:
+            self._box.end()
+        where, hint = f"{self.url}/{key}".rstrip("/"), f"diloco doctor {self.url}"
+        return call_within(self._box, call, where, hint, self._left_behind.append)
 
 
-def call_within(box: TimeBox, call: Callable[[], T], where: str, hint: str = "") -> T:
+def call_within(
+    box: TimeBox,
+    call: Callable[[], T],
+    where: str,
+    hint: str = "",
+    on_leaving: Callable[[threading.Thread], object] = lambda thread: None,
+) -> T:
     """The call's result; StoreUnavailableError if the box is over first, and then the call is left behind."""
     outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    no_answer = StoreUnavailableError(
+        f"the store gave no answer within {format_duration(box.seconds)}", where=where, hint=hint or None
+    )
     left_s = box.left_s()
+    if left_s <= 0:
+        raise no_answer
+    thread = threading.Thread(target=_answer, args=(call, outcome), name="store-call", daemon=True)
+    thread.start()
     try:
-        if left_s <= 0:
-            raise queue.Empty
-        threading.Thread(target=_answer, args=(call, outcome), name="store-call", daemon=True).start()
         result, error = outcome.get(timeout=left_s)
     except queue.Empty:
-        message = f"the store gave no answer within {format_duration(box.seconds)}"
-        raise StoreUnavailableError(message, where=where, hint=hint or None) from None
+        on_leaving(thread)
+        raise no_answer from None
     if error is not None:
         raise error
     return result  # type: ignore[return-value]

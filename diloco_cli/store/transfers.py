@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -18,13 +20,14 @@ from typing import TypeVar
 from diloco_cli import clock, randomness
 from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.store.retry import pause_s
+from diloco_cli.units import format_duration
 
 CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 30.0
 CALL_DEADLINE_S = 60.0
 SLOWEST_BYTES_PER_S = 50_000
-"""A transfer may take the deadline of a call and its size at this rate. A download's size is not known beforehand: it
-gets the time of the largest object, and ends earlier by the silence timeout."""
+"""A transfer may take the deadline of a call and its size at this rate: of a download, the size that its answer
+states."""
 LARGEST_OBJECT_BYTES = 4 << 30
 PART_BYTES = 16 << 20
 UPLOAD_IN_PARTS_FROM_BYTES = 32 << 20
@@ -40,13 +43,49 @@ LIST_PAGE = 1000
 CHECKSUM_NAME = "crc32c"
 """Under this name the checksum stands in the metadata of an object whose store shows none of its own."""
 
+_CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
+
 T = TypeVar("T")
 Chunks = list[bytes]
+Fetch = Callable[[int, int], Awaitable[Chunks]]
 
 
 def deadline_s(num_bytes: int) -> float:
     """Seconds that a transfer of this size may take."""
     return CALL_DEADLINE_S + num_bytes / SLOWEST_BYTES_PER_S
+
+
+async def on_time(num_bytes: int, work: Awaitable[T]) -> T:
+    """The work's result; StoreUnavailableError, and the work is cancelled, when a transfer of this size has had its
+    time. A server that sends a byte now and then is never silent."""
+    limit_s = deadline_s(num_bytes)
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await work
+    except TimeoutError as error:
+        if not limit.expired():
+            raise  # another one, from the work itself
+        raise StoreUnavailableError(f"the store took longer than {format_duration(limit_s)}") from error
+
+
+def bound_header(most_bytes: int) -> str:
+    """The range of an object that a `get` with this bound asks for."""
+    return f"bytes=0-{most_bytes}"
+
+
+def size_to_read(content_range: str | None, content_length: int | None, most_bytes: int | None) -> int | None:
+    """How many bytes of an answer's body to read, by its headers; None if nobody knows. A server may ignore the range
+    and send all there is."""
+    stated = _CONTENT_RANGE.fullmatch(content_range or "")
+    size = int(stated[1]) if stated else content_length
+    return size if size is None or most_bytes is None else min(size, most_bytes + 1)
+
+
+def joined(chunks: Chunks, most_bytes: int | None) -> bytes:
+    """The object; or, if it is longer than the bound, one byte more than that. Takes as much memory again as the chunks
+    do, until the caller lets go of them."""
+    data = b"".join(chunks)
+    return data if most_bytes is None else data[: most_bytes + 1]
 
 
 def crc32c(data: bytes | memoryview) -> str:
@@ -69,36 +108,46 @@ def spans(start: int, end: int) -> list[tuple[int, int]]:
 
 
 async def read_in_parts(
-    size_bytes: int | None,
-    stream: AsyncIterator[bytes],
-    fetch: Callable[[int, int], Awaitable[Chunks]],
+    size_bytes: int | None, stream: AsyncIterator[bytes], fetch: Fetch | None, most_bytes: int | None = None
 ) -> Chunks:
-    """The body of an answer that has begun, in order. `fetch(start, end)` asks for a range of the same generation, and
-    raises the port's errors.
+    """The first `size_bytes` of the body of an answer that has begun, in order. `fetch(start, end)` asks for a range of
+    the same generation, and raises the port's errors; None: there is no such way. The whole has the time of its size.
+    Parts share one link, so each has the time of all that are under way beside it.
 
     Where the rest of a large object would take longer than PARALLEL_PAYS_S at the speed of its beginning, ranges are
     fetched beside the answer, from the end backwards, until both meet; and where the answer breaks, ranges take its
-    place. A small object, or one whose size nobody knows, comes from the answer alone.
+    place. A small object comes from the answer alone, and so does one whose size nobody knows: until the answer ends,
+    or there are more than `most_bytes`.
     """
-    if size_bytes is None or size_bytes <= PROBE_BYTES:
-        return [chunk async for chunk in stream]
     source = Source(stream)
-    found = {0: await source.take(1)}  # the time to the first byte says nothing about the connection's speed
+    if size_bytes is None:
+        longest = LARGEST_OBJECT_BYTES if most_bytes is None else most_bytes
+        return await on_time(longest, source.take_all(most_bytes))
+    if fetch is None or size_bytes <= PROBE_BYTES:
+        return await on_time(size_bytes, source.take(size_bytes))
+    return await on_time(size_bytes, _in_parts(size_bytes, source, fetch))
+
+
+async def _in_parts(size_bytes: int, source: Source, fetch: Fetch) -> Chunks:
+    found = {0: await on_time(1, source.take(1))}  # the time to the first byte says nothing about the speed
     started_s = clock.monotonic_s()
-    found[1] = await source.take(PROBE_BYTES - 1)
+    found[1] = await _as_one_of_many(PROBE_BYTES, source.take(PROBE_BYTES - 1))
     rest_s = (clock.monotonic_s() - started_s) * (size_bytes - PROBE_BYTES) / PROBE_BYTES
     left = deque(spans(PROBE_BYTES, size_bytes))
+
+    async def fetched(start: int, end: int) -> Chunks:
+        return await _as_one_of_many(end - start, fetch(start, end))
 
     async def from_the_back() -> None:
         while left:
             start, end = left.pop()
-            found[start] = await persist(partial(fetch, start, end))
+            found[start] = await persist(partial(fetched, start, end))
 
     async def from_the_front() -> None:
         while left:
             start, end = left.popleft()
             try:
-                found[start] = await source.take(end - start)
+                found[start] = await _as_one_of_many(end - start, source.take(end - start))
             except Exception:  # whatever broke the answer: a range takes its place, or tells why not
                 left.append((start, end))
                 await from_the_back()
@@ -106,6 +155,11 @@ async def read_in_parts(
     beside = PARALLEL_PARTS - 1 if rest_s > PARALLEL_PAYS_S else 0
     await in_parallel([from_the_front, *[from_the_back] * beside])
     return [chunk for start in sorted(found) for chunk in found[start]]
+
+
+async def _as_one_of_many(num_bytes: int, work: Awaitable[T]) -> T:
+    """On time for a part that gets only its share of the link."""
+    return await on_time(num_bytes * PARALLEL_PARTS, work)
 
 
 class Source:
@@ -127,6 +181,15 @@ class Source:
                 piece = piece[:num_bytes]
             taken.append(piece)
             num_bytes -= len(piece)
+        return taken
+
+    async def take_all(self, most_bytes: int | None) -> Chunks:
+        """All pieces; no more of them than it takes to pass the bound."""
+        taken: Chunks = []
+        room = math.inf if most_bytes is None else most_bytes + 1
+        while room > 0 and (piece := await anext(self._stream, b"")):
+            taken.append(piece)
+            room -= len(piece)
         return taken
 
 

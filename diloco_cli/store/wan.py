@@ -67,9 +67,9 @@ class EmulatedLink:
             self._down.carry(len(outcome.data))
         return outcome
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         self._send()
-        return self._receive(self._store.get(key))
+        return self._receive(self._store.get(key, most_bytes))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         self._send()

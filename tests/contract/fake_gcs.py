@@ -46,6 +46,7 @@ class FakeGCS:
         self.faults = Faults(lambda status: _error(status, "injected"), seed)
         self.server = LoopbackServer(self._app, port)
         self.keeps_half = False  # of each chunk of a resumable upload, as the real one may
+        self.forgets_location = False  # broken: an upload is begun, and nobody told where
         self.ignores_conditions = False  # broken: a create overwrites, as some clones do
         self.settings: dict[str, dict[str, object]] = {}  # of a bucket, such as its softDeletePolicy
         self._sessions: dict[str, tuple[str, str, bool, str | None, bytearray]] = {}
@@ -116,6 +117,8 @@ class FakeGCS:
             return _error(412, "At least one of the pre-conditions you specified did not hold.")
         session = f"s{len(self._sessions)}"
         self._sessions[session] = (bucket, name, exclusive, about.get("crc32c"), bytearray())
+        if self.forgets_location:
+            return web.Response()
         return web.Response(headers={"Location": f"http://{request.host}/resumable/{session}?upload_id={session}"})
 
     async def _chunk(self, request: web.Request) -> web.Response:

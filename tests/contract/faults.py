@@ -1,8 +1,8 @@
 """What a server may do to its clients, to order or by chance: one middleware before the fake GCS and inside the proxy.
 
 lost_answer: the effect happens, then the connection is reset. cut_body: half of the answer, then a reset. flip_bit: one
-bit of the answer is wrong. stall: no answer until the faults are healed, or the client gives up. A number is that HTTP
-status, without any effect.
+bit of the answer is wrong. stall: no answer until the faults are healed, or the client gives up. trickle: the answer's
+body comes byte by byte, with pauses. A number is that HTTP status, without any effect.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Literal, get_args
 
 from aiohttp import web
 
-Kind = Literal["503", "429", "409", "403", "stall", "cut_body", "lost_answer", "flip_bit"]
+Kind = Literal["503", "429", "409", "403", "stall", "cut_body", "lost_answer", "flip_bit", "trickle"]
 KINDS: tuple[str, ...] = get_args(Kind)
 CONTROL_PATH = "/-/faults"
 LONGEST_STALL_S = 600.0
+TRICKLE_S = 0.1
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ErrorAnswer = Callable[[int], web.Response]
@@ -42,6 +43,7 @@ class Faults:
 
     def __init__(self, error_answer: ErrorAnswer, seed: int = 0) -> None:
         self.requests = 0
+        self.bytes_down = 0  # of the bodies of answers without a fault
         self.struck: Counter[str] = Counter()
         self._error_answer = error_answer
         self._random = random.Random(seed)
@@ -91,7 +93,10 @@ class Faults:
         self.requests += 1
         kind = self._draw(request.method)
         if kind is None:
-            return await handler(request)
+            answer = await handler(request)
+            assert isinstance(answer, web.Response)
+            self.bytes_down += len(answer.body or b"")  # type: ignore[arg-type]
+            return answer
         self.struck[kind] += 1
         if kind.isdigit() or kind == "stall":
             if kind == "stall":
@@ -116,11 +121,25 @@ class Faults:
         return None
 
     async def _stall(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._released().wait(), LONGEST_STALL_S)
+
+    def _released(self) -> asyncio.Event:
+        """Set when the faults are healed."""
         released = asyncio.Event()
         with self._lock:
             self._stalled.append((asyncio.get_running_loop(), released))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(released.wait(), LONGEST_STALL_S)
+        return released
+
+    async def _trickle(self, request: web.Request, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        stream, released = web.StreamResponse(status=status, headers=headers), self._released()
+        await stream.prepare(request)
+        for place in range(len(body)):
+            if released.is_set():
+                return
+            await stream.write(body[place : place + 1])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(released.wait(), TRICKLE_S)
 
     async def _spoil(self, kind: Kind, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
         """After the effect."""
@@ -131,8 +150,11 @@ class Faults:
                 body[len(body) // 2] ^= 1
                 response.body = bytes(body)
             return response
+        headers = {**response.headers, "Content-Length": str(len(body))}
+        if kind == "trickle" and body:
+            with contextlib.suppress(ConnectionError):  # the client has had enough
+                await self._trickle(request, response.status, headers, bytes(body))
         if kind == "cut_body" and body:
-            headers = {**response.headers, "Content-Length": str(len(body))}
             stream = web.StreamResponse(status=response.status, headers=headers)
             await stream.prepare(request)
             await stream.write(body[: len(body) // 2])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from diloco_cli.clock import monotonic_s
 from diloco_cli.randomness import nonce
 from diloco_cli.store import transfers
 from diloco_cli.store.open import CLIENT_VARIABLE, open_store
@@ -101,6 +102,44 @@ def test_a_stalled_request_ends_by_itself(bucket: Bucket, verb: str, monkeypatch
     bucket.faults.inject("stall", times=2)  # the reading back of a create in doubt is the second
     with pytest.raises(StoreUnavailableError):
         store.get("k") if verb == "get" else store.create("new", b"x")
+
+
+@pytest.mark.parametrize("verb", ["get", "get_range", "list"])
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up_when_the_time_of_the_size_is_over(
+    bucket: Bucket, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.store.put("k", b"x" * 100_000)
+    monkeypatch.setattr(transfers, "CALL_DEADLINE_S", 0.5)
+    monkeypatch.setattr(transfers, "SLOWEST_BYTES_PER_S", 1e9)
+    store = bucket.open(bucket.store.url.partition("://")[2])  # a new client, with these limits
+    bucket.faults.inject("trickle")
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: store.get("k"),
+        "get_range": lambda: store.get_range("k", 0, 90_000),
+        "list": lambda: store.list(""),
+    }
+    began_s = monotonic_s()
+    with pytest.raises(StoreUnavailableError):
+        calls[verb]()
+    assert bucket.faults.struck["trickle"] and monotonic_s() - began_s < 10
+
+
+@pytest.mark.parametrize("most_bytes", [1_000, 999_999])
+def test_no_more_of_a_longer_object_travels_than_is_asked_for(bucket: Bucket, most_bytes: int) -> None:
+    data = bytes(range(250)) * 4_000
+    bucket.store.put("k", data)
+    before = bucket.faults.bytes_down, bucket.faults.requests
+    assert bucket.store.get("k", most_bytes) == data[: most_bytes + 1]
+    assert bucket.faults.bytes_down - before[0] == most_bytes + 1
+    assert bucket.faults.requests - before[1] == 1
+
+
+def test_what_is_as_long_as_the_bound_allows_is_checked_as_a_whole(bucket: Bucket) -> None:
+    bucket.store.put("k", b"payload" * 1_000)
+    bucket.faults.inject("flip_bit", "GET")
+    with pytest.raises(StoreUnavailableError, match="crc32c"):
+        bucket.store.get("k", 7_000)
+    assert bucket.store.get("k", 7_000) == b"payload" * 1_000
 
 
 def test_a_forbidden_call_says_so_with_a_hint(bucket: Bucket) -> None:

@@ -58,6 +58,16 @@ def test_an_upload_that_fails_for_good_leaves_nothing(gcs: FakeGCS, store: GCSSt
     assert store.create("large", DATA) == Created()
 
 
+def test_an_upload_that_got_no_session_is_tried_again(
+    gcs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "forgets_location", True)
+    with pytest.raises(StoreUnavailableError, match="session"):
+        store.create("large", DATA)
+    monkeypatch.setattr(gcs, "forgets_location", False)
+    assert store.create("large", DATA) == Created()
+
+
 def test_bytes_damaged_on_their_way_up_are_refused_by_the_store(
     gcs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

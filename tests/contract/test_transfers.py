@@ -28,11 +28,13 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Answers:
-    """A first answer that gives `quick` bytes at once and then breaks, or waits until ranges have brought 800, or ends;
-    and ranges of which the first `failing` tries fail."""
+    """A first answer that gives `quick` bytes at once and then breaks, or waits until ranges have brought 800, or says
+    nothing more, or ends; and ranges of which the first `failing` tries fail."""
 
-    def __init__(self, quick: int = 1000, failing: int = 0, breaks: bool = False, waits: bool = False) -> None:
-        self.quick, self.failing, self.breaks, self.waits = quick, failing, breaks, waits
+    def __init__(
+        self, quick: int = 1000, failing: int = 0, breaks: bool = False, waits: bool = False, hangs: bool = False
+    ) -> None:
+        self.quick, self.failing, self.breaks, self.waits, self.hangs = quick, failing, breaks, waits, hangs
         self.fetched: list[tuple[int, int]] = []
         self.at_once = self.most_at_once = 0
 
@@ -41,6 +43,8 @@ class Answers:
             yield DATA[start : min(start + 30, self.quick)]
         if self.breaks:
             raise ConnectionResetError
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.waits:
             while sum(end - start for start, end in self.fetched) < 800:
                 await asyncio.sleep(0)
@@ -57,8 +61,8 @@ class Answers:
         self.fetched.append((start, end))
         return [DATA[start:end]]
 
-    def read(self, size: int | None = 1000) -> bytes:
-        return b"".join(asyncio.run(transfers.read_in_parts(size, self.stream(), self.fetch)))
+    def read(self, size: int | None = 1000, most_bytes: int | None = None) -> bytes:
+        return b"".join(asyncio.run(transfers.read_in_parts(size, self.stream(), self.fetch, most_bytes)))
 
 
 def test_a_fast_answer_is_not_disturbed_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +92,84 @@ def test_ranges_take_the_place_of_an_answer_that_breaks(monkeypatch: pytest.Monk
     monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", pays_s)
     answers = Answers(quick=333, breaks=True)
     assert answers.read() == DATA
+
+
+@pytest.fixture
+def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "CALL_DEADLINE_S", 0.1)
+    monkeypatch.setattr(transfers, "SLOWEST_BYTES_PER_S", 1e9)
+
+
+@pytest.mark.usefixtures("short_deadlines")
+@pytest.mark.parametrize(("size", "quick"), [(70, 60), (1000, 60)], ids=["small", "large"])
+def test_an_answer_that_hangs_at_its_beginning_ends_when_its_time_is_over(size: int, quick: int) -> None:
+    with pytest.raises(StoreUnavailableError, match="took longer than 100 ms"):
+        Answers(quick=quick, hangs=True).read(size)
+
+
+@pytest.mark.usefixtures("short_deadlines")
+def test_ranges_take_the_place_of_an_answer_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", 60.0)
+    monkeypatch.setattr(transfers, "SLOWEST_BYTES_PER_S", 1e3)  # so that the whole has more time than a part
+    assert Answers(quick=333, hangs=True).read() == DATA
+
+
+class SlowLink:
+    """Carries a piece after the other for all who wait, each byte for so many seconds by the clock of its loop."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.turn = asyncio.Lock()
+        self.carried = 0
+
+    async def carry(self, start: int, end: int) -> AsyncIterator[bytes]:
+        for first in range(start, end, 10):
+            piece = DATA[first : min(first + 10, end)]
+            async with self.turn:  # in the order of asking: everybody gets an equal share
+                await asyncio.sleep(len(piece) / self.bytes_per_s)
+            self.carried += len(piece)
+            yield piece
+
+    async def fetch(self, start: int, end: int) -> list[bytes]:
+        return [piece async for piece in self.carry(start, end)]
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its clock jumps to the next timer instead of waiting for it."""
+
+    jumped_s = 0.0
+
+    def time(self) -> float:
+        return self.jumped_s
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self.jumped_s = max(self.jumped_s, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+def test_parts_that_share_a_link_slower_than_each_alone_would_need_all_arrive_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfers, "CALL_DEADLINE_S", 1.0)
+    monkeypatch.setattr(transfers, "SLOWEST_BYTES_PER_S", 50.0)
+    link = SlowLink(bytes_per_s=60.0)
+
+    async def read() -> list[bytes]:
+        return await transfers.read_in_parts(1000, link.carry(0, 1000), link.fetch)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert b"".join(runner.run(read())) == DATA
+    assert link.carried <= len(DATA) + 100, "no part came twice"
+
+
+def test_the_deadline_follows_the_size() -> None:
+    assert transfers.deadline_s(0) == transfers.CALL_DEADLINE_S
+    assert transfers.deadline_s(8 << 20) < 300 < transfers.deadline_s(transfers.LARGEST_OBJECT_BYTES)
+
+
+def test_an_answer_without_a_size_is_left_when_it_passes_the_bound() -> None:
+    assert Answers(hangs=True).read(None, most_bytes=500) == DATA[:510]
 
 
 def test_a_failed_range_is_repeated_so_often_and_then_ends_everything() -> None:

@@ -42,10 +42,10 @@ class FailingStore(MemoryStore):
         self.errors = list(errors)
         self.always = always
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         if self.errors:
             raise self.errors[0] if self.always else self.errors.pop(0)
-        return super().get(key)
+        return super().get(key, most_bytes)
 
 
 @pytest.fixture

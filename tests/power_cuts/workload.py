@@ -88,9 +88,9 @@ class WitnessedStore:
         self._store.delete(key)
         self._answered(told)
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         """Others build on what they have read: it is told, unless it may be overwritten at any time."""
-        data = self._store.get(key)
+        data = self._store.get(key, most_bytes)
         if data is not None and not key.startswith(HINTS):
             self._answered(self._call(key, data))
         return data

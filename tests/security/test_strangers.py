@@ -29,9 +29,10 @@ from diloco_cli.observe.moments import UNKNOWN, moment
 from diloco_cli.plan.plan_file import plan_from_text
 from diloco_cli.processes.daemon import say
 from diloco_cli.protocol.eligibility import is_well_formed
-from diloco_cli.protocol.inbox import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, Inbox
+from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log import fold, parse_format
+from diloco_cli.protocol.mailboxes import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES
 from diloco_cli.protocol.operations import Get, Steps
 from diloco_cli.protocol.records import MOST, SCHEMA
 from diloco_cli.protocol.wire import encode

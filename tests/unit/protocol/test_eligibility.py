@@ -54,6 +54,7 @@ def test_an_offer_with_a_fate_is_settled() -> None:
         {"data_start": -4, "data_end": 4},
         {"data_start": 8, "data_end": 0},
         {"data_end": 12},
+        {"payload_bytes": 200_000_000_000},
     ],
 )
 def test_claims_that_contradict_each_other_are_refused(wrong: dict[str, Any]) -> None:

@@ -38,10 +38,10 @@ class Fails(MemoryStore):
         super().__init__()
         self.error, self.left, self.calls = error, times, 0
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         self.calls += 1
         if self.left == 0:
-            return super().get(key)
+            return super().get(key, most_bytes)
         self.left -= 1
         raise self.error
 

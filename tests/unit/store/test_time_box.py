@@ -10,6 +10,7 @@ import pytest
 from diloco_cli.clock import monotonic_s
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists, StoreBrokenError, StoreUnavailableError
+from diloco_cli.store.retry import RetryingStore
 from diloco_cli.store.time_box import TimeBox, TimeBoxedStore, call_within
 
 
@@ -18,9 +19,9 @@ class Hangs(MemoryStore):
         super().__init__()
         self.released = threading.Event()
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         self.released.wait(20)
-        return super().get(key)
+        return super().get(key, most_bytes)
 
 
 @pytest.fixture
@@ -58,5 +59,37 @@ def test_a_call_that_hangs_is_left_behind_and_the_next_is_not_begun(hanging: Han
         store.create("k", b"x")
     assert hanging.list("") == []
     hanging.released.set()
+    for thread in calls_left_behind():
+        thread.join(20)
     box.restart(10)
     assert store.get("a/key") is None
+
+
+def test_a_store_that_hangs_is_looked_at_by_one_thread_however_often_somebody_looks(hanging: Hangs) -> None:
+    before = len(calls_left_behind())
+    box = TimeBox(0.2)
+    store = RetryingStore(TimeBoxedStore(hanging, box), 30.0, left_s=box.left_s)
+    words, took_s = set(), []
+    for _ in range(5):
+        started_s = monotonic_s()
+        box.restart(0.2 if not words else 60.0)
+        box.seconds = 0.2
+        with pytest.raises(StoreUnavailableError) as raised:
+            store.get("a/key")
+        words.add(str(raised.value))
+        took_s.append(monotonic_s() - started_s)
+    assert len(words) == 1 and max(took_s[1:]) < 5
+    assert len(calls_left_behind()) == before + 1
+
+
+def test_the_last_few_things_are_tried_beside_a_call_that_hangs(hanging: Hangs) -> None:
+    box = TimeBox(0.2)
+    store = TimeBoxedStore(hanging, box, keeps_trying=True)
+    with pytest.raises(StoreUnavailableError):
+        store.get("a/key")
+    box.restart(10)
+    assert store.create("k", b"x") == Created()
+
+
+def calls_left_behind() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "store-call"]

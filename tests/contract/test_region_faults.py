@@ -1,0 +1,41 @@
+"""A region whose bucket refuses or fails for a while, over http: its threads go on asking, say so, and catch up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.protocol.beats import MirrorBeat
+from diloco_cli.randomness import nonce
+from diloco_cli.store import retry
+from diloco_cli.store.open import open_store
+from diloco_cli.syncer.regions import region_services
+from tests.contract.fake_gcs import FakeGCS
+from tests.contract.faults import Kind
+from tests.unit.syncer.test_regions import ended_run, wait_for
+
+
+@pytest.mark.parametrize("kind", ["403", "503", "lost_answer"])
+def test_a_bucket_that_fails_for_a_while_is_completed_when_it_answers(
+    kind: Kind, gcs: FakeGCS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "pause_s", lambda attempt, error, jitter: 0.05)
+    run, home, _, head = ended_run()
+    url = f"gs://bucket/region/{nonce()}"
+    gcs.faults.set_rates({kind: 1.0})
+    services = region_services(
+        replace(run, regions=(replace(run.regions[0], url=url),)), home,
+        lambda: replace(head, phase="RUNNING"), lambda: 0.1, (), lambda line: None,
+    )  # fmt: skip
+
+    def beat() -> MirrorBeat:
+        return services.beats()[0]
+
+    services.start()
+    wait_for(lambda: "fails for" in beat().error)
+    assert beat().behind == head.n + 1 and not beat().stopped
+    gcs.heal()
+    wait_for(lambda: beat().behind == 0 and not beat().error)
+    services.end(over=True)
+    assert open_store(url).list("commit/") == home.list("commit/")

@@ -1,0 +1,183 @@
+"""A learner may write under its own keys, and may put 100 GB there: whoever reads goes on, with the memory it had."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError
+from diloco_cli.observe.facts import read_facts
+from diloco_cli.protocol.driver import SystemClock, perform
+from diloco_cli.protocol.keys import (
+    HEAD_HINT_KEY,
+    beat_key,
+    commit_key,
+    delta_key,
+    incarnation_key,
+    offer_key,
+    request_key,
+)
+from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.records import Commit, Offer, RegionStore, RunFormat
+from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import decode, encode
+from diloco_cli.simulate.world import World
+from diloco_cli.store.local import LocalStore
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.replay import Replayer
+from tests.simulation.regional import FAR, RegionalFleet
+from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
+
+HUGE_BYTES = 100_000_000_000
+MAY_GROW_BYTES = 1 << 30
+STRANGER = "l2"
+CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """What takes a gigabyte more than there is ends with a MemoryError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MAY_GROW_BYTES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    """Of three learners, one of which never speaks; its files are written by the test."""
+    (tmp_path / "store").mkdir()
+    fleet = Fleet(make_run(learners=3, merges=8), World(store=LocalStore(tmp_path / "store")))
+    fleet.syncer()
+    fleet.learner("l0")
+    fleet.learner("l1")
+    assert fleet.world.run(lambda: fleet.world.store.stat(commit_key(0)) is not None, 10)
+    return fleet
+
+
+def regional_run() -> RunFormat:
+    """One learner at home, two in a region."""
+    run = make_run(learners=3, merges=8)
+    islands = (run.islands[0], *(replace(island, region=FAR) for island in run.islands[1:]))
+    return replace(run, islands=islands, regions=(RegionStore(FAR, "memory://eu/toy"),), home_url="memory://home/toy")
+
+
+def make_huge(fleet: Fleet, key: str, store: Store | None = None) -> None:
+    """A sparse file: it takes no room on the disk."""
+    path = Path((store or fleet.world.store).url.removeprefix("file://"), key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.truncate(path, HUGE_BYTES)
+
+
+def head(fleet: Fleet) -> RunState:
+    return perform(read_log(fleet.run), fleet.world.store, CLOCK)
+
+
+def offered(state: RunState, seq: int, **fields: object) -> Offer:
+    """An eligible offer of the stranger's, but for its payload."""
+    current = state.outputs[0]
+    offer = Offer(
+        learner=STRANGER, incarnation=1, seq=seq, slot=2 * seq, fragment=0, base=current.version,
+        base_digest=current.cast_digest, data_start=0, data_end=BATCH_TOKENS, tokens=BATCH_TOKENS, steps=1,
+        payload_digest=digest(b"delta:1"), payload_bytes=7, nonce="n",
+    )  # fmt: skip
+    return replace(offer, **fields)  # type: ignore[arg-type]
+
+
+def fates(fleet: Fleet, learner: str = STRANGER) -> dict[int, str]:
+    """Of this learner's offers, by the log."""
+    found, n = {}, 0
+    while (data := fleet.world.store.get(commit_key(n))) is not None:
+        commit = decode(Commit, data, commit_key(n))
+        found |= {fate.seq: fate.reason for fate in commit.fates if fate.learner == learner}
+        n += 1
+    return found
+
+
+def test_the_run_goes_on_and_each_huge_offer_gets_its_fate(fleet: Fleet) -> None:
+    state = head(fleet)
+    make_huge(fleet, incarnation_key(STRANGER, 2))
+    make_huge(fleet, request_key(0))
+    make_huge(fleet, offer_key(STRANGER, 1, 0))
+    deltas = [offered(state, 1), offered(state, 2, payload_bytes=HUGE_BYTES)]
+    for offer in deltas:
+        make_huge(fleet, delta_key(*offer.id, offer.payload_digest))
+        fleet.world.store.create(offer_key(*offer.id), encode(offer))
+    fleet.finish()
+    assert fleet.errors() == [] and head(fleet).phase == "FINISHED"
+    assert fates(fleet) == {0: "bad_record", 1: "wrong_size", 2: "bad_claim"}
+    assert head(fleet).next_request == 1
+
+
+def test_a_regions_bucket_full_of_them_holds_nobody_up(tmp_path: Path) -> None:
+    """Nothing huge is carried home, and nothing of it read but a beginning."""
+    (tmp_path / "far").mkdir()
+    fleet = RegionalFleet(regional_run())
+    fleet.far = LocalStore(tmp_path / "far")
+    silent = fleet.run.islands[-1].name
+    fleet.syncer()
+    for island in fleet.run.islands[:-1]:
+        fleet.learner(island.name)
+    assert fleet.world.run(lambda: fleet.world.store.stat(commit_key(0)) is not None, 10)
+    state = head(fleet)
+    make_huge(fleet, request_key(0), fleet.far)
+    make_huge(fleet, beat_key(silent), fleet.far)
+    make_huge(fleet, offer_key(silent, 1, 2), fleet.far)
+    fleet.far.create(incarnation_key(silent, 1), b"{}")
+    for offer in (offered(state, 0, learner=silent, payload_bytes=HUGE_BYTES), offered(state, 1, learner=silent)):
+        make_huge(fleet, delta_key(*offer.id, offer.payload_digest), fleet.far)
+        fleet.far.create(offer_key(*offer.id), encode(offer))
+    fleet.finish()
+    assert fleet.errors() == [] and fleet.stops == [] and head(fleet).phase == "FINISHED"
+    assert fates(fleet, silent) == {0: "bad_claim", 1: "missing_payload"}
+
+
+def test_a_huge_object_in_the_place_of_ones_own_costs_the_loser_no_memory(fleet: Fleet) -> None:
+    """A create reads what it lost to."""
+    make_huge(fleet, offer_key("l0", 1, 2))
+    fleet.world.run(fleet.ended, 60.0)
+    assert [type(error).__name__ for error in fleet.errors()] == ["FencedError"]
+
+
+def test_whoever_looks_at_the_run_goes_on(fleet: Fleet) -> None:
+    fleet.finish()
+    for key in (beat_key("l0"), beat_key(STRANGER), beat_key("syncer"), HEAD_HINT_KEY):
+        make_huge(fleet, key)
+    facts = read_facts("url", fleet.run, fleet.world.store, CLOCK)
+    assert facts.state.phase == "FINISHED" and facts.syncer is None and not facts.learners
+
+
+def test_a_replay_names_what_is_too_long(fleet: Fleet) -> None:
+    fleet.finish()
+    state = head(fleet)
+    output = state.outputs[0]
+    key = next(key for key in fleet.world.store.list("cast/") if output.cast_digest in key)
+    make_huge(fleet, key)
+    found = Replayer(fleet.world.store, fleet.run)
+    assert found._present(key, most_fragment_bytes(fleet.run.layout, 0), output.cast_digest) is None
+    assert found.found.mismatches == [f"{key}: other bytes than the log says"]
+
+
+def test_a_run_whose_format_is_huge_cannot_be_opened_and_says_why(fleet: Fleet) -> None:
+    from diloco_cli.protocol.log import read_format
+
+    make_huge(fleet, "FORMAT.json")
+    with pytest.raises(DataCheckError, match="more than"):
+        perform(read_format("url"), fleet.world.store, CLOCK)
+
+
+def test_a_claimed_size_is_compared_with_the_layouts() -> None:
+    run = make_run()
+    for fragment in range(run.num_fragments):
+        honest = 8 * run.layout.fragments[fragment].num_parameters
+        assert honest < most_fragment_bytes(run.layout, fragment) < honest + 100_000
+    assert most_fragment_bytes(run.layout, 99) < 100_000
