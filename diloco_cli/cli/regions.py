@@ -19,6 +19,6 @@ def tell_regions(opened: OpenRun, head: RunState) -> None:
         return
     from diloco_cli.syncer.regions import region_services
 
-    services = region_services(opened.format, opened.store, lambda: head, (), talk)
+    services = region_services(opened.format, opened.store, lambda: head, lambda: 0.0, (), talk)
     services.start()
     services.end(over=True, within_s=REACHED_WITHIN_S)

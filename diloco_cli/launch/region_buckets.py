@@ -8,6 +8,7 @@ from diloco_cli.config.settings import Inventory
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.records import RegionStore, RunFormat
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store
 
@@ -29,13 +30,14 @@ def region_fields(inventory: Inventory, url: str, name: str) -> dict[str, Any]:
 
 def refuse_another_run(home: Store, there: Store, run: RunFormat, region: RegionStore) -> None:
     """Before a run is created: raises UsageError if a region's bucket holds one of its name that home does not."""
-    if there.get(FORMAT_KEY) != home.get(FORMAT_KEY) and there.get(FORMAT_KEY) is not None:
+    ours, theirs = (store.get(FORMAT_KEY, MAX_RECORD_BYTES) for store in (home, there))
+    if theirs is not None and theirs != ours:
         raise _another_run(run, region)
 
 
 def create_in_region(home: Store, there: Store, run: RunFormat, region: RegionStore) -> None:
     """The run's format, as it lies at home, in a region's bucket: its learners can start before the syncer does."""
-    data = home.get(FORMAT_KEY)
+    data = home.get(FORMAT_KEY, MAX_RECORD_BYTES)
     if data is None:
         raise NotFoundError(f"no run at {home.url}")
     answer = there.create(FORMAT_KEY, data)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from diloco_cli.clock import wall_s
-from diloco_cli.protocol.beats import LearnerBeat, SyncerBeat
+from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat, SyncerBeat
 from diloco_cli.protocol.driver import Clock, perform
 from diloco_cli.protocol.keys import STANDBY_BEATS, SYNCER, beat_key
 from diloco_cli.protocol.log import read_log
@@ -88,7 +88,7 @@ def _standbys(store: Store) -> dict[str, tuple[SyncerBeat, float]]:
 
 def _beat(store: Store, key: str, kind: type[Record]) -> tuple[Record, float] | None:
     """A unit's last words, and when the store got them."""
-    data, stat = store.get(key), store.stat(key)
+    data, stat = store.get(key, LARGEST_BEAT_BYTES), store.stat(key)
     if data is None or stat is None:
         return None
     try:

@@ -62,9 +62,12 @@ def mirror_line(mirror: MirrorStatus) -> str:
     words += [
         f"{mirror.offers} offers carried home",
         f"{format_size(mirror.bytes_to)} to it, {format_size(mirror.bytes_from)} from it",
+        f"{mirror.requests:,} requests, {mirror.writes:,} of them writes",
     ]
     if mirror.egress_cost:
         words.append(f"egress costs {mirror.egress_cost:.4g}")
+    if mirror.unheard:
+        words.append(f"not heard: {escaped(', '.join(mirror.unheard))}")
     return "  ".join([*words, *([escaped(mirror.last_error)] if mirror.last_error else [])])
 
 

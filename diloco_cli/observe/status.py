@@ -90,7 +90,8 @@ class StoreStatus:
 class MirrorStatus:
     """A region's own bucket, as the syncer last said. `state`: FOLLOWS the home log; BEHIND by `commits_behind`, for
     `behind_s`; STOPPED, with bytes in it that are not home's; UNKNOWN, while no syncer serves. Bytes are what crossed
-    between the two buckets since the launch; `egress_cost` is what leaving either cost, at the inventory's prices."""
+    between the two buckets since the launch, in so many of the syncers' `requests` to the region's; `egress_cost` is
+    what leaving either cost, at the inventory's prices. `unheard`: learners whose offers do not come home, and why."""
 
     region: str
     url: str
@@ -103,6 +104,9 @@ class MirrorStatus:
     bytes_from: int
     egress_cost: float
     last_error: str
+    requests: int
+    writes: int
+    unheard: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -253,8 +257,13 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
         loss=beat.loss,
         up_bytes=beat.up_bytes,
         down_bytes=beat.down_bytes,
-        note=_quarantine_note(known) or beat.retrying or beat.note,
+        note=_quarantine_note(known) or _unheard_note(facts, island.name) or beat.retrying or beat.note,
     )
+
+
+def _unheard_note(facts: RunFacts, learner: str) -> str:
+    said = () if facts.syncer is None else facts.syncer.beat.mirrors
+    return next((f"not heard: {mirror.unheard[learner]}" for mirror in said if learner in mirror.unheard), "")
 
 
 def _quarantine_note(known: LearnerRecord) -> str:
@@ -318,6 +327,9 @@ def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
         bytes_from=beat.down_bytes,
         egress_cost=round(cost, 6),
         last_error=beat.error,
+        requests=beat.requests,
+        writes=beat.writes,
+        unheard=beat.unheard,
     )
 
 

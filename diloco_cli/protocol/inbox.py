@@ -7,32 +7,28 @@ from dataclasses import dataclass, field
 
 from diloco_cli.protocol.eligibility import is_well_formed, refusal
 from diloco_cli.protocol.keys import incarnation_key, offer_key
+from diloco_cli.protocol.mailboxes import (
+    MAX_CLAIMS_PER_LOOK,
+    MAX_OFFERS_PER_POLL,
+    MAX_PENDING_ROUNDS,
+    PolledMailbox,
+    replaced,
+)
 from diloco_cli.protocol.operations import Get, Steps
-from diloco_cli.protocol.polling import SHORT_SLOT_S, expected_slot_s, next_request_s
+from diloco_cli.protocol.polling import SHORT_SLOT_S
 from diloco_cli.protocol.records import Fate, Offer, RunFormat
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.signing import learner_signer
 
-MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
-MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most two a fragment
-MAX_CLAIMS_PER_LOOK = 8  # of one learner's incarnations, for the same reason
-MAX_OLD_MAILBOXES = 8  # of one learner, beside its newest
-RETIRE_S = 120.0
+MAX_FATES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
 
 
 @dataclass
-class Mailbox:
-    """The offers of one incarnation of one learner."""
+class Mailbox(PolledMailbox):
+    """`pending`: received, and without a fate."""
 
-    learner: str
-    incarnation: int
-    next_seq: int = 0
     pending: list[Offer] = field(default_factory=list)
-    since_s: float = 0.0
-    found_s: float | None = None
-    slot_s: float = 0.0
-    next_request_s: float = 0.0
 
 
 @dataclass
@@ -46,6 +42,7 @@ class Inbox:
     heard_s: dict[str, float] = field(default_factory=dict)
     fates: list[Fate] = field(default_factory=list)
     withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
+    _sorted_for: RunState | None = None  # nothing came since: sorting out again would change nothing
 
     def open(self, state: RunState, now_s: float) -> None:
         """Start from what the log knows. Every island counts as heard now: the benefit of the doubt."""
@@ -69,7 +66,7 @@ class Inbox:
         for island in state.with_members(self.run).everybody:
             newest = self.newest_incarnation(island.name)
             for _ in range(MAX_CLAIMS_PER_LOOK):
-                claim = yield Get(incarnation_key(island.name, newest + 1))
+                claim = yield Get(incarnation_key(island.name, newest + 1), MAX_RECORD_BYTES)
                 if claim is None:
                     break
                 newest += 1
@@ -80,12 +77,10 @@ class Inbox:
                 self._retire(island.name, self._box(island.name, newest), now_s)
 
     def _retire(self, learner: str, newest: Mailbox, now_s: float) -> None:
-        """Nobody looks for ever after the offers of a process that was replaced long ago."""
-        old = sorted(
+        old = (
             key for key, box in self.mailboxes.items() if key[0] == learner and box is not newest and not box.pending
         )
-        kept = MAX_OLD_MAILBOXES if now_s - newest.since_s < RETIRE_S else 0
-        for key in old[: max(0, len(old) - kept)]:
+        for key in replaced(old, newest, now_s):
             del self.mailboxes[key]
 
     def poll(self, state: RunState, now_s: float, slot_s: float = 0.0) -> Steps[int]:
@@ -98,14 +93,15 @@ class Inbox:
                 if self.withheld(box.learner, box.incarnation, box.next_seq):
                     break
                 key = offer_key(box.learner, box.incarnation, box.next_seq)
-                data = yield Get(key)
+                data = yield Get(key, MAX_RECORD_BYTES)
                 if data is None:
                     break
                 if self._receive(box, data, key, state):
                     self.heard_s[box.learner] = box.found_s = now_s
                 found += 1
-            box.next_request_s = next_request_s(box.found_s, now_s, expected_slot_s(box.slot_s, slot_s))
-        self.sort_out(state)
+            box.asked(now_s, slot_s)
+        if self._sorted_for is not state:
+            self.sort_out(state)
         return found
 
     def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
@@ -136,6 +132,7 @@ class Inbox:
         box = self._box(offer.learner, offer.incarnation)
         box.slot_s = offer.timings.slot_s
         box.pending.append(offer)
+        self._sorted_for = None
 
     def sort_out(self, state: RunState) -> None:
         """Give every pending offer that can never be applied its fate, and forget what is settled."""
@@ -150,6 +147,7 @@ class Inbox:
             box.pending = keep
             if box.incarnation < state.learner(box.learner).floor and not keep:
                 del self.mailboxes[key]
+        self._sorted_for = state
 
     def refuse(self, offer: Offer, reason: str) -> None:
         self.fates.append(Fate(*offer.id, offer.fragment, reason))
@@ -183,9 +181,16 @@ class Inbox:
         """Whether offers for other slots wait while this fragment's slot is due."""
         return any(offer.fragment != fragment for box in self.mailboxes.values() for offer in box.pending)
 
+    @property
+    def fates_left(self) -> bool:
+        """Whether they are too many for one commit."""
+        return len(set(self.fates)) > MAX_FATES_A_COMMIT
+
     def take_fates(self) -> tuple[Fate, ...]:
-        taken, self.fates = tuple(sorted(set(self.fates), key=lambda f: (f.learner, f.incarnation, f.seq))), []
-        return taken
+        """For one commit; what is too much for it goes with the next."""
+        waiting = list(dict.fromkeys(self.fates))
+        taken, self.fates = waiting[:MAX_FATES_A_COMMIT], waiting[MAX_FATES_A_COMMIT:]
+        return tuple(sorted(taken, key=lambda f: (f.learner, f.incarnation, f.seq)))
 
     def refuse_all(self, reason: str) -> None:
         for box in self.mailboxes.values():

@@ -19,17 +19,30 @@ from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.keys import is_name
 from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.operations import Sleep, Steps
+from diloco_cli.protocol.operations import Now, Sleep, Steps
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.requests import ask
 from diloco_cli.protocol.state import RunState
 
-ASK_AGAIN_S = 0.5
+LOOK_AGAIN_S = 0.5
+ASK_ANEW_S = 60.0  # in the same words, which is the same request: it may have been overlooked
+LONGEST_TEXT = 64
+MOST_ACCELERATORS = 1 << 20
 MOST_TIMES = 8  # a newcomer's batch over the largest of the launch: its own word must not outweigh everybody
 
 
 def refusal_of_island(island: Island, run: RunFormat) -> str | None:
-    """Why `island` cannot become a member of `run` (with the members it has), or None."""
+    """Why `island` may not become a member of `run` (with the members it has), or None."""
+    if not (is_name(island.region) and _is_short(island.accelerator) and _is_short(island.infra)):
+        return "its region is no name, or what it says of its machine is no short text"
+    if not 0 < island.num_accelerators < MOST_ACCELERATORS:
+        return f"{island.num_accelerators} accelerators are not in 1 to {MOST_ACCELERATORS - 1}"
+    return contradiction_of_member(island, run)
+
+
+def contradiction_of_member(island: Island, run: RunFormat) -> str | None:
+    """Why no log can hold a commit that admits `island` to `run`, or None. What it says of its machine changes nothing
+    that was computed since, and logs are older than the limits on it."""
     if not is_name(island.name) or island.name in RESERVED_NAMES:
         return "that is not a name that an island can have"
     if run.island(island.name) is not None:
@@ -43,6 +56,11 @@ def refusal_of_island(island: Island, run: RunFormat) -> str | None:
     return None
 
 
+def _is_short(text: str) -> bool:
+    """A record of the log holds it for ever, and every snapshot again."""
+    return len(text) <= LONGEST_TEXT and text.isprintable()
+
+
 def as_admitted(island: Island, run: RunFormat) -> Island:
     """What the log says of a new member: nothing that only a plan can know is taken from its own words."""
     return replace(island, local_steps=run.settings.sync.every, tokens_per_s=0.0, step_s=0.0)
@@ -51,25 +69,35 @@ def as_admitted(island: Island, run: RunFormat) -> Island:
 def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFormat]:
     """Ask for `island` to be admitted, wait for the answer, and return the run with it.
 
-    Waits as long as no syncer serves the run. Raises UsageError if it is refused, or if the run is over.
+    Waits as long as no syncer serves the run. Raises UsageError if it is refused, or if the run is over or stopped,
+    also of an island that is a member already.
     """
     state = yield from read_log(run)
     asked: int | None = None
+    ask_s: float = yield Now()
     before = _refusals(state, island)
     relayed = run.region_store(island.region) is not None  # then its number at home is another one
+    refuse_unless_running(run, state)
     while state.with_members(run).island(island.name) is None:
         hopeless = refusal_of_island(island, state.with_members(run))
         if hopeless is not None:
             raise UsageError(refusal_text(island.name, hopeless), where=run.name)
-        if state.phase != "RUNNING":
-            raise UsageError(f"run {run.name} is {state.phase}: nobody can join it", hint=f"diloco status {run.name}")
-        if asked is None and state.n >= 0:
-            asked = yield from ask(state, "join", nonce, time, island=island, keyring=run.keyring)
-        elif asked is not None and (_refusals(state, island) != before if relayed else state.next_request > asked):
+        refused = [note for note in _refusals(state, island) if note not in before]
+        if asked is not None and (refused if relayed else state.next_request > asked):
             raise UsageError(_answer(state, island), where=run.name)
-        yield Sleep(ASK_AGAIN_S)
+        if state.n >= 0 and (yield Now()) >= ask_s:
+            asked = yield from ask(state, "join", nonce, time, island=island, keyring=run.keyring)
+            ask_s = (yield Now()) + ASK_ANEW_S
+        yield Sleep(LOOK_AGAIN_S)
         state = yield from read_log(run, state)
+        refuse_unless_running(run, state)
     return state.with_members(run)
+
+
+def refuse_unless_running(run: RunFormat, state: RunState) -> None:
+    """Who comes from outside does not wait for a run that may never go on. Raises UsageError."""
+    if state.phase != "RUNNING":
+        raise UsageError(f"run {run.name} is {state.phase}: nobody can join it", hint=f"diloco status {run.name}")
 
 
 def refusal_text(name: str, reason: str) -> str:

@@ -5,10 +5,10 @@
     cast/..., then commit/<n>       ->     the same bytes under the same keys, in the log's order, create-once
     snapshot/<n>, hint/head.json    ->     the same, once every commit up to n is there
 
-The home log is the only authority: only bytes read from it are written, and nothing that happens here is waited for
-there. What is in a slot of the region's bucket already must be those very bytes; others end the mirror, for readers may
-have believed them. Where a mirror is far behind, versions that nobody can need any more are passed over: a reader
-that meets such a commit finds no cast, and reads on.
+The home log is the only authority: only bytes read from it, and snapshots of it, are written, and nothing that happens
+here is waited for there. What is in a slot of the region's bucket already must be those very bytes; others end all work
+for the region, for readers may have believed them. Where a mirror is far behind, versions that nobody can need any more
+are passed over: a reader that meets such a commit finds no cast, and reads on.
 
 States, offers and deltas of others are nothing that a learner reads, so they are not mirrored.
 """
@@ -17,16 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.collection import Collector
 from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
-from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, fold
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, fold, newest_snapshot, write_snapshot
+from diloco_cli.protocol.mirror_casts import CastWatch, read_cast
 from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps, There, there
-from diloco_cli.protocol.past import state_after
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import RecordError, decode, encode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.store.port import Created
 
 POLL_S = 0.05
@@ -43,7 +42,9 @@ class RegionStoppedError(DataCheckError):
 def copy_once(key: str, data: bytes) -> Steps[None]:
     """Home's bytes under the same key in the region's bucket. Raises RegionStoppedError if others are there."""
     answer = yield There(Create(key, data))
-    if not isinstance(answer, Created) and answer.data != data:
+    if isinstance(answer, Created) or answer.data == data:
+        return
+    if (yield There(Get(key, len(data)))) != data:  # what came damaged the first time says nothing
         raise stopped(key)
 
 
@@ -58,13 +59,19 @@ def stopped(key: str) -> RegionStoppedError:
 class Mirror:
     """Of one region, for as long as one syncer process serves. `state`: the log as far as the region has it.
 
-    `leaving`: whether to end as soon as there is nothing left to do."""
+    `leaving`: whether to end as soon as there is nothing left to do; `pace`: how long a slot takes. `suspect`: told the
+    fragment whose newest cast the region's bucket does not show (see protocol/mirror_casts.py)."""
 
-    def __init__(self, run: RunFormat, head: HeadOf, leaving: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, run: RunFormat, head: HeadOf, leaving: Callable[[], bool] = lambda: False,
+        pace: Callable[[], float] = lambda: 0.0, suspect: Callable[[int], None] = lambda fragment: None,
+    ) -> None:  # fmt: skip
         self.run, self.head, self.leaving = run, head, leaving
+        self.casts, self.suspect = CastWatch(run, pace, self._suspect), suspect
         self.state = RunState()
         self.collector = Collector(run)
-        self.last_snapshot = self._hint_asked_at = -1
+        self.last_snapshot = 0  # and none yet, as for the syncer
+        self._newest_at_home = self._hint_asked_at = -1
         self._compares = True  # until the first commit that the region does not have: then there are no later ones
 
     @property
@@ -91,30 +98,35 @@ class Mirror:
             yield from self._rest()
 
     def _find_place(self) -> Steps[None]:
-        """Start at the snapshot that the region's own hint names: it was written when all before it was there. The
-        commit of that number is compared; every one after it, too."""
+        """Start at the newest snapshot in the region's bucket: it was written when all before it was there. (Home may
+        have collected its own of that time, and the way from its first commit is as long as the run is old.) Its
+        commit is compared, the snapshot too if home has it, and every commit after them."""
         if self.state.n >= 0:
             return
-        hint = yield There(Get(HEAD_HINT_KEY))
-        n = _snapshot_of(hint)
-        if not 0 <= n <= self.head().n:
+        state = yield from there(newest_snapshot(self.run, -1, self.head().n + 1))
+        if state is None:
             return
-        ours, theirs = (yield from self._of_home(commit_key(n))), (yield There(Get(commit_key(n))))
-        if theirs is None:
-            return  # the hint says what is not so: begin at the first commit
-        if theirs != ours:
-            raise stopped(commit_key(n))
-        self.state = yield from state_after(self.run, n)
-        self.last_snapshot = n
+        ours = yield from self._of_home(commit_key(state.n))
+        if ours != (yield There(Get(commit_key(state.n), MAX_RECORD_BYTES))):
+            yield from self._compare_again(commit_key(state.n))
+        kept = yield Get(snapshot_key(state.n), MAX_RECORD_BYTES)
+        if kept is not None and kept != (yield There(Get(snapshot_key(state.n), MAX_RECORD_BYTES))):
+            yield from self._compare_again(snapshot_key(state.n))
+        self.state, self.last_snapshot = state, state.n
+
+    def _compare_again(self, key: str) -> Steps[None]:
+        """What differed once may have been damaged on its way here; what differs twice ends the mirror."""
+        if (yield Get(key, MAX_RECORD_BYTES)) != (yield There(Get(key, MAX_RECORD_BYTES))):
+            raise stopped(key)
 
     def _mirror_next(self) -> Steps[None]:
         key = commit_key(self.state.n + 1)
         data = yield from self._of_home(key)
         later = fold(self.run, self.state, data)
-        there_already = (yield There(Get(key))) if self._compares else None
+        there_already = (yield There(Get(key, MAX_RECORD_BYTES))) if self._compares else None
         self._compares = there_already is not None
         if there_already is not None and there_already != data:
-            raise stopped(key)
+            return (yield from self._compare_again(key))
         if there_already is None:
             for output in _brought(later):
                 yield from self._mirror_cast(output)
@@ -123,44 +135,62 @@ class Mirror:
         yield from self._mirror_snapshot()
 
     def _mirror_cast(self, output: Output) -> Steps[None]:
-        """Before the commit that names it; nothing if it is out of everybody's reach by now."""
+        """Before the commit that names it; nothing if it is out of everybody's reach by now, or cannot be read at home
+        and has been superseded: readers pass such a version over."""
         if output not in self.head().history:
             return
+        data = yield from read_cast(self.run, output)
         key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
-        data = yield Get(key)
-        if data is None and output not in self.head().history:
-            return  # collected meanwhile
-        if data is None or digest(data) != output.cast_digest:
+        if data is not None:
+            yield from copy_once(key, data)
+        elif output in self.head().outputs:
             raise DataCheckError("the home bucket does not hold the version that its log names", where=key)
-        yield from copy_once(key, data)
 
     def _mirror_snapshot(self, at_once: bool = False) -> Steps[None]:
-        """The newest one of the home bucket, so that the region's log opens as fast at any age."""
-        if self.state.n - self.last_snapshot < (1 if at_once else SNAPSHOT_EVERY):
+        """The newest one of the home bucket, so that the region's log opens as fast at any age. While that lies ahead,
+        those on the way to it, so that whoever goes on from here need not begin anew: home's, or, where it has none,
+        what the log folds to."""
+        n = self.state.n
+        if n - self.last_snapshot < (1 if at_once else SNAPSHOT_EVERY):
             return
-        if self._hint_asked_at == self.state.n and not at_once:
+        if self._newest_at_home <= self.last_snapshot and (self._hint_asked_at != n or at_once):
+            self._hint_asked_at = n
+            self._newest_at_home = _snapshot_of((yield Get(HEAD_HINT_KEY, MAX_RECORD_BYTES)))
+        newest = self._newest_at_home
+        if newest <= self.last_snapshot or (newest > n and n - self.last_snapshot < SNAPSHOT_EVERY):
             return
-        self._hint_asked_at = self.state.n
-        hint = yield Get(HEAD_HINT_KEY)
-        n = _snapshot_of(hint)
-        if not self.last_snapshot < n <= self.state.n:
-            return
-        data = yield Get(snapshot_key(n))
-        if data is not None:
-            yield from copy_once(snapshot_key(n), data)
-            yield There(Put(HEAD_HINT_KEY, encode(HeadHint(n))))
+        if not (yield from self._copy_snapshot(min(newest, n))):
+            yield from there(write_snapshot(self.run, self.state))
+            self.last_snapshot = n
+
+    def _copy_snapshot(self, n: int) -> Steps[bool]:
+        """False if home does not have it (any more)."""
+        data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
+        if data is None or len(data) > MAX_RECORD_BYTES:
+            return False
+        yield from copy_once(snapshot_key(n), data)
+        yield There(Put(HEAD_HINT_KEY, encode(HeadHint(n))))
         self.last_snapshot = n
+        return True
 
     def _rest(self) -> Steps[None]:
-        """Nothing to mirror: a little of what the region's bucket may forget, by the log as the region has it."""
+        """Nothing to mirror: a look at what lies there, and a little of what the region's bucket may forget, by the log
+        as the region has it."""
         now_s: float = yield Now()
+        if self.state.phase == "RUNNING" and not self.leaving():
+            yield from self.casts.look(self.state.outputs, now_s)
         self.collector.look(self.state, now_s)
         worked = yield from there(self.collector.work(self.state, now_s, COLLECTS_FOR_S))
         if not worked:
             yield Sleep(POLL_S)
 
+    def _suspect(self, output: Output) -> None:
+        """Only of the head: what has been superseded since needs nobody."""
+        if output in self.head().outputs:
+            self.suspect(output.fragment)
+
     def _of_home(self, key: str) -> Steps[bytes]:
-        data: bytes | None = yield Get(key)
+        data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
         if data is None:
             raise DataCheckError("the home bucket has lost what its log holds", where=key)
         return data

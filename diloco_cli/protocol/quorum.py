@@ -8,6 +8,7 @@ from math import ceil
 from typing import Literal
 
 SMOOTHING = 0.5  # of the moving averages below
+MOST_CHANGE = 4.0
 MIN_ALIVE_S = 15.0
 ALIVE_SLOTS = 4
 LATE_SLOTS = 1.5  # half a slot beyond its due time, so that who is on time is not overtaken by its own jitter
@@ -28,12 +29,22 @@ class Pace:
 
 
 def measured_pace(pace: Pace, slot_s: float | None, quorum_s: float, sync_s: float) -> Pace:
-    """The averages after one more merge; `slot_s` None: no participant said how fast it is."""
+    """The averages after one more merge; `slot_s` None: no participant said how fast it is.
+
+    That is a stranger's word, on which hang the grace, who counts as alive, and how long a refusal waits for company:
+    of one merge it changes the pace by a factor of `MOST_CHANGE` at most."""
+    if slot_s is not None and pace.slot_s > 0:
+        slot_s = min(max(slot_s, pace.slot_s / MOST_CHANGE), pace.slot_s * MOST_CHANGE)
     return Pace(
         slot_s=pace.slot_s if slot_s is None else moving_average(pace.slot_s, slot_s),
         quorum_s=moving_average(pace.quorum_s, quorum_s),
         sync_s=moving_average(pace.sync_s, sync_s),
     )
+
+
+def longest_exchange_s(pace: Pace, stale_after_slots: int) -> float:
+    """What a learner may say of its own upload and adoption: one that took longer would come too late to count."""
+    return max(1, stale_after_slots) * pace.slot_s + MIN_ALIVE_S
 
 
 def alive_within_s(pace: Pace) -> float:

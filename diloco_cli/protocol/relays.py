@@ -8,23 +8,33 @@
 
 So a merge never waits for a region: an offer counts once it is at home, and everything that a replay needs lies there.
 
-Only learners that FORMAT or a membership commit binds to this region are asked for. `withheld` keeps the syncer from
-what lies at home in such a learner's name and was not seen in its region's bucket: offers from elsewhere do not count.
+Only learners that FORMAT or a membership commit binds to this region are asked for, at the syncer's pace: what they say
+of their own can neither hide their offers nor cost more requests. `withheld` keeps the syncer from what lies at home in
+such a learner's name and was not seen in its region's bucket: offers from elsewhere do not count. Where home holds
+other bytes under a learner's key, that mailbox alone is given up, and `unheard` says why; the learner's next
+incarnation has keys of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from diloco_cli.protocol.beats import LearnerBeat
-from diloco_cli.protocol.eligibility import is_well_formed
-from diloco_cli.protocol.inbox import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, RETIRE_S
+from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat
+from diloco_cli.protocol.eligibility import has_possible_size, is_well_formed
 from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key, offer_key
 from diloco_cli.protocol.loading import read_payload
-from diloco_cli.protocol.mirrors import HeadOf, stopped
+from diloco_cli.protocol.mailboxes import (
+    MAX_CLAIMS_PER_LOOK,
+    MAX_OFFERS_PER_POLL,
+    MAX_PENDING_ROUNDS,
+    PolledMailbox,
+    replaced,
+)
+from diloco_cli.protocol.membership import refusal_of_island
+from diloco_cli.protocol.mirrors import HeadOf
 from diloco_cli.protocol.operations import Create, Get, List, Now, Put, Sleep, Steps, There, there
-from diloco_cli.protocol.polling import next_request_s, watch_every_s
+from diloco_cli.protocol.polling import watch_every_s
 from diloco_cli.protocol.records import Offer, Request, RunFormat
 from diloco_cli.protocol.requests import ask, signer_of
 from diloco_cli.protocol.state import RunState
@@ -32,41 +42,46 @@ from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.store.port import Created
 
 POLL_BOUNDS_S = (0.02, 0.5)
+POLLS_A_SLOT = 20
 BEATS_EVERY_S = 3.0
-LARGEST_BEAT_BYTES = 1 << 16
 LAST_WORDS_S = 4.0
 MOST_REQUESTS = 16  # to join, carried at once
+MOST_ANSWERED = 4096  # keys kept; who writes more requests has them read again with each full listing
+LISTS_AGAIN_S = 60.0  # all requests, not only those behind the last one: a listing may lag
+
+OTHER_BYTES = "the home bucket holds other bytes than the region's"
+
+PaceOf = Callable[[], float]
+"""How long a slot takes, as the syncer of this process measures it."""
+Tell = Callable[[str], None]
 
 
 @dataclass
-class Box:
-    """The offers of one incarnation of one learner. `next_seq`: all before it are at home, or have their fate.
+class Box(PolledMailbox):
+    """All offers before `next_seq` are at home, or have their fate. `compares`: until the first offer that is not at
+    home yet; then there are no later ones."""
 
-    `compares`: until the first offer that is not at home yet; then there are no later ones."""
-
-    learner: str
-    incarnation: int
-    next_seq: int = 0
-    since_s: float = 0.0
-    found_s: float | None = None
-    slot_s: float = 0.0
-    next_request_s: float = 0.0
     compares: bool = True
 
 
 @dataclass
 class Relay:
-    """Of one region, for as long as one syncer process serves. Raises RegionStoppedError where home holds other bytes
-    under a learner's key than its region."""
+    """Of one region, for as long as one syncer process serves. `tell` hears what a person should know; `unheard`: that
+    again, by the incarnation of the learner that is not listened to."""
 
     run: RunFormat
     region: str
     head: HeadOf
+    pace: PaceOf
     leaving: Callable[[], bool] = lambda: False
+    tell: Tell = lambda line: None
     boxes: dict[tuple[str, int], Box] = field(default_factory=dict)
+    unheard: dict[tuple[str, int], str] = field(default_factory=dict)
     offers: int = 0
     _beats: dict[str, bytes] = field(default_factory=dict)
     _after_request: str = ""
+    _lists_again_s: float = 0.0
+    _answered: dict[str, None] = field(default_factory=dict)  # the last requests that need nothing more from here
 
     def serve(self) -> Steps[None]:
         next_rare_s = next_beats_s = yield Now()
@@ -76,15 +91,15 @@ class Relay:
                 continue
             now_s: float = yield Now()
             if now_s >= next_rare_s:
-                next_rare_s = now_s + watch_every_s(self._slot_s())
+                next_rare_s = now_s + watch_every_s(self.pace())
                 yield from self._incarnations(now_s)
-                yield from self._requests()
+                yield from self._requests(now_s)
             if now_s >= next_beats_s:
                 next_beats_s = now_s + BEATS_EVERY_S
                 yield from self._carry_beats()
             if not (yield from self._carry_offers(now_s)):
                 low, high = POLL_BOUNDS_S
-                yield Sleep(min(high, max(low, self._slot_s() / 20)))
+                yield Sleep(min(high, max(low, self.pace() / POLLS_A_SLOT)))
         yield from self._last_words()
 
     def _last_words(self) -> Steps[None]:
@@ -101,13 +116,6 @@ class Relay:
         box = self.boxes.get((learner, incarnation))
         return box is None or seq >= box.next_seq
 
-    def is_bound_here(self, learner: str) -> bool:
-        island = self.head().with_members(self.run).island(learner)
-        return island is not None and island.region == self.region
-
-    def _slot_s(self) -> float:
-        return min((box.slot_s for box in self.boxes.values() if box.slot_s > 0), default=0.0)
-
     def _learners(self, state: RunState) -> list[str]:
         return [island.name for island in state.with_members(self.run).everybody if island.region == self.region]
 
@@ -119,51 +127,75 @@ class Relay:
             floor = max(1, state.learner(name).floor)
             newest = max((number for learner, number in self.boxes if learner == name), default=floor - 1)
             for _ in range(MAX_CLAIMS_PER_LOOK):
-                claim = yield There(Get(incarnation_key(name, newest + 1)))
+                claim = yield There(Get(incarnation_key(name, newest + 1), MAX_RECORD_BYTES))
                 if claim is None:
                     break
                 newest += 1
-                yield from self._carry(incarnation_key(name, newest), claim)
                 known = state.learner(name)
-                first = known.next_seq if newest == known.floor else 0
-                self.boxes[name, newest] = Box(name, newest, first, since_s=now_s)
-            self._retire(name, floor, newest, now_s)
+                box = Box(name, newest, known.next_seq if newest == known.floor else 0, now_s)
+                if self._is_record(box, incarnation_key(name, newest), claim):
+                    yield from self._carry(box, incarnation_key(name, newest), claim)
+                self.boxes[name, newest] = box
+            if (name, newest) in self.boxes:
+                self._retire(self.boxes[name, newest], floor, now_s)
 
-    def _retire(self, name: str, floor: int, newest: int, now_s: float) -> None:
-        """Nobody looks for ever after the offers of a process that was replaced long ago."""
-        replaced = newest > 0 and (name, newest) in self.boxes and now_s - self.boxes[name, newest].since_s >= RETIRE_S
-        old = [
-            key for key in self.boxes
-            if key[0] == name and key[1] != newest and (key[1] < floor or replaced)
-        ]  # fmt: skip
-        for key in old:
+    def _retire(self, newest: Box, floor: int, now_s: float) -> None:
+        older = {key for key in self.boxes if key[0] == newest.learner and key[1] != newest.incarnation}
+        settled = {key for key in older if key[1] < floor}
+        for key in settled | set(replaced(older - settled, newest, now_s)):
             del self.boxes[key]
+            self.unheard.pop(key, None)
 
     def _carry_beats(self) -> Steps[None]:
         """Hints, as they are: whoever reads them at home judges them."""
         for name in self._learners(self.head()):
-            beat = yield There(Get(beat_key(name)))
+            beat = yield There(Get(beat_key(name), LARGEST_BEAT_BYTES))
             if beat is not None and len(beat) <= LARGEST_BEAT_BYTES and beat != self._beats.get(name):
-                self._beats[name] = beat
                 yield Put(beat_key(name), beat)
+                self._beats[name] = beat
 
-    def _requests(self) -> Steps[None]:
-        """Islands that want to join here; each asks at home once. Where they stand in line is home's matter."""
-        keys: list[str] = yield There(List("request/", self._after_request, MOST_REQUESTS))
+    def _requests(self, now_s: float) -> Steps[None]:
+        """Islands that want to join here: one page of the listing, and a few new ones of it."""
+        keys: list[str] = yield There(List("request/", self._after_request))
+        if not keys and now_s >= self._lists_again_s:
+            self._after_request, self._lists_again_s = "", now_s + LISTS_AGAIN_S
+        unread = MOST_REQUESTS
         for key in keys:
-            data = yield There(Get(key))
+            if key not in self._answered:
+                if unread == 0:
+                    return
+                unread -= 1
+                yield from self._pass_on(key)
             self._after_request = key
-            try:
-                request = decode(Request, data or b"", key)
-            except RecordError:
-                continue
-            island, keyring = request.island, self.run.keyring
-            if not keyring.is_genuine(signer_of(request.kind, island), key, data or b""):
-                continue  # at home it gets another key, and there nobody could tell
-            if request.kind != "join" or island is None or island.region != self.region:
-                continue
-            if self.head().with_members(self.run).island(island.name) is None:
-                yield from ask(self.head(), "join", request.nonce, request.time, island=island, keyring=keyring)
+
+    def _pass_on(self, key: str) -> Steps[None]:
+        """Ask at home, in the same words each time: that is one request there, whoever dies meanwhile. Where home must
+        refuse, the island reads so in its own bucket's log (see protocol/membership.py), and nobody asks again."""
+        data = yield There(Get(key, MAX_RECORD_BYTES))
+        if data is None:
+            return  # listed too early: the next time
+        request = self._join_of(key, data)
+        if request is not None and request.island is not None:
+            known = self.head().with_members(self.run)
+            if refusal_of_island(request.island, known) is None:
+                yield from ask(
+                    self.head(), "join", request.nonce, request.time, island=request.island, keyring=self.run.keyring
+                )
+        self._answered[key] = None
+        if len(self._answered) > MOST_ANSWERED:
+            del self._answered[next(iter(self._answered))]
+
+    def _join_of(self, key: str, data: bytes) -> Request | None:
+        """The request, if it is one to join this region; its signature is checked here, for at home it gets another
+        key, and there nobody could tell."""
+        try:
+            request = decode(Request, data, key)
+        except RecordError:
+            return None
+        island = request.island
+        if request.kind != "join" or island is None or island.region != self.region:
+            return None
+        return request if self.run.keyring.is_genuine(signer_of("join", island), key, data) else None
 
     # -- offers ---------------------------------------------------------------------------------------------------
 
@@ -172,13 +204,13 @@ class Relay:
         found_any = False
         for key in sorted(self.boxes):
             box = self.boxes[key]
-            if now_s < box.next_request_s:
+            if key in self.unheard or now_s < box.next_request_s:
                 continue
             for _ in range(MAX_OFFERS_PER_POLL):
                 if not (yield from self._carry_offer(box)):
                     break
                 box.found_s, found_any = now_s, True
-            box.next_request_s = next_request_s(box.found_s, now_s, box.slot_s)
+            box.asked(now_s, self.pace())
         return found_any
 
     def _carry_offer(self, box: Box) -> Steps[bool]:
@@ -188,36 +220,63 @@ class Relay:
         if box.next_seq - settled >= MAX_PENDING_ROUNDS * self.run.num_fragments:
             return False  # a flood must not fill the home bucket
         key = offer_key(box.learner, box.incarnation, box.next_seq)
-        data = yield There(Get(key))
-        if data is None or len(data) > MAX_RECORD_BYTES:
+        data = yield There(Get(key, MAX_RECORD_BYTES))
+        if data is None or not self._is_record(box, key, data):
             return False
-        at_home = (yield Get(key)) if box.compares else None
+        at_home = (yield Get(key, MAX_RECORD_BYTES)) if box.compares else None
         box.compares = at_home is not None
         if at_home is None:
-            yield from self._carry_payload(box, data, key)
-            yield from self._carry(key, data)
+            if not ((yield from self._carry_payload(box, data, key)) and (yield from self._carry(box, key, data))):
+                return False
         elif at_home != data:
-            raise stopped(key)
+            return self._give_up(box, f"{key}: {OTHER_BYTES}")
         box.next_seq, self.offers = box.next_seq + 1, self.offers + 1
         return True
 
-    def _carry_payload(self, box: Box, data: bytes, key: str) -> Steps[None]:
-        """Only what an honest offer names; the syncer finds out what is wrong with any other."""
+    def _carry_payload(self, box: Box, data: bytes, key: str) -> Steps[bool]:
+        """Only what an honest offer names; the syncer finds out what is wrong with any other. False if home has other
+        bytes in its place, or the offer must be read again."""
         try:
             offer = decode(Offer, data, key)
-        except RecordError:
-            return
+        except RecordError:  # so it says; or it was damaged on its way here, and must not lie at home like that
+            return bool(data == (yield There(Get(key, MAX_RECORD_BYTES))))
         if offer.id != (box.learner, box.incarnation, box.next_seq) or not is_well_formed(offer):
-            return
+            return True
+        if not has_possible_size(offer, self.run):
+            return True
         box.slot_s = offer.timings.slot_s
         payload = yield from there(read_payload(offer))
-        if isinstance(payload, bytes):
-            yield from self._carry(delta_key(*offer.id, offer.payload_digest), payload)
+        if not isinstance(payload, bytes):
+            return True
+        return (yield from self._carry(box, delta_key(*offer.id, offer.payload_digest), payload))
 
-    def _carry(self, key: str, data: bytes) -> Steps[None]:
+    def _carry(self, box: Box, key: str, data: bytes) -> Steps[bool]:
+        """False if these are not the bytes that home holds under the key."""
         answer = yield Create(key, data)
-        if not isinstance(answer, Created) and answer.data != data:
-            raise stopped(key)
+        same = isinstance(answer, Created) or answer.data == data
+        return same or self._give_up(box, f"{key}: {OTHER_BYTES}")
+
+    def _is_record(self, box: Box, key: str, data: bytes) -> bool:
+        return len(data) <= MAX_RECORD_BYTES or self._give_up(box, f"{key}: it is larger than any record")
+
+    def _give_up(self, box: Box, why: str) -> bool:
+        """Whatever is true of this mailbox, only a person can find out."""
+        text = f"{why}; find out who wrote it, then start {box.learner} again: its next incarnation has keys of its own"
+        self.unheard[box.learner, box.incarnation] = text
+        self.tell(f"{box.learner} is not heard: {text}")
+        return False
+
+
+def withheld_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Callable[[str, int, int], bool]:
+    """What protocol/inbox.py must not read: offers in the name of a region's learner that its bucket has not. `relays`
+    by region."""
+
+    def withheld(learner: str, incarnation: int, seq: int) -> bool:
+        island = head().with_members(run).island(learner)
+        relay = None if island is None else relays.get(island.region)
+        return relay is not None and relay.withheld(learner, incarnation, seq)
+
+    return withheld
 
 
 def _has_left(beat: bytes) -> bool:

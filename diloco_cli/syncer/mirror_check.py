@@ -8,7 +8,8 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import StoreError
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, offer_key, read_snapshot_key, read_version_key
 from diloco_cli.protocol.records import RegionStore, RunFormat
-from diloco_cli.protocol.wire import decode_plain
+from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode_plain
 from diloco_cli.store.port import Store
 
 PAGE = 1000
@@ -39,7 +40,7 @@ def check_mirror(run: RunFormat, region: RegionStore, home: Store, there: Store)
         _same(found, home, there, FORMAT_KEY)
         _check_commits(found, run, home, there)
         _check_snapshots(found, home, there)
-        _check_versions(found, there)
+        _check_versions(found, run, there)
     except StoreError as error:
         found.unreachable = str(error)
     return found
@@ -51,15 +52,15 @@ def unreachable(region: RegionStore, error: StoreError) -> MirrorCheck:
 
 def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
     found.objects += 1
-    if there.get(key) != home.get(key):
+    if there.get(key, MAX_RECORD_BYTES) != home.get(key, MAX_RECORD_BYTES):
         found.mismatches.append(f"{key}: not what the home bucket holds")
 
 
 def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store) -> None:
     bound = {island.name for island in run.everybody if island.region == found.region}
-    while (data := home.get(commit_key(found.commits + found.behind))) is not None:
+    while (data := home.get(commit_key(found.commits + found.behind), MAX_RECORD_BYTES)) is not None:
         key = commit_key(found.commits + found.behind)
-        copy = None if found.behind else there.get(key)
+        copy = None if found.behind else there.get(key, MAX_RECORD_BYTES)
         if copy is None:
             found.behind += 1
         else:
@@ -71,19 +72,25 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
             if item["learner"] in bound:
                 _same(found, home, there, offer_key(item["learner"], item["incarnation"], item["seq"]))
     for key in _listed(there, "commit/"):
-        if key >= commit_key(found.commits) and home.get(key) != there.get(key):  # equal ones have come meanwhile
+        if key < commit_key(found.commits):
+            continue
+        if home.get(key, MAX_RECORD_BYTES) != there.get(key, MAX_RECORD_BYTES):  # equal ones have come meanwhile
             found.mismatches.append(f"{key}: beyond what follows the home log")
 
 
 def _check_snapshots(found: MirrorCheck, home: Store, there: Store) -> None:
     for key in _listed(there, "snapshot/"):
-        if read_snapshot_key(key) is not None and home.get(key) is not None:  # home may have collected it first
+        if read_snapshot_key(key) is None:
+            continue
+        if home.get(key, MAX_RECORD_BYTES) is not None:  # home may have collected it first
             _same(found, home, there, key)
 
 
-def _check_versions(found: MirrorCheck, there: Store) -> None:
+def _check_versions(found: MirrorCheck, run: RunFormat, there: Store) -> None:
     for key in _listed(there, "cast/"):
-        version, data = read_version_key(key), there.get(key)
+        version = read_version_key(key)
+        most_bytes = most_fragment_bytes(run.layout, -1 if version is None else version[0])
+        data = there.get(key, most_bytes)
         found.objects += 1
         if version is None or data is None or digest(data) != version[3]:
             found.mismatches.append(f"{key}: not the bytes that its name says")

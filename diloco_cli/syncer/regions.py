@@ -18,7 +18,7 @@ from diloco_cli.protocol.driver import Side, SystemClock, perform
 from diloco_cli.protocol.mirrors import HeadOf, Mirror, RegionStoppedError
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.records import RegionStore, RunFormat
-from diloco_cli.protocol.relays import Relay
+from diloco_cli.protocol.relays import PaceOf, Relay, Tell
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -26,13 +26,38 @@ from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.retry_news import RetryNews
 
 TRIES_AGAIN_S = 5.0  # after an error that repeating one call does not mend: no such bucket, a version lost at home
+PROVEN_S = 2 * TRIES_AGAIN_S
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region
 LEAVES_WITHIN_S = 1.0
 LINE_EVERY_S = 60.0
+MOST_UNHEARD = 16  # of a region, told in a beat: beats are small
 
 
 def said_in_the_log(line: str) -> None:
     say(f"{utc_now_text()} {line}")
+
+
+@dataclass
+class Trouble:
+    """What a thread's work ended with, and since when it does so each time: until it has gone well for a while."""
+
+    text: str = ""
+    since_s: float = 0.0
+    works_since_s: float | None = None
+
+    def began(self, now_s: float) -> None:
+        self.works_since_s = now_s
+
+    def failed(self, text: str, now_s: float) -> None:
+        if self._is_over(now_s):
+            self.since_s = now_s
+        self.text, self.works_since_s = text, None
+
+    def told(self, now_s: float) -> str:
+        return "" if self._is_over(now_s) else f"fails for {now_s - self.since_s:.0f} s: {self.text}"
+
+    def _is_over(self, now_s: float) -> bool:
+        return not self.text or (self.works_since_s is not None and now_s - self.works_since_s >= PROVEN_S)
 
 
 class RegionService:
@@ -40,26 +65,26 @@ class RegionService:
     log, or for whoever waits."""
 
     def __init__(
-        self, run: RunFormat, region: RegionStore, home: Store, head: HeadOf, earlier: MirrorBeat,
-        tell: Callable[[str], None] = said_in_the_log,
+        self, run: RunFormat, region: RegionStore, home: Store, head: HeadOf, pace: PaceOf, earlier: MirrorBeat,
+        tell: Tell = said_in_the_log, suspect: Callable[[int], None] = lambda fragment: None,
     ) -> None:  # fmt: skip
         self.region, self.home, self.earlier, self.tell = region, home, earlier, tell
         self.leaving, self.closing = threading.Event(), threading.Event()
-        self.mirror = Mirror(run, head, self.leaving.is_set)
-        self.relay = Relay(run, region.name, head, self.leaving.is_set)
-        self.error = self.stopped = ""
+        self.mirror = Mirror(run, head, self.leaving.is_set, pace, suspect)
+        self.relay = Relay(run, region.name, head, pace, self.leaving.is_set, self._tell)
+        self.stopped = ""
+        self.troubles = {"mirror": Trouble(), "relay": Trouble()}
         self._opening = threading.Lock()
         self._opened: tuple[RetryingStore, MeteredStore] | None = None
         self._behind_since_s: float | None = None
         self._said = ("", 0.0)
         clock = SystemClock(monotonic_s, self.closing.wait, self._check)
-        works: tuple[tuple[str, Callable[[], Steps[None]]], ...] = (
-            ("mirror", self.mirror.serve),
-            ("relay", self.relay.serve),
-        )
+        works = ((self.mirror.serve, "mirror"), (self.relay.serve, "relay"))
         self.threads = [
-            threading.Thread(target=self._work, args=(steps, clock), name=f"{what}-{region.name}", daemon=True)
-            for what, steps in works
+            threading.Thread(
+                target=self._work, args=(steps, clock, self.troubles[what]), name=f"{what}-{region.name}", daemon=True
+            )
+            for steps, what in works
         ]
 
     def beat(self) -> MirrorBeat:
@@ -70,7 +95,6 @@ class RegionService:
         elif self._behind_since_s is None:
             self._behind_since_s = now_s
         counts = self._opened[1].counts if self._opened else None
-        retrying = retrying_text(self._opened[0]) if self._opened else ""
         return MirrorBeat(
             region=self.region.name,
             n=self.mirror.state.n,
@@ -80,33 +104,49 @@ class RegionService:
             up_bytes=(counts.bytes_up if counts else 0) + self.earlier.up_bytes,
             down_bytes=(counts.bytes_down if counts else 0) + self.earlier.down_bytes,
             stopped=bool(self.stopped),
-            error=self.stopped or retrying or self.error,
+            error=self._error(now_s),
+            requests=(counts.num_requests if counts else 0) + self.earlier.requests,
+            writes=(counts.num_writes if counts else 0) + self.earlier.writes,
+            unheard={who: why for (who, _), why in sorted(self.relay.unheard.copy().items())[:MOST_UNHEARD]},
         )
 
+    def _error(self, now_s: float) -> str:
+        retrying = retrying_text(self._opened[0]) if self._opened else ""
+        lasting = (trouble.told(now_s) for trouble in self.troubles.values())
+        damaged = sorted(self.mirror.casts.damaged.copy().values())
+        return self.stopped or retrying or next(filter(None, (*lasting, *damaged)), "")
+
     def _check(self) -> None:
+        """Before every operation of both threads, and after every pause."""
         if self.closing.is_set():
             raise TerminatedError("the syncer leaves")
+        if self.stopped:
+            raise TerminatedError("what is written here answers to another log than the run's")
 
-    def _work(self, steps: Callable[[], Steps[None]], clock: SystemClock) -> None:
-        while not self.closing.is_set() and not self.stopped:
+    def _work(self, steps: Callable[[], Steps[None]], clock: SystemClock, trouble: Trouble) -> None:
+        while True:
             try:
                 store, meter = self._open()
+                trouble.began(monotonic_s())
                 perform(steps(), self.home, clock, other=Side(store, meter))
                 return
             except TerminatedError:
                 return
             except RegionStoppedError as error:
-                self.stopped = str(error)
-                self._tell(f"STOPPED: {error}; {error.hint}")
+                self.stopped = f"{error}; {error.hint}"
+                self._tell(f"STOPPED: {self.stopped}")
+                return
             except Exception as error:  # whatever it is, the region must not fall silent: it is told, and tried again
-                if self.closing.is_set():
-                    return
-                self._note(str(error) if isinstance(error, DilocoError) else repr(error))
+                text = str(error) if isinstance(error, DilocoError) else repr(error)
+            if self.closing.is_set() or self.stopped:
+                return
+            trouble.failed(text, monotonic_s())
+            self._say(text)
             self.closing.wait(TRIES_AGAIN_S)
 
-    def _note(self, error: str) -> None:
-        """For `status`; and a line for the log, but not the same one every few seconds."""
-        now_s, self.error = monotonic_s(), error
+    def _say(self, error: str) -> None:
+        """A line for the log, but not the same one every few seconds."""
+        now_s = monotonic_s()
         said, said_s = self._said
         if said != error or now_s - said_s >= LINE_EVERY_S:
             self._said = (error, now_s)
@@ -118,11 +158,10 @@ class RegionService:
             if self._opened is None:
                 meter, news = MeteredStore(open_store(self.region.url)), RetryNews(self._tell)
                 store = RetryingStore(
-                    meter, sleep=self.closing.wait, stop=self.closing.is_set,
+                    meter, sleep=self.closing.wait, stop=lambda: self.closing.is_set() or bool(self.stopped),
                     on_retry=news.failing, on_answer=news.answered,
                 )  # fmt: skip
                 self._opened = store, meter
-            self.error = ""
             return self._opened
 
     def _tell(self, line: str) -> None:
@@ -140,16 +179,10 @@ class RegionServices:
             for thread in service.threads:
                 thread.start()
 
-    def withheld_by(self, run: RunFormat, head: HeadOf) -> Callable[[str, int, int], bool]:
-        """What protocol/inbox.py must not read: offers in the name of a region's learner that its bucket has not."""
-        relays = {service.region.name: service.relay for service in self.services}
-
-        def withheld(learner: str, incarnation: int, seq: int) -> bool:
-            island = head().with_members(run).island(learner)
-            relay = None if island is None else relays.get(island.region)
-            return relay is not None and relay.withheld(learner, incarnation, seq)
-
-        return withheld
+    @property
+    def relays(self) -> dict[str, Relay]:
+        """By region."""
+        return {service.region.name: service.relay for service in self.services}
 
     def beats(self) -> list[MirrorBeat]:
         return [service.beat() for service in self.services]
@@ -179,10 +212,14 @@ class RegionServices:
 
 
 def region_services(
-    run: RunFormat, home: Store, head: HeadOf, earlier: Iterable[MirrorBeat],
-    tell: Callable[[str], None] = said_in_the_log,
+    run: RunFormat, home: Store, head: HeadOf, pace: PaceOf, earlier: Iterable[MirrorBeat],
+    tell: Tell = said_in_the_log, suspect: Callable[[int], None] = lambda fragment: None,
 ) -> RegionServices:  # fmt: skip
+    """`suspect`: told the fragment whose newest cast a region's bucket does not show any more."""
     known = {beat.region: beat for beat in earlier}
     return RegionServices(
-        tuple(RegionService(run, r, home, head, known.get(r.name, MirrorBeat(r.name)), tell) for r in run.regions)
+        tuple(
+            RegionService(run, region, home, head, pace, known.get(region.name, MirrorBeat(region.name)), tell, suspect)
+            for region in run.regions
+        )
     )

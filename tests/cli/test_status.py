@@ -8,13 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.status import with_interval
+from diloco_cli.cli import status
+from diloco_cli.cli.run_argument import open_run
+from diloco_cli.cli.status import Watcher, with_interval
 from diloco_cli.config.settings import RunSettings
+from diloco_cli.store import open as opening
+from diloco_cli.store.local import LocalStore
+from diloco_cli.store.time_box import TimeBox
 from tests.cli.bucket import NANO, make_bucket, say
 from tests.cli.conftest import Diloco
 
@@ -68,6 +74,43 @@ def test_a_store_whose_clock_is_ahead_gives_right_ages_and_a_warning(diloco: Dil
 )
 def test_watch_may_stand_without_its_number(words: list[str], meant: list[str]) -> None:
     assert with_interval(words) == meant
+
+
+class HangsWhenTold(LocalStore):
+    """As a network file system whose server is away."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.works = threading.Event()
+        self.works.set()
+
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        self.works.wait(60)
+        return super().get(key, most_bytes)
+
+
+def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes_back(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hung = HangsWhenTold(tmp_path / "nano")
+    monkeypatch.setattr(opening, "open_store", lambda url: hung)
+    box = TimeBox(20)
+    watcher = Watcher(open_run(url, box), box)
+    monkeypatch.setattr(status, "LOOK_S", 0.2)
+    hung.works.clear()
+    try:
+        for _ in range(4):
+            assert watcher.look().state == "STARTING"
+        said = set(capsys.readouterr().err.splitlines())
+        assert len(said) == 1 and "no answer within 200 ms" in said.pop()
+        left = [thread for thread in threading.enumerate() if thread.name == "store-call"]
+        assert len(left) == 1
+    finally:
+        hung.works.set()
+    left[0].join(20)
+    say(tmp_path / "nano", "iowa", 0)
+    monkeypatch.setattr(status, "LOOK_S", 20)
+    assert next(found.heard_s for found in watcher.look().learners if found.name == "iowa") is not None
 
 
 @pytest.mark.parametrize("watch", [["--watch"], ["-w"], ["--watch", "0.3"]])

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from diloco_cli.config.settings import DataSettings
+from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.membership import enter
 from diloco_cli.protocol.mirrors import Mirror, RegionStoppedError
-from diloco_cli.protocol.operations import Operation, Steps, There
+from diloco_cli.protocol.operations import Operation, Sleep, Steps, There
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.relays import Relay
+from diloco_cli.protocol.relays import Relay, withheld_by
 from diloco_cli.protocol.state import RunState
-from diloco_cli.simulate.world import Actor, World
+from diloco_cli.simulate.histories.client import Client
+from diloco_cli.simulate.world import Actor, Fault, Injected, World
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
 
 FAR = "eu"
+TRIES_AGAIN_S = 0.5
 OF_THE_SYNCER = ("syncer", "mirror", "relay")
 
 
@@ -37,25 +41,37 @@ class RegionalFleet(Fleet):
 
     def __init__(self, run: RunFormat, world: World | None = None) -> None:
         self.far = MemoryStore()
-        self.cut_off_until_s = 0.0
+        self.cut_off_until_s = self.fails_until_s = 0.0
+        self.failure = Fault.BUSY
         self.far_actors = {island.name for island in run.islands if island.region == FAR}
         self.stops: list[RegionStoppedError] = []
         super().__init__(run, world)
         self.world.store_of = self._store_of
         self.world.unreachable_until_s = self._unreachable_until_s
+        self.world.fault_of = self._failing
+        self.patience = Client(lambda: 0.5)
 
     def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
         actor = super().syncer(name, delay_s)
         served, leaving = self.served, lambda: actor.ended
-        mirror = Mirror(self.run, lambda: served.state, leaving)
-        relay = Relay(self.run, FAR, lambda: served.state, leaving)
-        served.inbox.withheld = lambda who, i, seq: relay.is_bound_here(who) and relay.withheld(who, i, seq)
+        mirror = Mirror(self.run, lambda: served.state, leaving, lambda: served.pace.slot_s, served.repairer.suspect)
+        relay = Relay(
+            self.run, FAR, lambda: served.state, lambda: served.pace.slot_s, lambda: bool(self.stops) or leaving()
+        )
+        served.inbox.withheld = withheld_by({FAR: relay}, self.run, lambda: served.state)
         self.mirror, self.relay = mirror, relay
         self.threads = [
-            self.world.start("mirror", self._thread(mirror.serve()), delay_s),
-            self.world.start("relay", self._thread(relay.serve()), delay_s),
+            self.world.start("mirror", self.patience.drive(self._thread(mirror.serve)), delay_s),
+            self.world.start("relay", self.patience.drive(self._thread(relay.serve)), delay_s),
         ]
         return actor
+
+    def learner(self, name: str, delay_s: float = 0.0) -> Actor:
+        return self.world.start(name, self.patience.drive(self._learner(self.run, name).train()), delay_s)
+
+    def region_answers(self, failure: Fault, seconds: float) -> None:
+        """From now on, to everybody, and nothing else."""
+        self.failure, self.fails_until_s = failure, self.world.now_s + seconds
 
     def far_newcomer(self, name: str) -> Actor:
         """An island that joins by what its region's bucket shows, and asks there."""
@@ -68,13 +84,18 @@ class RegionalFleet(Fleet):
 
         return self.world.start(name, steps())
 
-    def _thread(self, steps: Steps[None]) -> Steps[str]:
-        try:
-            yield from steps
-        except RegionStoppedError as error:
-            self.stops.append(error)
-            return "stopped"
-        return "done"
+    def _thread(self, serve: Callable[[], Steps[None]]) -> Steps[str]:
+        """Tried again after what only time mends, as in syncer/regions.py."""
+        while True:
+            try:
+                yield from serve()
+            except RegionStoppedError as error:
+                self.stops.append(error)
+                return "stopped"
+            except DataCheckError:
+                yield Sleep(TRIES_AGAIN_S)
+            else:
+                return "done"
 
     def _store_of(self, actor: Actor, operation: Operation) -> Store:
         far = isinstance(operation, There) or actor.name in self.far_actors
@@ -84,6 +105,13 @@ class RegionalFleet(Fleet):
         """The region, and nothing else; a thread that works between two waits with both."""
         apart = isinstance(actor.pending, There) or actor.name in self.far_actors
         return self.cut_off_until_s if apart else 0.0
+
+    def _failing(self, actor: Actor, operation: Operation) -> Injected | None:
+        planned = self.world.faults.pop((actor.name, actor.operations), None)
+        if planned is not None:
+            return Injected(planned) if isinstance(planned, Fault) else planned
+        apart = isinstance(operation, There) or actor.name in self.far_actors
+        return Injected(self.failure) if apart and self.world.now_s < self.fails_until_s else None
 
     def _ended(self, actor: Actor) -> None:
         crashed = actor.result is None and actor.error is None

@@ -14,7 +14,7 @@ from diloco_cli.protocol.beats import MirrorBeat
 from diloco_cli.protocol.records import RegionStore
 from tests.unit.observe.test_status import RUN, STATE, SYNCER, facts
 
-EU = MirrorBeat("eu", n=9, offers=4, up_bytes=2_000_000_000, down_bytes=3_000_000_000)
+EU = MirrorBeat("eu", n=9, offers=4, up_bytes=2_000_000_000, down_bytes=3_000_000_000, requests=1200, writes=300)
 
 
 def with_region(beat: MirrorBeat | None, syncer_age_s: float = 1.0, phase: str = "RUNNING") -> RunFacts:
@@ -53,6 +53,7 @@ def test_a_mirror_is_as_far_as_the_syncer_says(
 def test_what_crosses_is_counted_and_priced_by_where_it_leaves() -> None:
     found = mirror_of(with_region(EU))
     assert (found.bytes_to, found.bytes_from, found.offers) == (2_000_000_000, 3_000_000_000, 4)
+    assert (found.requests, found.writes) == (1200, 300)
     assert found.egress_cost == pytest.approx(2 * 0.5 + 3 * 0.1)
     assert status_of(facts()).mirrors == [], "a run without regions' buckets says nothing of them"
 
@@ -61,6 +62,16 @@ def test_screens_tell_the_lag_and_the_last_error_without_control_characters() ->
     late = with_region(replace(EU, behind=4, behind_s=61.0, error="create fails:\x1b[2J 503"))
     line = next(line for line in status_text(status_of(late)).splitlines() if line.startswith("region eu"))
     assert line.startswith("region eu  behind  4 commits behind for 61 s  4 offers carried home")
-    assert "2 GB to it, 3 GB from it  egress costs 1.3" in line and "\\x1b[2J 503" in line and "\x1b" not in line
+    assert "2 GB to it, 3 GB from it  1,200 requests, 300 of them writes  egress costs 1.3" in line
+    assert "\\x1b[2J 503" in line and "\x1b" not in line
     summary = summary_of(with_region(EU, phase="FINISHED"))
     assert summary.mirrors[0].region == "eu" and "region eu  follows  4 offers" in summary_text(summary)
+
+
+def test_a_learner_that_is_not_heard_is_named_with_what_to_do() -> None:
+    known = with_region(replace(EU, unheard={"rhine": "offer/rhine/1/3: other bytes; start rhine again"}))
+    status = status_of(known)
+    assert status.mirrors[0].state == "FOLLOWS", "the region's other learners go on"
+    assert "not heard: rhine" in status_text(status)
+    (note,) = [learner.note for learner in status.learners if learner.name == "rhine"]
+    assert note == "not heard: offer/rhine/1/3: other bytes; start rhine again"

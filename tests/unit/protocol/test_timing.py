@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.protocol.quorum import (
+    MIN_ALIVE_S,
     Grace,
     Pace,
     SlotFacts,
@@ -17,6 +18,7 @@ from diloco_cli.protocol.quorum import (
     decide_slot,
     grace_window,
     late_offers_count_after_s,
+    longest_exchange_s,
     measured_pace,
     moving_average,
     overlap_slots,
@@ -165,6 +167,17 @@ def test_the_window_never_eats_up_what_the_exchange_needs(overlap: int, pace: Pa
 def test_the_pace_is_averaged_and_kept_where_nobody_tells_it() -> None:
     assert measured_pace(Pace(1.0, 0.0, 2.0), 3.0, 1.0, 4.0) == Pace(2.0, 0.5, 3.0)
     assert measured_pace(Pace(1.0), None, 0.0, 0.0).slot_s == 1.0
+
+
+@pytest.mark.parametrize(("claimed_s", "believed_s"), [(1e6, 4.0), (4.0, 4.0), (0.25, 0.25), (1e-9, 0.25)])
+def test_one_merge_changes_the_pace_by_a_factor_at_most(claimed_s: float, believed_s: float) -> None:
+    assert measured_pace(Pace(1.0), claimed_s, 0.0, 0.0).slot_s == (1.0 + believed_s) / 2
+    assert measured_pace(Pace(0.0), claimed_s, 0.0, 0.0).slot_s == claimed_s / 2, "nothing to compare it with"
+
+
+def test_an_exchange_is_believed_as_long_as_its_offer_can_count() -> None:
+    assert longest_exchange_s(Pace(2.0), 8) == 16.0 + MIN_ALIVE_S
+    assert longest_exchange_s(Pace(2.0), 0) == 2.0 + MIN_ALIVE_S
 
 
 def test_overlap_of_an_unknown_pace_is_one() -> None:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.protocol.beats import MirrorBeat
-from diloco_cli.protocol.keys import commit_key, offer_key
+from diloco_cli.protocol.keys import commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import RegionStore, RunFormat
+from diloco_cli.protocol.relays import withheld_by
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.world import World
+from diloco_cli.store import retry
+from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.memory import MemoryStore, shared_memory_store
 from diloco_cli.store.open import open_store
-from diloco_cli.store.port import Store
+from diloco_cli.store.port import Created, Exists, Store, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.syncer import regions
 from diloco_cli.syncer.mirror_check import check_mirror
-from diloco_cli.syncer.regions import RegionServices, region_services
+from diloco_cli.syncer.regions import MOST_UNHEARD, PROVEN_S, RegionServices, Trouble, region_services
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
 
@@ -34,7 +41,7 @@ def ended_run() -> tuple[RunFormat, Store, MemoryStore, RunState]:
 
 def services_at(name: str, run: RunFormat, home: Store, head: RunState) -> RegionServices:
     own = replace(run, regions=(RegionStore(FAR, f"memory://{name}", 0.1),))
-    return region_services(own, home, lambda: head, [MirrorBeat(FAR, offers=2, up_bytes=1000)])
+    return region_services(own, home, lambda: head, lambda: 0.1, [MirrorBeat(FAR, offers=2, up_bytes=1000)])
 
 
 def wait_for(holds: Callable[[], object]) -> None:
@@ -95,7 +102,109 @@ def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind() -> 
 def test_only_what_a_regions_bucket_has_may_be_read_at_home() -> None:
     run, home, _, head = ended_run()
     services = services_at("withheld", run, home, replace(head, phase="RUNNING"))
-    withheld = services.withheld_by(run, lambda: head)
+    withheld = withheld_by(services.relays, run, lambda: head)
     assert withheld("l1", 1, 0), "its bucket is empty"
     assert not withheld("l0", 1, 0), "a learner of the home bucket"
     assert not withheld("nobody", 1, 0), "whom the syncer refuses by itself"
+
+
+class FailingStore(MemoryStore):
+    """Refuses everything while `error` is there."""
+
+    error: Exception | None = None
+
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        if self.error is not None:
+            raise self.error
+        return super().get(key, most_bytes)
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        if self.error is not None:
+            raise self.error
+        return super().create(key, data)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StoreForbiddenError("403 says the region"), StoreUnavailableError("503 says the region"), BadKeyError("no such")],
+    ids=["403", "503", "lasting"],
+)
+def test_a_region_that_fails_says_why_and_for_how_long_and_is_completed_later(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, home, _, head = ended_run()
+    there = FailingStore("failing")
+    there.error = error
+    monkeypatch.setattr(regions, "open_store", lambda url: there)
+    monkeypatch.setattr(regions, "TRIES_AGAIN_S", 0.02)
+    monkeypatch.setattr(regions, "PROVEN_S", 0.04)
+    monkeypatch.setattr(retry, "pause_s", lambda attempt, error, jitter: 0.02)
+    services = services_at("failing", run, home, replace(head, phase="RUNNING"))
+    services.start()
+    wait_for(lambda: services.beats()[0].error)
+    (beat,) = services.beats()
+    assert "fails for 0 s" in beat.error and str(error) in beat.error
+    assert (beat.n, beat.behind, beat.stopped) == (-1, head.n + 1, False)
+    assert all(thread.is_alive() for thread in services.services[0].threads)
+    there.error = None
+    wait_for(lambda: services.beats()[0].behind == 0 and not services.beats()[0].error)
+    services.end(over=True)
+    assert there.list("commit/") == home.list("commit/")
+    assert services.beats()[0].requests > 2 * head.n and 0 < services.beats()[0].writes < services.beats()[0].requests
+
+
+def test_what_a_region_cannot_read_any_more_is_told() -> None:
+    run, home, _, head = ended_run()
+    services = services_at("damaged", run, home, head)
+    services.services[0].mirror.casts.damaged[1] = "cast/0001/that cannot be read in the region's bucket"
+    assert services.beats()[0].error == "cast/0001/that cannot be read in the region's bucket"
+
+
+def test_how_long_something_fails_counts_from_when_it_last_went_well_for_a_while() -> None:
+    trouble = Trouble()
+    assert trouble.told(0.0) == ""
+    for at_s in (10.0, 15.0, 20.0):
+        trouble.began(at_s)
+        trouble.failed("no bucket", at_s + 0.1)
+    assert trouble.told(40.1) == "fails for 30 s: no bucket", "while it is tried again, too"
+    trouble.began(41.0)
+    assert trouble.told(42.1) == "fails for 32 s: no bucket"
+    assert trouble.told(41.0 + PROVEN_S) == ""
+    trouble.failed("again", 100.0)
+    assert trouble.told(105.0) == "fails for 5 s: again"
+
+
+def test_a_stopped_region_ends_both_its_threads_at_once() -> None:
+    run, home, _, head = ended_run()
+    shared_memory_store("stops").create(commit_key(3), b"{}")
+    services = services_at("stops", run, home, replace(head, phase="RUNNING"))
+    services.start()
+    wait_for(lambda: not any(thread.is_alive() for thread in services.services[0].threads))
+    assert services.beats()[0].stopped
+
+
+def test_a_beat_names_some_of_those_who_are_not_heard_not_all() -> None:
+    run, home, _, head = ended_run()
+    services = services_at("crowd", run, home, head)
+    (service,) = services.services
+    service.relay.unheard |= {(f"l{i:04}", 1): "why " * 50 for i in range(1000)}
+    assert sorted(services.beats()[0].unheard) == [f"l{i:04}" for i in range(MOST_UNHEARD)]
+
+
+def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
+    run, home, far, head = ended_run()
+    there = shared_memory_store("impostor")
+    for key in far.list(""):
+        there.create(key, far.get(key) or b"")
+    claim = incarnation_key("l1", head.learner("l1").floor)
+    there.put(claim, b"somebody else's")
+    told: list[str] = []
+    own = replace(run, regions=(RegionStore(FAR, "memory://impostor", 0.1),))
+    services = region_services(own, home, lambda: replace(head, phase="RUNNING"), lambda: 0.1, (), told.append)
+    services.start()
+    wait_for(lambda: services.beats()[0].unheard)
+    services.end(over=False)
+    (beat,) = services.beats()
+    assert list(beat.unheard) == ["l1"] and claim in beat.unheard["l1"] and not beat.stopped and beat.behind == 0
+    assert from_plain(MirrorBeat, to_plain(beat)) == beat
+    assert any("region eu: l1 is not heard" in line and "start l1 again" in line for line in told)

@@ -1,0 +1,51 @@
+"""What a syncer believes of the learners' words on their pace, beside what its own clock shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.protocol.pacing import MOST_FASTER, MOST_SLOWER, TIMES_SEEN, Pacer, believed_slot_s
+from diloco_cli.protocol.quorum import SlotFacts
+from diloco_cli.protocol.records import Timings
+from tests.unit.protocol.records import RUN, genesis, offer
+
+SLOT_S = 60.0
+
+
+def paced(claims_s: Iterable[float], step_s: float, grace_s: float = 0.0) -> Pacer:
+    """A merge every `SLOT_S`; 4 steps of `step_s` are planned for 2 slots."""
+    pacer = Pacer(replace(RUN, islands=tuple(replace(island, step_s=step_s) for island in RUN.islands)))
+    for k, claimed_s in enumerate(claims_s):
+        now_s = k * SLOT_S
+        facts = SlotFacts(1, 2, 1, now_s - grace_s, now_s - grace_s, False, now_s - SLOT_S, now_s)
+        pacer.merged([offer(genesis(), timings=Timings(0.1, claimed_s))], facts, now_s)
+    return pacer
+
+
+@pytest.mark.parametrize("step_s", [0.0, SLOT_S / 2, 1e4], ids=["no plan", "as planned", "planned too long"])
+@pytest.mark.parametrize(
+    ("claimed_s", "believed_s"), [(1e-9, SLOT_S / MOST_FASTER), (SLOT_S, SLOT_S), (1e6, SLOT_S * MOST_SLOWER)]
+)
+def test_a_word_on_the_pace_counts_beside_what_slots_take_however_often_it_is_said(
+    claimed_s: float, believed_s: float, step_s: float
+) -> None:
+    assert paced([claimed_s] * 100, step_s).pace.slot_s == pytest.approx(believed_s)
+
+
+def test_without_a_plan_the_first_word_waits_for_something_to_compare_it_with() -> None:
+    assert paced([1e6], 0.0).pace.slot_s == 0.0
+    assert paced([1e6, 1e6], 0.0).pace.slot_s <= SLOT_S * MOST_SLOWER
+
+
+def test_grace_that_a_false_pace_has_made_long_does_not_make_the_pace_longer() -> None:
+    assert paced([1e6] * 100, SLOT_S / 2, grace_s=0.9 * SLOT_S).pace.slot_s <= 0.8 * SLOT_S
+
+
+def test_an_outage_and_the_burst_after_it_change_nobodys_honest_word() -> None:
+    usual, burst = [SLOT_S] * 7, [0.05] * 24
+    assert believed_slot_s(SLOT_S, [*usual, 40 * SLOT_S, *burst]) == SLOT_S
+    assert believed_slot_s(SLOT_S / 2, [*usual, 3600.0]) == believed_slot_s(SLOT_S / 2, [3600.0, SLOT_S]) == SLOT_S / 2
+    assert len(usual) + 1 + len(burst) == TIMES_SEEN
