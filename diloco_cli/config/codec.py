@@ -35,7 +35,11 @@ def to_plain(value: Any) -> Any:
     fields, omits = _written_fields(kind)
     if omits:
         fields = tuple(item for item in fields if getattr(value, item[0]) != item[1])
-    return {name: to_plain(getattr(value, name)) for name, _ in fields}
+    plain = {}
+    for name, _ in fields:
+        item = getattr(value, name)
+        plain[name] = item if type(item) in _SCALARS else to_plain(item)
+    return plain
 
 
 @cache

@@ -41,6 +41,10 @@ class TraceArithmetic:
         inputs = b";".join(b"%s*%r" % (delta[0], weight) for delta, weight in deltas)
         return self._version(fragment, self._current[fragment] + inputs)
 
+    def settled(self, fragment: int) -> Merged:
+        state = self._current[fragment]
+        return Merged(state, b"cast " + state.removeprefix(b"state "))
+
     def settle(self, fragment: int, state_digest: str) -> None:
         if fragment in self._candidate and digest(self._candidate[fragment]) == state_digest:
             self._current[fragment] = self._candidate.pop(fragment)

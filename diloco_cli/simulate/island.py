@@ -227,7 +227,7 @@ class Incarnation:
             for output in state.outputs:
                 if output.version > self.fetched[output.fragment]:
                     yield from self._download(self.sizes.cast[output.fragment])
-                    if (yield from fetch_cast(output)) is None:
+                    if (yield from fetch_cast(self.run, output)) is None:
                         continue
                     self.arrived[output.fragment] = output
                     self.fetched[output.fragment] = output.version

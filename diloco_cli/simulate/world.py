@@ -82,7 +82,7 @@ class World:
     def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
         actor = Actor(name, steps, len(self.actors), self.now_s + delay_s)
         self.actors.append(actor)
-        self._queue(actor)
+        self._later(actor, actor.wake_s)
         return actor
 
     def call_at(self, when_s: float, happen: Callable[[], None]) -> None:
@@ -121,8 +121,8 @@ class World:
         actor.paused = True
 
     def resume(self, actor: Actor) -> None:
-        actor.paused, actor.wake_s = False, max(self.now_s, actor.wake_s)
-        self._queue(actor)
+        actor.paused = False
+        self._later(actor, max(self.now_s, actor.wake_s))
 
     def advance(self, actor: Actor) -> None:
         """Perform the actor's pending operation, hand it the answer, and hold what it asks next."""
@@ -144,36 +144,32 @@ class World:
         except Exception as error:
             self._end(actor, error=error)
         else:
-            actor.pending = operation
-            actor.wake_s = self.now_s + self._duration_s(actor, operation)
-            self._queue(actor)
+            self._hold(actor, operation)
 
-    def _duration_s(self, actor: Actor, operation: Operation) -> float:
-        kind = type(operation)
+    def _hold(self, actor: Actor, operation: Operation) -> None:
+        """Until its effect is due, or the time that it passes is over."""
+        kind, actor.pending = type(operation), operation
         if kind is Sleep:
             seconds: float = operation.seconds  # type: ignore[union-attr]
-            return max(0.0, seconds) / actor.clock_rate
-        return 0.0 if kind is Now else self.latency_s(actor, operation)
-
-    def _queue(self, actor: Actor) -> None:
-        heappush(self._due, (actor.wake_s, actor.number, actor))
+            actor.pending = actor.answer = None
+            wait_s = seconds / actor.clock_rate if seconds > 0.0 else 0.0
+        else:
+            wait_s = 0.0 if kind is Now else self.latency_s(actor, operation)
+        self._later(actor, self.now_s + wait_s)
 
     def next_due(self) -> Actor | None:
         """The first that is due; entries of the dead, the frozen and the rescheduled are dropped."""
-        while self._due:
-            wake_s, _, actor = self._due[0]
-            if not (actor.ended or actor.paused) and wake_s == actor.wake_s:
+        due = self._due
+        while due:
+            wake_s, _, actor = due[0]
+            if wake_s == actor.wake_s and not (actor.ended or actor.paused):
                 return actor
-            heappop(self._due)
+            heappop(due)
         return None
 
     def _perform(self, actor: Actor, operation: Operation) -> bool:
-        """The effect, or the passing of time. False if the actor does not go on from here at once."""
-        kind = type(operation)
-        if kind is Sleep:
-            actor.answer = None
-            return True
-        if kind is Now:
+        """The effect. False if the actor does not go on from here at once."""
+        if type(operation) is Now:
             actor.answer = actor.clock_s + actor.clock_rate * self.now_s
             return True
         later_s = 0.0 if self.unreachable_until_s is None else self.unreachable_until_s(actor)
@@ -208,7 +204,7 @@ class World:
 
     def _later(self, actor: Actor, when_s: float) -> bool:
         actor.wake_s = when_s
-        self._queue(actor)
+        heappush(self._due, (when_s, actor.number, actor))
         return False
 
     def _befall(self, actor: Actor, operation: Operation, fault: Injected) -> bool:
@@ -260,11 +256,12 @@ class World:
 
     def _effect(self, actor: Actor, operation: Operation) -> Any:
         store = self.store if self.store_of is None else self.store_of(actor, operation)
-        if type(operation) is There:
-            operation = operation.operation
+        return self._perform_at(store, actor, operation.operation if type(operation) is There else operation)
+
+    def _perform_at(self, store: Store, actor: Actor, operation: Operation) -> Any:
         match operation:
-            case Get(key):
-                return store.get(key)
+            case Get(key, most_bytes):
+                return store.get(key, most_bytes)
             case Create(key, data):
                 self.writes.append((actor.name, actor.operations - 1, key))
                 return store.create(key, data)

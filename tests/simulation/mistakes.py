@@ -10,27 +10,29 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol import log
-from diloco_cli.protocol.collection import Collector
+from diloco_cli.protocol.collection import Collector, Sweep
 from diloco_cli.protocol.housekeeping import Housekeeper
 from diloco_cli.protocol.inbox import Inbox, Mailbox
 from diloco_cli.protocol.joining import Joined
 from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, read_version_key, state_key
 from diloco_cli.protocol.loading import make_resident
+from diloco_cli.protocol.mirrors import Mirror
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Create, Delete, Get, List, Now, Put, Sleep, Steps
+from diloco_cli.protocol.past import state_after
 from diloco_cli.protocol.ports import Merged
 from diloco_cli.protocol.records import CommitKind, Offer, Output
 from diloco_cli.protocol.standby import Standby
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.simulate.faulty_calls import Fault
 from diloco_cli.simulate.histories.client import Client
-from diloco_cli.simulate.histories.history import Actors
 from diloco_cli.simulate.histories.integers import Delta, IntegerArithmetic
 from diloco_cli.simulate.histories.learner import Learner, Upload
 from diloco_cli.simulate.histories.options import Options
-from diloco_cli.store.port import Created, Exists, StoreUnavailableError
+from diloco_cli.simulate.histories.outcome import Actors
+from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
 
 FOR_EVER = 1 << 60
 
@@ -61,7 +63,7 @@ class TakesOwnForLost(Client):
     """A create that finds the key taken is lost to it, though it may have taken the key itself."""
 
     def settle(self, operation: Create, doubt: StoreUnavailableError) -> Steps[Created | Exists]:
-        holder: bytes | None = yield Get(operation.key)
+        holder: bytes | None = yield Get(operation.key, holder_bytes(operation.data))
         if holder is None:
             raise doubt
         return Exists(holder + b" ")
@@ -85,7 +87,7 @@ class LooksForTheNewest(Learner):
             version = read_version_key(keys[-1]) if keys else None
             if version is None or version[1] <= self.fetched[fragment]:
                 continue
-            cast: bytes | None = yield Get(keys[-1])
+            cast: bytes | None = yield Get(keys[-1], MAX_RECORD_BYTES)
             known = self.state.outputs[fragment]
             output = replace(known, version=version[1], epoch=version[2], cast_digest=version[3])
             if cast is not None:
@@ -121,8 +123,8 @@ class Undiscerning(Inbox):
     def open(self, state: RunState, now_s: float) -> None:
         super().open(without_watermarks(state), now_s)
 
-    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> None:
-        super()._receive(box, data, key, without_watermarks(state))
+    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
+        return super()._receive(box, data, key, without_watermarks(state))
 
     def sort_out(self, state: RunState) -> None:
         super().sort_out(without_watermarks(state))
@@ -175,6 +177,32 @@ class NoIncarnations(Learner):
                 self.seen.published(offer.id, encode(offer))
 
 
+# -- books --------------------------------------------------------------------------------------------------------
+
+
+class DropsSilently(Learner):
+    """Begins a fragment anew now and then, and says to nobody what becomes of the data that it had processed."""
+
+    def _step(self) -> None:
+        super()._step()
+        if self.progress.steps % 5 == 0:
+            self.progress._start_anew(0)
+            self.values[0] = self.bases[0]
+
+
+class CountsTwice(Learner):
+    """Says that progress in flight was given up for what it adopts, and offers it all the same."""
+
+    def _adopt(self, output: Output, cast: bytes, state: RunState) -> None:
+        fragment, progress = output.fragment, self.values[output.fragment] - self.bases[output.fragment]
+        book = self.progress.books[fragment]
+        start, steps = book.data_start, book.steps
+        super()._adopt(output, cast, state)
+        if not book.outstanding and self.progress.mixing_of(output, state) == "replace":
+            book.data_start, book.steps = start, steps
+            self.values[fragment] += progress
+
+
 # -- payloads -----------------------------------------------------------------------------------------------------
 
 
@@ -194,14 +222,15 @@ class NoDigests(Syncer):
         return sound
 
     def _load(self, offer: Offer) -> Steps[Any]:
-        yield from make_resident(self.arithmetic, self.state.outputs[offer.fragment], self.recover)
-        payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest))
+        yield from make_resident(self.run, self.arithmetic, self.state.outputs[offer.fragment], self.recover)
+        payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest), MAX_RECORD_BYTES)
         base = self.state.version(offer.fragment, offer.base)
         if payload is None or base is None:
             return None
         cast = None
         if base != self.state.outputs[offer.fragment]:
-            cast = yield Get(cast_key(base.fragment, base.version, base.epoch, base.cast_digest))
+            key = cast_key(base.fragment, base.version, base.epoch, base.cast_digest)
+            cast = yield Get(key, MAX_RECORD_BYTES)
         try:
             return self.arithmetic.read_delta(offer, payload, cast)
         except ValueError:  # half a number is none
@@ -240,6 +269,40 @@ class HastyCollector(Collector):
     def look(self, state: RunState, now_s: float) -> None:
         if self.sweep is None or self.sweep.is_done:
             self.floor, self.sweep = state.n, None
+
+
+class EveryMoment(Sweep):
+    """Finds that no saved moments are needed."""
+
+    def _older_moments(self, keys: list[str]) -> list[str]:
+        return keys
+
+
+class ForgetfulCollector(Collector):
+    """Deletes behind the floor, and learners' saved states with it, the newest included."""
+
+    def work(self, state: RunState, now_s: float, budget_s: float) -> Steps[bool]:
+        if self.sweep is None and now_s >= self.starts_s and not self.is_done(state):
+            self.sweep = EveryMoment((yield from state_after(self.run, self.floor)))
+        return (yield from super().work(state, now_s, budget_s))
+
+
+class NoMoments(Syncer):
+    """Leaves a restart no moments."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.housekeeper.collector = ForgetfulCollector(self.run)
+
+
+class GapInTheMirror(Mirror):
+    """Passes over a commit."""
+
+    def _mirror_next(self) -> Steps[None]:
+        if self.state.n + 1 != 4:
+            return (yield from super()._mirror_next())
+        self.state = log.fold(self.run, self.state, (yield from self._of_home(commit_key(4))))
+        return None
 
 
 class NoFloor(Syncer):
@@ -289,13 +352,15 @@ MISTAKES: dict[str, Mistake] = {
     "commit by overwrite": Mistake(Actors(client=Overwriting), frozenset("1")),
     "deleted slots": Mistake(Actors(syncer=Tidy), frozenset("1")),
     "412 taken as lost": Mistake(Actors(client=TakesOwnForLost), frozenset("16")),
-    "ambiguous taken as success": Mistake(Actors(client=TakesDoubtForSuccess), frozenset("167")),
+    "ambiguous taken as success": Mistake(Actors(client=TakesDoubtForSuccess), frozenset("1467")),
     "no dedupe": Mistake(Actors(syncer=NoDedupe), frozenset("2")),
-    "no incarnations": Mistake(Actors(learner=NoIncarnations), frozenset("7"), _KILLS),
+    "no incarnations": Mistake(Actors(learner=NoIncarnations), frozenset("47"), _KILLS),
     "hash not checked": Mistake(Actors(syncer=NoDigests), frozenset("8"), _disturbed_by("corrupt")),
     "non-finite not checked": Mistake(Actors(arithmetic=Gullible), frozenset("8"), _disturbed_by("poison")),
-    "no read-back": Mistake(
-        Actors(syncer=NoReadBack), frozenset("9"), lambda options: Fault.TORN_WRITE in options.calls
+    "no read-back": Mistake(  # a torn state in the log is missing, or stops everybody for good
+        Actors(syncer=NoReadBack),
+        frozenset({"9", "liveness"}),
+        lambda options: Fault.TORN_WRITE in options.calls and options.write_rate >= 0.1,
     ),
     "collection without floor": Mistake(Actors(syncer=NoFloor), frozenset("9")),
     "listing trusted": Mistake(Actors(learner=LooksForTheNewest), frozenset("6")),
@@ -304,4 +369,12 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "watermark per learner": Mistake(Actors(syncer=WatermarkPerLearner), frozenset({"liveness", "10"}), _KILLS),
     "snapshot without watermarks": Mistake(Actors(syncer=AlteredSnapshots), frozenset({"2", "10"})),
+    "data dropped silently": Mistake(Actors(learner=DropsSilently), frozenset("4")),
+    "data counted twice": Mistake(
+        Actors(learner=CountsTwice), frozenset("4"), lambda options: options.mixing == "replace"
+    ),
+    "gap in a mirror": Mistake(Actors(mirror=GapInTheMirror), frozenset("1"), lambda options: options.apart > 0),
+    "moments not kept": Mistake(
+        Actors(syncer=NoMoments), frozenset("9"), lambda options: options.saves_every_rounds > 0
+    ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from diloco_cli.store.keys import check_key, check_prefix
-from diloco_cli.store.port import Created, Exists, ObjectStat
+from diloco_cli.store.port import Created, Exists, ObjectStat, beginning
 
 
 class Bucket:
@@ -26,8 +26,9 @@ class Bucket:
         self.objects[check_key(key)] = data
         return Created()
 
-    def get(self, key: str) -> bytes | None:
-        return self.objects.get(key)
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        data = self.objects.get(key)
+        return None if data is None else beginning(data, most_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         data = self.objects.get(key)

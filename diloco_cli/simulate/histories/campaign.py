@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 from typing import Any
 
 from diloco_cli.simulate.faulty_calls import Fault, Injected
-from diloco_cli.simulate.histories.history import Actors, History, Outcome
+from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.options import DisturbanceKind, Options, drawn_options
+from diloco_cli.simulate.histories.outcome import Actors, Outcome
 from diloco_cli.simulate.histories.replayer import ViolationError
 from diloco_cli.simulate.histories.script import CallFault, Disturbance, Script
 from diloco_cli.simulate.histories.shrinking import Violation, violation_of
 
 CHUNK = 10
-WALLS_EVERY = 10  # each so many-th seed is lived through again with other wall clocks
+AHEAD = 4  # pieces of each process
+AGAIN_EVERY = 20  # each so many-th seed is lived through again: with other wall clocks, and with nothing remembered
 MOST_VIOLATIONS = 5  # then a campaign ends: there is work to do
-SWEEP_LEARNERS, SWEEP_MERGES = 2, 8
-SWEPT_REQUESTS: tuple[DisturbanceKind, ...] = ("join", "collect", "rollback", "lift")
+SWEEP_LEARNERS, SWEEP_MERGES = 2, 10
+SWEPT_REQUESTS: tuple[DisturbanceKind, ...] = ("join", "rollback", "collect", "lift")
 SWEEP_TAKEOVER_S = 0.5  # so that the standby serves where the syncer dies
 SWEPT = (Fault.CRASH, Fault.CRASH_AFTER)
 OF_WALLS = ("time", "previous")
@@ -29,26 +34,48 @@ OF_WALLS = ("time", "previous")
 
 @dataclass
 class Totals:
-    """Of so many histories."""
+    """Of so many histories. `lengths`: how many had how many commits. `next_seed`: all seeds before it are done;
+    `interrupted`: by whoever started it."""
 
+    next_seed: int = 0
     histories: int = 0
     commits: int = 0
     crashes: int = 0
     store_operations: int = 0
     violations: list[Violation] = field(default_factory=list)
+    lengths: Counter[int] = field(default_factory=Counter)
+    interrupted: bool = False
+
+    @property
+    def shortest(self) -> int:
+        """Commits of the shortest history."""
+        return min(self.lengths, default=0)
+
+    @property
+    def median(self) -> int:
+        """Commits of a history in the median."""
+        half, seen = (self.histories + 1) // 2, 0
+        for length in sorted(self.lengths):
+            seen += self.lengths[length]
+            if seen >= half:
+                return length
+        return 0
 
     def add(self, outcome: Outcome) -> None:
         self.histories += 1
         self.commits += outcome.commits
         self.crashes += outcome.crashes
         self.store_operations += outcome.operations
+        self.lengths[outcome.commits] += 1
 
     def join(self, other: Totals) -> None:
+        self.next_seed = max(self.next_seed, other.next_seed)
         self.histories += other.histories
         self.commits += other.commits
         self.crashes += other.crashes
         self.store_operations += other.store_operations
         self.violations += other.violations
+        self.lengths += other.lengths
 
 
 def swarm(seeds: range, actors: Actors = Actors()) -> Totals:
@@ -58,6 +85,7 @@ def swarm(seeds: range, actors: Actors = Actors()) -> Totals:
         options = drawn_options(seed)
         outcome = lived(seed, options, actors)
         totals.add(outcome)
+        totals.next_seed = seed + 1
         if outcome.violation is not None:
             command = f"diloco simulate protocol --seed {seed} --histories 1"
             totals.violations.append(violation_of(seed, options, outcome, command, actors))
@@ -67,16 +95,17 @@ def swarm(seeds: range, actors: Actors = Actors()) -> Totals:
 
 
 def lived(seed: int, options: Options, actors: Actors = Actors(), other_walls: bool = False) -> Outcome:
-    """One history; where its turn is, or `other_walls` says so, a second time with other wall clocks."""
+    """One history; where its turn is, or `other_walls` says so, a second time (see `_again`)."""
     outcome = History(seed, options, actors=actors).live()
-    if outcome.violation is None and (other_walls or seed % WALLS_EVERY == 0):
-        outcome.violation = _other_walls(seed, options, outcome, actors)
+    if outcome.violation is None and (other_walls or seed % AGAIN_EVERY == 0):
+        outcome.violation = _again(seed, options, outcome, actors)
     return outcome
 
 
-def _other_walls(seed: int, options: Options, outcome: Outcome, actors: Actors) -> ViolationError | None:
-    """12: with every process's wall clock shifted, the log says the same, but for the times that it notes."""
-    other = History(seed, options, actors=actors, walls=1).live()
+def _again(seed: int, options: Options, outcome: Outcome, actors: Actors) -> ViolationError | None:
+    """12: with every process's wall clock shifted, the log says the same, but for the times that it notes. Nor does it
+    matter whether the product's code is called each time anew, or what it said is remembered."""
+    other = History(seed, options, actors=actors, walls=1, remembers=False).live()
     same = [_without_times(data) for data in other.log] == [_without_times(data) for data in outcome.log]
     return None if same else ViolationError("12", "the log is another one where wall clocks show another time")
 
@@ -117,9 +146,9 @@ def sweep_points(seed: int, actors: Actors = Actors()) -> list[CallFault]:
     ]
 
 
-def sweep(seed: int, points: list[CallFault], actors: Actors = Actors()) -> Totals:
-    """One history a crash."""
-    totals, options = Totals(), swept_options(seed)
+def sweep(seed: int, points: list[CallFault], last: bool = True, actors: Actors = Actors()) -> Totals:
+    """One history a crash. `last`: these are the last ones of the seed."""
+    totals, options = Totals(seed + 1 if last else seed), swept_options(seed)
     for point in points:
         outcome = History(seed, options, swept_script(options, point), actors).live()
         totals.add(outcome)
@@ -143,20 +172,23 @@ def work_of(seed: int, histories: int, sweeps: bool) -> Iterator[Work]:
     for each in range(seed, seed + histories):
         points = sweep_points(each)
         for first in range(0, len(points), CHUNK):
-            yield sweep, (each, points[first : first + CHUNK])
+            yield sweep, (each, points[first : first + CHUNK], first + CHUNK >= len(points))
 
 
 def campaign(work: Iterator[Work], jobs: int, report: Callable[[Totals], None]) -> Totals:
-    """All of it, or until some violations are found. `report` is told how far it is. Interrupted, it ends cleanly."""
+    """All of it, or until some violations are found, or an interrupt: then what was done by then. `report` is told how
+    far it is."""
     totals = Totals()
     pieces = _in_turn(work) if jobs == 1 else _in_processes(work, jobs)
-    for done in pieces:
-        totals.join(done)
-        report(totals)
-        if len(totals.violations) >= MOST_VIOLATIONS:
-            pieces.close()
-            break
-    totals.violations.sort(key=lambda violation: violation.seed)
+    try:
+        for done in pieces:
+            totals.join(done)
+            report(totals)
+            if len(totals.violations) >= MOST_VIOLATIONS:
+                break
+    except KeyboardInterrupt:
+        totals.interrupted = True
+    pieces.close()
     return totals
 
 
@@ -166,23 +198,33 @@ def _in_turn(work: Iterator[Work]) -> Generator[Totals, None, None]:
 
 
 def _in_processes(work: Iterator[Work], jobs: int) -> Generator[Totals, None, None]:
-    """Spawned, never forked. Two pieces a process are handed out ahead, so that a sweep's list is never held whole."""
+    """Spawned, never forked, and in the order of the work, so that what is done has no gaps. Some pieces a process are
+    handed out ahead, and never all."""
     context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts_to_the_parent) as pool:
-        waiting: set[Future[Totals]] = set()
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_serve_the_parent) as pool:
+        waiting: deque[Future[Totals]] = deque()
         try:
             for run, arguments in work:
-                waiting.add(pool.submit(run, *arguments))
-                if len(waiting) >= 2 * jobs:
-                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            yield from (future.result() for future in waiting)
-            waiting = set()
+                waiting.append(pool.submit(run, *arguments))
+                if len(waiting) >= AHEAD * jobs:
+                    yield waiting[0].result()
+                    waiting.popleft()
+            while waiting:
+                yield waiting[0].result()
+                waiting.popleft()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
             for child in active_children() if waiting else ():  # nobody waits for what they do
                 child.terminate()
+            pool.shutdown(cancel_futures=True)
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _serve_the_parent() -> None:
+    """Interrupts are the parent's affair; without it, however it ended, there is nothing to do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+
+
+def _leave_with_the_parent() -> None:
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)

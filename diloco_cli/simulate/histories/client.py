@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from diloco_cli.errors import NoSpaceError, StoreError
-from diloco_cli.protocol.operations import Create, Get, Now, Operation, Put, Sleep, Steps
-from diloco_cli.store.port import Created, Exists, StoreUnavailableError
+from diloco_cli.protocol.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There
+from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
 from diloco_cli.store.retry import is_retryable, pause_s
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ class Client:
                     answer = yield operation
                 except (StoreError, NoSpaceError) as error:
                     answer = yield from self._again(operation, error)
-            elif kind is Put:
+            elif kind is Put or (isinstance(operation, There) and type(operation.operation) is Put):
                 yield from self.put(operation)
                 answer = None
             else:
@@ -68,12 +68,14 @@ class Client:
 
     def settle(self, operation: Create, doubt: StoreUnavailableError) -> Steps[Created | Exists]:
         """Somebody else's success, or our own whose answer was lost, or no success at all: only reading tells."""
-        holder: bytes | None = yield Get(operation.key)
+        holder: bytes | None = yield Get(operation.key, holder_bytes(operation.data))
         if holder is None:
             raise doubt
         return Created() if holder == operation.data else Exists(holder)
 
     def _once(self, operation: Operation) -> Steps[Any]:
+        if isinstance(operation, There):
+            return (yield from _over_there(self._once(operation.operation)))
         if isinstance(operation, Create):
             return (yield from self.create(operation))
         return (yield operation)
@@ -96,3 +98,20 @@ class Client:
                 return (yield from self._once(operation))
             except (StoreError, NoSpaceError) as again:
                 error = again
+
+
+def _over_there(steps: Steps[Result]) -> Steps[Result]:
+    """The same calls, to the other one of two stores, whose errors they hear."""
+    answer: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            operation = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        assert not isinstance(operation, Now | Sleep | There)
+        try:
+            answer, error = (yield There(operation)), None
+        except (StoreError, NoSpaceError) as raised:
+            error = raised

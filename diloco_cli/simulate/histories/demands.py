@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from diloco_cli.protocol.driver import perform
 from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.syncer import POLL_BOUNDS_S
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.monitor import check_folded
+from diloco_cli.simulate.histories.options import POLL_BOUNDS_S
 from diloco_cli.simulate.histories.processes import LARGEST_DRIFT
 from diloco_cli.simulate.histories.replayer import LIVENESS, Replayer, ViolationError, expect
 from diloco_cli.store.retry import LONGEST_PAUSE_S
@@ -25,7 +25,7 @@ def check_reasons(history: History) -> None:
     """Where nothing was committed for two rounds, whoever serves says why."""
     rounds_s = 2 * history.options.slot_s * history.options.slowest * history.options.fragments
     silent = history.world.now_s - history.monitor.last_commit_s > rounds_s + 1.0
-    for process in history.processes:
+    for process in history.supervisor.processes:
         serves = process.serves
         mute = serves is not None and serves.doing == "SERVING" and not serves.reason
         if silent and mute and not process.ended and history.world.now_s - process.started_s > SETTLED_S:
@@ -35,8 +35,9 @@ def check_reasons(history: History) -> None:
 def check_work(history: History) -> None:
     """Nobody spins, and whoever was stopped works again."""
     now_s, commits = history.world.now_s, history.monitor.replayer.n - history.healed_n
-    learners = sum(process.role in history.roles for process in history.processes)
-    for process in history.processes:
+    processes = history.supervisor.processes
+    learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
+    for process in processes:
         spent_s = min(now_s, process.ended_s) - max(history.healed_s, process.started_s)
         asks = learners + 2 if process.role == SYNCER else 1
         each = 30 + 6 * learners

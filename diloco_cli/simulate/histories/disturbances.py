@@ -18,8 +18,9 @@ from diloco_cli.simulate.faulty_calls import Fault, Injected
 from diloco_cli.simulate.histories.demands import check_restart
 from diloco_cli.simulate.histories.integers import MOST, NOT_FINITE
 from diloco_cli.simulate.histories.monitor import OPERATOR
-from diloco_cli.simulate.histories.options import BATCH_TOKENS, SPARE_SHARDS
+from diloco_cli.simulate.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
 from diloco_cli.simulate.histories.processes import Process
+from diloco_cli.simulate.histories.region import JOINS_HERE
 from diloco_cli.simulate.histories.script import Disturbance
 
 if TYPE_CHECKING:
@@ -64,47 +65,46 @@ class Disturber:
         """A learner's next process; one that joined asks again, and finds itself admitted."""
         history = self.history
         if role not in self.joiners:
-            return history.start_learner(role)
-        process, island = history.new_process(role), self.joiners[role]
+            return history.supervisor.start_learner(role)
+        process, island = history.supervisor.new_process(role), self.joiners[role]
 
         def steps() -> Steps[RunState]:
             known = yield from enter(history.run, island, process.nonce(), process.time_text())
-            return (yield from history.learner_steps(process, known))
+            return (yield from history.supervisor.learner_steps(process, known))
 
         process.start(steps())
         return None
 
     def _kill(self, disturbance: Disturbance) -> None:
-        for process in self.history.living(disturbance.target):
-            self._crash(process.role)
+        self.crash(disturbance.target)
 
-    def _crash(self, role: str) -> None:
-        history = self.history
-        for process in history.living(role):
+    def crash(self, role: str) -> None:
+        supervisor = self.history.supervisor
+        for process in supervisor.living(role):
             process.end(None)
-            history.crashed(process)
+            supervisor.crashed(process)
 
     def _kill_all(self, disturbance: Disturbance) -> None:
         history = self.history
-        for role in sorted({process.role for process in history.processes}):
-            self._crash(role)
+        for role in sorted({process.role for process in history.supervisor.processes}):
+            self.crash(role)
         if history.monitor.replayer.n >= 0:
             check_restart(history, history.monitor.replayer)
 
     def _pause(self, disturbance: Disturbance) -> None:
-        for process in self.history.living(disturbance.target):
-            self.history.freeze(process, disturbance.for_s)
+        for process in self.history.supervisor.living(disturbance.target):
+            self.history.supervisor.freeze(process, disturbance.for_s)
 
     def _zombie(self, disturbance: Disturbance) -> None:
         """Taken for dead and replaced; it wakes up beside its successor."""
         self._pause(disturbance)
         if disturbance.target == SYNCER:
-            self.history.start_syncer()
+            self.history.supervisor.start_syncer()
         else:
             self.start(disturbance.target)
 
     def _second_syncer(self, disturbance: Disturbance) -> None:
-        self.history.start_syncer()
+        self.history.supervisor.start_syncer()
 
     # -- the store ----------------------------------------------------------------------------------------------
 
@@ -121,6 +121,10 @@ class Disturber:
     def _outage(self, disturbance: Disturbance) -> None:
         self._shut_out(disturbance, Fault.LOST_REQUEST)
 
+    def _region_outage(self, disturbance: Disturbance) -> None:
+        """Nobody reaches the region's bucket, if there is one."""
+        self._away[REGION] = (self.history.world.now_s + disturbance.for_s, Fault.LOST_REQUEST)
+
     def _forbidden(self, disturbance: Disturbance) -> None:
         self._shut_out(disturbance, Fault.FORBIDDEN)
 
@@ -128,7 +132,7 @@ class Disturber:
         self._shut_out(disturbance, Fault.FULL)
 
     def _wall_jump(self, disturbance: Disturbance) -> None:
-        for process in self.history.living(disturbance.target):
+        for process in self.history.supervisor.living(disturbance.target):
             process.wall_s -= 1000 * disturbance.for_s
 
     # -- operators, newcomers, leavers --------------------------------------------------------------------------
@@ -136,7 +140,7 @@ class Disturber:
     def _operate(self, asks: Callable[[Process, RunState], Steps[Any]]) -> None:
         """An operator's command: reads the log, asks for something, leaves."""
         history = self.history
-        process = history.new_process(OPERATOR)
+        process = history.supervisor.new_process(OPERATOR)
 
         def steps() -> Steps[bool]:
             state = yield from read_log(history.run)
@@ -187,14 +191,15 @@ class Disturber:
     def _start_all(self) -> None:
         self.stopped = False
         for role in (SYNCER, *self.history.roles):
-            self.history.revive(role)
+            self.history.supervisor.revive(role)
 
     def _join(self, disturbance: Disturbance) -> None:
         history = self.history
         if len(self.joiners) >= SPARE_SHARDS:
             return
         name = f"n{len(self.joiners)}"
-        self.joiners[name] = Island(name, "elsewhere", BATCH_TOKENS * 2, 1, 1e9, 1e-9)
+        where = REGION if history.region is not None and name == JOINS_HERE else "elsewhere"
+        self.joiners[name] = Island(name, where, BATCH_TOKENS * 2, 1, 1e9, 1e-9)
         history.roles.append(name)
         self.start(name)
 

@@ -1,18 +1,26 @@
 """What a simulation changes about the protocol's modules for the length of one history, and why that is fair.
 
-Many simulated processes read one log: what the product's own `fold` made of a state and a record is remembered. A fold
-is a pure function of (state, bytes), so the second process to fold the same bytes onto the very same state object gets
-the object that the first one got. A state of another origin (a snapshot's, a mistaken one's) is folded anew.
+Many simulated processes read one log. What the product's own code made of the same bytes is remembered:
 
-Snapshots are written more often, so that short histories see what long runs do.
+    encode   a record is frozen, so it gives the same bytes each time
+    decode   the same bytes as the same kind of record give an equal record; those that were encoded here, the original
+    fold     a pure function of (state, bytes): the second process to fold the same bytes onto the very same state
+             object gets the object that the first one got; a state of another origin is folded anew
+
+Histories that are lived through a second time remember nothing, and must end with the same log (campaign.py).
+
+Snapshots are written more often, a quarantine may come sooner, and syncers ask less often, so that short histories see
+what long runs do, and do not spend their time on questions that are asked in vain.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 from diloco_cli.protocol import log, wire
@@ -21,6 +29,7 @@ from diloco_cli.protocol.state import RunState
 
 EMPTY = RunState()
 PROTOCOL = "diloco_cli.protocol."
+USERS = (PROTOCOL, "diloco_cli.simulate.histories.")
 
 
 @contextmanager
@@ -36,12 +45,21 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def remembered_folds() -> Iterator[None]:
+def remembered() -> Iterator[None]:
     """For the length of one history. Not for threads: a simulation has only one."""
+    encode, decode = _remembered_codec()
+    with ExitStack() as changes:
+        changes.enter_context(_everywhere("encode", wire.encode, encode))
+        changes.enter_context(_everywhere("decode", wire.decode, decode))
+        changes.enter_context(_everywhere("fold", log.fold, _remembered_fold()))
+        yield
+
+
+def _remembered_fold() -> Callable[[RunFormat, RunState, bytes], RunState]:
     fold = log.fold
     known: dict[tuple[int, bytes], tuple[RunState, RunState]] = {}
 
-    def remembered(run: RunFormat, state: RunState, data: bytes) -> RunState:
+    def remembered_fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
         if state.n < 0 and state == EMPTY:
             state = EMPTY
         found = known.get((id(state), data))
@@ -49,46 +67,62 @@ def remembered_folds() -> Iterator[None]:
             found = known[id(state), data] = (state, fold(run, state, data))
         return found[1]
 
-    log.fold = remembered
-    try:
-        with _remembered_decoding():
-            yield
-    finally:
-        log.fold = fold
+    return remembered_fold
+
+
+def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
+    encode, decode = wire.encode, wire.decode
+    written: dict[int, tuple[object, bytes]] = {}
+    known: dict[tuple[type[Any], bytes], Any] = {}
+
+    def remembered_encode(record: object) -> bytes:
+        if isinstance(record, dict):
+            return encode(record)
+        found = written.get(id(record))
+        if found is None:  # the record is held, so that its id stays its own
+            data = encode(record)
+            found, known[type(record), data] = (record, data), record
+            written[id(record)] = found
+        return found[1]
+
+    def remembered_decode(kind: type[Any], data: bytes, where: str, schema: int | None = None) -> Any:
+        found = known.get((kind, data))
+        if found is None:
+            found = known[kind, data] = decode(kind, data, where, schema)
+        return found
+
+    return remembered_encode, remembered_decode
 
 
 @contextmanager
-def _remembered_decoding() -> Iterator[None]:
-    """The same bytes as the same kind of record give the same object: records are frozen."""
-    decode = wire.decode
-    known: dict[tuple[type[Any], bytes], Any] = {}
-
-    def remembered(kind: type[Any], data: bytes, where: str) -> Any:
-        found = known.get((kind, data))
-        if found is None:
-            found = known[kind, data] = decode(kind, data, where)
-        return found
-
-    modules = [module for name, module in sys.modules.items() if name.startswith(PROTOCOL)]
-    users = [module for module in modules if getattr(module, "decode", None) is decode]
+def _everywhere(name: str, usual: object, instead: object) -> Iterator[None]:
+    """In every module that knows it by this name."""
+    users = [module for module in _modules(USERS, len(sys.modules)) if getattr(module, name, None) is usual]
     for module in users:
-        module.decode = remembered  # type: ignore[attr-defined]
+        setattr(module, name, instead)
     try:
         yield
     finally:
         for module in users:
-            module.decode = decode  # type: ignore[attr-defined]
+            setattr(module, name, usual)
 
 
 @contextmanager
-def snapshots_every(commits: int) -> Iterator[None]:
-    """In every module that knows how often snapshots are written."""
-    known = [module for name, module in sys.modules.items() if name.startswith(PROTOCOL)]
-    before = {module: module.SNAPSHOT_EVERY for module in known if hasattr(module, "SNAPSHOT_EVERY")}
-    for module in before:
-        module.SNAPSHOT_EVERY = commits  # type: ignore[attr-defined]
+def tuned(**constants: object) -> Iterator[None]:
+    """With these values of the protocol's constants, in every module that knows them."""
+    modules = _modules((PROTOCOL,), len(sys.modules))
+    known = [(module, name) for module in modules for name in constants if hasattr(module, name)]
+    before = [(module, name, getattr(module, name)) for module, name in known]
+    for module, name in known:
+        setattr(module, name, constants[name])
     try:
         yield
     finally:
-        for module, usual in before.items():
-            module.SNAPSHOT_EVERY = usual  # type: ignore[attr-defined]
+        for module, name, usual in before:
+            setattr(module, name, usual)
+
+
+@cache
+def _modules(prefixes: tuple[str, ...], imported: int) -> list[ModuleType]:
+    """Those that are there; looked up again when more have been `imported`."""
+    return [module for name, module in sys.modules.items() if name.startswith(prefixes)]

@@ -99,6 +99,10 @@ class IntegerArithmetic:
         parameter, momentum = numbers(self.current[fragment], "state")
         return self._version(fragment, *outer_step(parameter, momentum, deltas))
 
+    def settled(self, fragment: int) -> Merged:
+        state = self.current[fragment]
+        return Merged(state, cast_bytes(numbers(state, "state")[0]))
+
     def settle(self, fragment: int, state_digest: str) -> None:
         if fragment in self.candidate and digest(self.candidate[fragment]) == state_digest:
             self.current[fragment] = self.candidate.pop(fragment)

@@ -23,12 +23,13 @@ from diloco_cli.protocol.records import Offer, OfferId, Output, ProcessClaim, Ru
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
 from diloco_cli.simulate.histories.integers import delta_bytes, gradient, numbers
+from diloco_cli.simulate.histories.ledger import Account
 
 BEAT_EVERY_S = 3.0
 FENCE_CHECK_EVERY_S = 5.0
 PAUSE_S = 0.2
 POLL_BOUNDS_S = (0.05, 0.5)
-POLLS_A_SLOT = 8  # fewer than the product's: most of a history's calls would be in vain
+POLLS_A_SLOT = 5  # fewer than the product's: most of a history's calls would be in vain
 
 
 @dataclass
@@ -46,9 +47,10 @@ class Habits:
 @dataclass
 class Beliefs:
     """What learners believe: the bytes of every offer whose publication they saw succeed, and what they adopted (who,
-    the version, the bytes of its cast)."""
+    the version, the bytes of its cast). `accounts`: of what each incarnation has processed."""
 
     offers: dict[OfferId, bytes] = field(default_factory=dict)
+    accounts: list[Account] = field(default_factory=list)
     on_adoption: Callable[[str, Output, bytes], None] = lambda learner, output, cast: None
     on_publication: Callable[[OfferId, bytes], None] = lambda offer_id, data: None
 
@@ -109,18 +111,26 @@ class Learner:
 
     def _begin(self, joined: Joined) -> Steps[None]:
         self.joined_n, self.fetched = joined.state.n, dict.fromkeys(range(self.run.num_fragments), -1)
-        while (news := (yield from follow(self.run, joined.state, self.fetched))).missing:
+        self.state, casts = joined.state, dict[int, tuple[Output, bytes]]()
+        while True:
+            news = yield from follow(self.run, self.state, self.fetched)
+            self.state = news.state
+            casts |= {output.fragment: (output, cast) for output, cast in news.casts}
+            self.fetched |= {output.fragment: output.version for output, _ in news.casts}
+            if not news.missing:
+                break
             yield Sleep(POLL_BOUNDS_S[1])
-        self.state = news.state
         self.progress = Progress(self.run, self.name, joined.incarnation, joined.state, joined.data_start)
-        for output, cast in news.casts:
+        for _, (output, cast) in sorted(casts.items()):
             value = self._value(cast)
             self.values.append(value)
             self.bases.append(value)
             self.sent.append({})
-            self.fetched[output.fragment] = output.version
             self.progress.adopted(output)
             self.seen.on_adoption(self.name, output, cast)
+        batch_tokens, unsent = self.progress.island.batch_tokens, [joined.data_start] * self.run.num_fragments
+        self.account = Account(self.name, joined.incarnation, batch_tokens, unsent)
+        self.seen.accounts.append(self.account)
         self.inner = joined.inner
         self.progress.begin(self.inner, False)
 
@@ -147,6 +157,7 @@ class Learner:
         for draft in drafts:
             value = self.values[draft.fragment]
             self.sent[draft.fragment][draft.seq] = value
+            self.account.sent(draft.fragment, draft.seq, draft.data_start, draft.data_end)
             self.uploads.append(Upload(draft, self.bases[draft.fragment], value))
         self._save_now_and_then()
         if self.uploads and self.start_threads is not None and not self.uploading:
@@ -156,6 +167,7 @@ class Learner:
     def _step(self) -> None:
         moved = gradient(self.name, self.progress.position, self.progress.island.batch_tokens)
         self.values = [value - moved for value in self.values]
+        self.account.stepped(self.progress.position)
         self.progress.stepped()
 
     def _save_now_and_then(self) -> None:
@@ -178,10 +190,17 @@ class Learner:
             self.inner = None
         for fragment in sorted(self.arrived):
             self._adopt(*self.arrived.pop(fragment), state)
+        position = self.progress.position
         if self.progress.heard(state, self.habits.step_s, self._exchange_s()):
-            self.values = list(self.bases)
+            for fragment in self.fetched:
+                self._give_up(fragment, position, "a predecessor's offer, or a quarantine")
         for fragment in self.progress.overgrown():
-            self.values[fragment] = self.bases[fragment]
+            self._give_up(fragment, position, "outgrown")
+
+    def _give_up(self, fragment: int, position: int, reason: str) -> None:
+        """All own progress since the last adoption."""
+        self.values[fragment] = self.bases[fragment]
+        self.account.gave_up(fragment, position, reason, self.progress.position)
 
     def _adopt(self, output: Output, cast: bytes, state: RunState) -> None:
         fragment, value = output.fragment, self._value(cast)
@@ -192,6 +211,7 @@ class Learner:
             self.values[fragment] += value - reference
         else:
             self.progress.adopted(output)
+            self.account.gave_up(fragment, self.progress.position, "replaced")
             self.values[fragment] = value
         self.bases[fragment], self.sent[fragment] = value, {}
         self.seen.on_adoption(self.name, output, cast)

@@ -22,13 +22,14 @@ OF_OPERATORS = ("request/", "epoch/", "commit/", "state/", "cast/")  # with no s
 OVERWRITTEN = ("hint/", "beat/")
 NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/")
 FATE_ROUNDS = 2  # of merges: fates travel with them, and a skip leaves the offers of its slot to the next merge
+FATE_APART_S = 25.0  # of what was carried home: a call of that thread may have been slow since before faults ceased
 FATE_S = 4.0  # at the least: a new incarnation is looked for only every second of the syncer's own clock
 
 
-def prefixes_of(role: str) -> tuple[str, ...]:
-    """Where a role may write."""
+def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Where a role may write. A syncer's process also writes for learners that live `apart`, in their names."""
     if role == SYNCER:
-        return OF_SYNCERS
+        return OF_SYNCERS + tuple(sorted({prefix for name in apart for prefix in prefixes_of(name)}))
     if role == OPERATOR:
         return OF_OPERATORS
     own = tuple(f"{kind}/{role}/" for kind in ("incarnation", "offer", "delta", "inner"))
@@ -46,16 +47,22 @@ class Monitor:
     adopted: int = 0
     deletions: int = 0
     worked: set[str] = field(default_factory=set)
+    _apart: frozenset[str] = frozenset()
+    _apart_bucket: Bucket | None = None
     _prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _fresh: dict[OfferId, tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.replayer = Replayer(self.bucket, self.run)
 
+    def lives_apart(self, learners: set[str], bucket: Bucket) -> None:
+        """These publish in a bucket of their region, from where the syncer's process carries it home."""
+        self._apart, self._apart_bucket = frozenset(learners), bucket
+
     # -- writes -------------------------------------------------------------------------------------------------
 
     def created(self, role: str, key: str, data: bytes, now_s: float) -> None:
-        self._check_place(role, key)
+        self.check_place(role, key)
         if key.startswith("commit/"):
             expect(key == f"commit/{self.replayer.n + 1:012d}.json", "1", f"{role} created {key} beyond the log's end")
             self._committed(self.replayer.feed(data), now_s)
@@ -65,11 +72,11 @@ class Monitor:
             self._fresh[learner, int(incarnation), int(name.partition(".")[0])] = self.replayer.merges, now_s
 
     def put(self, role: str, key: str) -> None:
-        self._check_place(role, key)
+        self.check_place(role, key)
         expect(key.startswith(OVERWRITTEN), "1", f"{role} overwrote {key}")
 
-    def deleted(self, role: str, key: str, data: bytes | None) -> None:
-        """9 and 11: only behind a committed floor, and nothing that a reader still needs."""
+    def deleted(self, role: str, key: str, data: bytes | None, bucket: Bucket | None = None) -> None:
+        """9 and 11: only behind a committed floor, and nothing that a reader still needs. `bucket`: not at home."""
         expect(role in (SYNCER, OPERATOR), "11", f"{role} deleted {key}")
         expect(not key.startswith(NEVER_DELETED), "1", f"{role} deleted {key}")
         if data is None:
@@ -86,16 +93,10 @@ class Monitor:
             known = old or (fated_n is not None and fated_n <= self.replayer.gc_floor)
             expect(known, "9", f"{key} was deleted, which has no fate behind the floor {self.replayer.gc_floor}")
         elif kind == "inner":
-            enough = self._later_moments(key) >= KEPT_MOMENTS
+            enough = _later_moments(key, bucket or self.bucket) >= KEPT_MOMENTS
             expect(enough, "9", f"{key} was deleted, which a restart may ask for")
         elif kind == "snapshot":
             expect(int(rest[:12]) < self.replayer.gc_floor, "9", f"{key} was deleted, which the floor needs")
-
-    def _later_moments(self, key: str) -> int:
-        """How many newer inner states of the same learner there are. (One that its newest offer names may be gone: the
-        learner saved as many since, and published none. Then a restart begins without moments, and warms up.)"""
-        learner = key[: key.index("/", len("inner/")) + 1]
-        return sum(other > key for other in self.bucket.objects if other.startswith(learner))
 
     def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str) -> None:
         """As of the floor, the current version is needed, and casts that a delta may still be based on."""
@@ -111,8 +112,9 @@ class Monitor:
         orphan_of_now = not committed and epoch >= self.replayer.epoch and version > versions[-1]
         expect(not orphan_of_now, "9", f"{key} was deleted, which this epoch's syncer may be about to commit")
 
-    def _check_place(self, role: str, key: str) -> None:
-        prefixes = self._prefixes.get(role) or self._prefixes.setdefault(role, prefixes_of(role))
+    def check_place(self, role: str, key: str) -> None:
+        """11: everybody writes only what is his to write."""
+        prefixes = self._prefixes.get(role) or self._prefixes.setdefault(role, prefixes_of(role, self._apart))
         expect(key.startswith(prefixes), "11", f"{role} wrote {key}")
 
     def _committed(self, commit: Plain, now_s: float) -> None:
@@ -122,7 +124,8 @@ class Monitor:
         if not self.healthy:
             return
         for (learner, incarnation, seq), (merges, since_s) in self._fresh.items():
-            late = self.replayer.merges - merges > rounds + 1 and now_s - since_s > FATE_S
+            within_s = FATE_APART_S if learner in self._apart else FATE_S
+            late = self.replayer.merges - merges > rounds + 1 and now_s - since_s > within_s
             current = incarnation >= self.replayer.floors[learner]
             text = f"offer {incarnation}/{seq} of {learner} has no fate after {self.replayer.merges - merges} merges"
             expect(not (late and current), LIVENESS, text)
@@ -139,7 +142,8 @@ class Monitor:
     def on_publication(self, offer_id: OfferId, data: bytes) -> None:
         """7: what a learner believes published is there, in its own words."""
         learner, incarnation, seq = offer_id
-        there = self.bucket.get(f"offer/{learner}/{incarnation:08d}/{seq:010d}.json")
+        bucket = self._apart_bucket if learner in self._apart else self.bucket
+        there = None if bucket is None else bucket.get(f"offer/{learner}/{incarnation:08d}/{seq:010d}.json")
         expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
 
     def on_commit(self, state: RunState, commit: Commit) -> None:
@@ -155,6 +159,13 @@ class Monitor:
     def check_gap(self, now_s: float, bound_s: float) -> None:
         gap_s = now_s - self.last_commit_s
         expect(gap_s <= bound_s, LIVENESS, f"no commit for {gap_s:.1f} s without faults, more than {bound_s:.1f} s")
+
+
+def _later_moments(key: str, bucket: Bucket) -> int:
+    """How many newer inner states of the same learner there are. (One that its newest offer names may be gone: the
+    learner saved as many since, and published none. Then a restart begins without moments, and warms up.)"""
+    learner = key[: key.index("/", len("inner/")) + 1]
+    return sum(other > key for other in bucket.objects if other.startswith(learner))
 
 
 def check_folded(state: RunState, replayer: Replayer, run: RunFormat) -> None:

@@ -4,6 +4,7 @@ them out, so that rare combinations are not drowned by common ones."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal, get_args
 
 from diloco_cli.config.settings import (
@@ -16,18 +17,21 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.protocol.records import Island, RegionStore, RunFormat
 from diloco_cli.simulate.faulty_calls import Fault
 from diloco_cli.simulate.histories.stream import Stream
 
 BATCH_TOKENS = 4
+CALLS_AN_EXCHANGE = 14  # from an offer to the adoption of what came of it, one after the other
 GRACE_S = 1.0  # of readers, before anything is deleted
+REGION = "apart"  # the one with a bucket of its own, in some histories
 SPARE_SHARDS = 2  # for islands that join
 MOST_LEARNERS = 16
+POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
 
 DisturbanceKind = Literal[
-    "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "forbidden", "full", "stop", "stand_in", "join",
-    "leave", "wall_jump", "poison", "huge", "corrupt", "unfit", "lift", "rollback", "collect",
+    "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
+    "stand_in", "join", "leave", "wall_jump", "poison", "huge", "corrupt", "unfit", "lift", "rollback", "collect",
 ]  # fmt: skip
 DISTURBANCES: tuple[DisturbanceKind, ...] = get_args(DisturbanceKind)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
@@ -39,8 +43,9 @@ class Options:
     """Everything that sets one history apart, but for the moments at which its faults strike.
 
     `calls`: faults of single calls that are on; `write_rate`, `read_rate`: their probability at each create or put, and
-    at each other call. `list_lag_s`: how long a listing may not show a new key. Faults cease after `faulty_share` of
-    the merges; above 1 they do not, and those of a script may strike until the last process has left.
+    at each other call. `apart`: so many of the learners live in a region with a bucket of its own. `list_lag_s`: how
+    long a listing may not show a new key. Faults cease after `faulty_share` of the merges; above 1 they do not, and
+    those of a script may strike until the last process has left.
     """
 
     learners: int
@@ -49,9 +54,11 @@ class Options:
     takeover_s: float
     snapshot_every: int
     kept_rounds: int
+    fewest_faults: int
     list_lag_s: float
     fragments: int
     quorum: int
+    apart: int
     merges: int
     mixing: Literal["replace", "rebase"]
     overlap: int | Literal["auto"]
@@ -75,13 +82,33 @@ class Options:
     def slot_s(self) -> float:
         return self.step_s * self.steps_a_slot
 
+    @property
+    def contributions(self) -> float:
+        """How many slots' worth of one learner's tokens a merge brings, roughly: of those who take part in it, and more
+        than one of each where the exchange takes longer than a slot, or no progress in flight is given up."""
+        participants = fmean((self.learners, self.quorum))
+        exchange_slots = (2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * self.latency_s) / self.slot_s
+        kept = 1.4 if self.mixing == "rebase" else 1.0
+        return participants * kept * min(2.2, max(1.0, 0.3 + 0.45 * exchange_slots))
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """Of the protocol's modules, with other values than in the product."""
+        return {
+            "SNAPSHOT_EVERY": self.snapshot_every,
+            "FEWEST_FAULTS": self.fewest_faults,
+            "POLLS_A_SLOT": POLLS_A_SLOT,
+            "POLL_BOUNDS_S": POLL_BOUNDS_S,
+        }
+
     def describe(self) -> str:
         calls = ", ".join(fault.name.lower() for fault in self.calls) or "none"
         others = ", ".join(self.disturbances) or "none"
+        apart = f", {self.apart} of them in a region of their own" if self.apart else ""
         return (
-            f"{self.learners} learners, {self.syncers} syncers, {self.standbys} standbys, {self.fragments} fragments, "
-            f"quorum {self.quorum}, {self.merges} merges, {self.mixing}, slot {self.slot_s:g} s, "
-            f"latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
+            f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
+            f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, "
+            f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
             f"faults of calls: {calls}; others: {others}"
         )
 
@@ -92,7 +119,7 @@ class Options:
 def drawn_options(seed: int) -> Options:
     draw = Stream(seed, "options")
     learners = draw.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 4))
-    if draw.chance(0.06):
+    if draw.chance(0.04):
         learners = draw.choice((5, 6, 7, 8, 8, MOST_LEARNERS))
     fragments = draw.choice((1, 1, 2, 2, 3, 4))
     quorum = 1 if draw.chance(0.6) else draw.whole(1, min(learners, 4))
@@ -103,12 +130,14 @@ def drawn_options(seed: int) -> Options:
         syncers=draw.choice((1, 1, 1, 1, 2, 3)),
         standbys=draw.choice((0, 0, 1, 2)),
         takeover_s=draw.choice((0.5, 2.0, 5.0, 15.0)),
-        snapshot_every=draw.choice((3, 4, 4, 8, 16)),
-        kept_rounds=draw.choice((1, 2, 4, 64)),
+        snapshot_every=draw.choice((3, 3, 4, 4, 8)),
+        kept_rounds=draw.choice((1, 1, 2, 64)),
+        fewest_faults=draw.choice((3, 8)),
         list_lag_s=draw.choice((0.0, 0.0, 0.5, 5.0)),
         fragments=fragments,
         quorum=quorum,
-        merges=draw.whole(6, 11),
+        apart=draw.whole(1, learners) if draw.chance(0.1) else 0,
+        merges=draw.whole(5, 8),
         mixing="rebase" if draw.chance(0.3) else "replace",
         overlap=draw.choice(("auto", "auto", 0, 1, 2)),
         local_steps="planned" if draw.chance(0.3) else "measured",
@@ -132,7 +161,7 @@ def drawn_options(seed: int) -> Options:
 def run_of(options: Options) -> RunFormat:
     """Equal islands but for the slowest; the run ends after about `merges` merges by everybody."""
     every = options.steps_a_slot * options.fragments
-    tokens = options.merges * options.steps_a_slot * BATCH_TOKENS * options.learners
+    tokens = round(options.merges * options.steps_a_slot * BATCH_TOKENS * options.contributions)
     settings = RunSettings(
         name="history",
         train=TrainSettings(tokens=tokens, batch_tokens=BATCH_TOKENS),
@@ -152,10 +181,14 @@ def run_of(options: Options) -> RunFormat:
             skip_after_s=options.skip_after_s,
         ),
     )
+    places = ["here"] * (options.learners - options.apart) + [REGION] * options.apart
     islands = tuple(
-        Island(f"l{i}", "here", BATCH_TOKENS, every, BATCH_TOKENS / options.step_s, options.step_s)
-        for i in range(options.learners)
+        Island(f"l{i}", place, BATCH_TOKENS, every, BATCH_TOKENS / options.step_s, options.step_s)
+        for i, place in enumerate(places)
     )
     facts = [ParameterFact(f"w{i}", (1,), False) for i in range(options.fragments)]
     layout = balanced_layout(facts, options.fragments)
-    return RunFormat("id", "history", "2000-01-01T00:00:00.000Z", settings, islands, layout, "simulated")
+    return RunFormat(
+        "id", "history", "2000-01-01T00:00:00.000Z", settings, islands, layout, "simulated",
+        regions=(RegionStore(REGION, "memory://region"),) if options.apart else (), home_url="memory://home",
+    )  # fmt: skip

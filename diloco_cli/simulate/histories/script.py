@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.keys import SYNCER
-from diloco_cli.protocol.operations import Create, Delete, Get, Operation, Put
+from diloco_cli.protocol.operations import Create, Delete, Get, Operation, Put, There
 from diloco_cli.simulate.faulty_calls import OF_READ_BACK, OF_READS, Fault, Injected
 from diloco_cli.simulate.histories.options import DisturbanceKind, Options
 from diloco_cli.simulate.histories.stream import Stream
@@ -17,7 +17,8 @@ LONGEST_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
 OF_LEARNERS = frozenset({"leave", "poison", "huge", "corrupt", "unfit", "lift"})
 CHECKED = ("delta/", "state/", "cast/", "snapshot/", "hint/", "commit/", "offer/")  # bytes that may come damaged
 READ_BACK = ("state/", "cast/", "delta/")  # what may be stored in half: a create of any other key is atomic
-_RATE_BITS = 24
+WRITES = frozenset({Create, Put, Delete})
+_SECONDS_BITS = 10
 
 
 @dataclass(frozen=True)
@@ -90,29 +91,29 @@ class CallFaults:
         self._of_writes = [kind for kind in self._of_versions if kind not in OF_READ_BACK]
         self._of_payloads = [kind for kind in kinds if kind not in OF_READ_BACK]
         self._of_reads = [kind for kind in self._of_payloads if kind not in OF_READS]
-        self._write_limit = int(self.options.write_rate * (1 << _RATE_BITS))
-        self._read_limit = int(self.options.read_rate * (1 << _RATE_BITS))
 
-    def strike(self, actor: str, number: int, operation: Operation, bits: int) -> Injected | None:
-        """`bits`: 48 random ones of this call's own."""
+    def strike(self, actor: str, number: int, operation: Operation, draw: float) -> Injected | None:
+        """`draw`: a number of this call's own, in [0, 1)."""
         if self.given is not None:
             fault = self.given.get((actor, number))
         else:
-            fault = self._drawn(operation, bits)
+            fault = self._drawn(operation, draw)
         if fault is not None:
             self.struck.append(CallFault(actor, number, fault))
         return fault
 
-    def _drawn(self, operation: Operation, bits: int) -> Injected | None:
-        writes = isinstance(operation, Create | Put | Delete)
-        if (bits & ((1 << _RATE_BITS) - 1)) >= (self._write_limit if writes else self._read_limit):
+    def _drawn(self, operation: Operation, draw: float) -> Injected | None:
+        there = type(operation) is There
+        operation = operation.operation if isinstance(operation, There) else operation
+        writes = type(operation) in WRITES
+        rate = self.options.write_rate if writes else self.options.read_rate
+        if draw >= rate:
             return None
-        kinds = self._kinds(operation, writes)
+        kinds = self._of_writes if writes and there else self._kinds(operation, writes)
         if not kinds:
             return None
-        bits >>= _RATE_BITS
-        kind, bits = kinds[bits % len(kinds)], bits // len(kinds)
-        return Injected(kind, round(_seconds(kind, bits), 6))
+        which, bits = divmod(int(draw / rate * (len(kinds) << _SECONDS_BITS)), 1 << _SECONDS_BITS)
+        return Injected(kinds[which], round(_seconds(kinds[which], bits), 6))
 
     def _kinds(self, operation: Operation, writes: bool) -> Sequence[Fault]:
         """Those that make sense for such a call."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diloco_cli.simulate.histories.history import Actors, History, Outcome
+from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.options import Options
+from diloco_cli.simulate.histories.outcome import Actors, Outcome
 from diloco_cli.simulate.histories.script import Script
 from diloco_cli.simulate.histories.telling import told
 

@@ -1,4 +1,4 @@
-"""Seeded draws: the same on every machine and for every hash seed, and cheap enough for one at each store operation."""
+"""Seeded draws: the same on every machine and for every hash seed, and cheap enough for some at each operation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from diloco_cli.digests import ALGORITHM, digest
 T = TypeVar("T")
 _MASK = (1 << 64) - 1
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407  # Knuth's 64-bit linear congruential generator
+_RANGE = 1 << 48
 
 
 class Stream:
@@ -21,14 +22,10 @@ class Stream:
         text = digest(f"{seed}/{name}".encode()).removeprefix(f"{ALGORITHM}-")
         self._state = int(text[:16], 16)
 
-    def bits(self) -> int:
-        """48 random bits: the upper ones of the state, the lower ones are weak."""
-        self._state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
-        return self._state >> 16
-
     def uniform(self) -> float:
-        """In [0, 1)."""
-        return self.bits() / (1 << 48)
+        """In [0, 1): the upper bits of the state, for the lower ones are weak."""
+        self._state = state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
+        return (state >> 16) / _RANGE
 
     def between(self, low: float, high: float) -> float:
         return low + (high - low) * self.uniform()

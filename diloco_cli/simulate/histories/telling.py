@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.simulate.histories.history import Moment, Outcome
+from diloco_cli.simulate.histories.options import REGION
+from diloco_cli.simulate.histories.outcome import Moment, Outcome
 
 _HEX = re.compile(r"(-[a-z0-9]+-[0-9a-f]{8})[0-9a-f]{56}")
 
@@ -31,14 +32,18 @@ def _line(moment: Moment, objects: dict[str, bytes]) -> str:
 
 
 def _said(key: str, data: bytes) -> str:
-    if key.startswith("commit/"):
-        return f": {_commit(json.loads(data))}"
-    if key.startswith("offer/"):
-        offer = json.loads(data)
-        return (
-            f": fragment {offer['fragment']} on version {offer['base']}, data {offer['data_start']}-{offer['data_end']}"
-        )
-    return ""
+    kind = key.removeprefix(f"{REGION}/").partition("/")[0]
+    if kind not in ("commit", "offer"):
+        return ""
+    try:
+        record = json.loads(data)
+    except ValueError:
+        return ": damaged"
+    return f": {_commit(record) if kind == 'commit' else _offer(record)}"
+
+
+def _offer(offer: dict[str, Any]) -> str:
+    return f"fragment {offer['fragment']} on version {offer['base']}, data {offer['data_start']}-{offer['data_end']}"
 
 
 def _commit(commit: dict[str, Any]) -> str:

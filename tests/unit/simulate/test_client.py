@@ -62,7 +62,7 @@ class Scripted(MemoryStore):
             raise answer
         return answer
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         found: bytes | None = self._next()
         return found
 
@@ -93,7 +93,7 @@ def real(call: Callable[[RetryingStore], Any], answers: list[Any]) -> tuple[Any,
     ids=str,
 )
 def test_reads_are_repeated_as_often_and_after_the_same_pauses_as_by_the_product(answers: list[Any]) -> None:
-    found, wire = simulated(Get("a"), answers)
+    found, wire = simulated(Get("a", 9), answers)
     expected, calls, pauses = real(lambda store: store.get("a"), answers)
     assert found == expected
     assert sum(isinstance(sent, Get) for sent in wire) == calls

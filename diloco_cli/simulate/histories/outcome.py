@@ -1,0 +1,45 @@
+"""What a history is made of, and how it ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from diloco_cli.protocol.mirrors import Mirror
+from diloco_cli.protocol.standby import Standby
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.simulate.histories.client import Client
+from diloco_cli.simulate.histories.integers import IntegerArithmetic
+from diloco_cli.simulate.histories.learner import Learner
+from diloco_cli.simulate.histories.replayer import ViolationError
+from diloco_cli.simulate.histories.script import Script
+
+Moment = tuple[float, str, str]  # when (seconds), what, and the key of what was created, if it was
+
+
+@dataclass(frozen=True)
+class Actors:
+    """What a history is made of. Tests hand in others to see mistakes caught."""
+
+    syncer: type[Syncer] = Syncer
+    standby: type[Standby] = Standby
+    mirror: type[Mirror] = Mirror
+    learner: type[Learner] = Learner
+    client: type[Client] = Client
+    arithmetic: type[IntegerArithmetic] = IntegerArithmetic
+
+
+@dataclass
+class Outcome:
+    """How a history ended. `tail`: everything worth telling, in its order; `objects`: what then lies in the bucket, and
+    under `apart/` in the region's, if there is one."""
+
+    commits: int = 0
+    crashes: int = 0
+    operations: int = 0
+    faulty: Script = field(default_factory=Script)
+    violation: ViolationError | None = None
+    tail: list[Moment] = field(default_factory=list)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    log: list[bytes] = field(default_factory=list)
+    per_actor: Counter[str] = field(default_factory=Counter)

@@ -1,0 +1,71 @@
+"""Histories in which some learners live in a region with a bucket of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.simulate.faulty_calls import Fault
+from diloco_cli.simulate.histories.campaign import lived
+from diloco_cli.simulate.histories.history import History
+from diloco_cli.simulate.histories.options import REGION, Options, drawn_options
+from diloco_cli.simulate.histories.replayer import ViolationError
+from diloco_cli.simulate.histories.telling import told
+
+SEEDS = 20
+
+
+def apart(seed: int) -> Options:
+    """Of two learners the second lives in the region."""
+    return replace(drawn_options(seed), learners=2, quorum=1, apart=1)
+
+
+def quiet(seed: int) -> Options:
+    return replace(apart(seed).without_faults(), standbys=0, syncers=1)
+
+
+def test_both_take_part_and_the_regions_bucket_shows_the_whole_log() -> None:
+    outcome = History(3, quiet(3)).live()
+    assert outcome.violation is None
+    inputs = [item["learner"] for data in outcome.log for item in json.loads(data)["inputs"]]
+    assert inputs.count("l0") >= 2 and inputs.count("l1") >= 2
+    far = {key.removeprefix(f"{REGION}/") for key in outcome.objects if key.startswith(f"{REGION}/")}
+    assert sum(key.startswith("commit/") for key in far) == outcome.commits
+    assert not any("/l0/" in key for key in far)
+    assert any(f"{REGION}/offer/l1/" in line for line in told(outcome, 1000))
+
+
+@pytest.mark.parametrize("kinds", [(Fault.TORN, Fault.FLIPPED), (Fault.CRASH, Fault.CRASH_AFTER), tuple(Fault)])
+def test_whatever_befalls_calls_between_two_buckets_breaks_nothing(kinds: tuple[Fault, ...]) -> None:
+    """Also what is read damaged: a relay must not bring it home, where it would lie for ever."""
+    struck: set[Fault] = set()
+    for seed in range(SEEDS):
+        options = replace(apart(seed), calls=kinds, write_rate=0.03, read_rate=0.03, disturbances=("region_outage",))
+        outcome = lived(seed, options)
+        assert outcome.violation is None, (seed, outcome.violation)
+        struck |= {call.fault.kind for call in outcome.faulty.calls if call.actor.startswith("syncer.1/")}
+    assert struck, "the mirror's and the relay's calls, too"
+
+
+def test_an_outage_of_the_region_stops_neither_the_others_nor_the_run() -> None:
+    noted = 0
+    for seed in range(SEEDS):
+        outcome = lived(seed, replace(apart(seed), calls=(), disturbances=("region_outage",)))
+        assert outcome.violation is None, (seed, outcome.violation)
+        noted += sum("region_outage" in text for _, text, _ in outcome.tail)
+    assert noted >= SEEDS // 2
+
+
+def test_what_the_mirror_may_not_write_shows() -> None:
+    history = History(3, quiet(3))
+    assert history.live().violation is None and history.region is not None
+    for key, data, says in (
+        ("commit/000000000099.json", b"{}", "ends before it"),
+        ("offer/l1/00000001/0000000099.json", b"{}", "the mirror wrote"),
+        ("cast/0000/000000000099-0000000001-blake3-00", b"cast:1", "other bytes than its name says"),
+        ("FORMAT.json", b"{}", "other bytes than at home"),
+    ):
+        with pytest.raises(ViolationError, match=says):
+            history.region.created("syncer", key, data, 0.0)
