@@ -1,10 +1,13 @@
-"""kill -9 at random instants: python -m tests.studies.kills --kills 200 --role learner|syncer|all --seed 1
+"""kill -9 at random instants: python -m tests.studies.kills --kills 200 --role learner|syncer|all|supervisor --seed 1
 
 A toy run of four processes (three learners, a syncer) on file://. Again and again, at a random instant, one learner,
-the syncer or all four are killed and started anew. After every kill: the log that anybody had seen before it is a
-prefix of the log now, byte for byte; `verify` finds every digest in place and no offer applied twice. In most cases
-the run must merge again before the next kill; the next one otherwise strikes while its victims are still starting. A
-run that reaches its target is verified once more, and the next one begins.
+the syncer or all four are killed and started anew. Or a run of `diloco launch`: only that process is killed, `diloco
+resume` goes on, and the units must live through it, each once. After every kill: the log that anybody had seen before
+it is a prefix of the log now, byte for byte; `verify` finds every digest in place and no offer applied twice. In most
+cases the run must merge again before the next kill; the next one otherwise strikes while its victims are still
+starting. A run that reaches its target is verified once more, and the next one begins.
+
+Ends with one row for the table in README.md, and with status 1 if anything was violated.
 """
 
 from __future__ import annotations
@@ -23,19 +26,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.records import Commit, RunFormat
 from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.store.open import open_store
+from diloco_cli.syncer.replay import Replay
+from tests.studies.launched import SUPERVISOR, LaunchedRun
 from tests.studies.toy_runs import LEARNERS, integer_run
 from tests.studies.verifying import verified_integers
 
 ROOT = Path(__file__).resolve().parents[2]
 SYNCER = "syncer"
 EVERYBODY = (*LEARNERS, SYNCER)
+STRUCK = {"syncer": (SYNCER,), "all": EVERYBODY, "supervisor": (SUPERVISOR,)}
 ROUNDS = 16
 STEP_S = 0.04
 RETENTIONS = (RetentionSettings(rounds=4, grace_s=2.0), RetentionSettings("all"))  # by turns
@@ -44,7 +50,14 @@ WHILE_STARTING_S = 0.4
 WHILE_STARTING_SHARE = 0.3
 MERGE_WITHIN_S = 120.0
 
-Role = Literal["learner", "syncer", "all"]
+Role = Literal["learner", "syncer", "all", "supervisor"]
+KILLED: dict[Role, str] = {
+    "learner": "one learner", "syncer": "the syncer", "all": "everybody at once", "supervisor": "`diloco launch`",
+}  # fmt: skip
+HEADER = (
+    "| killed | kills | while starting | runs (to their end) | commits | merges | offers applied | next merge (median, "
+    "p95, worst) | violations |\n|---|---|---|---|---|---|---|---|---|"
+)
 
 
 @dataclass
@@ -62,15 +75,30 @@ class Tally:
     back_s: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
-    def text(self) -> str:
-        spread = quantiles(self.back_s, n=20) if len(self.back_s) > 1 else [0.0] * 19
-        back = f"{spread[9]:.2f} s median, {spread[18]:.2f} s p95, {max(self.back_s, default=0.0):.2f} s worst"
-        return (
-            f"{self.kills} kills ({self.while_starting} of processes that were starting) in {self.runs} runs"
-            f" ({self.finished} to their end), {self.commits} commits, {self.merges} merges, {self.applied} offers"
-            f" applied, {self.collected} runs with collected garbage; next merge after {back};"
-            f" {len(self.violations)} violations"
-        )
+    def row(self, name: str) -> str:
+        """Of the table in README.md."""
+        spread = quantiles(self.back_s, n=20) if len(self.back_s) > 1 else self.back_s * 19 or [0.0] * 19
+        cells = [
+            name, str(self.kills), str(self.while_starting), f"{self.runs} ({self.finished})", f"{self.commits:,}",
+            f"{self.merges:,}", f"{self.applied:,}",
+            f"{spread[9]:.2f} s, {spread[18]:.2f} s, {max(self.back_s, default=0.0):.2f} s", str(len(self.violations)),
+        ]  # fmt: skip
+        return f"| {' | '.join(cells)} |"
+
+
+class KilledRun(Protocol):
+    """What a study needs of a run, whatever it is made of."""
+
+    directory: Path
+
+    def start(self, *names: str) -> None: ...
+    def kill(self, *names: str) -> None: ...
+    def failed(self) -> list[str]: ...
+    def log(self) -> dict[str, bytes]: ...
+    def is_up(self) -> bool: ...
+    def is_over(self) -> bool: ...
+    def verified(self) -> Replay: ...
+    def end(self) -> None: ...
 
 
 class ToyRun:
@@ -109,8 +137,18 @@ class ToyRun:
         folder = self.bucket / "commit"
         return {path.name: path.read_bytes() for path in sorted(folder.glob("*.json"))}
 
+    def is_up(self) -> bool:
+        """Nobody need wait: the next merge tells."""
+        return True
+
     def is_over(self) -> bool:
         return all(process.poll() == 0 for process in self.processes.values())
+
+    def verified(self) -> Replay:
+        return verified_integers(self.store, self.run)
+
+    def end(self) -> None:
+        self.kill(*self.processes)
 
 
 class Study:
@@ -121,19 +159,32 @@ class Study:
 
     def kill(self, kills: int) -> Tally:
         while self.tally.kills < kills and not self.tally.violations:
-            with toy_run(self._next_format()) as toy:
+            with self._next_run() as toy:
                 self._one_run(toy, kills)
                 self.tally.runs += 1
                 if self.tally.violations:
-                    toy.kill(*EVERYBODY)
+                    toy.end()
                     kept = shutil.copytree(toy.directory, tempfile.mkdtemp(prefix="kills-"), dirs_exist_ok=True)
                     self.tally.violations.append(f"its bucket and logs: {kept}")
         return self.tally
 
-    def _next_format(self) -> RunFormat:
-        return integer_run(self.rounds, STEP_S, RETENTIONS[self.tally.runs % len(RETENTIONS)])
+    @contextmanager
+    def _next_run(self) -> Iterator[KilledRun]:
+        """Ends what it started, and leaves nothing behind."""
+        directory = Path(tempfile.mkdtemp(prefix="killed-run-"))
+        toy = self._made(directory)
+        try:
+            yield toy
+        finally:
+            toy.end()
+            shutil.rmtree(directory)
 
-    def _one_run(self, toy: ToyRun, kills: int) -> None:
+    def _made(self, directory: Path) -> KilledRun:
+        if self.role == SUPERVISOR:
+            return LaunchedRun(directory, self.rounds)
+        return ToyRun(directory, integer_run(self.rounds, STEP_S, RETENTIONS[self.tally.runs % len(RETENTIONS)]))
+
+    def _one_run(self, toy: KilledRun, kills: int) -> None:
         toy.start(*EVERYBODY)
         starting = True
         while self.tally.kills < kills and not toy.is_over():
@@ -151,9 +202,9 @@ class Study:
             self.tally.finished += 1
         self._count(toy)
 
-    def _strike(self, toy: ToyRun) -> dict[str, bytes]:
+    def _strike(self, toy: KilledRun) -> dict[str, bytes]:
         """The log as it was seen before (or, where nobody lives on, as it was left) by the kill."""
-        names = {"learner": (self.random.choice(LEARNERS),), "syncer": (SYNCER,), "all": EVERYBODY}[self.role]
+        names = (self.random.choice(LEARNERS),) if self.role == "learner" else STRUCK[self.role]
         before = toy.log()
         toy.kill(*names)
         self.tally.kills += 1
@@ -163,28 +214,30 @@ class Study:
         toy.start(*names)
         return before
 
-    def _expect_a_merge(self, toy: ToyRun, num_before: int) -> None:
+    def _expect_a_merge(self, toy: KilledRun, num_before: int) -> None:
         killed_s = time.monotonic()
-        while num_merges(toy.log()) <= num_before and not toy.is_over():
+        while not (toy.is_over() or (toy.is_up() and num_merges(toy.log()) > num_before)):
             if time.monotonic() - killed_s > MERGE_WITHIN_S:
                 self.tally.violations.append(f"no merge within {MERGE_WITHIN_S:.0f} s after kill {self.tally.kills}")
                 return
             time.sleep(0.02)
         self.tally.back_s.append(time.monotonic() - killed_s)
 
-    def _is_sound(self, toy: ToyRun, before: dict[str, bytes]) -> bool:
-        now, found = toy.log(), verified_integers(toy.store, toy.run)
+    def _is_sound(self, toy: KilledRun, before: dict[str, bytes], failed: list[str] | None = None) -> bool:
+        now, found = toy.log(), toy.verified()
         wrong = [f"commit {name} changed or vanished" for name, data in before.items() if now.get(name) != data]
-        wrong += [f"missing: {key}" for key in found.missing] + found.mismatches + toy.failed()
+        wrong += [f"missing: {key}" for key in found.missing] + found.mismatches
+        wrong += toy.failed() if failed is None else failed
         wrong += [f"{found.duplicates} offers applied twice"] if found.duplicates else []
         self.tally.violations += [f"after kill {self.tally.kills}: {text}" for text in wrong]
         return not self.tally.violations
 
-    def _count(self, toy: ToyRun) -> None:
+    def _count(self, toy: KilledRun) -> None:
         """What this run came to, once nobody writes any more."""
-        toy.kill(*EVERYBODY)
-        self._is_sound(toy, {})
-        found = verified_integers(toy.store, toy.run)
+        failed = toy.failed()
+        toy.end()
+        self._is_sound(toy, {}, failed)
+        found = toy.verified()
         self.tally.commits += found.commits
         self.tally.merges += found.merges
         self.tally.applied += found.offers_applied
@@ -195,22 +248,12 @@ def num_merges(log: dict[str, bytes]) -> int:
     return sum(decode(Commit, data, name).kind == "merge" for name, data in log.items())
 
 
-@contextmanager
-def toy_run(run: RunFormat) -> Iterator[ToyRun]:
-    """Ends what it started, and leaves nothing behind."""
-    directory = Path(tempfile.mkdtemp(prefix="toy-run-"))
-    toy = ToyRun(directory, run)
-    try:
-        yield toy
-    finally:
-        toy.kill(*toy.processes)
-        shutil.rmtree(directory)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--role", choices=get_args(Role), default="learner", help="all: everybody at once")
+    parser.add_argument(
+        "--role", choices=get_args(Role), default="learner", help="all: everybody at once; supervisor: `diloco launch`"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of victims and instants; what runs meanwhile is real")
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help="of each run; from about 30 on, garbage is collected"
@@ -221,10 +264,10 @@ def main() -> None:
     try:
         study.kill(arguments.kills)
     finally:  # also of a study that was cut short
-        print(f"{arguments.role}: {study.tally.text()}; {time.monotonic() - began_s:.0f} s", flush=True)
-        for violation in study.tally.violations:
-            print(violation)
-    sys.exit(11 if study.tally.violations else 0)
+        wall_s, collected = time.monotonic() - began_s, study.tally.collected
+        print(f"{wall_s:.0f} s, {collected} runs with collected garbage", *study.tally.violations, sep="\n")
+        print(HEADER, study.tally.row(f"{KILLED[arguments.role]}, seed {arguments.seed}"), sep="\n", flush=True)
+    sys.exit(1 if study.tally.violations else 0)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,21 @@
 For each fault one run of four processes: `diloco syncer` as it is, and three toy learners with the product's protocol
 code and store clients. They reach the bucket (the fake GCS, the S3 emulator) through a proxy that breaks what passes.
 A run must end with the tokens that were asked for (overshoot at most one round), and `verify` must find every digest
-in place. Prints one row of the table in README.md a run.
+in place. Prints one row of the table in README.md a run, and one for all of them together; ends with status 1 if any of
+them failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,6 +110,18 @@ class Row:
             f"{self.wall_s:.0f} s", f"{self.requests:,}", f"{self.spoilt:,}", "; ".join(self.problems) or "ok",
         ]  # fmt: skip
         return f"| {' | '.join(cells)} |"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """All runs as one row."""
+    failed = sum(bool(row.problems) for row in rows)
+    cells = [
+        f"{len(rows)} runs", " and ".join(sorted({r.store for r in rows})), f"{sum(r.found.merges for r in rows):,}",
+        f"{sum(r.found.tokens for r in rows):,} ({sum(r.asked for r in rows):,})",
+        f"{sum(r.wall_s for r in rows):.0f} s", f"{sum(r.requests for r in rows):,}",
+        f"{sum(r.spoilt for r in rows):,}", f"{failed} failed" if failed else "ok",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
 
 
 @dataclass
@@ -212,18 +226,20 @@ def main() -> None:
     names = arguments.fault or (QUICK if arguments.quick else tuple(FAULTS))
     kinds: tuple[StoreKind, ...] = (arguments.store,) if arguments.store else get_args(StoreKind)
     rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
-    failed = False
+    rows: list[Row] = []
     print(HEADER, flush=True)
     for kind in kinds:
         with emulated(kind) as bucket:
             for name in names:
                 logs = Path(tempfile.mkdtemp(prefix="server-faults-"))
-                row = run_through(bucket, name, FAULTS[name], rounds, logs)
+                rows.append(row := run_through(bucket, name, FAULTS[name], rounds, logs))
                 print(row.text(), flush=True)
                 if row.problems:
-                    failed = True
                     print(f"logs of {row.fault}: {logs}", file=sys.stderr)
-    sys.exit(11 if failed else 0)
+                else:
+                    shutil.rmtree(logs)
+    print(summary(rows), flush=True)
+    sys.exit(1 if any(row.problems for row in rows) else 0)
 
 
 if __name__ == "__main__":

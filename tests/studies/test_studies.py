@@ -3,9 +3,12 @@ python -m tests.studies.kills --role ROLE --kills 200, python -m tests.studies.s
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,20 +16,55 @@ import torch
 
 from diloco_cli.algorithm.codecs import codec
 from diloco_cli.config.settings import RetentionSettings
+from diloco_cli.processes.identity import identify, identity_to_json, own_identity
 from diloco_cli.protocol.keys import delta_key
 from diloco_cli.protocol.records import Commit
 from diloco_cli.protocol.wire import decode
-from tests.studies.kills import EVERYBODY, Role, Study, ToyRun
-from tests.studies.server_faults import ServerFault, emulated, run_through
+from tests.studies import kills
+from tests.studies.kills import EVERYBODY, HEADER, Role, Study, ToyRun
+from tests.studies.launched import NAME, LaunchedRun
+from tests.studies.server_faults import HEADER as HEADER_OF_FAULTS
+from tests.studies.server_faults import ServerFault, emulated, run_through, summary
 from tests.studies.toy_process import float_payload
 from tests.studies.toy_runs import integer_run
 
 
-@pytest.mark.parametrize("role", ["learner", "syncer", "all"])
+@pytest.mark.parametrize("role", ["learner", "syncer", "all", "supervisor"])
 def test_kill_9_at_random_instants_loses_and_repeats_nothing(role: Role) -> None:
     tally = Study(role, seed=7).kill(3)
     assert tally.violations == []
     assert tally.kills == 3 and len(tally.back_s) > 0 < tally.merges <= tally.applied
+    assert tally.row(role).startswith(f"| {role} | 3 | ") and tally.row(role).endswith(" | 0 |")
+    assert tally.row(role).count("|") == HEADER.partition("\n")[0].count("|")
+
+
+def test_units_that_die_with_their_supervisor_or_get_a_double_are_noticed(tmp_path: Path) -> None:
+    launched, child = LaunchedRun(tmp_path, 1), subprocess.Popen(["sleep", "60"])
+    units = tmp_path / "home" / NAME / "units"
+    units.mkdir(parents=True)
+    try:
+        identity = identify(child.pid, None)
+        (units / "l0.json").write_text(json.dumps({"identity": identity_to_json(identity)}))
+        launched.orphans = {"l0": identity}
+        assert launched.failed() == []
+        (units / "l0.json").write_text(json.dumps({"identity": identity_to_json(own_identity())}))
+        assert launched.failed() == ["l0 was started twice"]
+    finally:
+        child.kill()
+        child.wait()
+    assert "l0 did not outlive its supervisor" in launched.failed()
+
+
+@pytest.mark.parametrize(("violations", "status"), [([], 0), (["a commit vanished"], 1)])
+def test_a_study_of_kills_says_by_its_exit_status_whether_anything_was_violated(
+    violations: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kills.Study, "kill", lambda study, wanted: study.tally.violations.extend(violations))
+    monkeypatch.setattr("sys.argv", ["kills", "--role", "all", "--seed", "3"])
+    with pytest.raises(SystemExit) as left:
+        kills.main()
+    *_, said = capsys.readouterr().out.splitlines()
+    assert left.value.code == status and said.startswith("| everybody at once, seed 3 | 0 | ")
 
 
 def test_a_toy_learner_writes_what_the_codec_writes() -> None:
@@ -91,4 +129,6 @@ def test_a_run_through_failing_servers_ends_with_its_tokens_and_verifies(tmp_pat
     with emulated("gs") as bucket:
         row = run_through(bucket, "both", ServerFault({"503": 0.1, "lost_answer": 0.1}), 2, tmp_path)
     assert row.problems == []
+    assert summary([row, replace(row, asked=row.asked * 100)]).endswith(" | 1 failed |")
+    assert summary([row]).count("|") == HEADER_OF_FAULTS.partition("\n")[0].count("|")
     assert row.found.merges >= 2 and row.spoilt > 10

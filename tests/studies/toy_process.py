@@ -52,9 +52,9 @@ class TakingTurns:
         with self.waiting():
             return self._store.create(key, data)
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
         with self.waiting():
-            return self._store.get(key)
+            return self._store.get(key, most_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         with self.waiting():

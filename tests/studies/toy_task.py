@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import torch
@@ -36,5 +37,20 @@ def model(elements: int) -> nn.Module:
     return Numbers(elements)
 
 
+class SlowNothing(Nothing):
+    """The same, and each batch takes its time."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self.step_s)
+        return super().batch(shard, num_shards, position, batch_tokens)
+
+
 def data() -> Nothing:
     return Nothing()
+
+
+def slow_data(step_s: float) -> Nothing:
+    return SlowNothing(step_s)

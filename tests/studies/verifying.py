@@ -14,10 +14,12 @@ from diloco_cli.syncer.replay import Replay, Replayer
 
 @dataclass(frozen=True)
 class ScaledDelta:
-    """A delta of the toy arithmetic as the replay wants it: with a scale, which is 1 without a norm clip."""
+    """A delta of the toy arithmetic as the replay wants it: with a scale, which is 1 without a norm clip, and with
+    norms, for which the toy arithmetic has a cap of its own."""
 
     delta: Any
     scale: float = 1.0
+    norms: tuple[float, ...] = (0.0,)
 
 
 class ReplayedIntegers(IntegerArithmetic):

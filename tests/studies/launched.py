@@ -1,0 +1,150 @@
+"""A run as people start it: `diloco launch`, and after each death of that process `diloco resume`.
+
+Real learners and a real syncer on a model of a few numbers, whose data takes its time. The process that is killed is
+the supervisor; the units are none of its business any more, and the next one finds them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from diloco_cli.processes.identity import Identity, identity_from_json, is_alive
+from diloco_cli.protocol.driver import SystemClock, perform
+from diloco_cli.protocol.keys import FORMAT_KEY
+from diloco_cli.protocol.log import read_format
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.replay import Replay, verified
+
+ROOT = Path(__file__).resolve().parents[2]
+SUPERVISOR = "supervisor"
+NAME = "supervised"
+UNITS = ("l0", "l1", "syncer")
+LOCAL_STEPS, BATCH_TOKENS, STEP_S = 8, 16, 0.1
+LAUNCHED_WITHIN_S = 120.0
+CLOCK = SystemClock(time.monotonic, time.sleep, lambda: None)
+INVENTORY = """\
+version: 1
+store: {url: bucket, region: here}
+islands:
+  - {name: l0, region: here, accelerators: "cpu:1"}
+  - {name: l1, region: here, accelerators: "cpu:1"}
+"""
+
+
+def run_file(rounds: int) -> str:
+    tokens = 2 * rounds * LOCAL_STEPS * BATCH_TOKENS
+    return f"""\
+version: 1
+name: {NAME}
+inventory: inventory.yaml
+model: {{entrypoint: "tests.studies.toy_task:model", args: {{elements: 16}}}}
+data: {{entrypoint: "tests.studies.toy_task:slow_data", args: {{step_s: {STEP_S}}}}}
+train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
+sync: {{every: {LOCAL_STEPS}, fragments: 4, quorum: 2, codec: fp32, broadcast: fp32}}
+evaluation: {{every: 1000000}}
+"""
+
+
+class LaunchedRun:
+    """One supervisor at a time, and what it started. The same to a study as a run of toy processes."""
+
+    def __init__(self, directory: Path, rounds: int) -> None:
+        self.directory, self.bucket, self.home = directory, directory / "bucket" / NAME, str(directory / "home")
+        (directory / "run.yaml").write_text(run_file(rounds))
+        (directory / "inventory.yaml").write_text(INVENTORY)
+        self.said, self.said_before = directory / f"{SUPERVISOR}.log", 0
+        self.supervisor: subprocess.Popen[bytes] | None = None
+        self.orphans: dict[str, Identity] = {}
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.bucket.as_uri())
+
+    @property
+    def run(self) -> RunFormat:
+        return perform(read_format(self.bucket.as_uri()), self.store, CLOCK)
+
+    def start(self, *names: str) -> None:
+        """The first supervisor launches the run; its successors go on with it."""
+        words = ["resume", NAME] if (self.bucket / FORMAT_KEY).exists() else ["launch", "run.yaml"]
+        variables = {"DILOCO_HOME": self.home, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        with self.said.open("ab") as log:
+            self.said_before = log.tell()
+            self.supervisor = subprocess.Popen(
+                [sys.executable, "-m", "diloco_cli", *words],
+                cwd=self.directory, env={**os.environ, **variables}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        self._wait_for_it()
+
+    def _wait_for_it(self) -> None:
+        """Until the run is there to be killed. (A launch that dies before is launched again: that is no resume.)"""
+        ends_s = time.monotonic() + LAUNCHED_WITHIN_S
+        while not (self.bucket / FORMAT_KEY).exists() and time.monotonic() < ends_s:
+            time.sleep(0.02)
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL to the supervisor alone; each unit that lives now must outlive it, and be nobody's double."""
+        assert self.supervisor is not None
+        self.orphans = {name: identity for name, identity in self.units().items() if is_alive(identity)}
+        self.supervisor.kill()
+        self.supervisor.wait()
+
+    def units(self) -> dict[str, Identity]:
+        """By this machine's own files: the last process of each."""
+        files = sorted((self.directory / "home" / NAME / "units").glob("[a-z]*.json"))
+        return {path.stem: identity_from_json(json.loads(path.read_text())["identity"]) for path in files}
+
+    def failed(self) -> list[str]:
+        """A supervisor that ended by itself, and not because the run is over; units that did not live through one's
+        death, or were started a second time because of it."""
+        end = None if self.supervisor is None else self.supervisor.poll()
+        wrong = [f"{SUPERVISOR} ended with status {end}"] if end not in (None, 0, -9) else []
+        now = self.units()
+        wrong += [f"{name} was started twice" for name, identity in self.orphans.items() if now[name] != identity]
+        dead = [name for name, identity in self.orphans.items() if not is_alive(identity)]
+        return wrong + ([] if self.is_finished() else [f"{name} did not outlive its supervisor" for name in dead])
+
+    def log(self) -> dict[str, bytes]:
+        """The commits as they lie there."""
+        return {path.name: path.read_bytes() for path in sorted((self.bucket / "commit").glob("*.json"))}
+
+    def is_finished(self) -> bool:
+        log = self.log()
+        return bool(log) and json.loads(log[max(log)])["kind"] == "finish"
+
+    def is_up(self) -> bool:
+        """Whether the supervisor has every unit: found alive, or started."""
+        said = self.said.read_bytes()[self.said_before :].decode()
+        return all(f"{unit}: adopted" in said or f"{unit}: started" in said for unit in UNITS)
+
+    def is_over(self) -> bool:
+        return self.supervisor is not None and self.supervisor.poll() == 0
+
+    def verified(self) -> Replay:
+        return verified(self.store, self.run)
+
+    def end(self) -> None:
+        """Whoever is left, also those that a supervisor had no time to write down: all know this run's own home."""
+        if self.supervisor is not None:
+            self.supervisor.kill()
+            self.supervisor.wait()
+        while left := [process for process in psutil.process_iter() if _home_of(process) == self.home]:
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left)
+
+
+def _home_of(process: psutil.Process) -> str | None:
+    try:
+        return None if process.pid == os.getpid() else process.environ().get("DILOCO_HOME")
+    except psutil.Error:
+        return None
