@@ -80,16 +80,17 @@ def carry_out(
 
 def answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | None) -> RunState:
     """Wait as long as a syncer lives: its beat changes every few seconds, also while it copies a large model."""
+    from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES
     from diloco_cli.protocol.keys import SYNCER, beat_key
 
-    beat, heard_s = opened.store.get(beat_key(SYNCER)), monotonic_s()
+    beat, heard_s = opened.store.get(beat_key(SYNCER), LARGEST_BEAT_BYTES), monotonic_s()
     bear_s = silence_to_bear_s(timeout_s, beat)
     if bear_s > SYNCER_ANSWERS_S:
         talk(f"the syncer is slow at times: it counts as gone after {bear_s:.0f} s of silence")
     while state.next_request <= number and state.phase == "RUNNING" and monotonic_s() - heard_s < bear_s:
         sleep_s(LOOK_EVERY_S)
         state = head_of(opened, state)
-        now = opened.store.get(beat_key(SYNCER))
+        now = opened.store.get(beat_key(SYNCER), LARGEST_BEAT_BYTES)
         if now != beat:
             beat, heard_s = now, monotonic_s()
     return state
@@ -123,10 +124,11 @@ def _refusal_of(opened: OpenRun, since: range, number: int, answer: CommitKind) 
     That is the first one to name this number or a higher one."""
     from diloco_cli.protocol.keys import commit_key
     from diloco_cli.protocol.records import Commit
-    from diloco_cli.protocol.wire import decode
+    from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
 
     for n in since:
-        commit = decode(Commit, opened.store.get(commit_key(n)) or b"", commit_key(n))
+        data = opened.store.get(commit_key(n), MAX_RECORD_BYTES)
+        commit = decode(Commit, data or b"", commit_key(n))
         if commit.request is not None and commit.request >= number:
             said = commit.reason if commit.kind == "refuse" else f"settled by a {commit.kind}: {commit.reason}"
             return None if commit.kind == answer else said

@@ -23,7 +23,7 @@ from diloco_cli.learner.moments import fetch_moments, restore_moments
 from diloco_cli.learner.replica import Replica
 from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.processes.signing_key import signing_secret
-from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.joining import Joined, join
 from diloco_cli.protocol.keys import beat_key
@@ -31,6 +31,7 @@ from diloco_cli.protocol.log import read_format, read_log
 from diloco_cli.protocol.membership import enter
 from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.sizes import most_moments_bytes
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.signing import LOG, learner_signer
@@ -229,7 +230,8 @@ def check_batch(run: RunFormat, batch_tokens: int) -> None:
 
 
 def _restore_saved(trainer: Trainer, joined: Joined, store: Store) -> bool:
-    if joined.inner is None or not restore_moments(trainer.replica, fetch_moments(store, joined.inner)):
+    saved = fetch_moments(store, joined.inner, most_moments_bytes(trainer.exchange.run.layout))
+    if joined.inner is None or not restore_moments(trainer.replica, saved):
         return False
     trainer.exchange.moments.add(joined.inner, joined.state.n)
     return True
@@ -297,7 +299,7 @@ def _beat_unless_it_fails(store: Store, name: str, beat: LearnerBeat) -> None:
 
 
 def _earlier_beat(store: Store, name: str) -> LearnerBeat | None:
-    data = store.get(beat_key(name))
+    data = store.get(beat_key(name), LARGEST_BEAT_BYTES)
     try:
         return decode(LearnerBeat, data, beat_key(name)) if data is not None else None
     except RecordError:

@@ -19,20 +19,22 @@ import torch
 from diloco_cli.algorithm.codecs import codec
 from diloco_cli.algorithm.delta import delta_formats
 from diloco_cli.algorithm.payload import to_bytes
-from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, FencedError
 from diloco_cli.learner.moments import SavedMoments, fetch_moments
 from diloco_cli.learner.residuals import Residuals
+from diloco_cli.processes.daemon import say
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import Clock, perform
-from diloco_cli.protocol.joining import follow, newer_incarnation, publish
+from diloco_cli.protocol.joining import News, follow, newer_incarnation, publish
 from diloco_cli.protocol.keys import beat_key, inner_key
 from diloco_cli.protocol.mixing import keeps_progress
 from diloco_cli.protocol.polling import expected_slot_s, next_request_s, watch_every_s
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.quorum import moving_average
 from diloco_cli.protocol.records import Output, RunFormat, Timings
+from diloco_cli.protocol.sizes import most_moments_bytes
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
 from diloco_cli.randomness import nonce
@@ -95,15 +97,19 @@ class Exchange:
 
     def load_all(self) -> list[Arrival]:
         """The newest committed version of every fragment: what a new incarnation starts from."""
-        fetched = dict.fromkeys(self._fetched, -1)
+        self._fetched = dict.fromkeys(self._fetched, -1)
+        arrivals: dict[int, Arrival] = {}
         while True:
-            news = perform(follow(self.run, self.state, fetched, self._decoded), self._store, self._clock)
+            news = perform(follow(self.run, self.state, self._fetched, self._decoded), self._store, self._clock)
+            self.state = news.state
+            arrivals |= {output.fragment: Arrival(output, values, monotonic_s()) for output, values in news.casts}
+            self._fetched |= {output.fragment: output.version for output, _ in news.casts}
             if not news.missing:
                 break
+            self._tell_of(news)
             self._clock.sleep_s(SLEEP_BOUNDS_S[1])  # collected meanwhile, perhaps: the log names newer ones by then
-        self.state = news.state
-        self._fetched = {output.fragment: output.version for output, _ in news.casts}
-        return [Arrival(output, values, monotonic_s()) for output, values in news.casts]
+        self.trouble = ""
+        return [arrivals[fragment] for fragment in sorted(arrivals)]
 
     def start(self) -> None:
         for target in (self._upload_loop, self._follow_loop):
@@ -158,7 +164,7 @@ class Exchange:
     def moments_before_rollback(self, state: RunState) -> bytes | None:
         """The newest that this process saved before what the log's rollback went behind; None if there are none."""
         key = self.moments.go_back(state.rolled_back_to, state.base_floor)
-        return fetch_moments(self._store, key)
+        return fetch_moments(self._store, key, most_moments_bytes(self.run.layout))
 
     def close(self, timeout_s: float) -> None:
         """Let the uploader finish what it has, within `timeout_s`; then both threads end."""
@@ -240,11 +246,17 @@ class Exchange:
             self.state = found.state
             self._arrivals |= {arrival.output.fragment: arrival for arrival in arrived}
         self._fetched |= {arrival.output.fragment: arrival.output.version for arrival in arrived}
-        gone = [f"version {output.version} of fragment {output.fragment} is damaged" for output in found.missing]
-        self.trouble = ", ".join(gone[:1])
+        self._tell_of(found)
         if news:
             self.news.set()
         return news
+
+    def _tell_of(self, news: News) -> None:
+        """In the beat, and once in this unit's log: which version cannot be had. Its successor ends the trouble."""
+        gone = [f"version {output.version} of fragment {output.fragment} cannot be read" for output in news.missing]
+        before, self.trouble = self.trouble, ", ".join(gone[:1])
+        if self.trouble and self.trouble != before:
+            say(f"{utc_now_text()} {self.progress.learner}: {self.trouble}; waits for its successor")
 
     def _decoded(self, output: Output, data: bytes) -> torch.Tensor:
         return self._cast_codec.from_bytes(data, self.run.layout.fragments[output.fragment].num_parameters)

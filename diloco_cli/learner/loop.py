@@ -134,11 +134,10 @@ class Trainer:
     def hear(self) -> None:
         """Adopt what has arrived, and take note of the log's head."""
         arrivals, state = self.exchange.arrivals()
-        rolled_back = self.progress.is_behind_rollback(state)
-        if rolled_back:
+        if self.progress.is_behind_rollback(state):
             self.leave_behind(state)
         for arrival in arrivals:
-            if self.at_tau and not rolled_back:
+            if self.at_tau and not self.progress.is_left_behind(arrival.output.fragment, state):
                 self.held_back[arrival.output.fragment] = arrival
             else:
                 self.adopt(arrival, state)
@@ -148,8 +147,8 @@ class Trainer:
         self.go_back(self.progress.overgrown())
 
     def leave_behind(self, state: RunState) -> None:
-        """A rollback: all fragments have arrived anew, and the moments are those of before, or none (then it warms up).
-        The data goes on where it is."""
+        """A rollback: all fragments arrive anew, or will, and the moments are those of before, or none (then it warms
+        up). The data goes on where it is."""
         self.held_back, self.awaited = {}, deque()
         if restore_or_reset(self.replica, self.exchange.moments_before_rollback(state)):
             self.exchange.moments.forget()

@@ -45,12 +45,12 @@ class SavedMoments:
             self._saves, self.newest = [], None
 
 
-def fetch_moments(store: Store, key: str | None) -> bytes | None:
+def fetch_moments(store: Store, key: str | None, most_bytes: int) -> bytes | None:
     """Saved moments, if they are the very bytes that their key names. Offers carry such keys: a stranger's word."""
     if key is None:
         return None
     try:
-        data = store.get(key)
+        data = store.get(key, most_bytes)
     except BadKeyError:
         return None
     return data if data is not None and key.endswith(digest(data)) else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+LARGEST_BEAT_BYTES = 1 << 16
 
 UNIT_STATES: dict[str, str] = {
     "STARTING": "the process is up and loads model, data and the newest committed versions",
@@ -45,8 +47,9 @@ class LearnerBeat:
 @dataclass(frozen=True)
 class MirrorBeat:
     """A syncer's words on one region's bucket: its log goes up to commit `n`, `behind` commits short of home's, and
-    that for `behind_s`. `offers`: carried home. Bytes are what the syncers sent to that bucket, and received from it.
-    `stopped`: it has bytes in it that are not home's."""
+    that for `behind_s`. `offers`: carried home. Bytes are what the syncers sent to that bucket, and received from it,
+    in so many `requests`; `writes`: those of them that write or list. `stopped`: it has bytes in it that are not
+    home's. `unheard`: learners whose offers are not carried home, and why."""
 
     region: str
     n: int = -1
@@ -57,6 +60,9 @@ class MirrorBeat:
     down_bytes: int = 0
     stopped: bool = False
     error: str = ""
+    requests: int = 0
+    writes: int = 0
+    unheard: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,18 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.keys import cast_key, delta_key, incarnation_key, offer_key
 from diloco_cli.protocol.log import claim_number, read_log
+from diloco_cli.protocol.membership import refuse_unless_running
 from diloco_cli.protocol.operations import Create, Get, Sleep, Steps
+from diloco_cli.protocol.past import state_after
 from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import RecordError, decode, encode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 from diloco_cli.store.port import Created
 
 WAIT_FOR_GENESIS_S = 0.1
+LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be had
 MAX_FORGED_CLAIMS = 64  # in a row, that are looked behind
 
 
@@ -28,7 +32,7 @@ class Joined:
 
     The data begins beyond everything that a predecessor applied or published: no sample is merged twice, and what the
     predecessor had drawn but not published is lost with it. Saved moments that an offer from behind a rollback names
-    are none.
+    are none, unless that rollback only made versions anew.
     """
 
     incarnation: int
@@ -38,8 +42,13 @@ class Joined:
 
 
 def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
-    """Become the next incarnation of `learner`. Waits for commit 0: nobody trains from weights of its own."""
+    """Become the next incarnation of `learner`. Waits for commit 0: nobody trains from weights of its own.
+
+    An island of the launch may be there before the syncer that resumes the run. One that joined since finds the run
+    stopped, or over, only if that came between its admission and this: raises UsageError."""
     state = yield from read_log(run)
+    if all(island.name != learner for island in run.islands):
+        refuse_unless_running(run, state)
     while not state.outputs:
         yield Sleep(WAIT_FOR_GENESIS_S)
         state = yield from read_log(run, state)
@@ -48,12 +57,20 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         claim, max(1, known.floor), lambda i: incarnation_key(learner, i), run.keyring, learner_signer(learner)
     )
     data_start, inner = known.data_end, None
+    moments_floor = yield from _moments_floor(run, state)
     for earlier in range(max(1, known.floor), incarnation):
         last = yield from _newest_offer(run, learner, earlier, known.next_seq if earlier == known.floor else 0)
         if last is not None:
             data_start = max(data_start, last.data_end)
-            inner = last.inner or inner if last.base >= state.base_floor else inner
+            inner = last.inner or inner if last.base >= moments_floor else inner
     return Joined(incarnation, state, data_start, inner)
+
+
+def _moments_floor(run: RunFormat, state: RunState) -> Steps[int]:
+    """The newest rollback that left merges behind: one to the very commit before it only made versions anew."""
+    while state.base_floor > 0 and state.rolled_back_to == state.base_floor - 1:
+        state = yield from state_after(run, state.rolled_back_to)
+    return state.base_floor
 
 
 def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
@@ -62,7 +79,7 @@ def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) 
     seq = max(0, settled - 1)
     while True:
         key = offer_key(learner, incarnation, seq)
-        data = yield Get(key)
+        data = yield Get(key, MAX_RECORD_BYTES)
         if data is None:
             return newest
         with suppress(RecordError):  # the syncer gives it its fate; its successor in the walk may be sound
@@ -81,10 +98,14 @@ def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps
         raise FencedError(f"another process publishes as incarnation {offer.incarnation} of {offer.learner}", where=key)
 
 
-def fetch_cast(output: Output) -> Steps[bytes | None]:
+def fetch_cast(run: RunFormat, output: Output) -> Steps[bytes | None]:
     """A committed version as learners adopt it; None if it is gone (read the log again) or not what the log says."""
-    data = yield Get(cast_key(output.fragment, output.version, output.epoch, output.cast_digest))
+    key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+    data = yield Get(key, most_fragment_bytes(run.layout, output.fragment))
     return data if data is not None and digest(data) == output.cast_digest else None
+
+
+Casts = tuple[tuple[Output, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -93,7 +114,7 @@ class News:
     are not there now (gone, torn): to be looked for again, by then perhaps as a newer version."""
 
     state: RunState
-    casts: tuple[tuple[Output, Any], ...] = ()
+    casts: Casts = ()
     missing: tuple[Output, ...] = ()
 
 
@@ -103,28 +124,43 @@ def follow(
 ) -> Steps[News]:  # fmt: skip
     """What is new since `known`; `fetched`: the version of each fragment that the reader has. Casts come decoded.
 
-    A rollback is no news before all its casts are there: nobody trains on a mixture of what is left and what counts.
+    A rollback comes with all its casts, for nobody should train on a mixture of what is left and what counts; one that
+    cannot be had even then is `missing`, as at any other time, or nobody would ever make its successor.
     """
-    state = yield from read_log(run, known)
+    state = known
+    casts: Casts = ()
+    for _ in range(LOOKS_FOR_ROLLBACK):
+        state = yield from read_log(run, state)
+        casts, missing = yield from _new_casts(run, state, fetched, casts, decode_cast)
+        if not missing or state.base_floor == known.base_floor:
+            break
+        yield Sleep(LOOK_AGAIN_S)
+    return News(state, casts, missing)
+
+
+def _new_casts(
+    run: RunFormat, state: RunState, fetched: Mapping[int, int], had: Casts,
+    decode_cast: Callable[[Output, bytes], Any],
+) -> Steps[tuple[Casts, tuple[Output, ...]]]:  # fmt: skip
+    """Of the fragments' newest versions those that are new; `had`: fetched by an earlier look, and never twice."""
     casts: list[tuple[Output, Any]] = []
     missing: list[Output] = []
     for output in state.outputs:
-        if output.version > fetched[output.fragment]:
-            data = yield from fetch_cast(output)
-            if data is None:
-                missing.append(output)
-            else:
-                casts.append((output, decode_cast(output, data)))
-    if missing and state.base_floor > known.base_floor:
-        return News(known, (), tuple(missing))
-    return News(state, tuple(casts), tuple(missing))
+        here = [cast for cast in had if cast[0] == output]
+        if here or output.version <= fetched[output.fragment]:
+            casts += here
+        elif (data := (yield from fetch_cast(run, output))) is None:
+            missing.append(output)
+        else:
+            casts.append((output, decode_cast(output, data)))
+    return tuple(casts), tuple(missing)
 
 
 def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGNED) -> Steps[bool]:
     """Whether another process has taken this learner's place. A claim that is not signed with its key takes nothing."""
     for number in range(incarnation + 1, incarnation + 1 + MAX_FORGED_CLAIMS):
         key = incarnation_key(learner, number)
-        claim = yield Get(key)
+        claim = yield Get(key, MAX_RECORD_BYTES)
         if claim is None:
             return False
         if keyring.is_genuine(learner_signer(learner), key, claim):

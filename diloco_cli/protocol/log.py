@@ -19,7 +19,7 @@ from diloco_cli.protocol.keys import (
 from diloco_cli.protocol.operations import Create, Get, List, Put, Steps
 from diloco_cli.protocol.records import MOST, SCHEMA, Commit, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState, apply
-from diloco_cli.protocol.wire import RecordError, decode, decode_plain, encode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Secret, SignatureError, Unsigned
 from diloco_cli.store.port import Created
 
@@ -49,7 +49,7 @@ class HeadHint:
 def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, ...] = ()) -> Steps[RunFormat]:
     """FORMAT.json of the run at `where` (a URL, for errors), opened with `secret`. Raises NotFoundError; a newer schema
     is refused, and so is another run's key. A daemon `signs_as` one or more: there key and run must fit."""
-    data = yield Get(FORMAT_KEY)
+    data = yield Get(FORMAT_KEY, MAX_RECORD_BYTES)
     if data is None:
         raise NotFoundError(f"no run at {where}", hint="list the runs of this directory: diloco runs")
     run = with_keys(parse_format(data, where), secret, data, where)
@@ -59,9 +59,7 @@ def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, .
 
 
 def parse_format(data: bytes, where: str) -> RunFormat:
-    plain = decode_plain(data, f"{where}/{FORMAT_KEY}")
-    refuse_newer(plain.get("schema"), f"{where}/{FORMAT_KEY}")
-    run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}")
+    run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", SCHEMA)
     strange = [name for name in (run.name, *(island.name for island in run.everybody)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
@@ -99,15 +97,6 @@ def require_keys(run: RunFormat, secret: Secret | None, signers: tuple[str, ...]
         raise UsageError(what, where=where, hint=KEY_HINT)
 
 
-def refuse_newer(schema: object, where: str) -> None:
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise RecordError(
-            f"written with schema {schema}; this version reads up to {SCHEMA}",
-            where=where,
-            hint="pip install --upgrade diloco",
-        )
-
-
 def kept_versions(run: RunFormat) -> int:
     return run.settings.sync.staleness_rounds + 2
 
@@ -115,7 +104,7 @@ def kept_versions(run: RunFormat) -> int:
 def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
     """The state after commit n+1, or None if there is no such commit yet."""
     key = commit_key(state.n + 1)
-    data = yield Get(key)
+    data = yield Get(key, MAX_RECORD_BYTES)
     return None if data is None else fold(run, state, data)
 
 
@@ -124,8 +113,7 @@ def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     key = commit_key(state.n + 1)
     if not run.keyring.is_genuine(LOG, key, data):
         raise SignatureError("this commit is not signed by a syncer of the run", where=key)
-    refuse_newer(decode_plain(data, key).get("schema"), key)
-    return apply(state, decode(Commit, data, key), digest(data), run.layout, kept_versions(run))
+    return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run))
 
 
 def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
@@ -169,7 +157,7 @@ def snapshots_between(first: int, last: int) -> Steps[tuple[int, ...]]:
 
 
 def _hinted_snapshot(run: RunFormat) -> Steps[RunState]:
-    hint_data = yield Get(HEAD_HINT_KEY)
+    hint_data = yield Get(HEAD_HINT_KEY, MAX_RECORD_BYTES)
     try:
         if hint_data is None:
             return RunState()
@@ -184,8 +172,8 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     wrong. One of another schema was folded by other rules, and does not hold."""
     if not 0 <= n < MOST:
         return None
-    data = yield Get(snapshot_key(n))
-    commit = yield Get(commit_key(n))
+    data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
+    commit = yield Get(commit_key(n), MAX_RECORD_BYTES)
     if data is None or commit is None or not run.keyring.is_genuine(LOG, snapshot_key(n), data):
         return None
     try:
@@ -197,9 +185,13 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
 
 
 def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
-    snapshot = Snapshot(state, state.digest, run.run_id)
+    """A state that has become too long for a record has none: then the log is read from an older one."""
     key = snapshot_key(state.n)
-    yield Create(key, run.keyring.seal(LOG, key, encode(snapshot)))
+    try:
+        data = encode(Snapshot(state, state.digest, run.run_id))
+    except RecordError:
+        return
+    yield Create(key, run.keyring.seal(LOG, key, data))
     yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
 
 

@@ -36,7 +36,7 @@ def answer_to(run: RunFormat, state: RunState, epoch: int, pending: Pending, pul
     elif pending.stop is not None:
         answer = Answer("stop", {"reason": pending.stop})
     else:
-        answer = _refused(pending.refused)
+        answer = refuse(pending.refused)
     return Answer(answer.kind, {**answer.fields, "request": pending.newest})
 
 
@@ -50,11 +50,11 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
             return (yield from _rolled_back(run, state, epoch, request, pulse))
         case "gc":
             floor = yield from floor_by_request(state)
-            return _refused(floor) if isinstance(floor, str) else collected(floor, "diloco gc")
-    return _refused(f"a {request.kind} without all that it needs")
+            return refuse(floor) if isinstance(floor, str) else collected(floor, "diloco gc")
+    return refuse(f"a {request.kind} without all that it needs")
 
 
-def _refused(reason: str) -> Answer:
+def refuse(reason: str) -> Answer:
     return Answer("refuse", {"reason": reason[:LONGEST_REASON]})
 
 
@@ -66,7 +66,7 @@ def _admitted(run: RunFormat, state: RunState, island: Island) -> Answer:
     known = state.with_members(run)
     refused = refusal_of_island(island, known)
     if refused is not None:
-        return _refused(refusal_text(island.name, refused))
+        return refuse(refusal_text(island.name, refused))
     reason = f"joins in {island.region}, data shard {len(known.everybody)} of {known.num_shards}"
     return Answer("membership", {"island": as_admitted(island, known), "reason": reason})
 
@@ -74,17 +74,17 @@ def _admitted(run: RunFormat, state: RunState, island: Island) -> Answer:
 def _let_in(state: RunState, request: Request) -> Answer:
     name = request.learner or ""
     if state.learner(name).quarantined is None:
-        return _refused(f"{name!a} is not quarantined")
+        return refuse(f"{name!a} is not quarantined")
     return Answer("lift", {"learner": name, "reason": (request.reason or "by request")[:LONGEST_REASON]})
 
 
 def _rolled_back(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Answer]:
     found = yield from return_to(run, state, request.to, pulse)
     if isinstance(found, str):
-        return _refused(f"no rollback: {found}")
-    outputs = yield from published_anew(found.then.outputs, state.n + 1, state.slot - 1, epoch, pulse)
+        return refuse(f"no rollback: {found}")
+    outputs = yield from published_anew(run, found.then.outputs, state.n + 1, state.slot - 1, epoch, pulse)
     if isinstance(outputs, str):
-        return _refused(f"no rollback to commit {request.to}: {outputs}")
+        return refuse(f"no rollback to commit {request.to}: {outputs}")
     return Answer("rollback", {"outputs": outputs, "rollback": found.record, "reason": found.reason})
 
 
@@ -127,7 +127,8 @@ class StandIn:
             before = self.state.phase
             if before == "FINISHED":
                 return before
-            mine = yield from self._commit("epoch_start", reason=f"{self.claim.host} pid {self.claim.pid}, a command")
+            who = f"{self.claim.host} pid {self.claim.pid}, a command"
+            mine = yield from self._commit("epoch_start", reason=who, serves=False)
         return before
 
     def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:

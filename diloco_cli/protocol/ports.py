@@ -50,6 +50,10 @@ class Arithmetic(Protocol):
         """The next version from (delta, weight) pairs; or which of them turned out to be unfit only now."""
         ...
 
+    def settled(self, fragment: int) -> Merged:
+        """The version in memory, as the bytes that were published."""
+        ...
+
     def settle(self, fragment: int, state_digest: str) -> None:
         """The log says that this is the fragment's version now."""
         ...

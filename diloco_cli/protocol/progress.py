@@ -23,7 +23,7 @@ from diloco_cli.protocol.schedule import (
     slot_to_offer,
     slots_reached,
 )
-from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.state import LearnerRecord, RunState
 
 MAX_OUTSTANDING = 2  # offers without a fate, per fragment
 
@@ -165,7 +165,8 @@ class Progress:
     def overgrown(self) -> list[int]:
         """Fragments whose progress has outgrown what an offer may claim: their books start anew, and their parameters
         must go back to what was adopted. Only fragments that nobody merges for many rounds come here."""
-        found = [index for index, book in enumerate(self.books) if book.steps >= most_steps(self.run)]
+        most = most_steps(self.run)
+        found = [index for index, book in enumerate(self.books) if book.steps >= most]
         stuck = not self.may_step().allowed
         for index in found:
             self._start_anew(index)
@@ -182,6 +183,8 @@ class Progress:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
         if self.quarantined is not None or len(book.outstanding) >= MAX_OUTSTANDING or book.steps == 0:
+            return None
+        if book.base.version < self.base_floor:  # what takes its place after the rollback could not be had yet
             return None
         happened = self.events.take()
         draft = Draft(
@@ -258,16 +261,21 @@ class Progress:
         self._exchange_s, self._slot_s = exchange_s, own_step_s * self.local_steps / self.run.num_fragments
         if news or self.local_steps != planned:
             self.events.note(Event("heard", n=state.n, local_steps=self.local_steps))
-        return self._is_let_in(known.quarantined) | self._step_aside(known.data_end)
+        return self._is_let_in(known.quarantined) | self._step_aside(known)
 
     def is_behind_rollback(self, state: RunState) -> bool:
         """Whether the log knows of a rollback that these books do not know."""
         return state.base_floor > self.base_floor
 
+    def is_left_behind(self, fragment: int, state: RunState) -> bool:
+        """Whether what is adopted of this fragment lies behind a rollback: no offer is made from that, so nothing is to
+        be awaited before its successor."""
+        return self.books[fragment].base.version < state.base_floor
+
     def mixing_of(self, output: Output, state: RunState) -> Mixing:
         """By what rule to adopt `output`: the run's, except where what it replaces lies behind a rollback. Of that
         nothing goes on."""
-        if self.books[output.fragment].base.version < state.base_floor:
+        if self.is_left_behind(output.fragment, state):
             return "replace"
         return mixing_of(self.run.settings.sync, output)
 
@@ -281,12 +289,16 @@ class Progress:
                 self._start_anew(fragment)
         return lifted
 
-    def _step_aside(self, data_end: int) -> bool:
-        """Only another incarnation can be ahead of this one's position."""
-        if data_end <= self.position:
+    def _step_aside(self, known: LearnerRecord) -> bool:
+        """Only another incarnation can be ahead of this one's position, or have brought what a fragment's next offer
+        would hold: that overlaps for ever, if its adoption keeps own progress."""
+        late = {n: last for n, last in known.applied.items() if last.incarnation < self.incarnation}
+        overtaken = known.data_end > self.position
+        if not overtaken and all(last.data_end <= self.books[n].data_start for n, last in late.items()):
             return False
-        self.position = data_end
-        self.events.note(Event("moved", position=data_end))
+        if overtaken:
+            self.position = known.data_end
+            self.events.note(Event("moved", position=self.position))
         for fragment in range(len(self.books)):
             self._start_anew(fragment)
         return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.records import RunFormat
+    from diloco_cli.protocol.records import Commit, RunFormat
     from diloco_cli.protocol.state import RunState
 
 FEWEST_FAULTS = 8
@@ -25,9 +25,14 @@ HOSTILE = frozenset({
 })  # fmt: skip
 
 
-def faults_after(faults: int, reasons: list[str], num_applied: int) -> int:
-    """The count after one more commit: `reasons` of its refusals, and how many offers it applied."""
-    return max(0, faults - num_applied) + sum(reason in HOSTILE for reason in reasons)
+def faults_after(faults: int, commit: Commit, learner: str) -> int:
+    """A learner's count after one more commit, by what it refuses and applies of that learner's. Everybody who counts
+    faults, counts them by this."""
+    if commit.kind in ("quarantine", "lift") and commit.learner == learner:
+        return 0
+    num_applied = sum(item.learner == learner for item in commit.inputs)
+    num_hostile = sum(fate.learner == learner and fate.reason in HOSTILE for fate in commit.fates)
+    return max(0, faults - num_applied) + num_hostile
 
 
 def faults_for_quarantine(num_fragments: int) -> int:
@@ -39,11 +44,13 @@ def to_quarantine(state: RunState, run: RunFormat) -> str | None:
 
     Nobody, too, where fewer would be left than the quorum needs: a run must not stop itself for what it refuses anyway.
     """
+    enough = faults_for_quarantine(run.num_fragments)
+    if all(known.faults < enough for known in state.learners.values()):
+        return None
     names = {island.name for island in state.with_members(run).everybody}
     trusted = [name for name in sorted(names) if state.learner(name).quarantined is None]
     if len(trusted) <= run.settings.sync.quorum:
         return None
-    enough = faults_for_quarantine(run.num_fragments)
     return next((name for name in trusted if state.learner(name).faults >= enough), None)
 
 

@@ -287,7 +287,8 @@ class Commit:
     """One record of the log. `previous` is the digest of the record before: the log is a hash chain.
 
     `agreement`: the mean cosine between the deltas of this merge, where the run's settings ask for it. `learner`: who
-    is quarantined, or let in again. `floor`: what only commits before this number need may be deleted."""
+    is quarantined, or let in again. `floor`: what only commits before this number need may be deleted. `serves`: False
+    at the start of an epoch that a command claims, which answers operators and merges nothing."""
 
     n: int
     kind: CommitKind
@@ -314,6 +315,7 @@ class Commit:
     learner: str | None = None
     rollback: Rollback | None = None
     floor: int | None = None
+    serves: bool = True
     schema: int = SCHEMA
 
 

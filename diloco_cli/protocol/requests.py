@@ -9,7 +9,7 @@ from diloco_cli.protocol.keys import request_key
 from diloco_cli.protocol.operations import Create, Get, Steps
 from diloco_cli.protocol.records import Island, Request, RequestKind, RunFormat
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import RecordError, decode, encode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, learner_signer
 from diloco_cli.store.port import Created
 
@@ -77,7 +77,7 @@ def _all_asked(run: RunFormat, state: RunState) -> Steps[list[_Asked]]:
 
 def _asked(run: RunFormat, number: int) -> Steps[_Asked | None]:
     key = request_key(number)
-    data = yield Get(key)
+    data = yield Get(key, MAX_RECORD_BYTES)
     if data is None:
         return None
     try:

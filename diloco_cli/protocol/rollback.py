@@ -21,6 +21,7 @@ from diloco_cli.protocol.loading import write_and_read_back
 from diloco_cli.protocol.operations import Get, List, Steps
 from diloco_cli.protocol.past import Pulse, no_pulse, state_after
 from diloco_cli.protocol.records import Output, Rollback, RunFormat
+from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
 
 
@@ -33,9 +34,7 @@ class Return:
 
     @property
     def record(self) -> Rollback:
-        known = sorted(self.then.learners.items())
-        shares = tuple((name, one.token_parameters) for name, one in known if one.token_parameters)
-        return Rollback(self.then.n, shares)
+        return back_to(self.then)
 
     @property
     def reason(self) -> str:
@@ -44,6 +43,12 @@ class Return:
     def tokens_left(self, layout: Layout) -> int:
         """Merged tokens that will no longer count."""
         return self.now.tokens(layout) - self.then.tokens(layout)
+
+
+def back_to(then: RunState) -> Rollback:
+    """What the log says of a rollback to that commit, be it the newest one."""
+    known = sorted(then.learners.items())
+    return Rollback(then.n, tuple((name, one.token_parameters) for name, one in known if one.token_parameters))
 
 
 def return_to(
@@ -73,9 +78,9 @@ def missing_objects(outputs: tuple[Output, ...]) -> Steps[list[str]]:
 
 
 def published_anew(
-    outputs: tuple[Output, ...], version: int, slot: int, epoch: int, pulse: Pulse
+    run: RunFormat, outputs: tuple[Output, ...], version: int, slot: int, epoch: int, pulse: Pulse
 ) -> Steps[tuple[Output, ...] | str]:
-    """The same bytes as versions of that number, as fresh as one merged for `slot`; or what is missing or damaged.
+    """The same bytes as versions of that number, as fresh as one merged for `slot`; or what cannot be read.
     `pulse` runs between two fragments: models are large, and a silent syncer would be taken for dead."""
     published = []
     for output in outputs:
@@ -83,7 +88,7 @@ def published_anew(
         anew = replace(output, version=version, slot=slot, epoch=epoch, rebase=False)
         named = (output.state_digest, output.cast_digest)
         for old_key, new_key, expected in zip(keys_of(output), keys_of(anew), named, strict=True):
-            data = yield Get(old_key)
+            data = yield Get(old_key, most_fragment_bytes(run.layout, output.fragment))
             if data is None or digest(data) != expected:
                 return f"{old_key} {'is missing' if data is None else 'has other bytes than the log says'}"
             yield from write_and_read_back(new_key, data)

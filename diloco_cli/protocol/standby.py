@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.beats import SyncerBeat
+from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, SyncerBeat
 from diloco_cli.protocol.keys import SYNCER, beat_key, epoch_key, standby_beat_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.quorum import Pace, alive_within_s
 from diloco_cli.protocol.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import RecordError, decode, decode_plain, encode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 
 SPREAD = 0.5  # of the patience: two standbys rarely lose it at once
 POLL_S = 2.0
@@ -39,16 +39,12 @@ def takeover_s(run: RunFormat) -> float:
     return alive_within_s(Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments))
 
 
-def fruitless_epochs(state: RunState) -> int:
-    """Epochs since the one that made the newest version: takeovers that brought nothing."""
-    return state.epoch - max((output.epoch for output in state.outputs), default=state.epoch)
-
-
 def patience_s(usual_s: float, jitter: float, slowest_s: float, fruitless: int) -> float:
     """How long a silence this standby bears. `jitter` in [0, 1) is its own; `slowest_s`: how long the syncer has been
     silent while it worked, in its own words (a large fragment on a slow link).
 
-    Doubled for each epoch that made no version: else standbys would take a slow merge from each other for ever."""
+    Doubled for each syncer that served and merged nothing: else standbys would take a slow merge from each other for
+    ever."""
     least_s = max(usual_s, LONGER_THAN_USUAL * slowest_s)
     return float(least_s * (1 + SPREAD * jitter) * 2 ** min(fruitless, MOST_DOUBLINGS))
 
@@ -97,10 +93,10 @@ class Standby:
         unserved = yield from self._is_unserved(state)
         dead = yield from self._predecessor_served(state)
         while state.phase != "FINISHED" and not (state.phase == "STOPPED" and state.n != stopped_at):
-            beat: bytes | None = yield Get(beat_key(SYNCER))
+            beat: bytes | None = yield Get(beat_key(SYNCER), LARGEST_BEAT_BYTES)
             now_s: float = yield Now()
             unserved = not silence.look(state.n, beat, now_s) and unserved
-            limit_s = patience_s(usual_s, self.jitter, slowest_s(beat), fruitless_epochs(state))
+            limit_s = patience_s(usual_s, self.jitter, slowest_s(beat), state.fruitless)
             if unserved:
                 limit_s = PROMPT_S * self.jitter
             elif state.n < 0 and beat is None:
@@ -121,7 +117,7 @@ class Standby:
             return False
         if state.n >= 0:
             return state.phase == "STOPPED"
-        claimed = yield Get(epoch_key(1))
+        claimed = yield Get(epoch_key(1), MAX_RECORD_BYTES)
         return claimed is None
 
     def _predecessor_served(self, state: RunState) -> Steps[bool]:
@@ -129,7 +125,7 @@ class Standby:
         if self.instead_of is None:
             return False
         newest, epoch = None, max(1, state.epoch)
-        while (data := (yield Get(epoch_key(epoch)))) is not None:
+        while (data := (yield Get(epoch_key(epoch), MAX_RECORD_BYTES))) is not None:
             newest, epoch = data, epoch + 1
         try:
             claim = None if newest is None else decode(ProcessClaim, newest, epoch_key(epoch - 1))

@@ -55,6 +55,9 @@ class LearnerRecord:
         return seq < self.next_seq or seq in self.fated
 
 
+_UNHEARD_OF = LearnerRecord()
+
+
 @dataclass(frozen=True)
 class MergeNote:
     """One of the last merges, for `status`. `tokens` are the run's merged tokens after it."""
@@ -88,6 +91,8 @@ class RunState:
 
     `base_floor`: the newest rollback (0: none); no version before it is anybody's base any more. `rolled_back_to`: the
     commit that it went back to. `gc_floor`: what only commits before this one need may be gone (0: nothing is).
+
+    `fruitless`: syncers that have begun to serve since the newest merge (or the first versions), and merged nothing.
     """
 
     n: int = -1
@@ -116,6 +121,7 @@ class RunState:
     base_floor: int = 0
     rolled_back_to: int = 0
     gc_floor: int = 0
+    fruitless: int = 0
 
     def with_members(self, run: RunFormat) -> RunFormat:
         """The run with those that have joined it so far."""
@@ -130,7 +136,7 @@ class RunState:
         return next((o for o in self.history if o.fragment == fragment and o.version == version), None)
 
     def learner(self, name: str) -> LearnerRecord:
-        return self.learners.get(name, LearnerRecord())
+        return self.learners.get(name, _UNHEARD_OF)
 
     def recent_paces(self, num_commits: int) -> list[float]:
         """Seconds a step of every learner that a merge among the last commits heard of: who left sets no pace."""
@@ -158,7 +164,8 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
     state = _settle_fates(state, commit)
     match commit.kind:
         case "epoch_start":
-            state = replace(state, phase="RUNNING", started_at=state.started_at or commit.time)
+            fruitless = state.fruitless + (commit.serves and commit.n > 0)
+            state = replace(state, phase="RUNNING", started_at=state.started_at or commit.time, fruitless=fruitless)
             state = _note(state, commit, "syncer", f"epoch {commit.epoch} starts: {commit.reason}")
         case "merge":
             state = _merge(state, commit, layout)
@@ -211,10 +218,9 @@ def _settle_fates(state: RunState, commit: Commit) -> RunState:
     for name in sorted({learner for learner, _, _ in settled}):
         mine = [(incarnation, seq) for learner, incarnation, seq in settled if learner == name]
         learners[name] = _settle(state.learner(name), mine)
-        reasons = [fate.reason for fate in commit.fates if fate.learner == name]
-        num_applied = sum(item.learner == name for item in commit.inputs)
-        faults = faults_after(learners[name].faults, reasons, num_applied)
-        learners[name] = replace(learners[name], refused=learners[name].refused + len(reasons), faults=faults)
+        refused = learners[name].refused + sum(fate.learner == name for fate in commit.fates)
+        faults = faults_after(learners[name].faults, commit, name)
+        learners[name] = replace(learners[name], refused=refused, faults=faults)
     for fate in commit.fates:
         if fate.reason not in QUIET_FATES:
             text = f"offer {fate.incarnation}/{fate.seq} of fragment {fate.fragment} refused: {fate.reason}"
@@ -264,6 +270,7 @@ def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
         learners=learners,
         token_parameters=token_parameters,
         merges=state.merges + 1,
+        fruitless=0,
         participation_sum=state.participation_sum + len(participants) / max(1, commit.alive, len(participants)),
         offers_applied=state.offers_applied + len(commit.inputs),
         recent_merges=(*state.recent_merges, note)[-RECENT_MERGES:],
@@ -284,7 +291,8 @@ def _keep_out_or_let_in(state: RunState, commit: Commit) -> RunState:
     known = None if name is None else state.learners.get(name, LearnerRecord())
     if name is None or known is None or (known.quarantined is None) != (commit.kind == "quarantine"):
         raise RecordError(f"commit {commit.n}, a {commit.kind} of {name!a}, does not fit what was before it")
-    changed = replace(known, faults=0, quarantined=commit.n if commit.kind == "quarantine" else None)
+    faults = faults_after(known.faults, commit, name)
+    changed = replace(known, faults=faults, quarantined=commit.n if commit.kind == "quarantine" else None)
     text = f"{'quarantined' if commit.kind == 'quarantine' else 'let in again'}: {commit.reason}"
     return _note(replace(state, learners={**state.learners, name: changed}), commit, name, text)
 

@@ -30,6 +30,7 @@ from diloco_cli.protocol.log import (
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Now, Put, Sleep, Steps
 from diloco_cli.protocol.operators import Answer, answer_to
+from diloco_cli.protocol.pacing import Pacer
 from diloco_cli.protocol.polling import requests_every_s, watch_every_s
 from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.quorum import (
@@ -41,7 +42,6 @@ from diloco_cli.protocol.quorum import (
     decide_slot,
     grace_window,
     late_offers_count_after_s,
-    measured_pace,
 )
 from diloco_cli.protocol.records import (
     Commit,
@@ -52,6 +52,7 @@ from diloco_cli.protocol.records import (
     ProcessClaim,
     RunFormat,
 )
+from diloco_cli.protocol.repair import Repairer
 from diloco_cli.protocol.requests import pending_requests
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
@@ -63,6 +64,7 @@ SLOWEST_KEPT = 0.995  # a beat: an outage is forgotten within the hour, a slow m
 FATES_WAIT_SLOTS = 2
 FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
+POLLS_A_SLOT = 20
 
 SyncerState = Literal["READING", "CLAIMING", "SERVING", "MERGING", "FINISHING", "DONE"]
 
@@ -92,15 +94,19 @@ class Syncer:
         self.doing: SyncerState = "READING"
         self.inbox = Inbox(run)
         self.loaded: dict[tuple[str, int, int], Any] = {}
-        self.pace = Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments)
+        self.pacer = Pacer(run)
         self.watch: Watch | None = None
         self.fates_since_s: float | None = None
-        self.housekeeper = Housekeeper(run)
+        self.housekeeper, self.repairer = Housekeeper(run), Repairer(run, arithmetic, recover)
         self.last_snapshot = 0
         self.last_evaluated_slot = self.evaluated_tokens = 0
         self.next_beat_s = self.next_request_s = self.next_incarnations_s = 0.0
         self.num_beats, self.slowest_s = 0, 0.0
         self.reason = ""
+
+    @property
+    def pace(self) -> Pace:
+        return self.pacer.pace
 
     def serve(self) -> Steps[RunState]:
         """Until the run is finished or stopped. Raises FencedError when a newer syncer has taken over."""
@@ -127,7 +133,7 @@ class Syncer:
 
     def _poll_s(self) -> float:
         low, high = POLL_BOUNDS_S
-        return min(high, max(low, self.pace.slot_s / 20))
+        return min(high, max(low, self.pace.slot_s / POLLS_A_SLOT))
 
     # -- becoming the syncer ------------------------------------------------------------------------------------
 
@@ -193,6 +199,7 @@ class Syncer:
             if (yield from self._carry_out_request()):
                 return True
         due = yield from self.housekeeper.due(self.state)
+        due = due or (yield from self.repairer.due(self.state, self.epoch, self.pace.slot_s, self.inbox, self._pulse))
         if due is not None:
             return (yield from self._carry_out(due))
         if now_s >= self.next_incarnations_s:
@@ -222,7 +229,7 @@ class Syncer:
         if answer.kind == "membership":
             self.inbox.expect(fields["island"].name)
         elif answer.kind == "stop":
-            self.inbox.refuse_all("run_over")
+            yield from self._refuse_all()
             fields = {**fields, "fates": self.inbox.take_fates()}
         elif answer.kind == "rollback":  # what is loaded was re-anchored on versions that are left
             self.loaded, self.watch = {}, None
@@ -290,7 +297,7 @@ class Syncer:
         sound = []
         for offer in self.inbox.candidates(fragment):
             if offer.id not in self.loaded:
-                loaded = yield from load_delta(self.arithmetic, self.state, offer, self.recover)
+                loaded = yield from load_delta(self.run, self.arithmetic, self.state, offer, self.recover)
                 if isinstance(loaded, str):
                     self.inbox.drop(offer, loaded)
                     continue
@@ -330,20 +337,12 @@ class Syncer:
         )
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)
-            self._measure(offers, facts, (yield Now()))
+            self.pacer.merged(offers, facts, (yield Now()))
             self.inbox.forget(offers)
         self.loaded = {}
         self.inbox.sort_out(self.state)
         self.doing = "SERVING"
         return True
-
-    def _measure(self, offers: list[Offer], facts: SlotFacts, now_s: float) -> None:
-        """Moving averages from the participants' own timings and from this syncer's clock."""
-        paces = [offer.timings.slot_s for offer in offers if offer.timings.slot_s > 0]
-        reached_s = facts.now_s if facts.quorum_reached_s is None else facts.quorum_reached_s
-        quorum_s = reached_s - (facts.now_s if facts.first_offer_s is None else facts.first_offer_s)
-        sync_s = now_s - facts.now_s + max(o.timings.upload_s + o.timings.adoption_s for o in offers)
-        self.pace = measured_pace(self.pace, min(paces, default=None), quorum_s, sync_s)
 
     # -- ending, and being seen ---------------------------------------------------------------------------------
 
@@ -363,12 +362,18 @@ class Syncer:
             submitted = submitted or self.evaluator.submit(self.state.n, self.state.outputs, True)
             yield Sleep(POLL_BOUNDS_S[0])
         yield from self.inbox.poll(self.state, now_s)
-        self.inbox.refuse_all("run_over")
+        yield from self._refuse_all()
         tokens = self.state.tokens(self.run.layout)
         yield from self._commit(
             "finish", fates=self.inbox.take_fates(), reason=f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
         )
         yield from write_snapshot(self.run, self.state)
+
+    def _refuse_all(self) -> Steps[None]:
+        """The run is over for everything outstanding; the last commit takes the fates that are left then."""
+        self.inbox.refuse_all("run_over")
+        while self.state.phase == "RUNNING" and self.inbox.fates_left:
+            yield from self._commit("refuse", fates=self.inbox.take_fates())
 
     def beat(self, now_s: float, force: bool = False) -> Steps[None]:
         """The syncer's own words, every few seconds; `force`: now."""

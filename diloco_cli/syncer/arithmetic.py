@@ -36,6 +36,7 @@ class FragmentState:
     """One version's [n] float32 parameters and momentum, and the digest of their bytes, in which they lie."""
 
     digest: str
+    data: bytes
     parameters: torch.Tensor
     momentum: torch.Tensor
 
@@ -80,7 +81,7 @@ class TorchArithmetic:
 
     def _state(self, fragment: int, state_digest: str, state: bytes) -> FragmentState:
         tensors = views(state, state_spec(self.run.layout.fragments[fragment].num_parameters))
-        return FragmentState(state_digest, tensors["parameters"], tensors["momentum"])
+        return FragmentState(state_digest, state, tensors["parameters"], tensors["momentum"])
 
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Source | str:
         """The delta as it lies in its payload; re-anchored on the current version if the base is an older one:
@@ -134,6 +135,10 @@ class TorchArithmetic:
         state = blank.seal()
         self._candidates[fragment] = self._state(fragment, digest(state), state)
         return Merged(state, cast)
+
+    def settled(self, fragment: int) -> Merged:
+        current = self._current[fragment]
+        return Merged(current.data, self.broadcast.to_bytes(current.parameters))
 
     def settle(self, fragment: int, state_digest: str) -> None:
         candidate = self._candidates.get(fragment)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from diloco_cli.protocol.membership import refusal_of_island
+from diloco_cli.protocol.eligibility import most_steps
+from diloco_cli.protocol.membership import contradiction_of_member
 from diloco_cli.protocol.mixing import rebase_of_next
 from diloco_cli.protocol.quarantine import faults_after, faults_for_quarantine
 from diloco_cli.protocol.records import MOST, Commit, Input, Offer, Output, RunFormat
@@ -126,6 +127,7 @@ class Books:
         return [
             (island is not None, "comes from a learner that the run does not have"),
             (possible, f"counts {item.tokens} tokens in {item.steps} steps"),
+            (item.steps <= most_steps(self.run), f"counts {item.steps} steps, more than an offer can hold"),
             (item.tokens == item.steps * batch, f"counts {item.tokens} tokens in {item.steps} steps of {batch}"),
             (item.tokens == span, f"counts {item.tokens} tokens in a data range of {span}"),
             (item.weight == weight, f"has weight {item.weight} instead of {weight}"),
@@ -146,8 +148,8 @@ class Books:
         fits = (commit.kind == "membership") == (commit.island is not None)
         self.expect(fits, f"{key}: a {commit.kind} with the island {commit.island}")
         if commit.kind == "membership" and commit.island is not None:
-            refused = refusal_of_island(commit.island, self.run)
-            self.expect(refused is None, f"{key}: {commit.island.name!a} joins, but {refused}")
+            why = contradiction_of_member(commit.island, self.run)
+            self.expect(why is None, f"{key}: {commit.island.name!a} joins, but {why}")
 
     def check_intervention(self, commit: Commit, key: str) -> None:
         """Quarantines and lifts, rollbacks, floors of the collected."""
@@ -211,12 +213,10 @@ class Books:
         self.shares_after[commit.n] = self.shares
 
     def _settle_faults(self, commit: Commit) -> None:
-        for name in {fate.learner for fate in commit.fates} | {item.learner for item in commit.inputs}:
-            reasons = [fate.reason for fate in commit.fates if fate.learner == name]
-            num_applied = sum(item.learner == name for item in commit.inputs)
-            self.faults[name] = faults_after(self.faults.get(name, 0), reasons, num_applied)
+        named = {fate.learner for fate in commit.fates} | {item.learner for item in commit.inputs}
+        for name in named if commit.learner is None else named | {commit.learner}:
+            self.faults[name] = faults_after(self.faults.get(name, 0), commit, name)
         if commit.learner is not None and commit.kind in ("quarantine", "lift"):
-            self.faults[commit.learner] = 0
             (self.kept_out.add if commit.kind == "quarantine" else self.kept_out.discard)(commit.learner)
 
     def version_at(self, fragment: int, n: int) -> Output | None:

@@ -14,17 +14,19 @@ from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.paths import run_directory
 from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.processes.signing_key import signing_secret
-from diloco_cli.protocol.beats import MirrorBeat, SyncerBeat
+from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, MirrorBeat, SyncerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import SYNCER, beat_key
 from diloco_cli.protocol.log import read_format
 from diloco_cli.protocol.records import Commit, ProcessClaim, RunFormat
+from diloco_cli.protocol.relays import withheld_by
 from diloco_cli.protocol.standby import counts_of
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.randomness import nonce
 from diloco_cli.signing import LOG, OPERATOR
+from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -69,14 +71,18 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
         recover=lambda output: rebuilt_state(run, store, output),
         because=because,
     )
-    regions = region_services(run, store, lambda: syncer.state, _earlier_mirrors(store))
-    syncer.inbox.withheld = regions.withheld_by(run, lambda: syncer.state)
+    regions = region_services(
+        run, store, lambda: syncer.state, lambda: syncer.pace.slot_s, _earlier_mirrors(store),
+        suspect=syncer.repairer.suspect,
+    )  # fmt: skip
+    syncer.inbox.withheld = withheld_by(regions.relays, run, lambda: syncer.state)
     syncer.beat_facts = _beat_facts(meter, store, unit, regions)
     news.beat = lambda: _beat_unless_it_fails(syncer, meter, clock)
     regions.start()
     over = False
     try:
-        perform(syncer.serve(), store, clock, tries_once=meter)
+        with discarding_leftovers([url, *(region.url for region in run.regions)]):
+            perform(syncer.serve(), store, clock, tries_once=meter)
         over = True
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this syncer
@@ -90,7 +96,7 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
 
 
 def _earlier_mirrors(store: Store) -> tuple[MirrorBeat, ...]:
-    data = store.get(beat_key(SYNCER))
+    data = store.get(beat_key(SYNCER), LARGEST_BEAT_BYTES)
     try:
         return () if data is None else decode(SyncerBeat, data, beat_key(SYNCER)).mirrors
     except RecordError:
@@ -99,7 +105,7 @@ def _earlier_mirrors(store: Store) -> tuple[MirrorBeat, ...]:
 
 def _beat_facts(meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices) -> Any:
     """What only this process knows, added to the syncer's beat; counts go on from an earlier process's."""
-    earlier = counts_of(store.get(beat_key(SYNCER)))
+    earlier = counts_of(store.get(beat_key(SYNCER), LARGEST_BEAT_BYTES))
     process = psutil.Process()
 
     def facts() -> dict[str, Any]:

@@ -2,18 +2,33 @@
 
 Both compare with the running median of the fragment's accepted deltas. The cap refuses what is far beyond any honest
 delta; the clip (`sync.clip`) shortens what is merely long. A median lives in one syncer's memory, so the log records
-the scale that a clip applied.
+the scale that a clip applied, and a verifier keeps books of its own (syncer/scales.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal
 
 CAP = 8.0  # times the running median of a fragment's accepted deltas
 MEMORY = 31
 FEWEST = 3  # accepted deltas before there is a cap
 PATIENCE = 3  # refusals in a row after which the fragment's reference is taken to be out of date
+
+
+def scale_of(norm: float, median: float | None, clip: float | Literal["none"]) -> float | None:
+    """What to multiply a delta of this (finite) norm by before it is merged, 1 unless it is clipped; None if it is
+    refused. `median`: of the fragment's accepted norms, None while too few are known."""
+    if median is None:
+        return 1.0
+    if norm > CAP * median:
+        return None
+    return 1.0 if clip == "none" or norm <= clip * median else clip * median / norm
+
+
+def median_of(accepted: Sequence[float]) -> float | None:
+    return sorted(accepted)[len(accepted) // 2] if len(accepted) >= FEWEST else None
 
 
 class NormCap:
@@ -30,16 +45,12 @@ class NormCap:
         self._refused_in_a_row: dict[int, int] = {}
 
     def scale(self, fragment: int, norm: float) -> float | None:
-        """What to multiply a delta of this (finite) norm by before it is merged, 1 unless it is clipped; None if it is
-        refused. Norms are the learner's word until a merge has measured them: only then they are `accept`ed."""
-        accepted = self._accepted.setdefault(fragment, deque(maxlen=MEMORY))
-        median = sorted(accepted)[len(accepted) // 2] if len(accepted) >= FEWEST else None
-        if median is not None and norm > CAP * median:
+        """As `scale_of` says, by what was accepted before. Norms are the learner's word until a merge has measured
+        them: only then they are `accept`ed."""
+        scale = scale_of(norm, median_of(self._accepted.get(fragment, ())), self.clip)
+        if scale is None:
             self._refuse(fragment)
-            return None
-        if median is None or self.clip == "none" or norm <= self.clip * median:
-            return 1.0
-        return self.clip * median / norm
+        return scale
 
     def accept(self, fragment: int, norm: float) -> None:
         """A delta of this norm, clipped as it was, has been merged."""

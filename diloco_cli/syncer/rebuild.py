@@ -8,7 +8,8 @@ from diloco_cli.algorithm.payload import PayloadError
 from diloco_cli.digests import digest
 from diloco_cli.protocol.keys import commit_key, state_key
 from diloco_cli.protocol.records import Commit, Output, RunFormat
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.replay import Replayer
 
@@ -53,7 +54,7 @@ def _commits_of(store: Store, wanted: Output) -> list[Commit]:
     """All that brought a version of this fragment, up to the wanted one."""
     found = []
     for n in range(wanted.version + 1):
-        data = store.get(commit_key(n))
+        data = store.get(commit_key(n), MAX_RECORD_BYTES)
         commit = decode(Commit, data or b"", commit_key(n))
         if any(output.fragment == wanted.fragment for output in commit.outputs):
             found.append(commit)
@@ -64,7 +65,8 @@ def _newest_intact(replayer: Replayer, commits: list[Commit], wanted: Output) ->
     """(index into `commits`, bytes); the very first version can always be built from the run's seed."""
     for index in reversed(range(len(commits))):
         output = _output(commits[index], wanted.fragment)
-        data = replayer.store.get(state_key(output.fragment, output.version, output.epoch, output.state_digest))
+        key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+        data = replayer.store.get(key, most_fragment_bytes(replayer.run.layout, output.fragment))
         if data is not None and digest(data) == output.state_digest:
             return index, data
     first = replayer.arithmetic.initial()[wanted.fragment].state

@@ -1,8 +1,9 @@
 """`diloco verify`: replays the log from the bucket alone and compares every digest.
 
-It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py), recomputes each merge
-from the deltas that the log names, and demands bit-identical outer parameters. Damage is listed, never raised: where a
-merge cannot be recomputed, the replay goes on from the bucket's bytes.
+It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py; scales.py for what the
+norm cap and the clip must have done), recomputes each merge from the deltas that the log names, and demands
+bit-identical outer parameters. Damage is listed, never raised: where a merge cannot be recomputed, the replay goes on
+from the bucket's bytes.
 
 Where garbage was collected, the replay starts from the versions as of the floor; up to there it checks the chain and
 every rule, which need the log alone.
@@ -25,12 +26,14 @@ from diloco_cli.protocol.log import SNAPSHOT_EVERY, Snapshot, read_log
 from diloco_cli.protocol.mixing import as_logged
 from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Commit, Input, Offer, Output, RunFormat
-from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.signing import LOG, SignatureError, learner_signer
 from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.bookkeeping import Books, disagreements
+from diloco_cli.syncer.scales import ScaleBooks
 
 
 @dataclass
@@ -72,11 +75,12 @@ class Replayer:
         self.arithmetic = TorchArithmetic(run, check_norms=False)
         self.found = Replay()
         self.books = Books(run, self._expect)
+        self.scales = ScaleBooks(run.settings.sync.clip)
         self.digests: list[str] = []
 
     def replay(self, on_commit: Callable[[int], None] = lambda n: None) -> Replay:
         self.found.floor = self.floor()
-        while (data := self.store.get(commit_key(self.found.commits))) is not None:
+        while (data := self.store.get(commit_key(self.found.commits), MAX_RECORD_BYTES)) is not None:
             key = commit_key(self.found.commits)
             try:
                 commit = decode(Commit, data, key)
@@ -101,6 +105,7 @@ class Replayer:
     def _replay_commit(self, commit: Commit, key: str) -> None:
         self.found.offers_rejected += len(commit.fates)
         self.found.epochs += commit.kind == "epoch_start"
+        self.scales.note(commit)
         self.books.check_order(commit, key)
         self.books.check_membership(commit, key)
         self.books.check_intervention(commit, key)
@@ -130,8 +135,12 @@ class Replayer:
         self.found.offers_applied += len(commit.inputs)
         possible = [self.books.check_input(item, output.fragment, key) for item in commit.inputs]
         if commit.n <= self.found.floor:
+            self.scales.merged(output.fragment, commit.inputs, [None] * len(commit.inputs))
             return False
-        merged = self.recompute(commit) if all(possible) else None
+        deltas = self._deltas(commit) if all(possible) else list[Source | None]([None] * len(possible))
+        for wrong in self.scales.merged(output.fragment, commit.inputs, deltas):
+            self._expect(False, f"{key}: {wrong}")
+        merged = self._recomputed(commit, deltas)
         if merged is None:
             self._expect(False, f"{key}: this merge cannot be recomputed")
             return False
@@ -142,18 +151,24 @@ class Replayer:
 
     def recompute(self, commit: Commit) -> Merged | None:
         """What the deltas that a merge names give on top of the version before it; None if one is damaged."""
-        fragment = commit.outputs[0].fragment
-        deltas = [(self._delta(item, fragment), item.weight) for item in commit.inputs]
-        sound = [(delta, weight) for delta, weight in deltas if delta is not None]
+        return self._recomputed(commit, self._deltas(commit))
+
+    def _deltas(self, commit: Commit) -> list[Source | None]:
+        return [self._delta(item, commit.outputs[0].fragment) for item in commit.inputs]
+
+    def _recomputed(self, commit: Commit, deltas: list[Source | None]) -> Merged | None:
+        weights = [item.weight for item in commit.inputs]
+        sound = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if delta is not None]
         if not sound or len(sound) != len(deltas):
             return None
-        merged = self.arithmetic.merge(fragment, sound)
+        merged = self.arithmetic.merge(commit.outputs[0].fragment, sound)
         return None if isinstance(merged, Refused) else merged
 
     def _delta(self, item: Input, fragment: int) -> Source | None:
         """The delta as the offer gives it, checked against the offer and re-anchored as the syncer must have done."""
         payload_at = delta_key(item.learner, item.incarnation, item.seq, item.payload_digest)
-        offer, payload = self._offer(item, fragment), self._present(payload_at, item.payload_digest)
+        most_bytes = most_fragment_bytes(self.run.layout, fragment)
+        offer, payload = self._offer(item, fragment), self._present(payload_at, most_bytes, item.payload_digest)
         base, current = self.books.version(fragment, item.base), self.books.versions.get(fragment, [])
         if base is None:
             self._expect(False, f"{payload_at}: its base {item.base} is not in the log")
@@ -162,7 +177,7 @@ class Replayer:
             self._expect(offer.base_digest == base.cast_digest, f"{payload_at}: the offer names another base")
         base_cast = None
         if base is not current[-1]:
-            base_cast = self._present(_cast_key(base), base.cast_digest)
+            base_cast = self._present(_cast_key(base), most_bytes, base.cast_digest)
             if base_cast is None:
                 return None
         if offer is None or payload is None or not self.arithmetic.holds(fragment, current[-1].state_digest):
@@ -176,7 +191,7 @@ class Replayer:
     def _offer(self, item: Input, fragment: int) -> Offer | None:
         """The offer that the log names, if it is there and says what the log says."""
         key = offer_key(item.learner, item.incarnation, item.seq)
-        data = self._present(key)
+        data = self._present(key, MAX_RECORD_BYTES)
         if data is None:
             return None
         self._expect_signed(learner_signer(item.learner), key, data)
@@ -192,8 +207,9 @@ class Replayer:
     def _check_output(self, output: Output, computed: bool) -> None:
         """The bytes in the bucket are those that the log names; the first versions are where a replay starts."""
         key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-        state = self._present(key, output.state_digest)
-        self._present(_cast_key(output), output.cast_digest)
+        most_bytes = most_fragment_bytes(self.run.layout, output.fragment)
+        state = self._present(key, most_bytes, output.state_digest)
+        self._present(_cast_key(output), most_bytes, output.cast_digest)
         if state is None or self.arithmetic.holds(output.fragment, output.state_digest):
             return
         self._expect(not computed, f"{key}: went on from the bucket's bytes")
@@ -223,7 +239,7 @@ class Replayer:
         """Snapshots name the digest of their commit, so they also tell of a damaged or missing last one."""
         recent = max(0, self.found.commits - 2 * SNAPSHOT_EVERY)
         for key in self.store.list("snapshot/", after=snapshot_key(recent)):
-            data = self.store.get(key)
+            data = self.store.get(key, MAX_RECORD_BYTES)
             if data is None:
                 continue  # collected since it was listed
             try:
@@ -242,13 +258,13 @@ class Replayer:
 
     def _expect_end(self, key: str, later: bool) -> None:
         """A run that goes on meanwhile writes this very commit: it is missing only if it still is not there."""
-        if later and key not in self.found.missing and self.store.get(key) is None:
+        if later and key not in self.found.missing and self.store.get(key, MAX_RECORD_BYTES) is None:
             self.found.missing.append(key)
 
-    def _present(self, key: str, expected: str | None = None) -> bytes | None:
+    def _present(self, key: str, most_bytes: int, expected: str | None = None) -> bytes | None:
         """The object, if it is there and has the digest that the log says."""
         try:
-            data = self.store.get(key)
+            data = self.store.get(key, most_bytes)
         except BadKeyError as error:
             self.found.mismatches.append(f"the log names an impossible key: {error}")
             return None

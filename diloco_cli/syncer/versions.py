@@ -12,6 +12,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.keys import state_key
 from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.store.port import Store
 
 
@@ -25,7 +26,7 @@ def load_versions(run: RunFormat, outputs: Iterable[Output], store: Store, tenso
     for output in outputs:
         fragment = run.layout.fragments[output.fragment]
         key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-        data = store.get(key)
+        data = store.get(key, most_fragment_bytes(run.layout, output.fragment))
         if data is None or digest(data) != output.state_digest:
             raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
         scatter(fragment, views(data, state_spec(fragment.num_parameters))["parameters"], tensors)

@@ -15,7 +15,7 @@ from diloco_cli.protocol.log import fold
 from diloco_cli.protocol.records import Beginning, Commit, Event, Input, Offer, OfferId, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.tape import Tape, TapeMerge, Track
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.bookkeeping import disagreements
 from diloco_cli.tapes.needs import Save, TrackId
@@ -53,7 +53,7 @@ def record(store: Store, run: RunFormat) -> Tape:
 def _log(store: Store, run: RunFormat) -> Iterator[tuple[Commit, RunState]]:
     """Every commit from 0 on, the chain checked, with what the log says after it."""
     state = RunState()
-    while (data := store.get(key := commit_key(state.n + 1))) is not None:
+    while (data := store.get(key := commit_key(state.n + 1), MAX_RECORD_BYTES)) is not None:
         state = fold(run, state, data)
         yield decode(Commit, data, key), state
 
@@ -115,7 +115,7 @@ def _read_track(
 
 def _read_offer(store: Store, offer: OfferId) -> tuple[Offer, str]:
     key = offer_key(*offer)
-    data = store.get(key)
+    data = store.get(key, MAX_RECORD_BYTES)
     if data is None:
         raise DataCheckError("this run cannot be recorded: this offer, or what comes after it, is missing", where=key)
     found = decode(Offer, data, key)

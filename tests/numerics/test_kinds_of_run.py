@@ -14,7 +14,9 @@ from diloco_cli.protocol.records import Commit, Input, Output, RunFormat
 from diloco_cli.protocol.weights import token_weight
 from diloco_cli.protocol.wire import decode
 from diloco_cli.store.port import Store
+from diloco_cli.syncer import arithmetic
 from diloco_cli.syncer.bookkeeping import Books
+from diloco_cli.syncer.norms import NormCap
 from diloco_cli.syncer.replay import Replayer
 from tests.numerics.harness import make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
@@ -57,6 +59,25 @@ def test_a_clip_is_in_the_log_and_a_false_one_is_found() -> None:
     store.put(commit_key(merge.n), json.dumps(changed).encode())
     text = " ".join(Replayer(store, run).replay().mismatches)
     assert f"{commit_key(merge.n)}: replayed parameters differ" in text
+
+
+@pytest.mark.parametrize("sync", [{"clip": 1.0}, {"codec": "int8"}], ids=str)
+def test_a_syncer_that_clips_as_it_likes_is_found_out(sync: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is consistent in every digest: what it says of each scale is what it has merged by. Without `sync.clip`
+    there is nothing to lie about, and nothing else changes."""
+
+    class Liar(NormCap):
+        def scale(self, fragment: int, norm: float) -> float | None:
+            honest = super().scale(fragment, norm)
+            return honest if honest is None or self.clip == "none" else honest * 0.5
+
+    monkeypatch.setattr(arithmetic, "NormCap", Liar)
+    run = small_run(**sync)
+    store, _ = run_to_end(run)
+    found = Replayer(store, run).replay()
+    lied = sum(item.scale < 0.6 for commit in commits(store) for item in commit.inputs)
+    told = [text for text in found.mismatches if "where its length gives" in text]
+    assert found.ok == (lied == 0) and bool(told) == bool(lied) == ("clip" in sync), found.mismatches
 
 
 @pytest.mark.parametrize(("clip", "scale"), [("none", 0.5), (2.0, 0.0), (2.0, 1.5), (2.0, -1.0)])

@@ -102,4 +102,4 @@ def test_a_second_incarnation_says_what_became_of_the_moments(
 def test_moments_that_are_not_what_their_key_names_are_not_read(inner: str | None) -> None:
     store = MemoryStore()
     store.put("offer", b"something else")
-    assert fetch_moments(store, inner) is None
+    assert fetch_moments(store, inner, 1000) is None

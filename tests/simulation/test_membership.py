@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.simulate.world import Fault, World
+from diloco_cli.protocol.requests import ask as ask_for
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES
+from diloco_cli.simulate.world import Actor, Fault, World
+from tests.simulation.operated import done, kill_syncer, stand_in
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask, commits, state_of
 from tests.simulation.test_survivors import records
@@ -124,6 +128,24 @@ def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(
     assert isinstance(actor.error, UsageError) and reason in str(actor.error)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"infra": "x" * (MAX_RECORD_BYTES - 700)}, {"accelerator": "cpu" * 100}, {"accelerator": "\x1b[2J"},
+     {"region": "no/name"}, {"num_accelerators": 0}, {"num_accelerators": 1 << 60}],
+    ids=["a record's length", "long", "control characters", "no name", "none", "too many"],
+)  # fmt: skip
+def test_what_a_newcomer_says_of_its_machine_enters_no_log_unchecked(fields: dict[str, Any]) -> None:
+    """A text as long as a record would make a commit that is too long for one: every syncer would die of it."""
+    fleet = Fleet(elastic(merges=30)).start()
+    fleet.world.run(lambda: commits(fleet) >= 5, 60)
+    island = replace(Island("spot", "elsewhere", BATCH_TOKENS, 1, 1e9, 1e-9), **fields)
+    steps = ask_for(state_of(fleet), "join", fleet.nonce(), "then", island=island)
+    done(fleet, fleet.world.start("stranger", steps))
+    fleet.finish()
+    assert fleet.errors() == [] and "membership" not in check(fleet).kinds
+    assert any("may not join: " in record["reason"] for record in records(fleet))
+
+
 def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() -> None:
     fleet = Fleet(elastic(3)).start()
     fleet.world.run(lambda: commits(fleet) >= 5, 60)
@@ -143,6 +165,41 @@ def test_nobody_joins_a_run_that_is_over() -> None:
     assert "is FINISHED" in str(late.error)
 
 
+def left_with_a_word(actor: Actor) -> bool:
+    return isinstance(actor.error, UsageError) and "is STOPPED: nobody can join it" in str(actor.error)
+
+
+@pytest.mark.parametrize("name", ["spot", "late"], ids=["a member", "a stranger"])
+def test_one_that_comes_to_a_stopped_run_is_told_and_leaves(name: str) -> None:
+    fleet = joined_half_way(elastic(merges=100))
+    fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
+    ask(fleet)
+    fleet.finish()
+    late = fleet.newcomer(name)
+    fleet.world.run(lambda: late.ended, 30)
+    assert left_with_a_word(late) and state_of(fleet).phase == "STOPPED"
+
+
+@pytest.mark.parametrize("first", ["stop", "join"])
+def test_one_that_comes_while_the_run_is_being_stopped_leaves_with_a_word(first: str) -> None:
+    """Both are asked for before anybody answers: a command carries them out at once, so that the newcomer hears of its
+    admission and of the stop at the same moment."""
+    fleet = Fleet(elastic(merges=100)).start()
+    fleet.world.run(lambda: commits(fleet) >= 5, 60)
+    fleet.restart = False
+    kill_syncer(fleet)
+    if first == "stop":
+        ask(fleet)
+    late = fleet.newcomer("spot")
+    fleet.world.run_for(0.1)
+    if first == "join":
+        ask(fleet)
+    fleet.world.start("command", stand_in(fleet))
+    assert fleet.world.run(fleet.ended, 60)
+    assert state_of(fleet).phase == "STOPPED" and bool(state_of(fleet).members) == (first == "join")
+    assert left_with_a_word(late)
+
+
 def test_a_stop_and_a_resume_leave_the_members_where_they_are() -> None:
     fleet = joined_half_way(elastic(merges=100))
     fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
@@ -150,6 +207,7 @@ def test_a_stop_and_a_resume_leave_the_members_where_they_are() -> None:
     fleet.finish()
     assert state_of(fleet).phase == "STOPPED"
     fleet.start()
+    assert fleet.world.run(lambda: state_of(fleet).phase == "RUNNING", 10)
     fleet.newcomer("spot")
     fleet.finish()
     assert check(fleet).kinds.count("membership") == 1 and state_of(fleet).phase == "FINISHED"

@@ -41,12 +41,12 @@ class CountedWorld(World):
 
     asked: list[Asked] = field(default_factory=list)
 
-    def _duration_s(self, actor: Actor, operation: Operation) -> float:
+    def _hold(self, actor: Actor, operation: Operation) -> None:
         key = getattr(operation, "key", None)
         if key is not None:
             verb = type(operation).__name__.lower()
             self.asked.append(Asked(self.now_s, actor.name or "fault", verb, key.partition("/")[0], key))
-        return super()._duration_s(actor, operation)
+        super()._hold(actor, operation)
 
 
 def make_run(slot_s: float, slots: int) -> RunFormat:

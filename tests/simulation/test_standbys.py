@@ -16,12 +16,14 @@ from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.operations import Create, Sleep, Steps
 from diloco_cli.protocol.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.requests import ask as ask_for
 from diloco_cli.protocol.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import BEAT_EVERY_S, Syncer
 from diloco_cli.simulate.arithmetic import NoEvaluator
 from diloco_cli.simulate.histories.integers import IntegerArithmetic
 from diloco_cli.simulate.world import Actor, Fault, World
+from tests.simulation.operated import done, stand_in, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask
 from tests.simulation.toy import Fleet, make_run
@@ -363,3 +365,34 @@ def test_several_syncers_at_once_leave_one_chain(num_standbys: int, seed: int) -
 @pytest.mark.parametrize("seed", range(5))
 def test_several_syncers_leave_one_chain_over_a_thousand_rounds(num_standbys: int, seed: int) -> None:
     assert len(check_one_chain(num_standbys, seed, 1000).takeovers) >= 30
+
+
+def test_only_syncers_that_served_and_merged_nothing_make_a_standby_patient() -> None:
+    """A command's epochs are no takeovers, and merge nothing by their nature."""
+    fleet = StandbyFleet(RUN).with_standbys(0)
+    fleet.revive = False
+    fleet.world.kill(after_commits(fleet, 8))
+    for _ in range(3):
+        done(fleet, fleet.world.start("operator", ask_for(state_of(fleet), "gc", fleet.nonce(), "then")))
+        done(fleet, fleet.world.start("command", stand_in(fleet)))
+    assert len(fleet.epochs()) == 4 and state_of(fleet).fruitless == 0
+    killed_s = fleet.world.now_s
+    fleet.standby("standby-1")
+    fleet.finish()
+    ((taken_s, _, _),) = fleet.takeovers
+    assert taken_s - killed_s <= TAKEOVER_S * (1 + SPREAD) + LOOKS_S
+    assert check(fleet).kinds[-1] == "finish"
+
+
+def test_a_syncer_that_dies_before_its_first_merge_makes_the_next_standby_patient() -> None:
+    fleet = StandbyFleet(RUN).with_standbys(0)
+    fleet.revive = False
+    fleet.world.kill(after_commits(fleet, 8))
+    for born in (1, 2):
+        syncer = fleet.syncer(f"syncer-{born}")
+        assert fleet.world.run(lambda born=born: len(fleet.epochs()) == 1 + born, 30)  # type: ignore[misc]
+        fleet.world.kill(syncer)
+        assert state_of(fleet).fruitless == born
+    fleet.syncer()
+    merges = state_of(fleet).merges
+    assert fleet.world.run(lambda: state_of(fleet).merges > merges, 30) and state_of(fleet).fruitless == 0

@@ -12,13 +12,13 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "diloco_cli"
 DECISIONS = {
     "quorum": ("decide_slot", "grace_window", "overlap_slots", "measured_pace", "alive_within_s"),
-    "eligibility": ("refusal", "is_well_formed", "most_steps"),
+    "eligibility": ("refusal", "is_well_formed", "has_possible_size", "most_steps"),
     "schedule": (
         "fragment_of_slot", "slots_reached", "slot_to_offer", "measured_local_steps", "may_step", "fraction_of_run",
     ),
     "weights": ("token_weight",),
     "mixing": ("mixing_of", "rebase_of_next"),
-    "membership": ("refusal_of_island", "as_admitted"),
+    "membership": ("refusal_of_island", "contradiction_of_member", "as_admitted"),
     "requests": ("pending_requests",),
     "operators": ("answer_to",),
     "quarantine": ("to_quarantine", "faults_after"),

@@ -16,8 +16,9 @@ from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.quarantine import HOSTILE, faults_after, faults_for_quarantine, to_quarantine
 from diloco_cli.protocol.records import SCHEMA, Commit, Fate, Output, Rollback, RunFormat
-from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import RecordError, encode
+from diloco_cli.syncer.bookkeeping import Books
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, offer, output
 
 PARAMETERS = 3  # of each fragment of RUN
@@ -153,7 +154,30 @@ def test_without_a_rollback_a_version_is_adopted_as_the_run_says() -> None:
 def test_faults_are_counted_and_merged_offers_take_them_back(
     faults: int, reasons: list[str], num_applied: int, expected: int
 ) -> None:
-    assert faults_after(faults, reasons, num_applied) == expected
+    fates = tuple(Fate(name, 1, seq, 0, why) for seq, why in enumerate(reasons) for name in ("l0", "l1"))
+    inputs = tuple(applied("l0", seq) for seq in range(num_applied))
+    assert faults_after(faults, commit(genesis(), "merge", fates=fates, inputs=inputs), "l0") == expected
+
+
+@pytest.mark.parametrize("kind", ["quarantine", "lift"])
+def test_a_quarantine_and_a_lift_begin_anew_for_that_learner_alone(kind: str) -> None:
+    made = commit(genesis(), kind, learner="l0")
+    assert (faults_after(9, made, "l0"), faults_after(9, made, "l1")) == (0, 9)
+
+
+def test_the_log_and_a_verifiers_books_count_the_same_faults() -> None:
+    """Whatever a commit says: a quarantine that one of them finds due is due for the other."""
+    books, state = Books(RUN, lambda holds, otherwise: None), genesis()
+    for n, (kind, reasons, name) in enumerate(
+        [("refuse", 9, None), ("merge", 2, None), ("quarantine", 1, "l0"), ("refuse", 3, None), ("lift", 2, "l0")]
+    ):
+        fates = tuple(Fate("l0", 1, 100 * n + k, 0, "non_finite") for k in range(reasons))
+        inputs = (applied("l0", n),) if kind == "merge" else ()
+        outputs = (output(0, state.n + 1, 0),) if kind == "merge" else ()
+        made = commit(state, kind, fates=fates, inputs=inputs, outputs=outputs, learner=name, slot=0)
+        books.settle(made)
+        state = apply(state, made, "d", RUN.layout, 4)
+        assert state.learner("l0").faults == books.faults["l0"], kind
 
 
 def test_how_many_faults_are_two_rounds_of_offers_and_at_least_eight() -> None:

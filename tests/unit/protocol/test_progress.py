@@ -71,3 +71,20 @@ def test_a_learner_whose_progress_was_dropped_at_the_drift_bound_may_step_again(
         progress.stepped()
     assert progress.overgrown() == [0]
     assert progress.may_step().allowed and progress.books[0].steps == 0
+
+
+def test_a_predecessors_late_offer_for_data_that_is_in_the_books_begins_them_anew() -> None:
+    """Incarnation 2 is at token 24, and its next offer would begin at 8; then its predecessor's [0, 16) is merged. To
+    keep its progress beyond that adoption would mean to offer what overlaps, and is refused, for ever."""
+    state = genesis(RUN)
+    state = merge(state, applied("l0", data_end=8, tokens=8, steps=2, weight=32.0), run=RUN)
+    progress = Progress(RUN, "l0", 2, state, 8)
+    for _ in range(4):
+        progress.stepped()
+    late = applied("l0", 1, base=state.n, data_start=8, data_end=16, tokens=8, steps=2, weight=32.0)
+    state = merge(state, late, run=RUN)
+    progress.rebased(state.outputs[0], progress.kept_since(state.outputs[0], state))
+    assert progress.heard(state), "the parameters must go back to what was adopted"
+    assert (progress.books[0].data_start, progress.books[0].steps, progress.position) == (24, 0, 24)
+    progress.stepped()
+    assert not progress.heard(replace(state, n=state.n + 1)), "once"

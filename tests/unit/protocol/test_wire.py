@@ -15,8 +15,10 @@ from diloco_cli.config.strict_json import MAX_DEPTH
 from diloco_cli.protocol.log import Snapshot, parse_format
 from diloco_cli.protocol.records import SCHEMA, Beginning, Commit, Event, Offer, Request, RunFormat, Timings
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
+from diloco_cli.signing import MAX_TAIL_BYTES, Keyring, learner_signer
 from tests.unit.protocol.records import RUN, applied, commit, genesis, merge, offer
 
+SIGNER = learner_signer("l" * 63)
 EVENTS = (Event("steps", count=2, batch_tokens=4), Event("adopted", fragment=1, version=3, since=0), Event("saved"))
 OFFER = replace(offer(genesis()), began=Beginning(8, (0, 0)), events=EVENTS, loss=1.5)
 COMMIT = commit(genesis(), "merge", slot=0, inputs=(applied(),), outputs=genesis().outputs)
@@ -64,6 +66,17 @@ def test_not_a_number_is_never_written() -> None:
 def test_what_could_not_be_read_is_not_written() -> None:
     with pytest.raises(RecordError):
         encode({"reason": "x" * MAX_RECORD_BYTES})
+
+
+def test_the_longest_record_is_read_also_when_it_is_signed() -> None:
+    def record(length: int) -> dict[str, str]:
+        return {"reason": "x" * length}
+
+    longest = MAX_RECORD_BYTES - MAX_TAIL_BYTES - len(encode(record(0)))
+    signed = Keyring("id", {SIGNER: bytes(32)}).seal(SIGNER, "key", encode(record(longest)))
+    assert decode_plain(signed, "here")["reason"] == "x" * longest
+    with pytest.raises(RecordError, match="more than"):
+        encode(record(longest + 1))
 
 
 @pytest.mark.parametrize("value", ["1", None, True, 1.5, [], {}, float(2**53)])

@@ -64,6 +64,17 @@ def current(arithmetic: TorchArithmetic) -> torch.Tensor:
     return arithmetic.parameters(0)
 
 
+def test_what_is_settled_can_be_published_anew_bit_for_bit(run: RunFormat, arithmetic: TorchArithmetic) -> None:
+    first = arithmetic.initial()[0]
+    assert arithmetic.settled(0) == first
+    second = merged(arithmetic, (read(arithmetic, [1.0, 2.0, 3.0, 4.0, 5.0]), 1.0))
+    assert arithmetic.settled(0) == first, "what nobody has committed is no version"
+    arithmetic.settle(0, digest(second.state))
+    restored = TorchArithmetic(run)
+    restored.restore(0, digest(second.state), second.state)
+    assert arithmetic.settled(0) == restored.settled(0) == Merged(second.state, second.cast)
+
+
 def test_the_first_version_is_the_seeded_model_without_momentum(run: RunFormat, arithmetic: TorchArithmetic) -> None:
     assert current(arithmetic).tolist() == [1.0, -2.0, 0.5, 4.0, 0.25]
     assert not arithmetic._current[0].momentum.any()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.records import Commit, Fate, Input, Output, Rollback
+from diloco_cli.config.settings import DataSettings
+from diloco_cli.protocol.membership import refusal_of_island
+from diloco_cli.protocol.records import Commit, Fate, Input, Island, Output, Rollback
 from diloco_cli.syncer.bookkeeping import Books
 from tests.unit.protocol.records import applied, make_run, output
 
@@ -72,6 +75,16 @@ def test_an_honest_log_has_no_problems() -> None:
     assert ledger.enter("quarantine", learner="l0") == ledger.enter("lift", learner="l0", request=0) == []
     assert ledger.enter("gc_floor", floor=3, request=2) == []
     assert ledger.books.token_parameters == 16 * P
+
+
+def test_a_member_of_an_old_log_is_one_whatever_it_said_of_its_machine() -> None:
+    ledger = Ledger()
+    ledger.books.run = replace(RUN, settings=replace(RUN.settings, data=DataSettings(shards=3)))
+    old = Island("old", "here", 4, 4, 0.0, 0.0, num_accelerators=0, accelerator="a machine " * 20)
+    assert refusal_of_island(old, ledger.books.run) is not None, "nobody joins like that"
+    assert ledger.enter("membership", island=old) == []
+    assert "takes part already" in ledger.enter("membership", island=old)[0]
+    assert "a batch of 0 tokens" in ledger.enter("membership", island=replace(old, name="new", batch_tokens=0))[0]
 
 
 def test_a_request_is_answered_once() -> None:

@@ -1,0 +1,169 @@
+"""Committed casts that can no longer be read, made anew.
+
+Usually such a cast is superseded by the next merge: learners go on from their older version, and their deltas are
+re-anchored. Not after a rollback, behind which no older version is a base, nor when all are dead, for a new
+incarnation starts from committed versions alone: then nobody can make the delta that would supersede it.
+
+So a syncer looks at the cast of each fragment that has not been merged for `ROUNDS` rounds (or since it began to serve,
+when a slot could be skipped and no learner has offered), at growing intervals, and sooner for a new incarnation. What
+`LOOKS` looks in a row could not read is superseded by a rollback to the newest commit itself: all fragments as they
+are, from the states, as versions that nobody has failed to read. Nothing is overwritten, and no merge is lost; progress
+in flight is. Where that does not help, `MOST_REPAIRS` without a merge are enough: the log says so, and people must look
+into the bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.inbox import Inbox
+from diloco_cli.protocol.joining import fetch_cast
+from diloco_cli.protocol.keys import cast_key, state_key
+from diloco_cli.protocol.loading import READS, Recover, make_resident, write_and_read_back
+from diloco_cli.protocol.operations import Now, Steps
+from diloco_cli.protocol.operators import Answer, refuse
+from diloco_cli.protocol.past import Pulse
+from diloco_cli.protocol.ports import Arithmetic, Merged
+from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.rollback import back_to
+from diloco_cli.protocol.state import RunState
+
+ROUNDS = 2  # without a merge, after which a fragment's cast is looked at
+LOOKS = 3  # in a row: a store that says for a moment that something is not there must not cost anybody's progress
+MOST_REPAIRS = 3  # of a fragment that is not merged between them
+LONGEST_PAUSE_S = 120.0  # between two looks, where rounds are shorter than that
+
+
+@dataclass
+class _Watched:
+    """A fragment's newest version: when its cast was last looked at (or first seen), the pause after that (None: it has
+    never been looked at), and how many looks in a row failed. `repairs`: since its newest merge. `told`: the log says
+    that nothing more is done about it."""
+
+    version: int
+    looked_s: float
+    pause_s: float | None = None
+    failed: int = 0
+    repairs: int = 0
+    told: bool = False
+
+
+class Repairer:
+    """Of one syncer process."""
+
+    def __init__(self, run: RunFormat, arithmetic: Arithmetic, recover: Recover) -> None:
+        self.run, self.arithmetic, self.recover = run, arithmetic, recover
+        self._watched: dict[int, _Watched] = {}
+        self._suspected: set[int] = set()
+        self._heard: set[tuple[str, int]] = set()
+        self._offered = False
+
+    def suspect(self, fragment: int) -> None:
+        """Whoever calls this, from any thread, has made sure that the newest cast of this fragment cannot be read where
+        its readers look for it: in a region's bucket, say. It is made anew, as if it could not be read here."""
+        self._suspected.add(fragment)
+
+    def due(
+        self, state: RunState, epoch: int, slot_s: float, inbox: Inbox, pulse: Pulse
+    ) -> Steps[Answer | None]:  # fmt: skip
+        """The commit that supersedes what cannot be read, or says that nothing can be done; None where all can be read,
+        as far as it was looked at: one cast at most, so that nobody waits long for this."""
+        now_s: float = yield Now()
+        usual_s = ROUNDS * self.run.num_fragments * slot_s + self.run.settings.sync.skip_after_s
+        self._hear(inbox, usual_s)
+        for output in state.outputs:
+            seen = self._watch(state, output, now_s)
+            if output.fragment in self._suspected:
+                self._suspected.discard(output.fragment)
+                return (yield from self._supersede(state, output, seen, epoch, pulse))
+            if now_s >= seen.looked_s + self._pause_s(seen, usual_s):
+                yield from self._look(output, seen, usual_s, pulse)
+                if seen.failed < LOOKS:
+                    return None
+                return (yield from self._supersede(state, output, seen, epoch, pulse))
+        return None
+
+    def _hear(self, inbox: Inbox, usual_s: float) -> None:
+        """A new incarnation needs every cast: what has waited longer than usual for its next look gets it."""
+        self._offered = self._offered or any(box.found_s is not None for box in inbox.mailboxes.values())
+        if not inbox.mailboxes.keys() <= self._heard:
+            for seen in self._watched.values():
+                seen.pause_s = None if seen.pause_s is None else min(seen.pause_s, usual_s)
+            self._heard = set(inbox.mailboxes)
+
+    def _watch(self, state: RunState, output: Output, now_s: float) -> _Watched:
+        """A merge begins anew; after a rollback, which may be a repair in vain, the pause goes on growing."""
+        seen = self._watched.setdefault(output.fragment, _Watched(output.version, now_s))
+        if seen.version != output.version:
+            self._suspected.discard(output.fragment)
+            kept = replace(seen, version=output.version, looked_s=now_s, failed=0, told=False)
+            merged = output.version > state.base_floor
+            seen = self._watched[output.fragment] = _Watched(output.version, now_s, 0.0) if merged else kept
+        return seen
+
+    def _pause_s(self, seen: _Watched, usual_s: float) -> float:
+        """Where all were dead when this process began, nobody waits for rounds to pass; nor to look again at what could
+        not be read just now."""
+        soon = 0 < seen.failed < LOOKS or (seen.pause_s is None and not self._offered)
+        return self.run.settings.sync.skip_after_s if soon else max(usual_s, seen.pause_s or 0.0)
+
+    def _look(self, output: Output, seen: _Watched, usual_s: float, pulse: Pulse) -> Steps[None]:
+        readable = yield from is_readable(self.run, output, pulse)
+        seen.looked_s = yield Now()
+        seen.failed = 0 if readable else seen.failed + 1
+        if readable or seen.failed >= LOOKS:
+            seen.pause_s = min(max(usual_s, LONGEST_PAUSE_S), max(usual_s, 2 * (seen.pause_s or 0.0)))
+
+    def _supersede(
+        self, state: RunState, bad: Output, seen: _Watched, epoch: int, pulse: Pulse
+    ) -> Steps[Answer | None]:  # fmt: skip
+        what = f"version {bad.version} of fragment {bad.fragment} cannot be read"
+        if seen.repairs >= MOST_REPAIRS:
+            answer = refuse(f"{what}, though made anew {seen.repairs} times since it was merged: look into the bucket")
+        else:
+            answer = yield from self._made_anew(state, what, epoch, pulse)
+        if answer.kind == "refuse":
+            told, seen.told = seen.told, True
+            return None if told else answer
+        for one in self._watched.values():
+            one.repairs += 1
+        return answer
+
+    def _made_anew(self, state: RunState, what: str, epoch: int, pulse: Pulse) -> Steps[Answer]:
+        """Nothing is written before all can be: what stays unmade is tried again."""
+        try:
+            for output in state.outputs:
+                yield from pulse()
+                yield from self._settled(output)
+            outputs = []
+            for output in state.outputs:
+                yield from pulse()
+                made = yield from self._settled(output)
+                anew = replace(output, version=state.n + 1, slot=state.slot - 1, epoch=epoch, rebase=False)
+                names = (output.fragment, anew.version, epoch)
+                yield from write_and_read_back(state_key(*names, output.state_digest), made.state)
+                yield from write_and_read_back(cast_key(*names, output.cast_digest), made.cast)
+                outputs.append(anew)
+        except DataCheckError as error:
+            return refuse(f"{what}, nor made anew: {error}")
+        reason = f"{what}: all made anew"
+        return Answer("rollback", {"outputs": tuple(outputs), "rollback": back_to(state), "reason": reason})
+
+    def _settled(self, output: Output) -> Steps[Merged]:
+        """The version's very bytes, from its state. Raises DataCheckError where they are not to be had."""
+        yield from make_resident(self.run, self.arithmetic, output, self.recover)
+        made = self.arithmetic.settled(output.fragment)
+        if digest(made.cast) != output.cast_digest:
+            raise DataCheckError("its state gives other bytes here", where=f"fragment {output.fragment}")
+        return made
+
+
+def is_readable(run: RunFormat, output: Output, pulse: Pulse) -> Steps[bool]:
+    """Bytes are damaged on their way, too: a moment's failure is none. Models are large: `pulse` runs between reads."""
+    for _ in range(READS):
+        yield from pulse()
+        if (yield from fetch_cast(run, output)) is not None:
+            return True
+    return False

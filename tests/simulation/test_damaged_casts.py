@@ -1,0 +1,302 @@
+"""Committed casts whose bytes are damaged for good: nobody waits for them for ever, and the syncer makes them anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diloco_cli.protocol import repair
+from diloco_cli.protocol.joining import follow, join
+from diloco_cli.protocol.loading import READS
+from diloco_cli.protocol.operations import Get, Now, Steps
+from diloco_cli.protocol.past import Pulse
+from diloco_cli.protocol.records import Output, RunFormat
+from tests.simulation.operated import answered, done, num_commits, run_that_keeps, started, state_of, until_commit
+from tests.simulation.sweeps import check
+from tests.simulation.toy import Fleet
+from tests.studies.verifying import verified_integers
+
+RUN = run_that_keeps(merges=14, skip_after_s=0.5)
+TO = 4
+
+
+def spoil(fleet: Fleet, fragment: int, data: bytes | None = b"other bytes") -> tuple[str, bytes]:
+    """Its newest cast, for good. Returns what was there, for the reader who demands that everything is."""
+    store, output = fleet.world.store, state_of(fleet).outputs[fragment]
+    (key,) = store.list(f"cast/{fragment:04d}/{output.version:012d}-")
+    whole = store.get(key) or b""
+    store.delete(key) if data is None else store.put(key, data)
+    return key, whole
+
+
+def log_of(fleet: Fleet) -> list[dict[str, Any]]:
+    store = fleet.world.store
+    return [json.loads(store.get(f"commit/{n:012d}.json") or b"") for n in range(num_commits(fleet))]
+
+
+def kinds(fleet: Fleet) -> list[object]:
+    return [commit["kind"] for commit in log_of(fleet)]
+
+
+def texts(fleet: Fleet) -> list[str]:
+    return [str(commit["reason"]) for commit in log_of(fleet)]
+
+
+def is_over_and_sound(fleet: Fleet, *spoilt: tuple[str, bytes]) -> None:
+    fleet.finish(120)
+    assert fleet.errors() == []
+    assert all(fleet.world.store.get(key) != whole for key, whole in spoilt), "nothing is overwritten"
+    for key, whole in spoilt:
+        fleet.world.store.put(key, whole)
+    assert check(fleet).kinds[-1] == "finish"
+    assert verified_integers(fleet.world.store, fleet.run).ok, "a verifier's own books say otherwise"
+
+
+def silence(fleet: Fleet) -> None:
+    """Nobody is left, and nobody comes."""
+    fleet.restart = False
+    for name in ("syncer", "l0", "l1"):
+        for actor in fleet.living(name):
+            fleet.world.kill(actor)
+
+
+def rolled_back_and_spoilt(
+    run: RunFormat, fragments: tuple[int, ...], data: bytes | None
+) -> tuple[Fleet, list[tuple[str, bytes]]]:
+    """No learner sees when the rollback is made, so none has its casts."""
+    fleet = started(run, 8)
+    fleet.restart = False
+    for name in ("l0", "l1"):
+        for actor in fleet.living(name):
+            fleet.world.pause(actor)
+    answered(fleet, "rollback", to=TO)
+    spoilt = [spoil(fleet, fragment, data) for fragment in fragments]
+    for name in ("l0", "l1"):
+        for actor in fleet.living(name):
+            fleet.world.resume(actor)
+    return fleet, spoilt
+
+
+@pytest.mark.parametrize("data", [b"other bytes", None], ids=["damaged", "gone"])
+@pytest.mark.parametrize("fragments", [(0,), (0, 1)])
+def test_after_a_rollback_a_version_that_cannot_be_had_is_made_anew(
+    fragments: tuple[int, ...], data: bytes | None
+) -> None:
+    fleet, spoilt = rolled_back_and_spoilt(RUN, fragments, data)
+    is_over_and_sound(fleet, *spoilt)
+    assert check(fleet).kinds.count("rollback") == 2
+    assert any("of fragment 0 cannot be read: all made anew" in text for text in texts(fleet))
+
+
+def test_learners_go_on_with_the_other_fragments_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "ROUNDS", 1 << 20)
+    fleet, _ = rolled_back_and_spoilt(RUN, (0,), b"other bytes")
+    n = num_commits(fleet)
+    assert fleet.world.run(lambda: "merge" in kinds(fleet)[n:], 30), "nobody went on"
+    assert fleet.world.run(lambda: kinds(fleet)[n:].count("merge") > 4, 30), "nobody kept going"
+    merged = [output["fragment"] for commit in log_of(fleet)[n:] for output in commit["outputs"]]
+    assert set(merged) == {1} and "rollback" not in kinds(fleet)[n:]
+
+
+def test_all_dead_and_a_damaged_version_is_no_end() -> None:
+    """New incarnations start from committed versions alone: there are none to be had, until the syncer makes them."""
+    fleet = started(RUN, 8)
+    silence(fleet)
+    spoilt = spoil(fleet, 1)
+    fleet.restart = True
+    fleet.start()
+    is_over_and_sound(fleet, spoilt)
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch, readable: Callable[[bool], bool] = lambda found: found) -> list[int]:
+    """The fragments whose casts a syncer looks at, from now on. `readable`: what it finds, instead of what it found."""
+    looks: list[int] = []
+
+    def is_readable(run: RunFormat, output: Output, pulse: Pulse) -> Steps[bool]:
+        looks.append(output.fragment)
+        return readable((yield from look(run, output, pulse)))
+
+    look = repair.is_readable
+    monkeypatch.setattr(repair, "is_readable", is_readable)
+    return looks
+
+
+def test_a_cast_that_is_whole_is_not_made_anew_however_long_nobody_merges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = looked_at(monkeypatch)
+    fleet = started(RUN, 8)
+    silence(fleet)
+    assert looks == [], "where slots are merged nobody looks"
+    syncer = fleet.syncer()
+    fleet.world.run_for(100)
+    assert not syncer.ended and "rollback" not in kinds(fleet)
+    assert 2 * 3 <= len(looks) <= 2 * 8 and looks.count(0) == looks.count(1), "at growing intervals"
+
+
+def test_an_idle_syncer_goes_on_looking_and_at_once_when_a_learner_comes_back() -> None:
+    fleet = started(RUN, 8)
+    silence(fleet)
+    fleet.syncer()
+    fleet.world.run_for(1000)
+    spoilt, since_s = spoil(fleet, 1), fleet.world.now_s
+    n = num_commits(fleet)
+    fleet.restart = True
+    for name in ("l0", "l1"):
+        fleet.learner(name)
+    until_commit(fleet, n)
+    assert fleet.world.now_s - since_s < 5, "the newcomers waited for the next look of an idle syncer"
+    is_over_and_sound(fleet, spoilt)
+
+
+def test_an_idle_syncer_never_pauses_for_longer_than_the_longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = started(RUN, 8)
+    silence(fleet)
+    fleet.syncer()
+    fleet.world.run_for(1000)
+    looks = looked_at(monkeypatch)
+    fleet.world.run_for(repair.LONGEST_PAUSE_S + 1)
+    assert sorted(looks) == [0, 1]
+
+
+def test_what_cannot_be_read_for_a_moment_costs_nobody_anything() -> None:
+    fleet = started(RUN, 8)
+    silence(fleet)
+    key, whole = spoil(fleet, 1, None)
+    fleet.syncer()
+    fleet.world.run_for(1.0)
+    assert fleet.served.repairer._watched[1].failed > 0, "nobody looked meanwhile"
+    fleet.world.store.put(key, whole)
+    fleet.world.run_for(100)
+    assert "rollback" not in kinds(fleet)
+
+
+def test_where_nothing_can_be_read_for_long_three_repairs_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that hides casts, for example: versions without end would help nobody."""
+    fleet = started(RUN, 8)
+    with monkeypatch.context() as blind:
+        looked_at(blind, lambda found: False)
+        silence(fleet)
+        fleet.syncer()
+        fleet.world.run_for(1200)
+    assert kinds(fleet).count("rollback") == repair.MOST_REPAIRS
+    assert sorted(text for text in texts(fleet) if "look into the bucket" in text) == [
+        f"version {state_of(fleet).base_floor} of fragment {fragment} cannot be read, though made anew 3 times "
+        f"since it was merged: look into the bucket"
+        for fragment in range(2)
+    ], "each fragment is told of once"
+    fleet.restart = True
+    for name in ("l0", "l1"):
+        fleet.learner(name)
+    until_commit(fleet, num_commits(fleet) + 2)
+    fleet.world.run_for(0.05)
+    assert [seen.repairs for seen in fleet.served.repairer._watched.values()] == [0, 0], "a merge begins anew"
+    is_over_and_sound(fleet)
+
+
+def test_a_state_that_is_lost_too_is_told_and_ends_nobody() -> None:
+    fleet = started(RUN, 8)
+    silence(fleet)
+    spoil(fleet, 0)
+    (state,) = fleet.world.store.list(f"state/0001/{state_of(fleet).outputs[1].version:012d}-")
+    whole = fleet.world.store.get(state) or b""
+    fleet.world.store.delete(state)
+    syncer = fleet.syncer()
+    fleet.world.run_for(300)
+    assert not syncer.ended
+    (told,) = [text for text in texts(fleet) if "nor made anew" in text]
+    assert "the committed state of fragment 1 is missing" in told
+    assert kinds(fleet)[-1] == "refuse" and "rollback" not in kinds(fleet)
+    fleet.world.store.put(state, whole)
+    assert fleet.world.run(lambda: kinds(fleet)[-1] == "rollback", 2 * repair.LONGEST_PAUSE_S), "nobody tried again"
+
+
+def test_a_syncer_that_takes_over_where_slots_are_merged_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight slots last longer than the time after which one could be skipped."""
+    fleet = started(run_that_keeps(fragments=8, merges=60, skip_after_s=0.5), 16)
+    looks = looked_at(monkeypatch)
+    for actor in fleet.living("syncer"):
+        fleet.world.kill(actor)
+    until_commit(fleet, num_commits(fleet) + 16)
+    assert kinds(fleet).count("epoch_start") == 2 and looks == []
+
+
+def test_what_a_regions_mirror_suspects_is_made_anew() -> None:
+    fleet = started(RUN, 8)
+    silence(fleet)
+    fleet.syncer()
+    fleet.world.run_for(0.1)
+    fleet.served.repairer.suspect(1)
+    fleet.world.run_for(0.1)
+    assert kinds(fleet)[-1] == "rollback"
+    fleet.world.run_for(100)
+    assert kinds(fleet).count("rollback") == 1
+
+
+def test_a_syncer_is_seen_alive_between_two_reads_of_what_cannot_be_read() -> None:
+    seen = []
+
+    def pulse() -> Steps[None]:
+        seen.append("pulse")
+        yield Now()
+
+    fleet = started(RUN, 8)
+    for operation in repair.is_readable(fleet.run, state_of(fleet).outputs[0], pulse):
+        seen += [type(operation).__name__] if isinstance(operation, Get) else []
+    assert seen == ["pulse", "Get"] * READS
+
+
+def test_saved_moments_survive_repairs_and_no_other_rollback() -> None:
+    fleet = started(run_that_keeps(merges=40, skip_after_s=0.5), 2)
+    for name in ("l0", "l1"):
+        fleet.habits[name].saves_every_rounds = 1
+    until_commit(fleet, 20)
+    silence(fleet)
+    saved = joined_inner(fleet)
+    assert saved is not None
+    fleet.syncer()
+    for repairs in (1, 2):
+        fleet.world.run_for(1)
+        fleet.served.repairer.suspect(1)
+        fleet.world.run_for(1)
+        assert kinds(fleet).count("rollback") == repairs
+        assert joined_inner(fleet) == saved
+    answered(fleet, "rollback", to=TO)
+    assert joined_inner(fleet) is None
+    fleet.served.repairer.suspect(1)
+    fleet.world.run_for(1)
+    assert kinds(fleet).count("rollback") == 4 and joined_inner(fleet) is None
+
+
+def joined_inner(fleet: Fleet) -> str | None:
+    """What a new incarnation of l0 would go on from."""
+    inner: str | None = done(fleet, fleet.world.start("reader", join(fleet.run, "l0", fleet.claim()))).result.inner
+    return inner
+
+
+def test_at_a_rollback_each_cast_is_fetched_once_however_often_one_is_looked_for() -> None:
+    fleet = started(run_that_keeps(fragments=8, merges=40), 12)
+    before = state_of(fleet)
+    answered(fleet, "rollback", to=TO)
+    silence(fleet)
+    spoil(fleet, 7)
+    fetched: list[str] = []
+
+    def counted(steps: Steps[Any]) -> Steps[Any]:
+        answer = None
+        while True:
+            try:
+                operation = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            if isinstance(operation, Get) and operation.key.startswith("cast/"):
+                fetched.append(operation.key)
+            answer = yield operation
+
+    known = dict.fromkeys(range(8), -1)
+    news = done(fleet, fleet.world.start("reader", counted(follow(fleet.run, before, known)))).result
+    assert [output.fragment for output in news.missing] == [7] and len(news.casts) == 7
+    assert len(fetched) == 7 + 3, "the seven that are whole, and three looks for the other"
