@@ -64,6 +64,12 @@ class Upload:
     loss: float | None
 
 
+def is_over(state: RunState, joined_at: int) -> bool:
+    """Whether the run has ended for an incarnation that joined at this commit. A stop that was in the log before does
+    not concern it: the run is being resumed."""
+    return state.phase == "FINISHED" or (state.phase == "STOPPED" and state.n > joined_at)
+
+
 class Exchange:
     """Owned by the training thread; everything that waits happens on the other two."""
 
@@ -96,15 +102,17 @@ class Exchange:
     # -- called by the training thread --------------------------------------------------------------------------
 
     def load_all(self) -> list[Arrival]:
-        """The newest committed version of every fragment: what a new incarnation starts from."""
+        """The newest committed version of every fragment: what a new incarnation starts from. Not of every one, if the
+        run ends while some cannot be read."""
         self._fetched = dict.fromkeys(self._fetched, -1)
         arrivals: dict[int, Arrival] = {}
+        joined_at = self.state.n
         while True:
             news = perform(follow(self.run, self.state, self._fetched, self._decoded), self._store, self._clock)
             self.state = news.state
             arrivals |= {output.fragment: Arrival(output, values, monotonic_s()) for output, values in news.casts}
             self._fetched |= {output.fragment: output.version for output, _ in news.casts}
-            if not news.missing:
+            if not news.missing or is_over(news.state, joined_at):
                 break
             self._tell_of(news)
             self._clock.sleep_s(SLEEP_BOUNDS_S[1])  # collected meanwhile, perhaps: the log names newer ones by then

@@ -14,7 +14,7 @@ from diloco_cli.algorithm.flat import gather, scatter
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.adoption import mixed
-from diloco_cli.learner.exchange import Arrival, Exchange
+from diloco_cli.learner.exchange import Arrival, Exchange, is_over
 from diloco_cli.learner.inner import inner_state
 from diloco_cli.learner.moments import restore_or_reset
 from diloco_cli.learner.rate import step_learning_rate
@@ -208,10 +208,7 @@ class Trainer:
         return self.stopping() or self._run_is_over()
 
     def _run_is_over(self) -> bool:
-        """A stop that was in the log before this incarnation joined does not concern it: the run is being resumed."""
-        state = self.exchange.state
-        stopped = state.phase == "STOPPED" and state.n > self.joined_at
-        return state.phase == "FINISHED" or stopped
+        return is_over(self.exchange.state, self.joined_at)
 
     def _may_step(self) -> bool:
         permit = self.progress.may_step()

@@ -13,7 +13,6 @@ from diloco_cli.protocol.keys import cast_key, delta_key, incarnation_key, offer
 from diloco_cli.protocol.log import claim_number, read_log
 from diloco_cli.protocol.membership import refuse_unless_running
 from diloco_cli.protocol.operations import Create, Get, Sleep, Steps
-from diloco_cli.protocol.past import state_after
 from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
 from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
@@ -57,20 +56,12 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         claim, max(1, known.floor), lambda i: incarnation_key(learner, i), run.keyring, learner_signer(learner)
     )
     data_start, inner = known.data_end, None
-    moments_floor = yield from _moments_floor(run, state)
     for earlier in range(max(1, known.floor), incarnation):
         last = yield from _newest_offer(run, learner, earlier, known.next_seq if earlier == known.floor else 0)
         if last is not None:
             data_start = max(data_start, last.data_end)
-            inner = last.inner or inner if last.base >= moments_floor else inner
+            inner = last.inner or inner if last.base >= state.moments_floor else inner
     return Joined(incarnation, state, data_start, inner)
-
-
-def _moments_floor(run: RunFormat, state: RunState) -> Steps[int]:
-    """The newest rollback that left merges behind: one to the very commit before it only made versions anew."""
-    while state.base_floor > 0 and state.rolled_back_to == state.base_floor - 1:
-        state = yield from state_after(run, state.rolled_back_to)
-    return state.base_floor
 
 
 def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:

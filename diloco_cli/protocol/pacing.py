@@ -25,12 +25,12 @@ MOST_FASTER = 4.0  # than it takes part: it may have to wait for slower ones
 MOST_SLOWER = 8.0  # for grace, which its own word makes longer, is not counted in
 
 
-def believed_slot_s(claimed_s: float, seen_s: Sequence[float]) -> float:
+def believed_slot_s(claimed_s: float, seen_s: Sequence[float], waited_s: Sequence[float]) -> float:
     """`claimed_s`, as far as it can be true beside `seen_s`: the times between the last merges that it took part in.
 
-    The least is by their median, for one long outage says nothing; the most by their mean, for what comes after an
-    outage comes in a burst."""
-    return min(max(claimed_s, median_low(seen_s) / MOST_FASTER), fmean(seen_s) * MOST_SLOWER)
+    The least is by their median, for one long outage says nothing. The most is by the mean of those that were waited
+    for: what has piled up in an outage is merged as fast as the syncer can, and says nothing of the learners."""
+    return min(max(claimed_s, median_low(seen_s) / MOST_FASTER), fmean(waited_s) * MOST_SLOWER)
 
 
 class Pacer:
@@ -40,7 +40,7 @@ class Pacer:
         self.pace = Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments)
         self._stale_after_slots = run.settings.sync.staleness_rounds * run.num_fragments
         self._grace_s = 0.0
-        self._took_part_s: dict[str, deque[float]] = {}  # by learner; on the syncer's clock, less all grace
+        self._took_part: dict[str, deque[tuple[float, bool]]] = {}
 
     def merged(self, offers: Sequence[Offer], facts: SlotFacts, now_s: float) -> None:
         """Moving averages from the participants' own timings and from this syncer's clock."""
@@ -48,17 +48,25 @@ class Pacer:
         quorum_s = reached_s - (facts.now_s if facts.first_offer_s is None else facts.first_offer_s)
         self._grace_s += facts.now_s - reached_s
         for offer in offers:
-            times = self._took_part_s.setdefault(offer.learner, deque(maxlen=TIMES_SEEN + 1))
-            times.append(now_s - self._grace_s)
+            merges = self._took_part.setdefault(offer.learner, deque(maxlen=TIMES_SEEN + 1))
+            merges.append((now_s - self._grace_s, reached_s > facts.waiting_since_s))
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
         sync_s = now_s - facts.now_s + min(claimed_s, longest_exchange_s(self.pace, self._stale_after_slots))
         self.pace = measured_pace(self.pace, self._slot_s(offers), quorum_s, sync_s)
 
     def _slot_s(self, offers: Sequence[Offer]) -> float | None:
-        """None: nobody who was seen before says how fast it is."""
+        """None: nobody who was seen before says how fast it is, or what was seen has all piled up before."""
         believed = []
         for offer in offers:
-            seen_s = [later - earlier for earlier, later in pairwise(self._took_part_s[offer.learner])]
-            if seen_s and offer.timings.slot_s > 0:
-                believed.append(believed_slot_s(offer.timings.slot_s, seen_s))
+            seen_s, waited_s = self._seen(offer.learner)
+            if waited_s and offer.timings.slot_s > 0:
+                believed.append(believed_slot_s(offer.timings.slot_s, seen_s, waited_s))
         return min(believed, default=None)
+
+    def _seen(self, learner: str) -> tuple[list[float], list[float]]:
+        """The times between its merges on the syncer's clock, less all grace: all of them, and those that were waited
+        for. Where nobody was ever waited for, the syncer is the slowest, and all count."""
+        gaps = [(later - earlier, waited) for (earlier, _), (later, waited) in pairwise(self._took_part[learner])]
+        seen_s = [gap_s for gap_s, _ in gaps]
+        waited_s = [gap_s for gap_s, waited in gaps if waited]
+        return seen_s, waited_s or (seen_s if len(seen_s) == TIMES_SEEN else [])

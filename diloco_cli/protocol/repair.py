@@ -4,16 +4,18 @@ Usually such a cast is superseded by the next merge: learners go on from their o
 re-anchored. Not after a rollback, behind which no older version is a base, nor when all are dead, for a new
 incarnation starts from committed versions alone: then nobody can make the delta that would supersede it.
 
-So a syncer looks at the cast of each fragment that has not been merged for `ROUNDS` rounds (or since it began to serve,
-when a slot could be skipped and no learner has offered), at growing intervals, and sooner for a new incarnation. What
-`LOOKS` looks in a row could not read is superseded by a rollback to the newest commit itself: all fragments as they
-are, from the states, as versions that nobody has failed to read. Nothing is overwritten, and no merge is lost; progress
-in flight is. Where that does not help, `MOST_REPAIRS` without a merge are enough: the log says so, and people must look
-into the bucket.
+So a syncer looks at the cast of each fragment that has not been merged for `ROUNDS` rounds (or once since it began to
+serve, when a slot could be skipped and no learner has offered), at growing intervals, and sooner for a new incarnation.
+A round lasts as long as its merges do, whatever the fastest learner says: models are large, and where slots are merged
+nobody should wait for a look. What `LOOKS` looks in a row could not read is superseded by a rollback to the newest
+commit itself: all fragments as they are, from the states, as versions that nobody has failed to read. Nothing is
+overwritten, and no merge is lost; progress in flight is. Where that does not help, `MOST_REPAIRS` without a merge are
+enough: the log says so, and people must look into the bucket.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 
 from diloco_cli.digests import digest
@@ -33,7 +35,8 @@ from diloco_cli.protocol.state import RunState
 ROUNDS = 2  # without a merge, after which a fragment's cast is looked at
 LOOKS = 3  # in a row: a store that says for a moment that something is not there must not cost anybody's progress
 MOST_REPAIRS = 3  # of a fragment that is not merged between them
-LONGEST_PAUSE_S = 120.0  # between two looks, where rounds are shorter than that
+SOONEST_S, LONGEST_PAUSE_S = 5.0, 3600.0  # between two looks, where nothing takes longer than that
+MERGES_SEEN = 32  # of the newest, that say how long a slot takes
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Repairer:
         self._suspected: set[int] = set()
         self._heard: set[tuple[str, int]] = set()
         self._offered = False
+        self._merges_s: deque[float] = deque(maxlen=MERGES_SEEN)
 
     def suspect(self, fragment: int) -> None:
         """Whoever calls this, from any thread, has made sure that the newest cast of this fragment cannot be read where
@@ -71,14 +75,15 @@ class Repairer:
         """The commit that supersedes what cannot be read, or says that nothing can be done; None where all can be read,
         as far as it was looked at: one cast at most, so that nobody waits long for this."""
         now_s: float = yield Now()
-        usual_s = ROUNDS * self.run.num_fragments * slot_s + self.run.settings.sync.skip_after_s
+        watched = [self._watch(state, output, now_s) for output in state.outputs]
+        skip_after_s = self.run.settings.sync.skip_after_s
+        usual_s = ROUNDS * self.run.num_fragments * max(slot_s, self._between_merges_s()) + skip_after_s
         self._hear(inbox, usual_s)
-        for output in state.outputs:
-            seen = self._watch(state, output, now_s)
+        for output, seen in zip(state.outputs, watched, strict=True):
             if output.fragment in self._suspected:
                 self._suspected.discard(output.fragment)
                 return (yield from self._supersede(state, output, seen, epoch, pulse))
-            if now_s >= seen.looked_s + self._pause_s(seen, usual_s):
+            if now_s >= seen.looked_s + self._pause_s(seen, slot_s, usual_s):
                 yield from self._look(output, seen, usual_s, pulse)
                 if seen.failed < LOOKS:
                     return None
@@ -100,14 +105,23 @@ class Repairer:
             self._suspected.discard(output.fragment)
             kept = replace(seen, version=output.version, looked_s=now_s, failed=0, told=False)
             merged = output.version > state.base_floor
+            self._merges_s.extend([now_s] if merged else [])
             seen = self._watched[output.fragment] = _Watched(output.version, now_s, 0.0) if merged else kept
         return seen
 
-    def _pause_s(self, seen: _Watched, usual_s: float) -> float:
+    def _between_merges_s(self) -> float:
+        """On average, by this process's own clock: islands that wait for slower ones are no pace."""
+        times = self._merges_s
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+    def _pause_s(self, seen: _Watched, slot_s: float, usual_s: float) -> float:
         """Where all were dead when this process began, nobody waits for rounds to pass; nor to look again at what could
         not be read just now."""
-        soon = 0 < seen.failed < LOOKS or (seen.pause_s is None and not self._offered)
-        return self.run.settings.sync.skip_after_s if soon else max(usual_s, seen.pause_s or 0.0)
+        skip_after_s = self.run.settings.sync.skip_after_s
+        if 0 < seen.failed < LOOKS:
+            return max(SOONEST_S, skip_after_s)
+        early = seen.pause_s is None and not self._offered
+        return skip_after_s + slot_s if early else max(usual_s, seen.pause_s or 0.0)
 
     def _look(self, output: Output, seen: _Watched, usual_s: float, pulse: Pulse) -> Steps[None]:
         readable = yield from is_readable(self.run, output, pulse)

@@ -91,6 +91,8 @@ class RunState:
 
     `base_floor`: the newest rollback (0: none); no version before it is anybody's base any more. `rolled_back_to`: the
     commit that it went back to. `gc_floor`: what only commits before this one need may be gone (0: nothing is).
+    `moments_from`: where rollbacks since have only made versions anew, the newest that left merges behind (None:
+    `base_floor` is that one).
 
     `fruitless`: syncers that have begun to serve since the newest merge (or the first versions), and merged nothing.
     """
@@ -122,6 +124,7 @@ class RunState:
     rolled_back_to: int = 0
     gc_floor: int = 0
     fruitless: int = 0
+    moments_from: int | None = None
 
     def with_members(self, run: RunFormat) -> RunFormat:
         """The run with those that have joined it so far."""
@@ -145,6 +148,11 @@ class RunState:
             for record in self.learners.values()
             if record.step_s > 0 and any(last.produced > self.n - num_commits for last in record.applied.values())
         ]
+
+    @property
+    def moments_floor(self) -> int:
+        """Moments that were saved before this commit belong to merges that a rollback left behind."""
+        return self.base_floor if self.moments_from is None else self.moments_from
 
     @property
     def participation(self) -> float | None:
@@ -306,9 +314,11 @@ def _roll_back(state: RunState, commit: Commit, layout: Layout) -> RunState:
     learners = {n: replace(k, token_parameters=shares.get(n, 0)) for n, k in state.learners.items()}
     total = sum(shares.values())
     losses = tuple(point for point in state.losses if point[0] <= total // layout.num_parameters)
+    anew = back.to == commit.n - 1  # nothing is left behind
     state = replace(
         state, base_floor=commit.n, rolled_back_to=back.to, token_parameters=total, learners=learners, losses=losses,
         loss=losses[-1][1] if losses else None, evaluated=None, recent_merges=(), history=(),
+        moments_from=state.moments_floor if anew else None,
     )  # fmt: skip
     return _note(state, commit, "syncer", f"rolled back to commit {back.to}: {commit.reason}")
 

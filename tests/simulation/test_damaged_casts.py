@@ -14,11 +14,22 @@ from diloco_cli.protocol.loading import READS
 from diloco_cli.protocol.operations import Get, Now, Steps
 from diloco_cli.protocol.past import Pulse
 from diloco_cli.protocol.records import Output, RunFormat
-from tests.simulation.operated import answered, done, num_commits, run_that_keeps, started, state_of, until_commit
+from tests.simulation.operated import (
+    SNAPSHOTS_EVERY,
+    answered,
+    done,
+    frequent_snapshots,
+    num_commits,
+    run_that_keeps,
+    started,
+    state_of,
+    until_commit,
+)
 from tests.simulation.sweeps import check
 from tests.simulation.toy import Fleet
 from tests.studies.verifying import verified_integers
 
+__all__ = ["frequent_snapshots"]
 RUN = run_that_keeps(merges=14, skip_after_s=0.5)
 TO = 4
 
@@ -85,7 +96,7 @@ def rolled_back_and_spoilt(
 def test_after_a_rollback_a_version_that_cannot_be_had_is_made_anew(
     fragments: tuple[int, ...], data: bytes | None
 ) -> None:
-    fleet, spoilt = rolled_back_and_spoilt(RUN, fragments, data)
+    fleet, spoilt = rolled_back_and_spoilt(run_that_keeps(merges=60, skip_after_s=0.5), fragments, data)
     is_over_and_sound(fleet, *spoilt)
     assert check(fleet).kinds.count("rollback") == 2
     assert any("of fragment 0 cannot be read: all made anew" in text for text in texts(fleet))
@@ -148,11 +159,13 @@ def test_an_idle_syncer_goes_on_looking_and_at_once_when_a_learner_comes_back() 
     for name in ("l0", "l1"):
         fleet.learner(name)
     until_commit(fleet, n)
-    assert fleet.world.now_s - since_s < 5, "the newcomers waited for the next look of an idle syncer"
+    waited_s = fleet.world.now_s - since_s
+    assert waited_s < repair.LOOKS * repair.SOONEST_S, "the newcomers waited for the next look of an idle syncer"
     is_over_and_sound(fleet, spoilt)
 
 
 def test_an_idle_syncer_never_pauses_for_longer_than_the_longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "LONGEST_PAUSE_S", 120.0)
     fleet = started(RUN, 8)
     silence(fleet)
     fleet.syncer()
@@ -162,13 +175,15 @@ def test_an_idle_syncer_never_pauses_for_longer_than_the_longest_pause(monkeypat
     assert sorted(looks) == [0, 1]
 
 
-def test_what_cannot_be_read_for_a_moment_costs_nobody_anything() -> None:
+def test_what_cannot_be_read_for_a_moment_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = looked_at(monkeypatch)
     fleet = started(RUN, 8)
     silence(fleet)
     key, whole = spoil(fleet, 1, None)
     fleet.syncer()
-    fleet.world.run_for(1.0)
-    assert fleet.served.repairer._watched[1].failed > 0, "nobody looked meanwhile"
+    assert fleet.world.run(lambda: looks.count(1) == 1, 30), "nobody looked meanwhile"
+    fleet.world.run_for(repair.SOONEST_S - 1)
+    assert looks.count(1) == 1, "the next look is in the same moment"
     fleet.world.store.put(key, whole)
     fleet.world.run_for(100)
     assert "rollback" not in kinds(fleet)
@@ -205,13 +220,13 @@ def test_a_state_that_is_lost_too_is_told_and_ends_nobody() -> None:
     whole = fleet.world.store.get(state) or b""
     fleet.world.store.delete(state)
     syncer = fleet.syncer()
-    fleet.world.run_for(300)
+    fleet.world.run_for(100)
     assert not syncer.ended
     (told,) = [text for text in texts(fleet) if "nor made anew" in text]
     assert "the committed state of fragment 1 is missing" in told
     assert kinds(fleet)[-1] == "refuse" and "rollback" not in kinds(fleet)
     fleet.world.store.put(state, whole)
-    assert fleet.world.run(lambda: kinds(fleet)[-1] == "rollback", 2 * repair.LONGEST_PAUSE_S), "nobody tried again"
+    assert fleet.world.run(lambda: kinds(fleet)[-1] == "rollback", 1000), "nobody tried again"
 
 
 def test_a_syncer_that_takes_over_where_slots_are_merged_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,26 +292,52 @@ def joined_inner(fleet: Fleet) -> str | None:
     return inner
 
 
+@pytest.mark.usefixtures("frequent_snapshots")
+def test_a_join_long_after_a_repair_reads_no_more_than_any_other() -> None:
+    """The snapshots of the time before the repair are collected by then."""
+    fleet = started(run_that_keeps(merges=60, skip_after_s=0.5), 20)
+    silence(fleet)
+    fleet.syncer()
+    fleet.world.run_for(1)
+    fleet.served.repairer.suspect(1)
+    fleet.world.run_for(1)
+    repaired = state_of(fleet).base_floor
+    assert repaired > 0
+    for name in ("l0", "l1"):
+        fleet.learner(name)
+    until_commit(fleet, repaired + 20)
+    silence(fleet)
+    snapshots = fleet.world.store.list("snapshot/")
+    for key in snapshots[:-1]:
+        fleet.world.store.delete(key)
+    reads: list[str] = []
+    steps = keys_read(join(fleet.run, "l0", fleet.claim()), reads)
+    assert done(fleet, fleet.world.start("reader", steps)).result.state.moments_floor == 0
+    commits = [key for key in reads if key.startswith("commit/")]
+    assert 0 < len(commits) <= 2 * SNAPSHOTS_EVERY and min(commits) > f"commit/{repaired:012d}"
+
+
+def keys_read(steps: Steps[Any], reads: list[str]) -> Steps[Any]:
+    answer = None
+    while True:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(operation, Get):
+            reads.append(operation.key)
+        answer = yield operation
+
+
 def test_at_a_rollback_each_cast_is_fetched_once_however_often_one_is_looked_for() -> None:
     fleet = started(run_that_keeps(fragments=8, merges=40), 12)
     before = state_of(fleet)
     answered(fleet, "rollback", to=TO)
     silence(fleet)
     spoil(fleet, 7)
-    fetched: list[str] = []
-
-    def counted(steps: Steps[Any]) -> Steps[Any]:
-        answer = None
-        while True:
-            try:
-                operation = steps.send(answer)
-            except StopIteration as end:
-                return end.value
-            if isinstance(operation, Get) and operation.key.startswith("cast/"):
-                fetched.append(operation.key)
-            answer = yield operation
-
-    known = dict.fromkeys(range(8), -1)
-    news = done(fleet, fleet.world.start("reader", counted(follow(fleet.run, before, known)))).result
+    reads: list[str] = []
+    steps = keys_read(follow(fleet.run, before, dict.fromkeys(range(8), -1)), reads)
+    news = done(fleet, fleet.world.start("reader", steps)).result
+    fetched = [key for key in reads if key.startswith("cast/")]
     assert [output.fragment for output in news.missing] == [7] and len(news.casts) == 7
     assert len(fetched) == 7 + 3, "the seven that are whole, and three looks for the other"

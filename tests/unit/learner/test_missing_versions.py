@@ -15,7 +15,7 @@ from diloco_cli.learner.exchange import Arrival, Exchange
 from diloco_cli.learner.loop import Facts, Trainer
 from diloco_cli.protocol.joining import News
 from diloco_cli.protocol.progress import Progress
-from diloco_cli.protocol.records import Output, Rollback, RunFormat
+from diloco_cli.protocol.records import CommitKind, Output, Rollback, RunFormat
 from diloco_cli.protocol.state import RunState
 from tests.unit.protocol.records import applied, follow, genesis, make_run, merge
 
@@ -36,6 +36,16 @@ def test_it_is_in_every_beat_and_once_in_the_log_until_its_successor_is_there(
     assert (said.out + said.err).count("l0: version 0 of fragment 1 cannot be read; waits for its successor") == 1
 
 
+def looking(monkeypatch: pytest.MonkeyPatch, run: RunFormat, state: RunState) -> Any:
+    """An exchange of a new incarnation, without a store; what it follows is the test's affair."""
+    monkeypatch.setattr(exchanging, "perform", lambda news, store, clock: news)
+    exchange: Any = Exchange.__new__(Exchange)
+    exchange.run, exchange.state, exchange._fetched = run, state, {0: 0, 1: 0}
+    exchange._store, exchange._clock = None, SimpleNamespace(sleep_s=lambda seconds: None)
+    exchange.trouble, exchange.progress = "", SimpleNamespace(learner="l0")
+    return exchange
+
+
 def test_a_new_incarnation_keeps_what_it_has_while_it_looks_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its first look one version is missing; by the second, another has been superseded."""
     run = make_run()
@@ -50,15 +60,22 @@ def test_a_new_incarnation_keeps_what_it_has_while_it_looks_for_the_rest(monkeyp
         return answers.pop(0)
 
     monkeypatch.setattr(exchanging, "follow", followed)
-    monkeypatch.setattr(exchanging, "perform", lambda news, store, clock: news)
-    exchange: Any = Exchange.__new__(Exchange)
-    exchange.run, exchange.state, exchange._fetched = run, before, {0: 0, 1: 0}
-    exchange._store, exchange._clock = None, SimpleNamespace(sleep_s=lambda seconds: None)
-    exchange.trouble, exchange.progress = "", SimpleNamespace(learner="l0")
+    exchange = looking(monkeypatch, run, before)
     arrivals = exchange.load_all()
     assert asked == [(0, {0: -1, 1: -1}), (0, {0: 0, 1: -1})]
     assert [(arrival.output, arrival.values) for arrival in arrivals] == [(newer, "new"), (missing, "b")]
     assert exchange._fetched == {0: 1, 1: 0} and exchange.state == after
+
+
+@pytest.mark.parametrize("kind", ["finish", "stop"])
+def test_a_new_incarnation_does_not_outwait_the_run(monkeypatch: pytest.MonkeyPatch, kind: CommitKind) -> None:
+    run = make_run()
+    before = genesis(run)
+    ended = follow(before, kind, run)
+    answers = [News(before, missing=before.outputs), News(ended, missing=before.outputs)]
+    monkeypatch.setattr(exchanging, "follow", lambda run, known, fetched, decode: answers.pop(0))
+    exchange = looking(monkeypatch, run, before)
+    assert exchange.load_all() == [] and exchange.state == ended and not answers
 
 
 def rolled_back(state: RunState, run: RunFormat) -> RunState:

@@ -17,7 +17,7 @@ from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.quarantine import HOSTILE, faults_after, faults_for_quarantine, to_quarantine
 from diloco_cli.protocol.records import SCHEMA, Commit, Fate, Output, Rollback, RunFormat
 from diloco_cli.protocol.state import RunState, apply
-from diloco_cli.protocol.wire import RecordError, encode
+from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.syncer.bookkeeping import Books
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, offer, output
 
@@ -47,6 +47,21 @@ def test_a_rollback_gives_every_fragment_its_own_number_and_takes_back_the_token
     assert (state.base_floor, state.rolled_back_to, state.slot) == (4, 1, 3)
     assert state.token_parameters == 8 * PARAMETERS == state.learner("l0").token_parameters
     assert state.merges == 3 and state.learner("l0").data_end == 24, "what happened is not forgotten"
+
+
+def test_moments_from_before_survive_what_only_made_versions_anew() -> None:
+    state = rolled_back(after_merges(3), 3)
+    assert (state.base_floor, state.moments_floor) == (4, 0)
+    state = rolled_back(rolled_back(state, 2), 5)
+    assert (state.base_floor, state.moments_floor) == (6, 5)
+    assert decode(RunState, encode(state), "a snapshot").moments_floor == 5
+    assert rolled_back(state, 2).moments_floor == 7
+
+
+def test_a_state_that_names_no_moments_has_those_since_its_newest_rollback() -> None:
+    plain = json.loads(encode(rolled_back(after_merges(3), 1)))
+    del plain["moments_from"]
+    assert decode(RunState, json.dumps(plain).encode(), "an older snapshot").moments_floor == 4
 
 
 def test_a_learner_whom_it_does_not_name_has_no_share_any_more() -> None:

@@ -46,6 +46,28 @@ def test_grace_that_a_false_pace_has_made_long_does_not_make_the_pace_longer() -
 
 def test_an_outage_and_the_burst_after_it_change_nobodys_honest_word() -> None:
     usual, burst = [SLOT_S] * 7, [0.05] * 24
-    assert believed_slot_s(SLOT_S, [*usual, 40 * SLOT_S, *burst]) == SLOT_S
-    assert believed_slot_s(SLOT_S / 2, [*usual, 3600.0]) == believed_slot_s(SLOT_S / 2, [3600.0, SLOT_S]) == SLOT_S / 2
+    outage = [*usual, 40 * SLOT_S]
+    assert believed_slot_s(SLOT_S, [*outage, *burst], outage) == SLOT_S
+    back = [3600.0, SLOT_S]
+    assert believed_slot_s(SLOT_S / 2, outage, outage) == believed_slot_s(SLOT_S / 2, back, back) == SLOT_S / 2
     assert len(usual) + 1 + len(burst) == TIMES_SEEN
+
+
+@pytest.mark.parametrize("piled_up", [8, TIMES_SEEN])
+def test_what_has_piled_up_before_a_takeover_is_no_measure_of_its_learners(piled_up: int) -> None:
+    """A new syncer merges it as fast as it can: each slot's quorum is there at once."""
+    pacer, merge_s = paced([], SLOT_S / 2), 0.3
+    for k in range(piled_up):
+        due_s = k * merge_s
+        facts = SlotFacts(1, 2, 1, due_s, due_s, True, due_s, due_s)
+        pacer.merged([offer(genesis(), timings=Timings(0.1, SLOT_S))], facts, due_s + merge_s)
+    assert pacer.pace.slot_s == SLOT_S
+
+
+def test_where_the_syncer_is_the_slowest_words_are_held_against_what_it_does() -> None:
+    pacer, merge_s = paced([], SLOT_S / 2), 10.0
+    for k in range(10 * TIMES_SEEN):
+        due_s = k * merge_s
+        facts = SlotFacts(1, 2, 1, due_s, due_s, True, due_s, due_s)
+        pacer.merged([offer(genesis(), timings=Timings(0.1, 1e6))], facts, due_s + merge_s)
+    assert pacer.pace.slot_s == pytest.approx(MOST_SLOWER * merge_s)

@@ -19,6 +19,7 @@ from diloco_cli.protocol.relays import LISTS_AGAIN_S, Relay
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode, encode
 from diloco_cli.simulate.world import LATENCY_S, Actor, Fault, Injected, World
 from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Created, Exists
 from tests.unit.protocol.records import BATCH, RUN, genesis
 from tests.unit.protocol.records import offer as make_offer
 
@@ -47,6 +48,25 @@ class LaggingStore(MemoryStore):
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         return [key for key in super().list(prefix, after, limit) if key not in self.hidden]
+
+
+class DamagedOnce(MemoryStore):
+    """Once `verb` is named, its next answer with bytes comes damaged."""
+
+    verb = ""
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        answer = super().create(key, data)
+        if self.verb == "create":  # which finds its own bytes there, and cannot know them
+            self.verb = ""
+            return Exists(data[::-1])
+        return answer
+
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        data = super().get(key, most_bytes)
+        if self.verb == "get" and data is not None:
+            self.verb, data = "", data[::-1]
+        return data
 
 
 class Bench:
@@ -208,6 +228,21 @@ def test_other_bytes_at_home_stop_one_mailbox_and_nobody_else(kind: str) -> None
     assert bench.home.get(offer_key(*heard.id)) is not None and not bench.relay.withheld("l1", 2, 0)
     bench.world.run_for(150.0)
     assert bench.relay.unheard == {}, "what was replaced long ago is no news"
+
+
+@pytest.mark.parametrize("verb", ["get", "create"])
+def test_one_damaged_answer_from_home_silences_nobody(verb: str) -> None:
+    bench, home = Bench(), DamagedOnce()
+    bench.home = home
+    bench.incarnation("l1", 1)
+    for seq in range(3):
+        bench.offer("l1", 1, seq)
+    bench.world.run_for(3 * PACE_S)
+    home.verb = verb
+    bench.start_anew()  # as after a takeover: what home holds is compared
+    bench.world.run_for(3 * PACE_S)
+    assert not home.verb, "an answer was damaged"
+    assert not bench.relay.unheard and not bench.told and not bench.relay.withheld("l1", 1, 2)
 
 
 def test_memory_does_not_grow_with_the_requests_that_strangers_write(monkeypatch: pytest.MonkeyPatch) -> None:
