@@ -61,7 +61,7 @@ class Playground:
         raise AssertionError(f"not reached in {timeout_s} s: {status}")
 
     def pids(self) -> dict[str, int]:
-        home = self.directory / ".diloco" / "quickstart"
+        home = Path(self.environment["DILOCO_HOME"]) / "quickstart"
         found = {p.stem: json.loads(p.read_text())["identity"]["pid"] for p in (home / "units").glob("[a-z]*.json")}
         supervisor = home / "supervisor.json"
         if supervisor.exists():
