@@ -111,10 +111,11 @@ def test_a_bad_time_or_url_is_a_usage_error_and_a_missing_directory_a_store_erro
 
 @pytest.mark.parametrize("answers", ["refused", "silent"])
 def test_a_look_at_a_dead_store_ends_when_its_time_is_over(answers: str) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))  # accepts connections and never says a word
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))  # nobody else gets the port, and who calls it is refused
     port = listener.getsockname()[1]
-    if answers == "refused":
-        listener.close()
+    if answers == "silent":
+        listener.listen()  # accepts connections and never says a word
     code = (
         "import diloco_cli.cli.run_argument as r, sys\n"
         "r.LOOK_S = 1.0\n"
