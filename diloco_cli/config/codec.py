@@ -18,6 +18,7 @@ T = TypeVar("T")
 Path = tuple[Any, str]  # (what is before, the last part): put together only where an error names it
 Decoder = Callable[[Any, bool, Path | None], Any]
 _SCALARS = frozenset((str, int, float, bool, type(None)))
+_NOTHING = object()  # equal to no value
 
 
 def to_plain(value: Any) -> Any:
@@ -32,21 +33,20 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if not dataclasses.is_dataclass(kind):
         return value
-    fields, omits = _written_fields(kind)
-    if omits:
-        fields = tuple(item for item in fields if getattr(value, item[0]) != item[1])
-    plain = {}
-    for name, _ in fields:
-        item = getattr(value, name)
-        plain[name] = item if type(item) in _SCALARS else to_plain(item)
+    values, plain = vars(value), {}
+    for name, left_out in _written_fields(kind):
+        item = values[name]
+        if item != left_out:
+            plain[name] = item if type(item) in _SCALARS else to_plain(item)
     return plain
 
 
 @cache
-def _written_fields(cls: type) -> tuple[tuple[tuple[str, Any], ...], bool]:
-    """(name, default) of each field that is not local, and whether those with their default are left out."""
-    fields = tuple((item.name, item.default) for item in dataclasses.fields(cls) if not is_local(item))
-    return fields, bool(getattr(cls, "OMITS_DEFAULTS", False))
+def _written_fields(cls: type) -> tuple[tuple[str, Any], ...]:
+    """(name, value with which it is left out) of each field that is not local."""
+    omits = getattr(cls, "OMITS_DEFAULTS", False)
+    fields = (item for item in dataclasses.fields(cls) if not is_local(item))
+    return tuple((item.name, item.default if omits else _NOTHING) for item in fields)
 
 
 def from_plain(cls: type[T], data: Any, *, strict: bool = True, path: str = "") -> T:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from diloco_cli.protocol.frozen import replace
 from diloco_cli.protocol.records import Beginning, Event
 
 MAX_EVENTS = 4096  # between two offers; an honest learner's are a few per merge

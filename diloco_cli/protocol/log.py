@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, NotFoundError, UsageError
+from diloco_cli.protocol.frozen import replace
 from diloco_cli.protocol.keys import (
     FORMAT_KEY,
     HEAD_HINT_KEY,

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from diloco_cli.layout import Layout
+from diloco_cli.protocol.frozen import replace
 from diloco_cli.protocol.quarantine import faults_after
 from diloco_cli.protocol.records import Commit, Island, OfferId, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot

@@ -9,11 +9,11 @@ It holds no torch and no clock: arithmetic and evaluation come in as ports, ever
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.frozen import replace
 from diloco_cli.protocol.housekeeping import Housekeeper
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, state_key

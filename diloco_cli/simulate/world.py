@@ -155,7 +155,8 @@ class World:
             wait_s = seconds / actor.clock_rate if seconds > 0.0 else 0.0
         else:
             wait_s = 0.0 if kind is Now else self.latency_s(actor, operation)
-        self._later(actor, self.now_s + wait_s)
+        actor.wake_s = due_s = self.now_s + wait_s
+        heappush(self._due, (due_s, actor.number, actor))
 
     def next_due(self) -> Actor | None:
         """The first that is due; entries of the dead, the frozen and the rescheduled are dropped."""
@@ -199,8 +200,9 @@ class World:
         seconds = extra_s if self.answer_s is None else extra_s + self.answer_s(actor, operation)
         if seconds <= 0.0:
             return True
-        actor.answered = True
-        return self._later(actor, self.now_s + seconds)
+        actor.answered, actor.wake_s = True, (due_s := self.now_s + seconds)
+        heappush(self._due, (due_s, actor.number, actor))
+        return False
 
     def _later(self, actor: Actor, when_s: float) -> bool:
         actor.wake_s = when_s

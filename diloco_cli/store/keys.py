@@ -11,7 +11,8 @@ MAX_PART_CHARACTERS = 200
 """GCS and S3 allow 1024 bytes for a name, of which the store's prefix takes a part; file systems 255 for a
 part."""
 
-_PART = re.compile(r"[A-Za-z0-9._-]+")
+_A_PART = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._-]{{1,{MAX_PART_CHARACTERS}}}"
+_PART, _KEY = re.compile(_A_PART), re.compile(f"{_A_PART}(?:/{_A_PART})*")
 
 
 class BadKeyError(StoreError):
@@ -22,16 +23,12 @@ class BadKeyError(StoreError):
 
 def is_key_part(part: str) -> bool:
     """Whether `part` may stand between two slashes."""
-    return (
-        len(part) <= MAX_PART_CHARACTERS
-        and part not in {".", ".."}
-        and _PART.fullmatch(part) is not None  # fullmatch: `$` would let a trailing newline through
-    )
+    return _PART.fullmatch(part) is not None  # fullmatch: `$` would let a trailing newline through
 
 
 def check_key(key: str) -> str:
     """The key itself; BadKeyError if it is not `[A-Za-z0-9._-]` parts joined by single slashes."""
-    if len(key) > MAX_KEY_CHARACTERS or not all(is_key_part(part) for part in key.split("/")):
+    if len(key) > MAX_KEY_CHARACTERS or _KEY.fullmatch(key) is None:
         raise BadKeyError(
             f"not a key: {key[:MAX_PART_CHARACTERS]!a}",
             hint="keys are [A-Za-z0-9._-] parts joined by '/', without '.' and '..'",

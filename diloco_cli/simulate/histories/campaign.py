@@ -14,6 +14,7 @@ from multiprocessing import active_children, get_context, parent_process
 from typing import Any
 
 from diloco_cli.simulate.faulty_calls import Fault, Injected
+from diloco_cli.simulate.histories.folds import no_garbage_collection
 from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.options import DisturbanceKind, Options, drawn_options
 from diloco_cli.simulate.histories.outcome import Actors, Outcome
@@ -23,7 +24,7 @@ from diloco_cli.simulate.histories.shrinking import Violation, violation_of
 
 CHUNK = 10
 AHEAD = 4  # pieces of each process
-AGAIN_EVERY = 20  # each so many-th seed is lived through again: with other wall clocks, and with nothing remembered
+AGAIN_EVERY = 50  # each so many-th seed is lived through again: with other wall clocks, and with nothing remembered
 MOST_VIOLATIONS = 5  # then a campaign ends: there is work to do
 SWEEP_LEARNERS, SWEEP_MERGES = 2, 10
 SWEPT_REQUESTS: tuple[DisturbanceKind, ...] = ("join", "rollback", "collect", "lift")
@@ -96,16 +97,29 @@ def swarm(seeds: range, actors: Actors = Actors()) -> Totals:
 
 def lived(seed: int, options: Options, actors: Actors = Actors(), other_walls: bool = False) -> Outcome:
     """One history; where its turn is, or `other_walls` says so, a second time (see `_again`)."""
-    outcome = History(seed, options, actors=actors).live()
+    outcome = _lived_once(seed, options, actors=actors)
     if outcome.violation is None and (other_walls or seed % AGAIN_EVERY == 0):
         outcome.violation = _again(seed, options, outcome, actors)
     return outcome
 
 
+def _lived_once(
+    seed: int,
+    options: Options,
+    script: Script | None = None,
+    actors: Actors = Actors(),
+    walls: int = 0,
+    remembers: bool = True,
+) -> Outcome:
+    """A history keeps nearly all that it makes until its end: looking for garbage finds nothing before."""
+    with no_garbage_collection():
+        return History(seed, options, script, actors, walls, remembers).live()
+
+
 def _again(seed: int, options: Options, outcome: Outcome, actors: Actors) -> ViolationError | None:
     """12: with every process's wall clock shifted, the log says the same, but for the times that it notes. Nor does it
     matter whether the product's code is called each time anew, or what it said is remembered."""
-    other = History(seed, options, actors=actors, walls=1, remembers=False).live()
+    other = _lived_once(seed, options, actors=actors, walls=1, remembers=False)
     same = [_without_times(data) for data in other.log] == [_without_times(data) for data in outcome.log]
     return None if same else ViolationError("12", "the log is another one where wall clocks show another time")
 
@@ -135,7 +149,7 @@ def swept_script(options: Options, *crashes: CallFault) -> Script:
 def sweep_points(seed: int, actors: Actors = Actors()) -> list[CallFault]:
     """A crash of every process at each of its operations, before and after the effect."""
     options = swept_options(seed)
-    outcome = History(seed, options, swept_script(options), actors).live()
+    outcome = _lived_once(seed, options, swept_script(options), actors)
     if outcome.violation is not None:
         raise outcome.violation
     return [
@@ -150,7 +164,7 @@ def sweep(seed: int, points: list[CallFault], last: bool = True, actors: Actors 
     """One history a crash. `last`: these are the last ones of the seed."""
     totals, options = Totals(seed + 1 if last else seed), swept_options(seed)
     for point in points:
-        outcome = History(seed, options, swept_script(options, point), actors).live()
+        outcome = _lived_once(seed, options, swept_script(options, point), actors)
         totals.add(outcome)
         if outcome.violation is not None:
             command = f"diloco simulate protocol --sweep --seed {seed} --histories 1"

@@ -34,7 +34,7 @@ USERS = (PROTOCOL, "diloco_cli.simulate.histories.")
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """A history keeps nearly all that it makes until its end: looking through it again and again finds nothing."""
+    """Garbage that refers to itself stays until the end of this."""
     was_on = gc.isenabled()
     gc.disable()
     try:

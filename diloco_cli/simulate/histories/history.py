@@ -15,7 +15,7 @@ from diloco_cli.simulate.faulty_calls import Fault, Injected
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.demands import check_reasons, check_restart, check_work
 from diloco_cli.simulate.histories.disturbances import Disturber
-from diloco_cli.simulate.histories.folds import no_garbage_collection, remembered, tuned
+from diloco_cli.simulate.histories.folds import remembered, tuned
 from diloco_cli.simulate.histories.learner import Beliefs
 from diloco_cli.simulate.histories.ledger import check_fates
 from diloco_cli.simulate.histories.monitor import Monitor
@@ -107,7 +107,7 @@ class History:
         outcome = Outcome()
         try:
             memory = remembered() if self.remembers else nullcontext()
-            with no_garbage_collection(), tuned(**self.options.constants), memory:
+            with tuned(**self.options.constants), memory:
                 self._live()
         except ViolationError as violation:
             outcome.violation = violation
@@ -271,9 +271,11 @@ class History:
 def _latency(usual_s: float) -> Callable[[Actor, Operation], float]:
     """Drawn by each thread for itself: mostly near the usual one, now and then ten times as long."""
     drawn = [usual_s * times for times in SPREAD]
+    length = len(drawn)
 
     def latency_s(actor: Actor, operation: Operation) -> float:
-        return usual_s if actor.owner is None else drawn[int(actor.owner.stream.uniform() * len(drawn))]
+        owner = actor.owner
+        return usual_s if owner is None else drawn[owner.stream.index(length)]
 
     return latency_s
 

@@ -91,13 +91,14 @@ class CallFaults:
         self._of_writes = [kind for kind in self._of_versions if kind not in OF_READ_BACK]
         self._of_payloads = [kind for kind in kinds if kind not in OF_READ_BACK]
         self._of_reads = [kind for kind in self._of_payloads if kind not in OF_READS]
+        self._most = max(self.options.write_rate, self.options.read_rate)
 
     def strike(self, actor: str, number: int, operation: Operation, draw: float) -> Injected | None:
         """`draw`: a number of this call's own, in [0, 1)."""
         if self.given is not None:
             fault = self.given.get((actor, number))
         else:
-            fault = self._drawn(operation, draw)
+            fault = self._drawn(operation, draw) if draw < self._most else None
         if fault is not None:
             self.struck.append(CallFault(actor, number, fault))
         return fault

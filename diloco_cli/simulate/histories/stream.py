@@ -27,6 +27,11 @@ class Stream:
         self._state = state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
         return (state >> 16) / _RANGE
 
+    def index(self, length: int) -> int:
+        """In 0..length - 1, as `choice` draws it, in whole numbers: for what is drawn at every call."""
+        self._state = state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
+        return (state >> 16) * length >> 48
+
     def between(self, low: float, high: float) -> float:
         return low + (high - low) * self.uniform()
 
