@@ -14,7 +14,8 @@ _DIGEST = re.compile(ALGORITHM + "-[0-9a-f]{64}")
 
 def digest(data: bytes) -> str:
     """`blake3-<64 hex digits>` of the bytes."""
-    return f"{ALGORITHM}-{blake3(data, max_threads=2 if len(data) >= LARGE_BYTES else 1).hexdigest()}"
+    hasher = blake3(data) if len(data) < LARGE_BYTES else blake3(data, max_threads=2)
+    return f"{ALGORITHM}-{hasher.hexdigest()}"
 
 
 def is_digest(text: str) -> bool:
