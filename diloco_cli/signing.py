@@ -10,6 +10,9 @@ the log's: it cannot sign as another learner or as an operator. But HMAC is symm
 also sign one. Between learners it is the bucket's policy (templates/access) that keeps them from writing commits.
 
 Keys are never written, logged or shown; a record and FORMAT.json name them by `key_id`.
+
+Where nobody signs, records end with a checksum in the signature's place (`Checksummed`): not every store notices a
+flipped bit, and a commit is built on the one before it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError, UsageError
 
 ALGORITHM: Literal["hmac-sha256"] = "hmac-sha256"
@@ -31,6 +35,9 @@ KEY_FILE_VARIABLE = "DILOCO_SIGNING_KEY_FILE"
 SHORTEST_SECRET = 32  # characters: 128 bits as hexadecimal
 LONGEST_SECRET = 4096
 _LEARNER_TEXT = re.compile(r"learner:([a-z0-9][a-z0-9-]{0,62}):([0-9a-f]{64}):([0-9a-f]{64})")
+_SUM_CHARACTERS = 16
+_SUM = re.compile(rb',"sum":"([0-9a-f]{%d})"\}' % _SUM_CHARACTERS)
+_SUM_BYTES = len(b',"sum":""}') + _SUM_CHARACTERS
 _TAIL = re.compile(rb',"signature":"([a-z0-9/-]{1,80}):([0-9a-f]{64})"\}')
 MAX_TAIL_BYTES = 200
 
@@ -63,7 +70,9 @@ class Signing:
 
 
 class Unsigned:
-    """How a process meets a run that is not signed: bytes stay as they are, and nothing is checked."""
+    """How a process meets a run without signatures and checksums: bytes stay as they are, and nothing is checked."""
+
+    wrong = "is not what was written"  # what a record is that is not genuine
 
     def seal(self, signer: str, key: str, body: bytes) -> bytes:
         """The record to write under this object key."""
@@ -75,6 +84,27 @@ class Unsigned:
 
     def holds(self, signer: str) -> bool:
         return True
+
+
+class Checksummed(Unsigned):
+    """How every process meets a run that is not signed. A checksum tells what a bad disk or wire has made of a record,
+    and nothing of who wrote it. It is bound to the run and to the object's key."""
+
+    wrong = "is damaged: its checksum does not fit"
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id.encode()
+
+    def seal(self, signer: str, key: str, body: bytes) -> bytes:
+        return b'%b,"sum":"%b"}' % (body[:-1], self._sum(key, body))
+
+    def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
+        start = len(data) - _SUM_BYTES
+        tail = _SUM.fullmatch(data, start) if start > 0 else None
+        return tail is not None and tail[1] == self._sum(key, data[:start] + b"}")
+
+    def _sum(self, key: str, body: bytes) -> bytes:
+        return digest(b"\0".join([self._run_id, key.encode(), body]))[-_SUM_CHARACTERS:].encode()
 
 
 class Keyless(Unsigned):
@@ -89,6 +119,8 @@ class Keyless(Unsigned):
 
 class Keyring(Unsigned):
     """The keys that one process holds for one run. With the run's secret it holds everybody's."""
+
+    wrong = "is not signed by who must sign it"
 
     def __init__(self, run_id: str, keys: Mapping[str, bytes], secret: bytes | None = None) -> None:
         self._run_id, self._keys, self._secret = run_id, dict(keys), secret
@@ -129,6 +161,13 @@ class Keyring(Unsigned):
 
 UNSIGNED = Unsigned()
 KEYLESS = Keyless()
+
+
+def unsealed(data: bytes) -> bytes:
+    """The record's own bytes, without a signature or a checksum, whether that holds or not."""
+    start = data.rfind(b',"s', max(0, len(data) - MAX_TAIL_BYTES))
+    sealed = start > 0 and (_SUM.fullmatch(data, start) or _TAIL.fullmatch(data, start))
+    return data[:start] + b"}" if sealed else data
 
 
 def derived_key(secret: bytes, run_id: str, signer: str) -> bytes:

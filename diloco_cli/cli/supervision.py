@@ -25,6 +25,7 @@ from diloco_cli.processes.signing_key import signing_secret
 from diloco_cli.protocol.log import require_keys
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.training import is_over
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret
 from diloco_cli.store.time_box import TimeBox
 
@@ -126,12 +127,12 @@ def request_only(opened: OpenRun) -> None:
 def _phase_reader(opened: OpenRun) -> Callable[[], str]:
     """The run's phase in the bucket. A stop from before this supervision does not count: the run is being resumed."""
     known = head_of(opened)
-    stopped_at = known.n if known.phase == "STOPPED" else None
+    began_at = known.n
 
     def phase() -> str:
         nonlocal known
         known = head_of(opened, known)
-        return "RUNNING" if known.n == stopped_at else known.phase
+        return known.phase if is_over(known, began_at) else "RUNNING"
 
     return phase
 

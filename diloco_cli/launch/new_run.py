@@ -19,7 +19,7 @@ from diloco_cli.protocol.log import parse_format, with_keys
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.wire import encode
 from diloco_cli.randomness import nonce
-from diloco_cli.signing import LOG, Secret
+from diloco_cli.signing import LOG, Checksummed, Secret
 from diloco_cli.store.port import Created, Store
 from diloco_cli.tasks.build import build_model_on_meta
 
@@ -65,8 +65,9 @@ def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: di
     problem = None if overlap == "auto" else overlap_problem(overlap, every, fragments)
     if problem is not None:  # a plan file was written by hand, or the model has changed since
         raise UsageError(f"sync.overlap: {problem}", hint="plan again with --set sync.overlap=auto")
+    run_id = nonce()
     return RunFormat(
-        run_id=nonce(),
+        run_id=run_id,
         name=settings.name,
         created_at=utc_now_text(),
         settings=settings,
@@ -74,6 +75,8 @@ def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: di
         layout=layout,
         software=__version__,
         home_region=inventory.store.region,
+        checksums=True,
+        keyring=Checksummed(run_id),
         **region_fields(inventory, url, settings.name),
     )
 
@@ -83,7 +86,8 @@ def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
     if secret is None:
         return fresh
     names = [island.name for island in fresh.everybody]
-    return replace(fresh, signing=secret.signing(fresh.run_id, names), keyring=secret.keyring(fresh.run_id))
+    signing, keyring = secret.signing(fresh.run_id, names), secret.keyring(fresh.run_id)
+    return replace(fresh, signing=signing, checksums=False, keyring=keyring)
 
 
 def create_run(

@@ -30,18 +30,18 @@ from diloco_cli.protocol.driver import Clock, perform
 from diloco_cli.protocol.joining import News, follow, newer_incarnation, publish
 from diloco_cli.protocol.keys import beat_key, inner_key
 from diloco_cli.protocol.mixing import keeps_progress
-from diloco_cli.protocol.polling import expected_slot_s, next_request_s, watch_every_s
+from diloco_cli.protocol.polling import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.quorum import moving_average
 from diloco_cli.protocol.records import Output, RunFormat, Timings
 from diloco_cli.protocol.sizes import most_moments_bytes
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.training import is_over
 from diloco_cli.protocol.wire import encode
 from diloco_cli.randomness import nonce
 from diloco_cli.store.port import Store
 
 BEAT_EVERY_S = 3.0
-SHORTEST_FENCE_CHECK_S = 5.0
 SLEEP_BOUNDS_S = (0.02, 0.5)
 
 
@@ -62,12 +62,6 @@ class Upload:
     base: torch.Tensor
     values: torch.Tensor
     loss: float | None
-
-
-def is_over(state: RunState, joined_at: int) -> bool:
-    """Whether the run has ended for an incarnation that joined at this commit. A stop that was in the log before does
-    not concern it: the run is being resumed."""
-    return state.phase == "FINISHED" or (state.phase == "STOPPED" and state.n > joined_at)
 
 
 class Exchange:
@@ -229,7 +223,7 @@ class Exchange:
                 next_beat_s = now_s + BEAT_EVERY_S
                 self._store.put(beat_key(self.progress.learner), encode(self._beat()))
             if now_s >= next_fence_s:
-                next_fence_s = now_s + max(SHORTEST_FENCE_CHECK_S, watch_every_s(self._expected_slot_s()))
+                next_fence_s = now_s + fence_check_every_s(self._expected_slot_s())
                 self._check_fence()
             if now_s >= next_look_s:
                 if self._follow_once(now_s):

@@ -14,7 +14,7 @@ from diloco_cli.algorithm.flat import gather, scatter
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.adoption import mixed
-from diloco_cli.learner.exchange import Arrival, Exchange, is_over
+from diloco_cli.learner.exchange import Arrival, Exchange
 from diloco_cli.learner.inner import inner_state
 from diloco_cli.learner.moments import restore_or_reset
 from diloco_cli.learner.rate import step_learning_rate
@@ -23,6 +23,7 @@ from diloco_cli.processes.daemon import say
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.training import awaits_last, is_over, merge_is_due, save_is_due, waited_for
 
 PAUSE_S = 0.2
 
@@ -54,13 +55,13 @@ class Trainer:
     may_drain: Callable[[], bool] = lambda: False
     moments_lost: bool = False
     steps_at_loss: int = 0
-    awaited: deque[tuple[int, Draft]] = field(default_factory=deque)
+    awaited: deque[Draft] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.tensors = self.replica.tensors
         self.at_tau = self.run.settings.sync.adoption == "at_tau"
         self.held_back: dict[int, Arrival] = {}
-        self.rounds_saved = 0
+        self.saved_at = 0
         self.joined_at = self.exchange.state.n
 
     def train(self) -> None:
@@ -97,7 +98,7 @@ class Trainer:
         self.facts.state = "DRAINING"
         for draft in self.progress.last_offers():
             self.send(draft)
-        while self.progress.awaits_fates() and self.may_drain() and not self._run_is_over():
+        while awaits_last(self.progress.awaits_fates(), self.may_drain(), self.exchange.state, self.joined_at):
             self.exchange.news.wait(PAUSE_S)
             self.exchange.news.clear()
             _, state = self.exchange.arrivals()  # raises what ended a background thread; nothing is adopted any more
@@ -184,19 +185,18 @@ class Trainer:
         fragment = self.run.layout.fragments[draft.fragment]
         self.exchange.send(draft, gather(fragment, self.tensors), self.facts.loss)
         if self.at_tau:
-            overlap = self.run.settings.sync.overlap
-            assert overlap != "auto"
-            self.awaited.append((draft.slot + 1 + overlap, draft))
+            self.awaited.append(draft)
 
     def await_merges(self) -> None:
         """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be."""
-        while self.awaited and self.awaited[0][0] <= self.progress.next_slot:
-            _, draft = self.awaited.popleft()
-            floor = self.progress.base_floor
-            while not self._over() and self.progress.base_floor == floor:  # a rollback: nobody merges that offer
+        while self.awaited and merge_is_due(self.run.settings.sync, self.awaited[0], self.progress.next_slot):
+            draft = self.awaited.popleft()
+            while not self._over():
                 arrival = self.held_back.get(draft.fragment)
-                if arrival is not None and arrival.output.slot >= draft.slot:
+                found = waited_for(draft, None if arrival is None else arrival.output, self.progress.base_floor)
+                if found == "here":
                     self.adopt(self.held_back.pop(draft.fragment), self.exchange.state)
+                if found != "to come":
                     break
                 self.facts.state = "WAITING"
                 self.exchange.news.wait(PAUSE_S)
@@ -205,10 +205,7 @@ class Trainer:
         self.facts.state = "TRAINING"
 
     def _over(self) -> bool:
-        return self.stopping() or self._run_is_over()
-
-    def _run_is_over(self) -> bool:
-        return is_over(self.exchange.state, self.joined_at)
+        return self.stopping() or is_over(self.exchange.state, self.joined_at)
 
     def _may_step(self) -> bool:
         permit = self.progress.may_step()
@@ -226,9 +223,9 @@ class Trainer:
         self.exchange.news.clear()
 
     def _save_inner_now_and_then(self) -> None:
-        every = self.run.settings.train.inner.save_every * self.progress.island.local_steps
-        if self.progress.steps // every > self.rounds_saved:
-            self.rounds_saved = self.progress.steps // every
+        steps, every_rounds = self.progress.steps, self.run.settings.train.inner.save_every
+        if save_is_due(steps, self.progress.island.local_steps, every_rounds, self.saved_at):
+            self.saved_at = steps
             tensors = inner_state(self.replica.model, self.replica.optimizer)
             if tensors is not None:
                 self.progress.saved(int(tensors["step"][0]))

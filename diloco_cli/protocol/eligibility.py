@@ -30,7 +30,7 @@ REASONS: dict[str, str] = {
     "bad_norms": "the norms that it claims are not those of its values",
     "norm_cap": "its norm is far above what this fragment has seen lately",
     "no_weight": "it brings no steps",
-    "bad_signature": "the offer is not signed with its learner's key",
+    "bad_signature": "the offer is damaged, or not signed with its learner's key",
     "bad_record": "the offer itself is not well formed",
     "run_over": "the run ended",
 }

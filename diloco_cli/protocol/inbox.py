@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.protocol.eligibility import is_well_formed, refusal
 from diloco_cli.protocol.keys import incarnation_key, offer_key
+from diloco_cli.protocol.log import read_sealed
 from diloco_cli.protocol.mailboxes import (
     MAX_CLAIMS_PER_LOOK,
     MAX_OFFERS_PER_POLL,
@@ -14,13 +15,14 @@ from diloco_cli.protocol.mailboxes import (
     PolledMailbox,
     replaced,
 )
-from diloco_cli.protocol.operations import Get, Steps
+from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.polling import SHORT_SLOT_S
 from diloco_cli.protocol.records import Fate, Offer, RunFormat
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode
+from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.signing import learner_signer
 
+MOST_POLLS = 16  # at once: a flood must not hold up the run's end
 MAX_FATES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
 
 
@@ -66,12 +68,13 @@ class Inbox:
         for island in state.with_members(self.run).everybody:
             newest = self.newest_incarnation(island.name)
             for _ in range(MAX_CLAIMS_PER_LOOK):
-                claim = yield Get(incarnation_key(island.name, newest + 1), MAX_RECORD_BYTES)
+                key = incarnation_key(island.name, newest + 1)
+                claim = yield from read_sealed(self.run.keyring, learner_signer(island.name), key)
                 if claim is None:
                     break
                 newest += 1
                 self._box(island.name, newest).since_s = now_s
-                if self._is_by(island.name, incarnation_key(island.name, newest), claim):
+                if self._is_by(island.name, key, claim):
                     self.heard_s[island.name] = now_s
             if newest > 0:
                 self._retire(island.name, self._box(island.name, newest), now_s)
@@ -93,7 +96,7 @@ class Inbox:
                 if self.withheld(box.learner, box.incarnation, box.next_seq):
                     break
                 key = offer_key(box.learner, box.incarnation, box.next_seq)
-                data = yield Get(key, MAX_RECORD_BYTES)
+                data = yield from read_sealed(self.run.keyring, learner_signer(box.learner), key)
                 if data is None:
                     break
                 if self._receive(box, data, key, state):
@@ -103,6 +106,13 @@ class Inbox:
         if self._sorted_for is not state:
             self.sort_out(state)
         return found
+
+    def empty(self, state: RunState, now_s: float) -> Steps[None]:
+        """Fetch all that is there, of new incarnations too; what a flood brings beyond some rounds stays."""
+        yield from self.look_for_incarnations(state, now_s)
+        for _ in range(MOST_POLLS):
+            if not (yield from self.poll(state, now_s)):
+                return
 
     def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
         """Whether it is the learner's own word, good or bad."""

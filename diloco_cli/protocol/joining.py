@@ -10,13 +10,13 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.keys import cast_key, delta_key, incarnation_key, offer_key
-from diloco_cli.protocol.log import claim_number, read_log
+from diloco_cli.protocol.log import claim_number, read_log, read_sealed
 from diloco_cli.protocol.membership import refuse_unless_running
 from diloco_cli.protocol.operations import Create, Get, Sleep, Steps
 from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
 from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 from diloco_cli.store.port import Created
 
@@ -70,7 +70,7 @@ def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) 
     seq = max(0, settled - 1)
     while True:
         key = offer_key(learner, incarnation, seq)
-        data = yield Get(key, MAX_RECORD_BYTES)
+        data = yield from read_sealed(run.keyring, learner_signer(learner), key)
         if data is None:
             return newest
         with suppress(RecordError):  # the syncer gives it its fate; its successor in the walk may be sound
@@ -79,14 +79,15 @@ def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) 
         seq += 1
 
 
-def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps[None]:
-    """The payload, then the offer that names it. FencedError if another process holds this very offer."""
+def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps[bytes]:
+    """The payload, then the offer that names it; its bytes. FencedError if another process holds this very offer."""
     yield Create(delta_key(*offer.id, offer.payload_digest), payload)
     key = offer_key(*offer.id)
     mine = keyring.seal(learner_signer(offer.learner), key, encode(offer))
     answer = yield Create(key, mine)
     if not isinstance(answer, Created) and answer.data != mine:
         raise FencedError(f"another process publishes as incarnation {offer.incarnation} of {offer.learner}", where=key)
+    return mine
 
 
 def fetch_cast(run: RunFormat, output: Output) -> Steps[bytes | None]:
@@ -151,7 +152,7 @@ def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGN
     """Whether another process has taken this learner's place. A claim that is not signed with its key takes nothing."""
     for number in range(incarnation + 1, incarnation + 1 + MAX_FORGED_CLAIMS):
         key = incarnation_key(learner, number)
-        claim = yield Get(key, MAX_RECORD_BYTES)
+        claim = yield from read_sealed(keyring, learner_signer(learner), key)
         if claim is None:
             return False
         if keyring.is_genuine(learner_signer(learner), key, claim):

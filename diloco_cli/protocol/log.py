@@ -21,10 +21,11 @@ from diloco_cli.protocol.operations import Create, Get, List, Put, Steps
 from diloco_cli.protocol.records import MOST, SCHEMA, Commit, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Secret, SignatureError, Unsigned
+from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned
 from diloco_cli.store.port import Created
 
 SNAPSHOT_EVERY = 64
+LOOKS = 4  # at what seems not to be what was written: a read may be damaged
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits, from a snapshot that should have been the newest
 SNAPSHOT_TRIES = 3  # of the newest; one of each was written by another process at another time
 KeyOf = Callable[[int], str]
@@ -64,7 +65,12 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     strange = [name for name in (run.name, *(island.name for island in run.everybody)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
-    return run if run.signing is None else replace(run, keyring=KEYLESS)
+    if run.signing is not None:
+        return replace(run, keyring=KEYLESS)
+    run = replace(run, keyring=Checksummed(run.run_id)) if run.checksums else run
+    if not run.keyring.is_genuine(LOG, FORMAT_KEY, data):
+        raise RecordError(f"the run's format {run.keyring.wrong}", where=f"{where}/{FORMAT_KEY}")
+    return run
 
 
 def with_keys(run: RunFormat, secret: Secret | None, data: bytes, where: str) -> RunFormat:
@@ -104,16 +110,28 @@ def kept_versions(run: RunFormat) -> int:
 
 def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
     """The state after commit n+1, or None if there is no such commit yet."""
-    key = commit_key(state.n + 1)
-    data = yield Get(key, MAX_RECORD_BYTES)
+    data = yield from read_sealed(run.keyring, LOG, commit_key(state.n + 1))
     return None if data is None else fold(run, state, data)
+
+
+def read_sealed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]:
+    """A record's bytes. What is not genuine may have been damaged on its way here, and is read again: until it is, or
+    comes twice the same."""
+    data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
+    for _ in range(LOOKS - 1):
+        if data is None or keyring.is_genuine(signer, key, data):
+            break
+        before, data = data, (yield Get(key, MAX_RECORD_BYTES))
+        if data == before:
+            break
+    return data
 
 
 def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     """One more record's bytes, checked and applied. Raises SignatureError where a signed run's record is not."""
     key = commit_key(state.n + 1)
     if not run.keyring.is_genuine(LOG, key, data):
-        raise SignatureError("this commit is not signed by a syncer of the run", where=key)
+        raise SignatureError(f"this commit {run.keyring.wrong}", where=key)
     return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run))
 
 

@@ -20,12 +20,13 @@ from collections.abc import Callable
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.collection import Collector
 from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
-from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, fold, newest_snapshot, write_snapshot
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, fold, newest_snapshot, read_sealed, write_snapshot
 from diloco_cli.protocol.mirror_casts import CastWatch, read_cast
 from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.signing import LOG
 from diloco_cli.store.port import Created
 
 POLL_S = 0.05
@@ -107,23 +108,29 @@ class Mirror:
         if state is None:
             return
         ours = yield from self._of_home(commit_key(state.n))
-        if ours != (yield There(Get(commit_key(state.n), MAX_RECORD_BYTES))):
+        if ours != (yield from self._there(commit_key(state.n))):
             yield from self._compare_again(commit_key(state.n))
-        kept = yield Get(snapshot_key(state.n), MAX_RECORD_BYTES)
-        if kept is not None and kept != (yield There(Get(snapshot_key(state.n), MAX_RECORD_BYTES))):
+        kept = yield from self._here(snapshot_key(state.n))
+        if kept is not None and kept != (yield from self._there(snapshot_key(state.n))):
             yield from self._compare_again(snapshot_key(state.n))
         self.state, self.last_snapshot = state, state.n
 
     def _compare_again(self, key: str) -> Steps[None]:
         """What differed once may have been damaged on its way here; what differs twice ends the mirror."""
-        if (yield Get(key, MAX_RECORD_BYTES)) != (yield There(Get(key, MAX_RECORD_BYTES))):
+        if (yield from self._here(key)) != (yield from self._there(key)):
             raise stopped(key)
+
+    def _here(self, key: str) -> Steps[bytes | None]:
+        return (yield from read_sealed(self.run.keyring, LOG, key))
+
+    def _there(self, key: str) -> Steps[bytes | None]:
+        return (yield from there(self._here(key)))
 
     def _mirror_next(self) -> Steps[None]:
         key = commit_key(self.state.n + 1)
         data = yield from self._of_home(key)
         later = fold(self.run, self.state, data)
-        there_already = (yield There(Get(key, MAX_RECORD_BYTES))) if self._compares else None
+        there_already = (yield from self._there(key)) if self._compares else None
         self._compares = there_already is not None
         if there_already is not None and there_already != data:
             return (yield from self._compare_again(key))
@@ -165,8 +172,9 @@ class Mirror:
 
     def _copy_snapshot(self, n: int) -> Steps[bool]:
         """False if home does not have it (any more)."""
-        data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
-        if data is None or len(data) > MAX_RECORD_BYTES:
+        data = yield from self._here(snapshot_key(n))
+        genuine = data is not None and self.run.keyring.is_genuine(LOG, snapshot_key(n), data)
+        if data is None or not genuine or len(data) > MAX_RECORD_BYTES:
             return False
         yield from copy_once(snapshot_key(n), data)
         yield There(Put(HEAD_HINT_KEY, encode(HeadHint(n))))
@@ -190,7 +198,7 @@ class Mirror:
             self.suspect(output.fragment)
 
     def _of_home(self, key: str) -> Steps[bytes]:
-        data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
+        data = yield from self._here(key)
         if data is None:
             raise DataCheckError("the home bucket has lost what its log holds", where=key)
         return data

@@ -17,6 +17,7 @@ LONGEST = 1.0  # slots: the longest pause
 DENSE_BOUNDS_S = (0.02, 0.075)
 MOST_REQUESTS = 8  # in any stretch of one slot, for one learner, at slots from SHORT_SLOT_S on
 WATCH_BOUNDS_S = (1.0, 10.0)
+SHORTEST_FENCE_CHECK_S = 5.0
 OPERATORS_WAIT_S = 2.0
 
 
@@ -44,6 +45,11 @@ def watch_every_s(slot_s: float) -> float:
     """Between two looks for what comes rarely and unannounced: incarnations, fences. About once a slot."""
     shortest_s, longest_s = WATCH_BOUNDS_S
     return min(longest_s, max(shortest_s, slot_s))
+
+
+def fence_check_every_s(slot_s: float) -> float:
+    """Between a learner's two looks for its successor. Its claims are fenced anyway: this ends it sooner."""
+    return max(SHORTEST_FENCE_CHECK_S, watch_every_s(slot_s))
 
 
 def requests_every_s(slot_s: float) -> float:

@@ -55,7 +55,8 @@ class RunFormat:
     `members`: islands that joined since, in the order of the log (RunState.with_members); in the bucket there are none.
     `regions`: those with a bucket of their own, sorted by name; where there are any, `home_url` is the run's URL in the
     home bucket, and `home_egress_per_gb` what leaving the home region costs.
-    `signing`: how records are signed, if they are; `keyring`: the keys that this process holds for it, never written.
+    `signing`: how records are signed, if they are; `checksums`: whether they end with a checksum, if not (runs of older
+    versions have neither); `keyring`: how this process writes and checks the one or the other, never written.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class RunFormat:
     home_url: str | None = None
     home_egress_per_gb: float = 0.0
     signing: Signing | None = None
+    checksums: bool = False
     keyring: Unsigned = field(default=UNSIGNED, compare=False, repr=False, metadata={"local": True})
 
     def region_store(self, region: str) -> RegionStore | None:

@@ -24,6 +24,7 @@ from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat
 from diloco_cli.protocol.eligibility import has_possible_size, is_well_formed
 from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key, offer_key
 from diloco_cli.protocol.loading import read_payload
+from diloco_cli.protocol.log import LOOKS, read_sealed
 from diloco_cli.protocol.mailboxes import (
     MAX_CLAIMS_PER_LOOK,
     MAX_OFFERS_PER_POLL,
@@ -39,6 +40,7 @@ from diloco_cli.protocol.records import Offer, Request, RunFormat
 from diloco_cli.protocol.requests import ask, signer_of
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode
+from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Created
 
 POLL_BOUNDS_S = (0.02, 0.5)
@@ -127,7 +129,7 @@ class Relay:
             floor = max(1, state.learner(name).floor)
             newest = max((number for learner, number in self.boxes if learner == name), default=floor - 1)
             for _ in range(MAX_CLAIMS_PER_LOOK):
-                claim = yield There(Get(incarnation_key(name, newest + 1), MAX_RECORD_BYTES))
+                claim = yield from self._read(name, incarnation_key(name, newest + 1))
                 if claim is None:
                     break
                 newest += 1
@@ -171,10 +173,13 @@ class Relay:
     def _pass_on(self, key: str) -> Steps[None]:
         """Ask at home, in the same words each time: that is one request there, whoever dies meanwhile. Where home must
         refuse, the island reads so in its own bucket's log (see protocol/membership.py), and nobody asks again."""
-        data = yield There(Get(key, MAX_RECORD_BYTES))
-        if data is None:
-            return  # listed too early: the next time
-        request = self._join_of(key, data)
+        for _ in range(LOOKS):
+            data = yield There(Get(key, MAX_RECORD_BYTES))
+            if data is None:
+                return  # listed too early: the next time
+            request = self._join_of(key, data)
+            if request is not None:
+                break
         if request is not None and request.island is not None:
             known = self.head().with_members(self.run)
             if refusal_of_island(request.island, known) is None:
@@ -220,7 +225,7 @@ class Relay:
         if box.next_seq - settled >= MAX_PENDING_ROUNDS * self.run.num_fragments:
             return False  # a flood must not fill the home bucket
         key = offer_key(box.learner, box.incarnation, box.next_seq)
-        data = yield There(Get(key, MAX_RECORD_BYTES))
+        data = yield from self._read(box.learner, key)
         if data is None or not self._is_record(box, key, data):
             return False
         at_home = (yield Get(key, MAX_RECORD_BYTES)) if box.compares else None
@@ -261,6 +266,9 @@ class Relay:
         """What differed once may have been damaged on its way here; what differs twice is for a person."""
         same = (yield Get(key, most_bytes)) == (yield There(Get(key, most_bytes)))
         return same or self._give_up(box, f"{key}: {OTHER_BYTES}")
+
+    def _read(self, learner: str, key: str) -> Steps[bytes | None]:
+        return (yield from there(read_sealed(self.run.keyring, learner_signer(learner), key)))
 
     def _is_record(self, box: Box, key: str, data: bytes) -> bool:
         return len(data) <= MAX_RECORD_BYTES or self._give_up(box, f"{key}: it is larger than any record")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from diloco_cli.protocol.keys import request_key
+from diloco_cli.protocol.log import LOOKS
 from diloco_cli.protocol.operations import Create, Get, Steps
 from diloco_cli.protocol.records import Island, Request, RequestKind, RunFormat
 from diloco_cli.protocol.state import RunState
@@ -53,7 +54,7 @@ def pending_requests(run: RunFormat, state: RunState) -> Steps[Pending | None]:
         return None
     if first.is_alone:
         return Pending(first.number, None, "", first.request)
-    asked = yield from _all_asked(run, state)
+    asked = yield from _all_asked(run, state.next_request, [first])
     together = list(takewhile(lambda one: not one.is_alone, asked))
     stop, last = _stop_that_holds(asked), together[-1]
     if stop is not None and stop.number <= last.number:
@@ -68,22 +69,31 @@ def _stop_that_holds(asked: list[_Asked]) -> _Asked | None:
     return next((one for one in asked if one.is_a("stop") and one.number > resumed), None)
 
 
-def _all_asked(run: RunFormat, state: RunState) -> Steps[list[_Asked]]:
-    found: list[_Asked] = []
-    while (one := (yield from _asked(run, state.next_request + len(found)))) is not None:
+def _all_asked(run: RunFormat, first: int, known: list[_Asked]) -> Steps[list[_Asked]]:
+    """From number `first` on; those that are `known` already are not read again: they might come as others then."""
+    found = list(known)
+    while (one := (yield from _asked(run, first + len(found)))) is not None:
         found.append(one)
     return found
 
 
 def _asked(run: RunFormat, number: int) -> Steps[_Asked | None]:
     key = request_key(number)
-    data = yield Get(key, MAX_RECORD_BYTES)
-    if data is None:
-        return None
+    for _ in range(LOOKS):
+        data = yield Get(key, MAX_RECORD_BYTES)
+        if data is None:
+            return None
+        asked = _read(run, number, key, data)
+        if asked.request is not None:
+            break
+    return asked
+
+
+def _read(run: RunFormat, number: int, key: str, data: bytes) -> _Asked:
     try:
         request = decode(Request, data, key)
         if not run.keyring.is_genuine(signer_of(request.kind, request.island), key, data):
-            raise RecordError("not signed by whoever may ask for this")
+            raise RecordError(f"it {run.keyring.wrong}")
     except RecordError as error:
         return _Asked(number, None, f"request {number}: {error}"[:LONGEST_REASON])
     return _Asked(number, request)
@@ -117,7 +127,7 @@ def ask_to_stop(
 
 def withdraw_stop(run: RunFormat, state: RunState, nonce: str, time: str) -> Steps[bool]:
     """Before a run goes on: withdraw a stop that nobody was there to carry out. True if there was one."""
-    if _stop_that_holds((yield from _all_asked(run, state))) is None:
+    if _stop_that_holds((yield from _all_asked(run, state.next_request, []))) is None:
         return False
     yield from ask(state, "resume", nonce, time, "diloco resume", keyring=run.keyring)
     return True

@@ -18,6 +18,7 @@ from diloco_cli.protocol.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.quorum import Pace, alive_within_s
 from diloco_cli.protocol.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.training import is_over
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 
 SPREAD = 0.5  # of the patience: two standbys rarely lose it at once
@@ -89,10 +90,10 @@ class Standby:
         usual_s = takeover_s(self.run)
         silence = Silence(min(POLL_S, usual_s / 5))
         state: RunState = yield from read_log(self.run)
-        stopped_at = state.n if state.phase == "STOPPED" else None
+        began_at = state.n
         unserved = yield from self._is_unserved(state)
         dead = yield from self._predecessor_served(state)
-        while state.phase != "FINISHED" and not (state.phase == "STOPPED" and state.n != stopped_at):
+        while not is_over(state, began_at):
             beat: bytes | None = yield Get(beat_key(SYNCER), LARGEST_BEAT_BYTES)
             now_s: float = yield Now()
             unserved = not silence.look(state.n, beat, now_s) and unserved

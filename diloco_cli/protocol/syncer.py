@@ -347,7 +347,7 @@ class Syncer:
     # -- ending, and being seen ---------------------------------------------------------------------------------
 
     def _finish(self) -> Steps[None]:
-        """The last evaluation, then the `finish` commit with a fate for everything outstanding."""
+        """The last evaluation, then the `finish` commit with a fate for every offer that could be found until then."""
         self.doing = "FINISHING"
         started_s: float = yield Now()
         submitted = False
@@ -361,7 +361,7 @@ class Syncer:
                 break
             submitted = submitted or self.evaluator.submit(self.state.n, self.state.outputs, True)
             yield Sleep(POLL_BOUNDS_S[0])
-        yield from self.inbox.poll(self.state, now_s)
+        yield from self.inbox.empty(self.state, now_s)
         yield from self._refuse_all()
         tokens = self.state.tokens(self.run.layout)
         yield from self._commit(

@@ -278,7 +278,7 @@ class Replayer:
     def _expect_signed(self, signer: str, key: str, data: bytes) -> None:
         """As far as this process holds keys: a learner cannot tell whether another one's offer is genuine."""
         if self.run.keyring.holds(signer):
-            self._expect(self.run.keyring.is_genuine(signer, key, data), f"{key}: not signed as {signer}")
+            self._expect(self.run.keyring.is_genuine(signer, key, data), f"{key} {self.run.keyring.wrong}")
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:

@@ -21,6 +21,7 @@ from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import Commit, Event, Offer, Output, RunFormat, Timings
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.tape import Tape, Track
+from diloco_cli.protocol.training import merge_is_due, waited_for
 from diloco_cli.tapes.pacing import Pacing, StepClock
 from diloco_cli.tapes.virtual_syncer import VirtualSyncer
 
@@ -75,11 +76,9 @@ class VirtualLearner:
 
     def must_wait(self) -> bool:
         """`at_tau`: adopts every merge whose time has come; True while one of them is not there yet."""
-        overlap = self.run.settings.sync.overlap
-        while self.awaited and overlap != "auto" and self.awaited[0].slot + 1 + overlap <= self.progress.next_slot:
+        while self.awaited and merge_is_due(self.run.settings.sync, self.awaited[0], self.progress.next_slot):
             draft = self.awaited[0]
-            output = self.arrived.get(draft.fragment)
-            if output is None or output.slot < draft.slot:
+            if waited_for(draft, self.arrived.get(draft.fragment), self.progress.base_floor) == "to come":
                 return True
             self.hear()
             self._adopt(self.arrived.pop(draft.fragment))

@@ -48,11 +48,11 @@ def test_an_offer_that_was_changed_where_the_log_does_not_look_is_found_by_its_s
 ) -> None:
     run, bucket = finished
     forged = damaged(bucket, OFFER_AT, b'"nonce":"', b'"nonce":"f')
-    assert Replayer(forged, run).replay().mismatches == [f"{OFFER_AT}: not signed as learner/l0"]
+    assert Replayer(forged, run).replay().mismatches == [f"{OFFER_AT} is not signed by who must sign it"]
     assert Replayer(forged, replace(run, keyring=KEYLESS)).replay().ok, "only the signature tells"
 
 
 def test_a_commit_without_its_signature_is_found(finished: tuple[RunFormat, Store]) -> None:
     run, bucket = finished
     forged = damaged(bucket, COMMIT_AT, b',"signature":"log:', b',"signed":"log:')
-    assert f"{COMMIT_AT}: not signed as log" in Replayer(forged, run).replay().mismatches
+    assert f"{COMMIT_AT} is not signed by who must sign it" in Replayer(forged, run).replay().mismatches

@@ -1,0 +1,49 @@
+"""What a training loop decides between its steps, beside its books (progress.py). Pure.
+
+is_over          the run has ended, for this process
+awaits_last      a leaver stays for the fates of its last offers
+merge_is_due     `at_tau`: the merge of an own offer is to be adopted before the next step
+waited_for       ... and whether it is, is still to come, or never comes
+save_is_due      the inner optimizer's moments go to the store
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.protocol.progress import Draft
+from diloco_cli.protocol.records import Output
+from diloco_cli.protocol.state import RunState
+
+
+def is_over(state: RunState, joined_at: int) -> bool:
+    """Whether the run has ended for a process that began at this commit. A stop that was in the log before does not
+    concern it: the run is being resumed."""
+    return state.phase == "FINISHED" or (state.phase == "STOPPED" and state.n > joined_at)
+
+
+def awaits_last(awaits_fates: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:
+    """Whether a learner that leaves stays: while an own offer has no fate yet, there is time, and the run goes on. It
+    only hears; what it would adopt now, nobody trains on."""
+    return awaits_fates and may_drain and not is_over(state, joined_at)
+
+
+def merge_is_due(sync: SyncSettings, draft: Draft, next_slot: int) -> bool:
+    """Whether a learner at `next_slot` has to adopt the merge of this offer before it goes on: exactly tau slots after
+    the offer's own. Only `at_tau`; on arrival, nothing is ever waited for."""
+    return sync.adoption == "at_tau" and sync.overlap != "auto" and draft.slot + 1 + sync.overlap <= next_slot
+
+
+def waited_for(draft: Draft, arrived: Output | None, base_floor: int) -> Literal["here", "to come", "never"]:
+    """The merge of this offer, or a later one of its fragment; `arrived`: the fragment's newest version that is here.
+    Never after a rollback behind the offer's base: nobody merges that offer."""
+    if draft.base.version < base_floor:
+        return "never"
+    return "here" if arrived is not None and arrived.slot >= draft.slot else "to come"
+
+
+def save_is_due(steps: int, local_steps: int, every_rounds: int, saved_at: int) -> bool:
+    """Once every so many rounds of `local_steps` own steps each (0: never); `saved_at`: the steps at the last save."""
+    every = every_rounds * local_steps
+    return every > 0 and steps // every > saved_at // every
