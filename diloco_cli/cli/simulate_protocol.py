@@ -34,6 +34,7 @@ def protocol(
     ),
     jobs: int = typer.Option(1, "--jobs", min=1, max=MOST_JOBS, help="Processes that share the work."),
     sweep: bool = typer.Option(False, "--sweep", help="Crash everybody at every operation, before and after it."),
+    at: str = typer.Option(None, "--at", help="With --sweep: this crash alone, as in l0.1:3:after."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Histories of crashes, lost answers and zombies, each checked after every step. Exit 11 if an invariant breaks.
@@ -43,14 +44,17 @@ def protocol(
     which seed to go on.
     """
     from diloco_cli.clock import monotonic_s
-    from diloco_cli.errors import DataCheckError
-    from diloco_cli.simulate.histories.campaign import campaign, work_of
+    from diloco_cli.errors import DataCheckError, UsageError
+    from diloco_cli.simulate.histories.campaign import campaign, point_at, work_of
 
+    if at is not None and (not sweep or histories is not None):
+        raise UsageError("--at is one crash of a sweep: it goes with --sweep, and without --histories")
+    only = None if at is None else point_at(at)
     wanted = histories or (DEFAULT_SWEEPS if sweep else DEFAULT_HISTORIES)
     started_s = monotonic_s()
     progress = _Progress(seed, 0 if sweep else wanted, lambda: monotonic_s() - started_s)
     usual = signal.signal(signal.SIGTERM, signal.default_int_handler)  # who ends it wants to know how far it is
-    totals = campaign(work_of(seed, wanted, sweep), jobs, progress.show)
+    totals = campaign(work_of(seed, wanted, sweep, _tell_at_once, only), jobs, progress.show)
     signal.signal(signal.SIGTERM, usual)
     progress.clear()
     data = _data(seed, totals, monotonic_s() - started_s)
@@ -69,6 +73,17 @@ def protocol(
         raise error
     if totals.interrupted:
         raise typer.Exit(INTERRUPTED_STATUS)
+
+
+def _tell_at_once(line: str) -> None:
+    """From whichever process it is found in."""
+    _clear_line(sys.stderr.isatty())
+    talk(line)
+
+
+def _clear_line(terminal: bool) -> None:
+    if terminal:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 class _Progress:
@@ -106,8 +121,7 @@ class _Progress:
         return ", ".join(words)
 
     def clear(self) -> None:
-        if self._terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        _clear_line(self._terminal)
 
 
 def _count(number: int, unit: str) -> str:

@@ -41,7 +41,8 @@ OF_READ_BACK = frozenset({Fault.TORN_WRITE})  # of objects that their writer rea
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault, and for how long it delays an effect or an answer (where that means something)."""
+    """A fault, and for how long it delays an effect or an answer (where that means something). Of a flipped bit the
+    seconds are no time: they say where it is, as a share of the bytes."""
 
     kind: Fault
     seconds: float = 0.0
@@ -70,4 +71,6 @@ def damaged(answer: Any, fault: Injected) -> Any:
         return answer
     if fault.kind is Fault.TORN:
         return answer[: len(answer) // 2]
-    return answer[:-1] + bytes([answer[-1] ^ 1])
+    place = min(len(answer) - 1, int(fault.seconds * len(answer)))
+    flipped = answer[place] ^ 1 << place % 7  # the lower bits: text stays text, digits often digits
+    return answer[:place] + bytes([flipped]) + answer[place + 1 :]

@@ -125,7 +125,7 @@ def test_on_a_terminal_one_line_says_how_far_it_is(monkeypatch: pytest.MonkeyPat
 def test_a_violation_is_told_as_soon_as_it_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(campaign, "swarm", lambda seeds: found())
+    monkeypatch.setattr(campaign, "swarm", lambda seeds, tell: found())
     assert called(monkeypatch, "--histories", "100") == 11
     out, err = capsys.readouterr()
     assert err.count("seed 7: invariant 2: merged twice") == 5 and "go on with" not in err

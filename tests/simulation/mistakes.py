@@ -10,8 +10,6 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol import log
-from diloco_cli.protocol.collection import Collector, Sweep
-from diloco_cli.protocol.housekeeping import Housekeeper
 from diloco_cli.protocol.inbox import Inbox, Mailbox
 from diloco_cli.protocol.joining import Joined
 from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, read_version_key, state_key
@@ -19,13 +17,13 @@ from diloco_cli.protocol.loading import make_resident
 from diloco_cli.protocol.mirrors import Mirror
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Create, Delete, Get, List, Now, Put, Sleep, Steps
-from diloco_cli.protocol.past import state_after
 from diloco_cli.protocol.ports import Merged
 from diloco_cli.protocol.records import CommitKind, Offer, Output
 from diloco_cli.protocol.standby import Standby
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, encode
+from diloco_cli.signing import LOG, Checksummed, learner_signer
 from diloco_cli.simulate.faulty_calls import Fault
 from diloco_cli.simulate.histories.client import Client
 from diloco_cli.simulate.histories.integers import Delta, IntegerArithmetic
@@ -33,6 +31,13 @@ from diloco_cli.simulate.histories.learner import Learner, Upload
 from diloco_cli.simulate.histories.options import Options
 from diloco_cli.simulate.histories.outcome import Actors
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
+from tests.simulation.mistaken_collectors import (
+    FloorAtTheHead,
+    FloorAtTheNewestSnapshot,
+    NoFloor,
+    NoGrace,
+    NoMoments,
+)
 
 FOR_EVER = 1 << 60
 
@@ -66,7 +71,8 @@ class TakesOwnForLost(Client):
         holder: bytes | None = yield Get(operation.key, holder_bytes(operation.data))
         if holder is None:
             raise doubt
-        return Exists(holder + b" ")
+        body, end, _ = holder.partition(b',"sum":')
+        return Exists(Checksummed("id").seal(LOG, operation.key, body + b" }") if end else holder + b" ")
 
 
 class TakesDoubtForSuccess(Client):
@@ -173,8 +179,9 @@ class NoIncarnations(Learner):
             if isinstance(job, Upload):
                 offer, payload = self._offer(job)
                 yield Create(delta_key(*offer.id, offer.payload_digest), payload)
-                yield Create(offer_key(*offer.id), encode(offer))
-                self.seen.published(offer.id, encode(offer))
+                sealed = self.run.keyring.seal(learner_signer(self.name), offer_key(*offer.id), encode(offer))
+                yield Create(offer_key(*offer.id), sealed)
+                self.seen.published(offer.id, sealed)
 
 
 # -- books --------------------------------------------------------------------------------------------------------
@@ -257,42 +264,30 @@ class NoReadBack(Syncer):
         return output
 
 
-# -- garbage, and who serves --------------------------------------------------------------------------------------
+class NoLastFates(Syncer):
+    """Ends the run without a word on what is outstanding."""
+
+    def _finish(self) -> Steps[None]:
+        self.inbox.refuse_all = lambda reason: None  # type: ignore[method-assign]
+        yield from super()._finish()
 
 
-class HastyCollector(Collector):
-    """Deletes behind the head as it knows it, with no floor in the log."""
+class Mute(Inbox):
+    """Refuses, and tells nobody."""
 
-    def is_done(self, state: RunState) -> bool:
-        return state.n < 4
-
-    def look(self, state: RunState, now_s: float) -> None:
-        if self.sweep is None or self.sweep.is_done:
-            self.floor, self.sweep = state.n, None
+    def refuse(self, offer: Offer, reason: str) -> None:
+        pass
 
 
-class EveryMoment(Sweep):
-    """Finds that no saved moments are needed."""
-
-    def _older_moments(self, keys: list[str]) -> list[str]:
-        return keys
-
-
-class ForgetfulCollector(Collector):
-    """Deletes behind the floor, and learners' saved states with it, the newest included."""
-
-    def work(self, state: RunState, now_s: float, budget_s: float) -> Steps[bool]:
-        if self.sweep is None and now_s >= self.starts_s and not self.is_done(state):
-            self.sweep = EveryMoment((yield from state_after(self.run, self.floor)))
-        return (yield from super().work(state, now_s, budget_s))
-
-
-class NoMoments(Syncer):
-    """Leaves a restart no moments."""
+class NoRefusals(Syncer):
+    """Only what is merged gets its fate."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.housekeeper.collector = ForgetfulCollector(self.run)
+        self.inbox = Mute(self.run, withheld=self.inbox.withheld)
+
+
+# -- mirrors, and who serves --------------------------------------------------------------------------------------
 
 
 class GapInTheMirror(Mirror):
@@ -303,15 +298,6 @@ class GapInTheMirror(Mirror):
             return (yield from super()._mirror_next())
         self.state = log.fold(self.run, self.state, (yield from self._of_home(commit_key(4))))
         return None
-
-
-class NoFloor(Syncer):
-    """Collects garbage with nothing committed about it."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.housekeeper: Housekeeper = Housekeeper(self.run)
-        self.housekeeper.collector = HastyCollector(self.run)
 
 
 @dataclass
@@ -347,6 +333,10 @@ def _disturbed_by(*kinds: str) -> Callable[[Options], bool]:
     return lambda options: any(kind in options.disturbances for kind in kinds)
 
 
+def _collects(options: Options) -> bool:
+    return options.kept_rounds == 1 or "collect" in options.disturbances
+
+
 _KILLS = _disturbed_by("kill", "kill_all", "zombie")
 MISTAKES: dict[str, Mistake] = {
     "commit by overwrite": Mistake(Actors(client=Overwriting), frozenset("1")),
@@ -377,4 +367,9 @@ MISTAKES: dict[str, Mistake] = {
     "moments not kept": Mistake(
         Actors(syncer=NoMoments), frozenset("9"), lambda options: options.saves_every_rounds > 0
     ),
+    "no grace": Mistake(Actors(syncer=NoGrace), frozenset("9"), _collects),
+    "floor at the newest snapshot": Mistake(Actors(syncer=FloorAtTheNewestSnapshot), frozenset("9"), _collects),
+    "floor at the head": Mistake(Actors(syncer=FloorAtTheHead), frozenset("9"), _collects),
+    "no fates at the end": Mistake(Actors(syncer=NoLastFates), frozenset("4")),
+    "refusals not told": Mistake(Actors(syncer=NoRefusals), frozenset({"4", "liveness"})),
 }

@@ -18,6 +18,7 @@ from diloco_cli.protocol.records import CommitKind
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.simulate.faulty_calls import Fault, Injected
 from diloco_cli.simulate.histories.campaign import (
+    AGAIN_EVERY,
     Totals,
     campaign,
     lived,
@@ -152,7 +153,8 @@ def test_other_wall_clocks_change_the_times_in_the_log_and_nothing_else() -> Non
     options = drawn_options(7)
     one, other = History(7, options).live(), History(7, options, walls=1).live()
     assert one.log != other.log and len(one.log) == len(other.log)
-    assert not swarm(range(20, 21)).violations, "each 20th seed compares them"
+    compared = 2 * AGAIN_EVERY
+    assert not swarm(range(compared, compared + 1)).violations, "each so many-th seed compares them"
 
 
 # -- what is broken is told --------------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ def test_a_violations_story_is_short_and_names_the_command() -> None:
         outcome = History(seed, options, actors=Actors(arithmetic=Gullible)).live()
         if outcome.violation is not None and len(outcome.faulty) > 6:
             break
-    totals = swarm(range(seed, seed + 1), Actors(arithmetic=Gullible))
+    totals = swarm(range(seed, seed + 1), actors=Actors(arithmetic=Gullible))
     (violation,) = totals.violations
     assert (violation.seed, violation.invariant) == (seed, "8")
     assert violation.command == f"diloco simulate protocol --seed {seed} --histories 1"
@@ -188,7 +190,7 @@ class Crashing(Syncer):
 
 def test_a_campaign_ends_when_it_has_found_enough() -> None:
     def found() -> Totals:
-        totals = swarm(range(1, 2), Actors(syncer=Crashing))
+        totals = swarm(range(1, 2), actors=Actors(syncer=Crashing))
         assert len(totals.violations) == 1
         return totals
 

@@ -137,7 +137,7 @@ class Crashing(Syncer):
         (Actors(learner=Ravaging), "11", "deleted cast/0000/"),
         (Actors(syncer=Mumbling), "liveness", "has no fate"),
         (Actors(syncer=Idle), "liveness", "gives no reason"),
-        (Actors(learner=Lazy), "liveness", "no commit for"),
+        (Actors(learner=Lazy), "liveness", "no merge for"),
         (Actors(learner=Hasty), "liveness", "spins"),
         (Actors(learner=Staying), "liveness", "do not leave"),
         (Actors(syncer=Crashing), "exit", "KeyError"),
@@ -155,6 +155,8 @@ def test_it_can_fail(actors: Actors, invariant: str, says: str) -> None:
         if actors.learner is Staying and {"stop", "stand_in"} & set(options.disturbances):
             continue  # it does not leave a run that was stopped, and is not there when that goes on
         violation = lived(seed, options, actors).violation
+        if actors.syncer is Mumbling and violation is not None and violation.invariant == "4":
+            continue  # the run was over before the others' merges were enough
         if violation is not None:
             assert (violation.invariant, says in violation.text) == (invariant, True), violation
             return

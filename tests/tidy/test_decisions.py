@@ -25,6 +25,10 @@ DECISIONS = {
     "rollback": ("return_to", "published_anew"),
     "collection": ("is_garbage", "next_floor"),
     "standby": ("patience_s", "takeover_s"),
+    "training": ("is_over", "awaits_last", "merge_is_due", "waited_for", "save_is_due"),
+    "polling": (
+        "next_request_s", "expected_slot_s", "watch_every_s", "fence_check_every_s", "requests_every_s",
+    ),
     "joining": ("fetch_cast", "newer_incarnation"),
     "log": ("claim_number", "fence", "read_log"),
 }  # fmt: skip
@@ -34,9 +38,17 @@ MAY_WEIGH = {
     "syncer/bookkeeping.py": "checks what was decided, by books of its own",
     "simulate/histories/replayer.py": "likewise",
     "simulate/histories/monitor.py": "likewise",
-    "simulate/histories/history.py": "bounds how long a history may take",
+    "simulate/histories/demands.py": "bounds how long a history may take without a merge",
     "simulate/slots.py": "works out when to ask decide_slot again; test_slots.py asks it at every moment",
     "tapes/virtual_syncer.py": "likewise: the next moment at which anything could change",
+}
+MAY_ASK_THE_PHASE = {
+    "observe/status.py": "shows it",
+    "cli/operator_request.py": "tells people what the log has made of their request",
+    "cli/resume.py": "refuses what is over to whoever asks for more of it",
+    "cli/stop.py": "likewise; it stopped the run itself",
+    "simulate/fleet.py": "turns off the virtual clock",
+    "simulate/what_if.py": "says whether the simulated run has ended",
 }
 OTHERS = {("refusal", "chaos/rails.py")}  # of a fault, not of an offer
 HOMES = {name: f"diloco_cli.protocol.{module}" for module, names in DECISIONS.items() for name in names}
@@ -73,10 +85,16 @@ def test_whoever_needs_a_decision_calls_the_products_own(part: str) -> None:
 def test_what_the_simulations_call_is_the_same_object() -> None:
     called = {
         "diloco_cli.simulate.slots": ("decide_slot", "grace_window"),
-        "diloco_cli.simulate.island": ("mixing_of",),
-        "diloco_cli.simulate.histories.learner": ("follow", "newer_incarnation"),
+        "diloco_cli.simulate.island": ("mixing_of", "is_over", "merge_is_due", "waited_for", "save_is_due"),
+        "diloco_cli.simulate.histories.learner": (
+            "follow", "newer_incarnation", "is_over", "awaits_last", "save_is_due", "next_request_s",
+            "fence_check_every_s",
+        ),
+        "diloco_cli.learner.loop": ("is_over", "awaits_last", "merge_is_due", "waited_for", "save_is_due"),
+        "diloco_cli.learner.exchange": ("is_over", "next_request_s", "fence_check_every_s"),
+        "diloco_cli.tapes.fleet": ("merge_is_due", "waited_for"),
         "diloco_cli.syncer.bookkeeping": ("token_weight", "fragment_of_slot"),
-    }
+    }  # fmt: skip
     for module, names in called.items():
         for name in names:
             found = getattr(importlib.import_module(module), name)
@@ -104,3 +122,21 @@ def test_nobody_weighs_the_protocols_settings_by_himself() -> None:
         if isinstance(side, ast.Attribute) and side.attr in POLICY
     ]
     assert own == []
+
+
+def test_nobody_tells_from_the_phase_by_himself_whether_the_run_goes_on() -> None:
+    """What follows from FINISHED, and from a stop, depends on when somebody began: `is_over` says it."""
+    asks = {
+        path
+        for path, tree in TREES.items()
+        if not path.startswith("protocol/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and _compares_a_phase([node.left, *node.comparators])
+    }
+    assert asks == set(MAY_ASK_THE_PHASE)
+
+
+def _compares_a_phase(sides: list[ast.expr]) -> bool:
+    names = {side.attr if isinstance(side, ast.Attribute) else getattr(side, "id", "") for side in sides}
+    literals = [node for side in sides for node in ast.walk(side) if isinstance(node, ast.Constant)]
+    return "phase" in names and any(isinstance(literal.value, str) for literal in literals)

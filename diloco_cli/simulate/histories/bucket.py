@@ -11,13 +11,14 @@ from diloco_cli.store.port import Created, Exists, ObjectStat, beginning
 class Bucket:
     """Objects by key. Implements store.port.Store, but for two things: `Exists` carries no bytes, and one's own bytes
     count as taken, too. Clients settle that (`client.py`). Strongly consistent, but a listing does not show a key
-    before `listed_from_s`."""
+    before `listed_from_s`, and shows one that is gone up to `listed_until_s`."""
 
     url = "memory://histories"
 
     def __init__(self, now_s: Callable[[], float] = lambda: 0.0) -> None:
         self.objects: dict[str, bytes] = {}
         self.listed_from_s: dict[str, float] = {}
+        self.listed_until_s: dict[str, float] = {}
         self._now_s = now_s
 
     def create(self, key: str, data: bytes) -> Created | Exists:
@@ -38,7 +39,11 @@ class Bucket:
         check_prefix(prefix)
         now_s, hidden = self._now_s(), self.listed_from_s
         found = (key for key in self.objects if key.startswith(prefix) and key > after)
-        return sorted(key for key in found if hidden.get(key, now_s) <= now_s)[:limit]
+        shown = {key for key in found if hidden.get(key, now_s) <= now_s}
+        for key, until_s in self.listed_until_s.items():
+            if until_s > now_s and key.startswith(prefix) and key > after:
+                shown.add(key)
+        return sorted(shown)[:limit]
 
     def put(self, key: str, data: bytes) -> None:
         self.objects[check_key(key)] = data

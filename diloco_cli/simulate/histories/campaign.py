@@ -7,12 +7,13 @@ import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import active_children, get_context, parent_process
 from typing import Any
 
+from diloco_cli.errors import UsageError
 from diloco_cli.simulate.faulty_calls import Fault, Injected
 from diloco_cli.simulate.histories.folds import no_garbage_collection
 from diloco_cli.simulate.histories.history import History
@@ -20,7 +21,7 @@ from diloco_cli.simulate.histories.options import DisturbanceKind, Options, draw
 from diloco_cli.simulate.histories.outcome import Actors, Outcome
 from diloco_cli.simulate.histories.replayer import ViolationError
 from diloco_cli.simulate.histories.script import CallFault, Disturbance, Script
-from diloco_cli.simulate.histories.shrinking import Violation, violation_of
+from diloco_cli.simulate.histories.shrinking import Live, Violation, violation_of
 
 CHUNK = 10
 AHEAD = 4  # pieces of each process
@@ -29,8 +30,8 @@ MOST_VIOLATIONS = 5  # then a campaign ends: there is work to do
 SWEEP_LEARNERS, SWEEP_MERGES = 2, 10
 SWEPT_REQUESTS: tuple[DisturbanceKind, ...] = ("join", "rollback", "collect", "lift")
 SWEEP_TAKEOVER_S = 0.5  # so that the standby serves where the syncer dies
-SWEPT = (Fault.CRASH, Fault.CRASH_AFTER)
-OF_WALLS = ("time", "previous")
+SWEPT = {"before": Fault.CRASH, "after": Fault.CRASH_AFTER}
+OF_WALLS = ("time", "previous", "sum", "signature")
 
 
 @dataclass
@@ -79,8 +80,15 @@ class Totals:
         self.lengths += other.lengths
 
 
-def swarm(seeds: range, actors: Actors = Actors()) -> Totals:
-    """One history a seed."""
+Tell = Callable[[str], None]
+
+
+def _silently(line: str) -> None:
+    return
+
+
+def swarm(seeds: range, tell: Tell = _silently, actors: Actors = Actors()) -> Totals:
+    """One history a seed. `tell` hears at once of what is found: its story takes a while."""
     totals = Totals()
     for seed in seeds:
         options = drawn_options(seed)
@@ -89,17 +97,29 @@ def swarm(seeds: range, actors: Actors = Actors()) -> Totals:
         totals.next_seed = seed + 1
         if outcome.violation is not None:
             command = f"diloco simulate protocol --seed {seed} --histories 1"
-            totals.violations.append(violation_of(seed, options, outcome, command, actors))
+            live = _life_of(seed, options, actors)
+            totals.violations.append(_told_of(seed, options, outcome, command, live, tell))
             if len(totals.violations) >= MOST_VIOLATIONS:
                 break
     return totals
 
 
-def lived(seed: int, options: Options, actors: Actors = Actors(), other_walls: bool = False) -> Outcome:
+def _life_of(seed: int, options: Options, actors: Actors) -> Live:
+    return lambda script: lived(seed, options, actors, script=script)
+
+
+def _told_of(seed: int, options: Options, outcome: Outcome, command: str, live: Live, tell: Tell) -> Violation:
+    tell(f"seed {seed}: {outcome.violation}; looking for a shorter story of it")
+    return violation_of(seed, options, outcome, command, live)
+
+
+def lived(
+    seed: int, options: Options, actors: Actors = Actors(), other_walls: bool = False, script: Script | None = None
+) -> Outcome:
     """One history; where its turn is, or `other_walls` says so, a second time (see `_again`)."""
-    outcome = _lived_once(seed, options, actors=actors)
+    outcome = _lived_once(seed, options, script, actors)
     if outcome.violation is None and (other_walls or seed % AGAIN_EVERY == 0):
-        outcome.violation = _again(seed, options, outcome, actors)
+        return _again(seed, options, outcome, script, actors)
     return outcome
 
 
@@ -116,12 +136,16 @@ def _lived_once(
         return History(seed, options, script, actors, walls, remembers).live()
 
 
-def _again(seed: int, options: Options, outcome: Outcome, actors: Actors) -> ViolationError | None:
+def _again(seed: int, options: Options, outcome: Outcome, script: Script | None, actors: Actors) -> Outcome:
     """12: with every process's wall clock shifted, the log says the same, but for the times that it notes. Nor does it
-    matter whether the product's code is called each time anew, or what it said is remembered."""
-    other = _lived_once(seed, options, actors=actors, walls=1, remembers=False)
-    same = [_without_times(data) for data in other.log] == [_without_times(data) for data in outcome.log]
-    return None if same else ViolationError("12", "the log is another one where wall clocks show another time")
+    matter whether the product's code is called each time anew, or what it said is remembered. What that second life
+    breaks by itself is the outcome."""
+    other = _lived_once(seed, options, script, actors, walls=1, remembers=False)
+    if other.violation is not None:
+        return other
+    if [_without_times(data) for data in other.log] != [_without_times(data) for data in outcome.log]:
+        outcome.violation = ViolationError("12", "the log is another one where wall clocks show another time")
+    return outcome
 
 
 def _without_times(data: bytes) -> dict[str, Any]:
@@ -133,9 +157,9 @@ def swept_options(seed: int) -> Options:
     options = drawn_options(seed).without_faults()
     learners = min(SWEEP_LEARNERS, options.learners)
     return replace(
-        options, learners=learners, quorum=min(options.quorum, learners), syncers=1, standbys=1, merges=SWEEP_MERGES,
-        fragments=min(2, options.fragments), latency_s=0.001, faulty_share=2.0, takeover_s=SWEEP_TAKEOVER_S,
-        snapshot_every=3, kept_rounds=1, saves_every_rounds=1,
+        options, learners=learners, quorum=min(options.quorum, learners), apart=min(options.apart, learners),
+        syncers=1, standbys=1, merges=SWEEP_MERGES, fragments=min(2, options.fragments), latency_s=0.001,
+        faulty_share=2.0, takeover_s=SWEEP_TAKEOVER_S, snapshot_every=3, kept_rounds=1, saves_every_rounds=1,
     )  # fmt: skip
 
 
@@ -147,46 +171,79 @@ def swept_script(options: Options, *crashes: CallFault) -> Script:
 
 
 def sweep_points(seed: int, actors: Actors = Actors()) -> list[CallFault]:
-    """A crash of every process at each of its operations, before and after the effect."""
+    """A crash of every process at each of its operations, before and after the effect; none where the history breaks
+    an invariant without any."""
     options = swept_options(seed)
     outcome = _lived_once(seed, options, swept_script(options), actors)
     if outcome.violation is not None:
-        raise outcome.violation
+        return []
     return [
         CallFault(name, number, Injected(kind))
         for name, operations in sorted(outcome.per_actor.items())
         for number in range(operations)
-        for kind in SWEPT
+        for kind in SWEPT.values()
     ]
 
 
-def sweep(seed: int, points: list[CallFault], last: bool = True, actors: Actors = Actors()) -> Totals:
-    """One history a crash. `last`: these are the last ones of the seed."""
-    totals, options = Totals(seed + 1 if last else seed), swept_options(seed)
+def sweep(
+    seed: int, points: Sequence[CallFault | None], last: bool = True, tell: Tell = _silently, actors: Actors = Actors()
+) -> Totals:
+    """One history a crash (None: without any). `last`: these are the last ones of the seed."""
+    totals, options = Totals(seed), swept_options(seed)
     for point in points:
-        outcome = _lived_once(seed, options, swept_script(options, point), actors)
+        crashes = () if point is None else (point,)
+        outcome = _lived_once(seed, options, swept_script(options, *crashes), actors)
         totals.add(outcome)
         if outcome.violation is not None:
-            command = f"diloco simulate protocol --sweep --seed {seed} --histories 1"
-            totals.violations.append(violation_of(seed, options, outcome, command, actors))
+            command = f"diloco simulate protocol --sweep --seed {seed}{_at(point)}"
+            live = _swept_life_of(seed, options, actors)
+            totals.violations.append(_told_of(seed, options, outcome, command, live, tell))
             if len(totals.violations) >= MOST_VIOLATIONS:
                 break
+    if last and totals.histories == len(points):
+        totals.next_seed = seed + 1
     return totals
+
+
+def _at(point: CallFault | None) -> str:
+    """The option that leaves out all other crashes (see `point_at`)."""
+    if point is None:
+        return ""
+    when = next(when for when, kind in SWEPT.items() if kind is point.fault.kind)
+    return f" --at {point.actor}:{point.operation}:{when}"
+
+
+def point_at(text: str) -> CallFault:
+    """`l0.1:3:after`: a crash of l0's first process after its operation number 3. Raises UsageError."""
+    actor, _, rest = text.partition(":")
+    number, _, when = rest.partition(":")
+    if not (actor and number.isdecimal() and when in SWEPT):
+        raise UsageError(f"no operation of a sweep: {text!a}", hint="--at l0.1:3:before")
+    return CallFault(actor, int(number), Injected(SWEPT[when]))
+
+
+def _swept_life_of(seed: int, options: Options, actors: Actors) -> Live:
+    return lambda script: _lived_once(seed, options, script, actors)
 
 
 Work = tuple[Callable[..., Totals], tuple[Any, ...]]
 
 
-def work_of(seed: int, histories: int, sweeps: bool) -> Iterator[Work]:
-    """What is to be done, in pieces of some seconds."""
+def work_of(
+    seed: int, histories: int, sweeps: bool, tell: Tell = _silently, only: CallFault | None = None
+) -> Iterator[Work]:
+    """What is to be done, in pieces of some seconds. `only`: of one seed's sweep this crash alone."""
+    if only is not None:
+        yield sweep, (seed, [only], True, tell)
+        return
     if not sweeps:
         for first in range(seed, seed + histories, CHUNK):
-            yield swarm, (range(first, min(first + CHUNK, seed + histories)),)
+            yield swarm, (range(first, min(first + CHUNK, seed + histories)), tell)
         return
     for each in range(seed, seed + histories):
-        points = sweep_points(each)
+        points: Sequence[CallFault | None] = sweep_points(each) or [None]
         for first in range(0, len(points), CHUNK):
-            yield sweep, (each, points[first : first + CHUNK], first + CHUNK >= len(points))
+            yield sweep, (each, points[first : first + CHUNK], first + CHUNK >= len(points), tell)
 
 
 def campaign(work: Iterator[Work], jobs: int, report: Callable[[Totals], None]) -> Totals:

@@ -4,51 +4,121 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from diloco_cli.errors import FencedError, UsageError
 from diloco_cli.protocol.driver import perform
 from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.protocol.log import read_log
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.monitor import check_folded
 from diloco_cli.simulate.histories.options import POLL_BOUNDS_S
-from diloco_cli.simulate.histories.processes import LARGEST_DRIFT
+from diloco_cli.simulate.histories.processes import LARGEST_DRIFT, Process
+from diloco_cli.simulate.histories.region import TRIES_AGAIN_S
 from diloco_cli.simulate.histories.replayer import LIVENESS, Replayer, ViolationError, expect
 from diloco_cli.store.retry import LONGEST_PAUSE_S
 
 if TYPE_CHECKING:
     from diloco_cli.simulate.histories.history import History
 
-SETTLED_S = 2 * LONGEST_PAUSE_S + 5.0  # without faults: by then every client has tried again
+SETTLES_S = 20.0  # a rival is fenced, somebody comes back and reads the log, a standby takes over
+SAYS_WHY_S = 15.0
+CALLS_OF_EACH = 100  # while a syncer takes in what a learner has offered in the meantime
+IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # longer than all of these nobody is silent who may offer
 POLLS_A_SECOND = 1.5 * (1 + LARGEST_DRIFT) / POLL_BOUNDS_S[0]
+GOOD_ENDS = (0, FencedError.exit_status)
 
 
-def check_reasons(history: History) -> None:
-    """Where nothing was committed for two rounds, whoever serves says why."""
-    rounds_s = 2 * history.options.slot_s * history.options.slowest * history.options.fragments
-    silent = history.world.now_s - history.monitor.last_commit_s > rounds_s + 1.0
-    for process in history.supervisor.processes:
-        serves = process.serves
-        mute = serves is not None and serves.doing == "SERVING" and not serves.reason
-        if silent and mute and not process.ended and history.world.now_s - process.started_s > SETTLED_S:
-            raise ViolationError(LIVENESS, f"{process.name} waits and gives no reason")
+class Healthy:
+    """The phase without faults, from when they cease. `free_s`: from then on nothing holds anybody back that began
+    before; `merged_s`: when the last merge was committed; `takes_in_s`: so long may a syncer be busy with offers."""
 
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.since_s = self.merged_s = history.world.now_s
+        self.since_n = history.monitor.replayer.n
+        self.operations = {process.name: process.operations for process in history.supervisor.processes}
+        for process in history.supervisor.processes:
+            process.free_s = process.held_until_s()
+            process.heard_s, process.heard_merges = self.since_s, history.monitor.replayer.merges
+        self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
+        self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
 
-def check_work(history: History) -> None:
-    """Nobody spins, and whoever was stopped works again."""
-    now_s, commits = history.world.now_s, history.monitor.replayer.n - history.healed_n
-    processes = history.supervisor.processes
-    learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
-    for process in processes:
-        spent_s = min(now_s, process.ended_s) - max(history.healed_s, process.started_s)
-        asks = learners + 2 if process.role == SYNCER else 1
-        each = 30 + 6 * learners
-        bound = POLLS_A_SECOND * max(0.0, spent_s) * asks + each * (commits + 4) + 4 * history.monitor.deletions
-        done = process.operations - history.healed_operations.get(process.name, 0)
-        expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
-        merges = min(history.monitor.replayer.merges, process.ended_merges) - process.started_merges
-        rounds = merges / history.options.fragments
-        idle = process.role in history.roles and process.name not in history.monitor.worked
-        long = spent_s > SETTLED_S and rounds > 4
-        expect(not (idle and long), LIVENESS, f"{process.name} is there for {rounds:.0f} rounds and idle")
+    def committed(self) -> None:
+        """Whoever may offer does so, round after round."""
+        history, now_s = self.history, self.history.world.now_s
+        replayer, slot_s = history.monitor.replayer, history.options.slot_s * history.options.slowest
+        if replayer.kinds[-1] != "merge":
+            return
+        self.merged_s = now_s
+        for process in history.supervisor.processes:
+            if process.ended or process.role not in history.roles:
+                continue
+            if self._excused(process):
+                process.heard_merges = replayer.merges
+            if replayer.merges - process.heard_merges <= 1:
+                process.heard_s = now_s
+            rounds = (replayer.merges - process.heard_merges) / history.options.fragments
+            silent_s = now_s - process.heard_s
+            idle = rounds > IDLE_ROUNDS and silent_s > IDLE_S + IDLE_SLOTS * slot_s
+            text = f"{process.name} is there and offers nothing for {rounds:.0f} rounds and {silent_s:.1f} s"
+            expect(not idle, LIVENESS, text)
+
+    def _excused(self, process: Process) -> bool:
+        """From offering. Those of a region hear what its mirror brings, and are heard when their relay has come."""
+        history, role = self.history, process.role
+        replayer, free_s = history.monitor.replayer, process.free_s
+        if history.region is not None and role in history.region.residents:
+            if process.offered is not None and process.offered not in replayer.fated:
+                return True
+            free_s = self.free_s + LONGEST_PAUSE_S + TRIES_AGAIN_S
+        if history.world.now_s < free_s:
+            return True
+        if not process.incarnation:
+            return role in history.disturber.joiners  # which may wait to be admitted
+        newest = max(other.incarnation for other in history.supervisor.processes if other.role == role)
+        return role in replayer.kept_out or process.incarnation < newest
+
+    def left(self, process: Process, error: BaseException | None) -> None:
+        """5: with nothing wrong nobody ends with an error, but for one whose place is taken, and who would join a run
+        that is over or stopped."""
+        joiner = process.role in self.history.disturber.joiners and process.status == UsageError.exit_status
+        if process.status in GOOD_ENDS or joiner:
+            return
+        excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + LONGEST_PAUSE_S
+        expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
+
+    def check(self) -> None:
+        """The log grows, and with merges: a skip brings nobody forward."""
+        history, options = self.history, self.history.options
+        apart_s = 0.0 if history.region is None else LONGEST_PAUSE_S + TRIES_AGAIN_S
+        waits_s = 2 * options.skip_after_s + 20 * options.slot_s * options.slowest
+        bound_s = SETTLES_S + apart_s + self.takes_in_s + waits_s
+        gap_s = history.world.now_s - max(self.merged_s, self.free_s)
+        expect(gap_s <= bound_s, LIVENESS, f"no merge for {gap_s:.1f} s without faults, more than {bound_s:.1f} s")
+        self._check_reasons()
+
+    def _check_reasons(self) -> None:
+        """Where nothing was committed for two rounds, whoever serves says why."""
+        history, options = self.history, self.history.options
+        rounds_s = 2 * options.slot_s * options.slowest * options.fragments
+        for process in history.supervisor.processes:
+            serves = process.serves
+            mute = serves is not None and serves.doing == "SERVING" and not serves.reason
+            silent_s = history.world.now_s - max(history.monitor.last_commit_s, process.started_s, process.free_s)
+            if mute and not process.ended and silent_s > rounds_s + self.takes_in_s + SAYS_WHY_S:
+                raise ViolationError(LIVENESS, f"{process.name} waits and gives no reason")
+
+    def check_operations(self) -> None:
+        """Nobody spins."""
+        history, processes = self.history, self.history.supervisor.processes
+        commits = history.monitor.replayer.n - self.since_n
+        learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
+        for process in processes:
+            spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
+            asks = learners + 2 if process.role == SYNCER else 1
+            each = 30 + 6 * learners
+            bound = POLLS_A_SECOND * max(0.0, spent_s) * asks + each * (commits + 4) + 4 * history.monitor.deletions
+            done = process.operations - self.operations.get(process.name, 0)
+            expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
 
 
 def check_restart(history: History, replayer: Replayer) -> None:

@@ -18,7 +18,7 @@ from diloco_cli.simulate.faulty_calls import Fault, Injected
 from diloco_cli.simulate.histories.demands import check_restart
 from diloco_cli.simulate.histories.integers import MOST, NOT_FINITE
 from diloco_cli.simulate.histories.monitor import OPERATOR
-from diloco_cli.simulate.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
+from diloco_cli.simulate.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS, as_learner
 from diloco_cli.simulate.histories.processes import Process
 from diloco_cli.simulate.histories.region import JOINS_HERE
 from diloco_cli.simulate.histories.script import Disturbance
@@ -69,20 +69,27 @@ class Disturber:
         process, island = history.supervisor.new_process(role), self.joiners[role]
 
         def steps() -> Steps[RunState]:
-            known = yield from enter(history.run, island, process.nonce(), process.time_text())
+            known = yield from enter(as_learner(history.run, role), island, process.nonce(), process.time_text())
             return (yield from history.supervisor.learner_steps(process, known))
 
         process.start(steps())
         return None
 
+    def _struck(self, disturbance: Disturbance) -> list[Process]:
+        """All of the role, or the one of them that is meant."""
+        living = self.history.supervisor.living(disturbance.target)
+        return [living[(disturbance.which - 1) % len(living)]] if disturbance.which and living else living
+
     def _kill(self, disturbance: Disturbance) -> None:
-        self.crash(disturbance.target)
+        self._end(self._struck(disturbance))
 
     def crash(self, role: str) -> None:
-        supervisor = self.history.supervisor
-        for process in supervisor.living(role):
+        self._end(self.history.supervisor.living(role))
+
+    def _end(self, processes: list[Process]) -> None:
+        for process in processes:
             process.end(None)
-            supervisor.crashed(process)
+            self.history.supervisor.crashed(process)
 
     def _kill_all(self, disturbance: Disturbance) -> None:
         history = self.history
@@ -92,7 +99,7 @@ class Disturber:
             check_restart(history, history.monitor.replayer)
 
     def _pause(self, disturbance: Disturbance) -> None:
-        for process in self.history.supervisor.living(disturbance.target):
+        for process in self._struck(disturbance):
             self.history.supervisor.freeze(process, disturbance.for_s)
 
     def _zombie(self, disturbance: Disturbance) -> None:
@@ -108,15 +115,19 @@ class Disturber:
 
     # -- the store ----------------------------------------------------------------------------------------------
 
-    def away(self, role: str, operation: Operation) -> Injected | None:
-        """What an outage makes of a role's call."""
-        until_s, fault = self._away.get(role, (0.0, Fault.LOST_REQUEST))
+    def away(self, who: str, operation: Operation) -> Injected | None:
+        """What an outage makes of a call by a role, by one process, or to the region."""
+        if who not in self._away:
+            return None
+        until_s, fault = self._away[who]
         if self.history.world.now_s >= until_s or (fault is Fault.FULL and not isinstance(operation, Create)):
             return None
         return Injected(fault)
 
     def _shut_out(self, disturbance: Disturbance, fault: Fault) -> None:
-        self._away[disturbance.target] = (self.history.world.now_s + disturbance.for_s, fault)
+        """From the store: a role, with those that start meanwhile, or a process."""
+        those = [process.name for process in self._struck(disturbance)] if disturbance.which else [disturbance.target]
+        self._away |= dict.fromkeys(those, (self.history.world.now_s + disturbance.for_s, fault))
 
     def _outage(self, disturbance: Disturbance) -> None:
         self._shut_out(disturbance, Fault.LOST_REQUEST)
@@ -132,8 +143,8 @@ class Disturber:
         self._shut_out(disturbance, Fault.FULL)
 
     def _wall_jump(self, disturbance: Disturbance) -> None:
-        for process in self.history.supervisor.living(disturbance.target):
-            process.wall_s -= 1000 * disturbance.for_s
+        for process in self._struck(disturbance):
+            process.wall_s += 1000 * disturbance.for_s
 
     # -- operators, newcomers, leavers --------------------------------------------------------------------------
 
@@ -150,9 +161,11 @@ class Disturber:
         process.start(steps())
 
     def _ask(self, kind: RequestKind, **fields: Any) -> None:
-        self._operate(
-            lambda process, state: ask(state, kind, process.nonce(), process.time_text(), "asked", **fields)
-        )  # fmt: skip
+        self._operate(lambda process, state: self._asked(process, state, kind, **fields))
+
+    def _asked(self, process: Process, state: RunState, kind: RequestKind, **fields: Any) -> Steps[int]:
+        keyring = self.history.run.keyring
+        return ask(state, kind, process.nonce(), process.time_text(), "asked", keyring=keyring, **fields)
 
     def _stop(self, disturbance: Disturbance) -> None:
         """Whoever serves is asked to stop; after a while the run is resumed."""
@@ -163,7 +176,7 @@ class Disturber:
         """The command of an operator who takes the syncer for dead: it stops the run itself."""
 
         def alone(process: Process, state: RunState) -> Steps[Any]:
-            yield from ask(state, "stop", process.nonce(), process.time_text(), "asked")
+            yield from self._asked(process, state, "stop")
             stand_in = StandIn(self.history.run, process.claim(), process.time_text(), process.nonce)
             yield from stand_in.serve()
 

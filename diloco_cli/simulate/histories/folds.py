@@ -3,7 +3,8 @@
 Many simulated processes read one log. What the product's own code made of the same bytes is remembered:
 
     encode   a record is frozen, so it gives the same bytes each time
-    decode   the same bytes as the same kind of record give an equal record; those that were encoded here, the original
+    decode   the same bytes, sealed or not, as the same kind of record, up to the same schema, give an equal record;
+             those that were encoded here, the original
     fold     a pure function of (state, bytes): the second process to fold the same bytes onto the very same state
              object gets the object that the first one got; a state of another origin is folded anew
 
@@ -24,8 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from diloco_cli.protocol import log, wire
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.records import SCHEMA, RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.signing import unsealed
 
 EMPTY = RunState()
 PROTOCOL = "diloco_cli.protocol."
@@ -73,25 +75,32 @@ def _remembered_fold() -> Callable[[RunFormat, RunState, bytes], RunState]:
 def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
     encode, decode = wire.encode, wire.decode
     written: dict[int, tuple[object, bytes]] = {}
-    known: dict[tuple[type[Any], bytes], Any] = {}
+    known: dict[tuple[type[Any], bytes, int | None], Any] = {}
 
     def remembered_encode(record: object) -> bytes:
         if isinstance(record, dict):
             return encode(record)
         found = written.get(id(record))
         if found is None:  # the record is held, so that its id stays its own
-            data = encode(record)
-            found, known[type(record), data] = (record, data), record
-            written[id(record)] = found
+            found = written[id(record)] = (record, encode(record))
+            for schema in _readable_with(record):
+                known[type(record), found[1], schema] = record
         return found[1]
 
     def remembered_decode(kind: type[Any], data: bytes, where: str, schema: int | None = None) -> Any:
-        found = known.get((kind, data))
+        found = known.get((kind, data, schema))
         if found is None:
-            found = known[kind, data] = decode(kind, data, where, schema)
+            body = unsealed(data)  # readers pass over what seals a record
+            found = known.get((kind, body, schema)) or decode(kind, data, where, schema)
+            known[kind, data, schema] = found
         return found
 
     return remembered_encode, remembered_decode
+
+
+def _readable_with(record: object) -> tuple[int | None, ...]:
+    """The schemas that readers ask for, as far as they do not refuse this record as a newer one."""
+    return (None, SCHEMA) if getattr(record, "schema", SCHEMA) <= SCHEMA else (None,)
 
 
 @contextmanager
@@ -109,9 +118,12 @@ def _everywhere(name: str, usual: object, instead: object) -> Iterator[None]:
 
 @contextmanager
 def tuned(**constants: object) -> Iterator[None]:
-    """With these values of the protocol's constants, in every module that knows them."""
+    """With these values of the protocol's constants, in every module that knows them. Raises AttributeError if none
+    knows one of them: what has another name by now would be tuned no more, and nobody would see it."""
     modules = _modules((PROTOCOL,), len(sys.modules))
     known = [(module, name) for module in modules for name in constants if hasattr(module, name)]
+    if unknown := constants.keys() - {name for _, name in known}:
+        raise AttributeError(f"no module of the protocol has the constant {', '.join(sorted(unknown))}")
     before = [(module, name, getattr(module, name)) for module, name in known]
     for module, name in known:
         setattr(module, name, constants[name])

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from diloco_cli.protocol.keys import FORMAT_KEY, SYNCER
 from diloco_cli.protocol.operations import Create, Delete, Get, Operation, Put, There
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.wire import encode
+from diloco_cli.signing import LOG
 from diloco_cli.simulate.faulty_calls import Fault, Injected
 from diloco_cli.simulate.histories.bucket import Bucket
-from diloco_cli.simulate.histories.demands import check_reasons, check_restart, check_work
+from diloco_cli.simulate.histories.demands import Healthy, check_restart
 from diloco_cli.simulate.histories.disturbances import Disturber
 from diloco_cli.simulate.histories.folds import remembered, tuned
 from diloco_cli.simulate.histories.learner import Beliefs
@@ -22,19 +25,20 @@ from diloco_cli.simulate.histories.monitor import Monitor
 from diloco_cli.simulate.histories.options import REGION, Options, run_of
 from diloco_cli.simulate.histories.outcome import Actors, Moment, Outcome
 from diloco_cli.simulate.histories.processes import Process
-from diloco_cli.simulate.histories.region import TRIES_AGAIN_S, Region
+from diloco_cli.simulate.histories.region import Region
 from diloco_cli.simulate.histories.replayer import LIVENESS, Replayer, ViolationError, expect
 from diloco_cli.simulate.histories.script import CallFaults, Script, drawn_disturbances
 from diloco_cli.simulate.histories.stream import Stream
 from diloco_cli.simulate.histories.supervisor import Supervisor
 from diloco_cli.simulate.world import Actor, World
 from diloco_cli.store.port import Created
-from diloco_cli.store.retry import LONGEST_PAUSE_S
 
 LONGEST_FAULTY = 3.0  # times an undisturbed run
 TEND_EVERY_S = 1.0
 LEAVE_S = 90.0
+LAST_LOOK_S, LAST_CALLS = 0.1, 40  # from the last look for offers to the run's end: calls for each learner
 MOST_EVENTS = 400_000
+FRAMES_TOLD = 4
 SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual latency
 
 
@@ -78,7 +82,8 @@ class History:
             store=(bucket := Bucket(lambda: self.world.now_s)), timeout_s=1.0 + 10 * options.latency_s
         )
         self.world.history, self.bucket = self, bucket
-        self.monitor = Monitor(bucket, self.run)
+        last_look_s = LAST_LOOK_S + LAST_CALLS * options.learners * options.latency_s
+        self.monitor = Monitor(bucket, self.run, last_look_s=last_look_s)
         self.beliefs = Beliefs({}, [], self.monitor.on_adoption, self.monitor.on_publication)
         given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
         self.calls = CallFaults(options, given)
@@ -91,10 +96,11 @@ class History:
         self.roles = names
         self.disturber, self.supervisor = Disturber(self), Supervisor(self)
         self.region = Region(self) if self.run.regions else None
+        self.healthy: Healthy | None = None
         self._begin()
 
     def _begin(self) -> None:
-        self.bucket.objects[FORMAT_KEY] = encode(self.run)
+        self.bucket.objects[FORMAT_KEY] = self.run.keyring.seal(LOG, FORMAT_KEY, encode(self.run))
         self.world.on_end = self.supervisor.ended
         self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
         if self.region is not None:
@@ -111,6 +117,8 @@ class History:
                 self._live()
         except ViolationError as violation:
             outcome.violation = violation
+        except Exception as error:  # of the checks, or of the world: a campaign has its seed to tell
+            outcome.violation = self._broken_off(error)
         outcome.commits, outcome.crashes = self.monitor.replayer.n + 1, self.supervisor.crashes
         outcome.operations = sum(actor.operations for actor in self.world.actors)
         outcome.per_actor = Counter({actor.name: actor.operations for actor in self.world.actors if actor.name})
@@ -121,6 +129,11 @@ class History:
         for actor in self.world.actors:
             actor.steps.close()
         return outcome
+
+    def _broken_off(self, error: Exception) -> ViolationError:
+        for frame in extract_tb(error.__traceback__)[-FRAMES_TOLD:]:
+            self.note(f"in {Path(frame.filename).name}, line {frame.lineno}, {frame.name}: {frame.line}")
+        return ViolationError("exit", f"the history itself ended with {type(error).__name__}: {error}")
 
     def _live(self) -> None:
         for _ in range(self.options.syncers):
@@ -177,30 +190,21 @@ class History:
     def _heal(self) -> None:
         self.note("faults cease")
         self.monitor.grown_healthy(self.world.now_s)
-        self.healed_s, self.healed_n = self.world.now_s, self.monitor.replayer.n
-        self.healed_operations = {process.name: process.operations for process in self.supervisor.processes}
         self.disturber.heal()
         for process in self.supervisor.processes:
             process.resume()
-        self._tend()
+        self.healthy = Healthy(self)
+        self._tend(self.healthy)
 
-    def _tend(self) -> None:
+    def _tend(self, healthy: Healthy) -> None:
         """Everybody is there, or comes back; and the log grows."""
         if self._over():
             return
         for role in (SYNCER, *self.roles):
             self.supervisor.revive(role)
         self.disturber.let_in()
-        self.monitor.check_gap(self.world.now_s, self.longest_gap_s)
-        check_reasons(self)
-        self.world.call_at(self.world.now_s + TEND_EVERY_S, self._tend)
-
-    @property
-    def longest_gap_s(self) -> float:
-        """Longest pause of a client that was refused + what the syncer may wait for + ten slots of the slowest."""
-        options = self.options
-        apart_s = 0.0 if self.region is None else 2 * LONGEST_PAUSE_S + TRIES_AGAIN_S
-        return apart_s + 2 * LONGEST_PAUSE_S + 2 * options.skip_after_s + 20 * options.slot_s * options.slowest
+        healthy.check()
+        self.world.call_at(self.world.now_s + TEND_EVERY_S, lambda: self._tend(healthy))
 
     # -- the world's questions ----------------------------------------------------------------------------------
 
@@ -208,7 +212,7 @@ class History:
         if actor.owner is None or self.monitor.healthy:
             return None
         process: Process = actor.owner.process
-        away = self.disturber.away(process.role, operation)
+        away = self.disturber.away(process.role, operation) or self.disturber.away(process.name, operation)
         if away is None and self.region is not None and self.region.holds(actor, operation):
             away = self.disturber.away(REGION, operation)
         if away is not None:
@@ -235,17 +239,28 @@ class History:
                 shown = key if watcher is self.monitor else f"{REGION}/{key}"
                 self.tail.append((self.world.now_s, f"{actor.name} created", shown))
                 if self.options.list_lag_s:
-                    lag_s = self.options.list_lag_s * self.draw.uniform()
-                    self.place_of(actor, operation)[0].listed_from_s[key] = self.world.now_s + lag_s
+                    watcher.bucket.listed_from_s[key] = self._listed_at_s()
                 watcher.created(role, key, data, self.world.now_s)
                 self.changes += 1
-                if key.startswith("offer/"):
-                    self.monitor.worked.add(actor.owner.process.name)
+                self._heard(actor.owner.process, key, watcher)
             case Put(key, _):
                 watcher.put(role, key)
             case Delete(key):
                 self.note(f"{actor.name} deleted {key}")
-                watcher.deleted(role, key, before)
+                if self.options.list_lag_s and before is not None:
+                    watcher.bucket.listed_until_s[key] = self._listed_at_s()
+                watcher.deleted(role, key, before, self.world.now_s)
+
+    def _heard(self, process: Process, key: str, watcher: Monitor | Region) -> None:
+        """What is demanded of a process depends on what it has said by now."""
+        if process.role in self.roles and key.startswith(("offer/", "incarnation/")):
+            process.said(key, self.monitor.replayer.merges)
+        elif self.healthy is not None and watcher is self.monitor and key.startswith("commit/"):
+            self.healthy.committed()
+
+    def _listed_at_s(self) -> float:
+        """When listings show what has happened now."""
+        return self.world.now_s + self.options.list_lag_s * self.draw.uniform()
 
     def note(self, text: str) -> None:
         self.tail.append((self.world.now_s, text, ""))
@@ -265,7 +280,8 @@ class History:
             self.region.check_at_the_end(apart)
         check_fates(self.beliefs.accounts, replayer, self.run.num_fragments)
         check_restart(self, replayer)
-        check_work(self)
+        if self.healthy is not None:
+            self.healthy.check_operations()
 
 
 def _latency(usual_s: float) -> Callable[[Actor, Operation], float]:

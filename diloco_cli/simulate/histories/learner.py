@@ -18,23 +18,24 @@ from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.joining import Joined, follow, join, newer_incarnation, publish
 from diloco_cli.protocol.keys import beat_key, inner_key
 from diloco_cli.protocol.operations import Create, Now, Put, Sleep, Steps
+from diloco_cli.protocol.polling import SHORT_SLOT_S, fence_check_every_s, next_request_s
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import Offer, OfferId, Output, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.training import awaits_last, is_over, save_is_due
 from diloco_cli.protocol.wire import encode
 from diloco_cli.simulate.histories.integers import delta_bytes, gradient, numbers
 from diloco_cli.simulate.histories.ledger import Account
 
 BEAT_EVERY_S = 3.0
-FENCE_CHECK_EVERY_S = 5.0
 PAUSE_S = 0.2
 POLL_BOUNDS_S = (0.05, 0.5)
-POLLS_A_SLOT = 5  # fewer than the product's: most of a history's calls would be in vain
+POLLS_A_SLOT = 5  # of a short one; fewer than the product's: most of a history's calls would be in vain
 
 
 @dataclass
 class Habits:
-    """What sets one learner apart: its step's time, when it leaves (drained, as the training loop does), what it says
+    """What sets one learner apart: its step's time, when it leaves (drained, without haste), what it says
     in place of a delta (None: the truth), and whether its payload is other bytes than its offer names."""
 
     step_s: float = 0.05
@@ -88,26 +89,48 @@ class Learner:
         self.arrived: dict[int, tuple[Output, bytes]] = {}
         self.uploads: deque[Upload | str] = deque()
         self.inner: str | None = None
-        self.rounds_saved = 0
-        self.leaving = self.uploading = False
+        self.saved_at = 0
+        self.missing = self.uploading = False
 
     def train(self) -> Steps[RunState]:
         """Until the run is over, or it has left."""
         yield from self._begin((yield from join(self.run, self.name, self.claim)))
+        if self._over():
+            return self.state
         if self.start_threads is not None:
             self.start_threads([self.follow()])
         while not self._over():
-            if self.start_threads is None:
-                yield from self._follow_once()
-                if self._over():
-                    break
-            self._hear()
-            if self.leaving and not self.progress.awaits_fates():
+            yield from self._look()
+            if self._over():
                 break
+            if self.habits.leaves():
+                yield from self._drain()
+                break
+            self._hear()
             yield from self._work()
-            if self.start_threads is None:
-                yield from self._upload_all()
+            yield from self._publish()
         return self.state
+
+    def _look(self) -> Steps[None]:
+        if self.start_threads is None:
+            yield from self._follow_once()
+
+    def _publish(self) -> Steps[None]:
+        """What is in the queue: here, or by a thread of its own."""
+        if self.start_threads is None:
+            yield from self._upload_all()
+        elif self.uploads and not self.uploading:
+            self.uploading = True
+            self.start_threads([self.upload()])
+
+    def _drain(self) -> Steps[None]:
+        """Leave in order: offer what no offer holds yet, and hear until every offer has its fate. Adopt nothing."""
+        self._send(self.progress.last_offers())
+        yield from self._publish()
+        while awaits_last(self.progress.awaits_fates(), True, self.state, self.joined_n):
+            yield Sleep(PAUSE_S)
+            yield from self._look()
+            self.progress.heard(self.state)
 
     def _begin(self, joined: Joined) -> Steps[None]:
         self.joined_n, self.fetched = joined.state.n, dict.fromkeys(range(self.run.num_fragments), -1)
@@ -115,6 +138,8 @@ class Learner:
         while True:
             news = yield from follow(self.run, self.state, self.fetched)
             self.state = news.state
+            if self._over():
+                return
             casts |= {output.fragment: (output, cast) for output, cast in news.casts}
             self.fetched |= {output.fragment: output.version for output, _ in news.casts}
             if not news.missing:
@@ -135,34 +160,28 @@ class Learner:
         self.progress.begin(self.inner, False)
 
     def _over(self) -> bool:
-        stopped = self.state.phase == "STOPPED" and self.state.n > self.joined_n
-        return self.state.phase == "FINISHED" or stopped
+        return is_over(self.state, self.joined_n)
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
     def _work(self) -> Steps[None]:
         """One step, or a wait; and what is then to be offered."""
-        drafts: list[Draft] = []
-        if self.leaving:
-            yield Sleep(PAUSE_S)
-        elif self.habits.leaves():
-            self.leaving, drafts = True, self.progress.last_offers()
-        elif self.progress.may_step().allowed:
+        if self.progress.may_step().allowed:
             yield Sleep(self.habits.step_s)
             self._step()
             drafts = self.progress.due()
         else:
             drafts = self.progress.due_at_the_bound()
             yield Sleep(PAUSE_S if self.start_threads is not None else self.habits.step_s)
+        self._send(drafts)
+        self._save_now_and_then()
+
+    def _send(self, drafts: list[Draft]) -> None:
         for draft in drafts:
             value = self.values[draft.fragment]
             self.sent[draft.fragment][draft.seq] = value
             self.account.sent(draft.fragment, draft.seq, draft.data_start, draft.data_end)
             self.uploads.append(Upload(draft, self.bases[draft.fragment], value))
-        self._save_now_and_then()
-        if self.uploads and self.start_threads is not None and not self.uploading:
-            self.uploading = True
-            self.start_threads([self.upload()])
 
     def _step(self) -> None:
         moved = gradient(self.name, self.progress.position, self.progress.island.batch_tokens)
@@ -172,13 +191,10 @@ class Learner:
 
     def _save_now_and_then(self) -> None:
         """The moments of an inner optimizer, or rather their name."""
-        if not self.habits.saves_every_rounds:
-            return
-        every = self.habits.saves_every_rounds * self.progress.island.local_steps
-        if self.progress.steps // every > self.rounds_saved:
-            self.rounds_saved = self.progress.steps // every
-            self.progress.saved(self.progress.steps)
-            step = self.progress.steps
+        step, every_rounds = self.progress.steps, self.habits.saves_every_rounds
+        if save_is_due(step, self.progress.island.local_steps, every_rounds, self.saved_at):
+            self.saved_at = step
+            self.progress.saved(step)
             self.uploads.append(inner_key(self.name, self.progress.incarnation, step, digest(b"%d" % step)))
 
     # -- adopting -----------------------------------------------------------------------------------------------
@@ -247,8 +263,8 @@ class Learner:
                 self.inner = job
             else:
                 offer, payload = self._offer(job)
-                yield from publish(offer, payload, self.run.keyring)
-                self.seen.published(offer.id, encode(offer))
+                mine = yield from publish(offer, payload, self.run.keyring)
+                self.seen.published(offer.id, mine)
 
     def _offer(self, job: Upload) -> tuple[Offer, bytes]:
         poison = self.habits.poison()
@@ -262,25 +278,38 @@ class Learner:
     # -- the follower -------------------------------------------------------------------------------------------
 
     def follow(self) -> Steps[None]:
-        next_beat_s = next_fence_s = yield Now()
+        next_beat_s = next_fence_s = next_look_s = yield Now()
+        found_s: float | None = None
         while True:
             now_s: float = yield Now()
             if now_s >= next_beat_s:
                 next_beat_s = now_s + BEAT_EVERY_S
                 yield Put(beat_key(self.name), encode(self._beat()))
             if now_s >= next_fence_s:
-                next_fence_s = now_s + FENCE_CHECK_EVERY_S
+                next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 if (yield from newer_incarnation(self.name, self.progress.incarnation, self.run.keyring)):
                     raise FencedError(f"a newer process has taken the place of {self.name}")
-            if not (yield from self._follow_once()):
-                low, high = self.poll_bounds_s
-                yield Sleep(min(high, max(low, self._slot_s() / POLLS_A_SLOT)))
+            if now_s >= next_look_s:
+                if (yield from self._follow_once()):
+                    found_s = yield Now()
+                    continue
+                now_s = yield Now()
+                next_look_s = self._next_look_s(None if self.missing else found_s, now_s)
+            yield Sleep(max(0.0, min(next_look_s, next_beat_s) - now_s))
+
+    def _next_look_s(self, found_s: float | None, now_s: float) -> float:
+        """As the product does, but where slots are short; what is missing may be there again at any time."""
+        slot_s = self._slot_s()
+        if slot_s >= SHORT_SLOT_S:
+            return next_request_s(found_s, now_s, slot_s)
+        low, high = self.poll_bounds_s
+        return now_s + min(high, max(low, slot_s / POLLS_A_SLOT))
 
     def _follow_once(self) -> Steps[bool]:
         """What is new in the log, and the casts that it brings; False if nothing is."""
         found = yield from follow(self.run, self.state, self.fetched)
         news = found.state.n > self.state.n
-        self.state = found.state
+        self.state, self.missing = found.state, bool(found.missing)
         for output, cast in found.casts:
             self.arrived[output.fragment] = (output, cast)
             self.fetched[output.fragment] = output.version

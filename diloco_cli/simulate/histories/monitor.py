@@ -14,6 +14,7 @@ from diloco_cli.protocol.keys import STANDBY_BEATS, SYNCER
 from diloco_cli.protocol.records import Commit, Output, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.bucket import Bucket
+from diloco_cli.simulate.histories.processes import LARGEST_DRIFT
 from diloco_cli.simulate.histories.replayer import LIVENESS, OfferId, Plain, Replayer, expect
 
 OPERATOR = "operator"
@@ -37,8 +38,27 @@ def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ..
 
 
 @dataclass
+class Floors:
+    """Those that a bucket's log shows, in its order, each with the time at which its commit appeared there."""
+
+    bucket: Bucket
+    grace_s: float
+    shown: list[tuple[int, float]] = field(default_factory=list)
+
+    def show(self, commit: Plain, now_s: float) -> None:
+        if commit["kind"] == "gc_floor":
+            self.shown.append((commit["floor"], now_s))
+
+    def past_grace(self, now_s: float) -> int:
+        """The newest one behind which readers have had their time, by the fastest of all clocks; 0 if there is none."""
+        since_s = now_s - self.grace_s / (1.0 + LARGEST_DRIFT)
+        return next((floor for floor, shown_s in reversed(self.shown) if shown_s <= since_s), 0)
+
+
+@dataclass
 class Monitor:
-    """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more."""
+    """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more, and `_grows`: the log
+    has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end."""
 
     bucket: Bucket
     run: RunFormat
@@ -46,7 +66,8 @@ class Monitor:
     last_commit_s: float = 0.0
     adopted: int = 0
     deletions: int = 0
-    worked: set[str] = field(default_factory=set)
+    last_look_s: float = 0.0
+    _grows: bool = False
     _apart: frozenset[str] = frozenset()
     _apart_bucket: Bucket | None = None
     _prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -54,6 +75,10 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self.replayer = Replayer(self.bucket, self.run)
+        self.floors = self.floors_of(self.bucket)
+
+    def floors_of(self, bucket: Bucket) -> Floors:
+        return Floors(bucket, self.run.settings.retention.grace_s)
 
     def lives_apart(self, learners: set[str], bucket: Bucket) -> None:
         """These publish in a bucket of their region, from where the syncer's process carries it home."""
@@ -75,32 +100,34 @@ class Monitor:
         self.check_place(role, key)
         expect(key.startswith(OVERWRITTEN), "1", f"{role} overwrote {key}")
 
-    def deleted(self, role: str, key: str, data: bytes | None, bucket: Bucket | None = None) -> None:
-        """9 and 11: only behind a committed floor, and nothing that a reader still needs. `bucket`: not at home."""
+    def deleted(self, role: str, key: str, data: bytes | None, now_s: float, apart: Floors | None = None) -> None:
+        """9 and 11: only behind a floor whose readers have had their grace, and nothing that a reader still needs.
+        `apart`: the floors of the bucket that it was in, if not at home."""
         expect(role in (SYNCER, OPERATOR), "11", f"{role} deleted {key}")
         expect(not key.startswith(NEVER_DELETED), "1", f"{role} deleted {key}")
         if data is None:
             return
         self.deletions += 1
-        expect(self.replayer.gc_floor > 0, "9", f"{role} deleted {key} before any floor was committed")
+        floors = apart or self.floors
+        floor = floors.past_grace(now_s)
+        expect(floor > 0, "9", f"{role} deleted {key} before the grace of any floor was over")
         kind, _, rest = key.partition("/")
         if kind in ("state", "cast"):
-            self._check_version(kind, int(rest[:4]), int(rest[5:17]), int(rest[18:28]), key)
+            self._check_version(kind, int(rest[:4]), int(rest[5:17]), int(rest[18:28]), key, floor)
         elif kind == "delta":
             learner, incarnation, name = rest.split("/")
             fated_n = self.replayer.fated_at.get((learner, int(incarnation), int(name[:10])))
             old = int(incarnation) < self.replayer.floors[learner]
-            known = old or (fated_n is not None and fated_n <= self.replayer.gc_floor)
-            expect(known, "9", f"{key} was deleted, which has no fate behind the floor {self.replayer.gc_floor}")
+            known = old or (fated_n is not None and fated_n <= floor)
+            expect(known, "9", f"{key} was deleted, which has no fate behind the floor {floor}")
         elif kind == "inner":
-            enough = _later_moments(key, bucket or self.bucket) >= KEPT_MOMENTS
+            enough = _later_moments(key, floors.bucket) >= KEPT_MOMENTS
             expect(enough, "9", f"{key} was deleted, which a restart may ask for")
         elif kind == "snapshot":
-            expect(int(rest[:12]) < self.replayer.gc_floor, "9", f"{key} was deleted, which the floor needs")
+            expect(int(rest[:12]) < floor, "9", f"{key} was deleted, which the floor {floor} needs")
 
-    def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str) -> None:
+    def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str, floor: int) -> None:
         """As of the floor, the current version is needed, and casts that a delta may still be based on."""
-        floor = self.replayer.gc_floor
         versions = [v.number for v in self.replayer.versions[fragment] if v.number <= floor]
         kept = versions[-(self.run.settings.sync.staleness_rounds + 2) :] if kind == "cast" else versions[-1:]
         if self.replayer.rolled_back_behind(floor):
@@ -112,23 +139,42 @@ class Monitor:
         orphan_of_now = not committed and epoch >= self.replayer.epoch and version > versions[-1]
         expect(not orphan_of_now, "9", f"{key} was deleted, which this epoch's syncer may be about to commit")
 
+    def check_floor(self, floor: int) -> None:
+        """9: a replay can start from it, and from one more snapshot if that one is damaged."""
+        found = [int(key[9:21]) for key in self.bucket.objects if key.startswith("snapshot/")]
+        expect(floor in found, "9", f"the floor {floor} is no snapshot's")
+        expect(max(found) > floor, "9", f"the floor {floor} is the newest snapshot's, and leaves none in reserve")
+
     def check_place(self, role: str, key: str) -> None:
         """11: everybody writes only what is his to write."""
         prefixes = self._prefixes.get(role) or self._prefixes.setdefault(role, prefixes_of(role, self._apart))
         expect(key.startswith(prefixes), "11", f"{role} wrote {key}")
 
     def _committed(self, commit: Plain, now_s: float) -> None:
+        self.floors.show(commit, now_s)
+        if commit["kind"] == "gc_floor":
+            self.check_floor(commit["floor"])
         for item in (*commit["inputs"], *commit["fates"]):
             self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
-        rounds = FATE_ROUNDS * self.run.num_fragments
         if not self.healthy:
             return
+        if commit["kind"] == "finish" and self._grows:
+            self._check_finish(now_s)
+        self._grows = True
+        rounds = FATE_ROUNDS * self.run.num_fragments
         for (learner, incarnation, seq), (merges, since_s) in self._fresh.items():
             within_s = FATE_APART_S if learner in self._apart else FATE_S
             late = self.replayer.merges - merges > rounds + 1 and now_s - since_s > within_s
             current = incarnation >= self.replayer.floors[learner]
             text = f"offer {incarnation}/{seq} of {learner} has no fate after {self.replayer.merges - merges} merges"
             expect(not (late and current), LIVENESS, text)
+
+    def _check_finish(self, now_s: float) -> None:
+        """4: the run's end gives a fate to all that a syncer could find by then: it looks before it ends the run."""
+        for (learner, incarnation, seq), (_, since_s) in self._fresh.items():
+            home = learner not in self._apart and incarnation >= self.replayer.floors[learner]
+            text = f"offer {incarnation}/{seq} of {learner} has no fate, {now_s - since_s:.2f} s before the end"
+            expect(not home or now_s - since_s <= self.last_look_s, "4", text)
 
     # -- beliefs ------------------------------------------------------------------------------------------------
 
@@ -155,10 +201,6 @@ class Monitor:
     def grown_healthy(self, now_s: float) -> None:
         self.healthy, self.last_commit_s = True, now_s
         self._fresh = dict.fromkeys(self._fresh, (self.replayer.merges, now_s))
-
-    def check_gap(self, now_s: float, bound_s: float) -> None:
-        gap_s = now_s - self.last_commit_s
-        expect(gap_s <= bound_s, LIVENESS, f"no commit for {gap_s:.1f} s without faults, more than {bound_s:.1f} s")
 
 
 def _later_moments(key: str, bucket: Bucket) -> int:

@@ -17,7 +17,9 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.log import LONG_WAY, SNAPSHOT_EVERY
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
+from diloco_cli.signing import Checksummed, Secret
 from diloco_cli.simulate.faulty_calls import Fault
 from diloco_cli.simulate.histories.stream import Stream
 
@@ -27,6 +29,7 @@ GRACE_S = 1.0  # of readers, before anything is deleted
 REGION = "apart"  # the one with a bucket of its own, in some histories
 SPARE_SHARDS = 2  # for islands that join
 MOST_LEARNERS = 16
+SECRET = Secret("of histories, " * 3, "a history")
 POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
 
 DisturbanceKind = Literal[
@@ -44,8 +47,9 @@ class Options:
 
     `calls`: faults of single calls that are on; `write_rate`, `read_rate`: their probability at each create or put, and
     at each other call. `apart`: so many of the learners live in a region with a bucket of its own. `list_lag_s`: how
-    long a listing may not show a new key. Faults cease after `faulty_share` of the merges; above 1 they do not, and
-    those of a script may strike until the last process has left.
+    long a listing may not show a new key, or still show one that is gone. Faults cease after `faulty_share` of the
+    merges; above 1 they do not, and those of a script may strike until the last process has left. `signed`: records end
+    with signatures instead of checksums.
     """
 
     learners: int
@@ -77,6 +81,7 @@ class Options:
     read_rate: float
     disturbances: tuple[DisturbanceKind, ...]
     faulty_share: float
+    signed: bool
 
     @property
     def slot_s(self) -> float:
@@ -96,6 +101,7 @@ class Options:
         """Of the protocol's modules, with other values than in the product."""
         return {
             "SNAPSHOT_EVERY": self.snapshot_every,
+            "LONG_WAY": LONG_WAY // SNAPSHOT_EVERY * self.snapshot_every,
             "FEWEST_FAULTS": self.fewest_faults,
             "POLLS_A_SLOT": POLLS_A_SLOT,
             "POLL_BOUNDS_S": POLL_BOUNDS_S,
@@ -104,12 +110,13 @@ class Options:
     def describe(self) -> str:
         calls = ", ".join(fault.name.lower() for fault in self.calls) or "none"
         others = ", ".join(self.disturbances) or "none"
+        signed = "signed, " if self.signed else ""
         apart = f", {self.apart} of them in a region of their own" if self.apart else ""
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
             f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, "
             f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
-            f"faults of calls: {calls}; others: {others}"
+            f"{signed}faults of calls: {calls}; others: {others}"
         )
 
     def without_faults(self) -> Options:
@@ -155,6 +162,7 @@ def drawn_options(seed: int) -> Options:
         read_rate=draw.choice((0.0, 0.001, 0.005)),
         disturbances=tuple(kind for kind in DISTURBANCES if draw.chance(0.25)),
         faulty_share=draw.between(0.4, 0.8),
+        signed=draw.chance(0.1),
     )
 
 
@@ -188,7 +196,20 @@ def run_of(options: Options) -> RunFormat:
     )
     facts = [ParameterFact(f"w{i}", (1,), False) for i in range(options.fragments)]
     layout = balanced_layout(facts, options.fragments)
-    return RunFormat(
+    run = RunFormat(
         "id", "history", "2000-01-01T00:00:00.000Z", settings, islands, layout, "simulated",
         regions=(RegionStore(REGION, "memory://region"),) if options.apart else (), home_url="memory://home",
+        checksums=not options.signed, keyring=Checksummed("id"),
     )  # fmt: skip
+    if not options.signed:
+        return run
+    names = [island.name for island in islands]
+    return replace(run, signing=SECRET.signing(run.run_id, names), keyring=SECRET.keyring(run.run_id))
+
+
+def as_learner(run: RunFormat, name: str) -> RunFormat:
+    """The run as this learner's processes have it: with its own keys and nobody else's."""
+    if run.signing is None:
+        return run
+    secret = Secret(SECRET.for_learner(run.run_id, name), "a history")
+    return replace(run, keyring=secret.keyring(run.run_id))

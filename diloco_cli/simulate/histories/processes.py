@@ -9,11 +9,12 @@ from math import inf
 from typing import Any
 
 from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import Output, ProcessClaim
+from diloco_cli.protocol.records import OfferId, Output, ProcessClaim
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.simulate.histories.client import Client
 from diloco_cli.simulate.histories.stream import Stream
 from diloco_cli.simulate.world import Actor, World
+from diloco_cli.store.retry import LONGEST_PAUSE_S
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: histories carry no real date
 LARGEST_OFFSET_S = 1e6
@@ -32,7 +33,9 @@ class Thread:
 
 @dataclass
 class Process:
-    """The `number`-th process of a role. `status`: with which it has left, None while it lives or after a crash."""
+    """The `number`-th process of a role. `status`: with which it has left, None while it lives or after a crash. Of a
+    learner's, `incarnation`: as which it has joined, 0 before; `offered`: its newest offer; `heard_merges`, `heard_s`:
+    how many merges there were when it last said something or had a reason not to, and when the next one came."""
 
     role: str
     number: int
@@ -47,9 +50,12 @@ class Process:
     wall_s: float = 0.0
     nonces: int = 0
     threads_started: int = 0
-    started_merges: int = 0
+    heard_s: float = 0.0
+    heard_merges: int = 0
+    incarnation: int = 0
+    offered: OfferId | None = None
+    free_s: float = 0.0
     ended_s: float = inf
-    ended_merges: float = inf
     serves: Syncer | None = None
 
     def __post_init__(self) -> None:
@@ -73,6 +79,22 @@ class Process:
         for steps in threads:
             self.threads_started += 1
             self.start(steps, f"/{self.threads_started}")
+
+    def said(self, key: str, merges: int) -> None:
+        """By creating it."""
+        kind, _, number, *name = key.partition(".")[0].split("/")
+        self.heard_merges = merges
+        if kind == "incarnation":
+            self.incarnation = int(number)
+        elif kind == "offer":
+            self.offered = (self.role, int(number), int(name[0]))
+
+    def held_until_s(self) -> float:
+        """From then on no thread waits for a call that a fault has struck by now; an error that is still on its way
+        costs one more of the client's pauses."""
+        pauses_s = (LONGEST_PAUSE_S / actor.clock_rate if actor.thrown is not None else 0.0 for actor in self.threads)
+        waits = zip(self.threads, pauses_s, strict=True)
+        return max((actor.wake_s + pause_s for actor, pause_s in waits if not actor.ended), default=0.0)
 
     @property
     def operations(self) -> int:

@@ -42,6 +42,7 @@ class Region:
         self.history = history
         self.bucket = Bucket(lambda: history.world.now_s)
         self.residents = {island.name for island in history.run.islands if island.region == REGION} | {JOINS_HERE}
+        self.floors = history.monitor.floors_of(self.bucket)
         self.mirrored = 0
 
     def holds(self, actor: Actor, operation: Operation) -> bool:
@@ -104,6 +105,7 @@ class Region:
             expect(key == commit_key(self.mirrored), "1", f"{key} in the region's log, which ends before it")
             expect(data == home, "1", f"{key} in the region's log has other bytes than at home")
             self.mirrored += 1
+            self.floors.show(json.loads(data), now_s)
         elif key.startswith("cast/"):
             expect(key.endswith(digest(data)), "8", f"{key} in the region's bucket has other bytes than its name says")
         else:
@@ -116,8 +118,8 @@ class Region:
         else:
             self.history.monitor.put(role, key)
 
-    def deleted(self, role: str, key: str, data: bytes | None) -> None:
-        self.history.monitor.deleted(role, key, data, self.bucket)
+    def deleted(self, role: str, key: str, data: bytes | None, now_s: float) -> None:
+        self.history.monitor.deleted(role, key, data, now_s, self.floors)
 
     def published(self, offers: dict[OfferId, bytes]) -> dict[OfferId, bytes]:
         """Those of residents."""

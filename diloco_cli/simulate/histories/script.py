@@ -14,8 +14,12 @@ from diloco_cli.simulate.histories.stream import Stream
 LONGEST_LATE_S = (0.05, 0.5, 2.0, 20.0)
 LONGEST_PAUSE_S = (0.1, 0.5, 2.0, 10.0)
 LONGEST_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
+OF_PROCESSES = frozenset({"kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump"})
+WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
 OF_LEARNERS = frozenset({"leave", "poison", "huge", "corrupt", "unfit", "lift"})
-CHECKED = ("delta/", "state/", "cast/", "snapshot/", "hint/", "commit/", "offer/")  # bytes that may come damaged
+CHECKED = (  # bytes that may come damaged
+    "delta/", "state/", "cast/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
+)  # fmt: skip
 READ_BACK = ("state/", "cast/", "delta/")  # what may be stored in half: a create of any other key is atomic
 WRITES = frozenset({Create, Put, Delete})
 _SECONDS_BITS = 10
@@ -30,21 +34,25 @@ class CallFault:
     fault: Injected
 
     def describe(self) -> str:
-        extra = f" ({self.fault.seconds:.2f} s)" if self.fault.seconds else ""
+        unit = "of its length on" if self.fault.kind is Fault.FLIPPED else "s"
+        extra = f" ({self.fault.seconds:.2f} {unit})" if self.fault.seconds else ""
         return f"{self.actor}, operation {self.operation}: {self.fault.kind.value}{extra}"
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Something that happens at a moment, to a role (a learner's name, or `syncer`)."""
+    """Something that happens at a moment, to a role (a learner's name, or `syncer`): to all its processes, or to the
+    `which`-th of those that live then, counted from 1 and round. A wall clock jumps back if `for_s` is below 0."""
 
     at_s: float
     kind: DisturbanceKind
     target: str
     for_s: float
+    which: int = 0
 
     def describe(self) -> str:
-        return f"at {self.at_s:.3f} s: {self.kind} {self.target} ({self.for_s:.2f} s)"
+        which = f", process {self.which} of the living" if self.which else ""
+        return f"at {self.at_s:.3f} s: {self.kind} {self.target}{which} ({self.for_s:.2f} s)"
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,9 @@ def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tup
         for _ in range(draw.whole(1, 3)):
             target = SYNCER if draw.chance(0.4) and kind not in OF_LEARNERS else draw.choice(names)
             at_s, for_s = draw.between(0.0, span_s), draw.choice(LONGEST_AWAY_S) * draw.uniform()
-            found.append(Disturbance(round(at_s, 6), kind, target, round(for_s, 6)))
+            which = draw.choice(WHICH) if kind in OF_PROCESSES else 0
+            for_s *= draw.choice((-1, 1)) if kind == "wall_jump" else 1
+            found.append(Disturbance(round(at_s, 6), kind, target, round(for_s, 6), which))
     return tuple(sorted(found, key=lambda disturbance: disturbance.at_s))
 
 
@@ -126,10 +136,12 @@ class CallFaults:
 
 
 def _seconds(kind: Fault, bits: int) -> float:
-    """How long the fault delays what it delays."""
+    """How long the fault delays what it delays; where a flipped bit is."""
     scale, share = bits & 3, (bits >> 2 & 0xFF) / 256
     if kind in (Fault.LATE, Fault.CRASH_LATE, Fault.SLOW):
         return LONGEST_LATE_S[scale] * (share + 0.01)
+    if kind is Fault.FLIPPED:
+        return bits / (1 << _SECONDS_BITS)
     if kind is Fault.TWICE:
         return LONGEST_LATE_S[scale] * share if scale else 0.0
     return LONGEST_PAUSE_S[scale] * (share + 0.01) if kind is Fault.PAUSE else 0.0

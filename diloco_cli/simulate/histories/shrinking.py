@@ -3,16 +3,17 @@ first, then one by one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.options import Options
-from diloco_cli.simulate.histories.outcome import Actors, Outcome
+from diloco_cli.simulate.histories.outcome import Outcome
 from diloco_cli.simulate.histories.script import Script
 from diloco_cli.simulate.histories.telling import told
 
 MOST_RUNS = 150
 TAIL = 12
+Live = Callable[[Script], Outcome]
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class Violation:
     command: str
 
 
-def shortest(seed: int, options: Options, outcome: Outcome, actors: Actors) -> tuple[Script, Outcome]:
-    """The fewest of its faults with which the same invariant breaks, as far as so many runs can tell."""
+def shortest(outcome: Outcome, live: Live) -> tuple[Script, Outcome]:
+    """The fewest of its faults with which the same invariant breaks, as far as so many runs can tell. `live`: the same
+    history with these faults only, lived as the one of `outcome` was."""
     found, script, runs = outcome, outcome.faulty, 0
     kept = list(range(len(script)))
     size = len(kept)
@@ -34,7 +36,7 @@ def shortest(seed: int, options: Options, outcome: Outcome, actors: Actors) -> t
         removed = False
         for start in range(0, len(kept), size):
             fewer = kept[:start] + kept[start + size :]
-            again = History(seed, options, script.kept(fewer), actors).live()
+            again = live(script.kept(fewer))
             runs += 1
             if _invariant_of(again) == _invariant_of(found):
                 kept, found, removed = fewer, again, True
@@ -49,10 +51,10 @@ def _invariant_of(outcome: Outcome) -> str | None:
     return None if outcome.violation is None else outcome.violation.invariant
 
 
-def violation_of(seed: int, options: Options, outcome: Outcome, command: str, actors: Actors) -> Violation:
+def violation_of(seed: int, options: Options, outcome: Outcome, command: str, live: Live) -> Violation:
     """The story of a history that broke an invariant."""
     assert outcome.violation is not None
-    script, shown = shortest(seed, options, outcome, actors)
+    script, shown = shortest(outcome, live)
     assert shown.violation is not None
     faults = [fault.describe() for fault in script.calls] + [other.describe() for other in script.disturbances]
     story = (

@@ -12,6 +12,7 @@ from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.learner import Habits
 from diloco_cli.simulate.histories.monitor import OPERATOR
+from diloco_cli.simulate.histories.options import as_learner
 from diloco_cli.simulate.histories.processes import Process, SlowEvaluator
 from diloco_cli.simulate.histories.replayer import ViolationError
 from diloco_cli.simulate.world import Actor
@@ -47,7 +48,7 @@ class Supervisor:
         process = Process(
             role, self._counts[role], history.world, history.seed, history.actors.client, history.walls
         )  # fmt: skip
-        process.started_merges = history.monitor.replayer.merges
+        process.heard_merges = history.monitor.replayer.merges
         self.processes.append(process)
         return process
 
@@ -86,8 +87,8 @@ class Supervisor:
 
     def learner_steps(self, process: Process, run: RunFormat) -> Steps[RunState]:
         learner = self.history.actors.learner(
-            run, process.role, process.claim(), process.nonce, self.history.beliefs, self._habits(process.role),
-            process.start_threads,
+            as_learner(run, process.role), process.role, process.claim(), process.nonce, self.history.beliefs,
+            self._habits(process.role), process.start_threads,
         )  # fmt: skip
         return learner.train()
 
@@ -124,6 +125,8 @@ class Supervisor:
         if process.status is None:
             return self.crashed(process)
         self.history.note(f"{process.name} left with status {process.status}")
+        if self.history.healthy is not None:
+            self.history.healthy.left(process, error)
         return self._replace(process)
 
     def crashed(self, process: Process) -> None:
@@ -135,7 +138,6 @@ class Supervisor:
         """What crashed or failed comes back, what was fenced or has finished does not."""
         history = self.history
         history.changes += 1
-        process.ended_merges = history.monitor.replayer.merges
         if process.status in STAYS_AWAY:
             return
         delay_s = history.draw.between(0.05, 2.0)

@@ -1,0 +1,90 @@
+"""Mistakes in collecting garbage, each as a mutated syncer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_cli.protocol.collection import Collector, Sweep
+from diloco_cli.protocol.log import snapshots_between
+from diloco_cli.protocol.operations import Steps
+from diloco_cli.protocol.past import state_after
+from diloco_cli.protocol.records import CommitKind
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.syncer import Syncer
+
+
+class HastyCollector(Collector):
+    """Deletes behind the head as it knows it, with no floor in the log."""
+
+    def is_done(self, state: RunState) -> bool:
+        return state.n < 4
+
+    def look(self, state: RunState, now_s: float) -> None:
+        if self.sweep is None or self.sweep.is_done:
+            self.floor, self.sweep = state.n, None
+
+
+class NoFloor(Syncer):
+    """Collects garbage with nothing committed about it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.housekeeper.collector = HastyCollector(self.run)
+
+
+class RudeCollector(Collector):
+    """Deletes behind a floor as soon as it is in the log."""
+
+    def look(self, state: RunState, now_s: float) -> None:
+        super().look(state, now_s)
+        self.starts_s = now_s
+
+
+class NoGrace(Syncer):
+    """Leaves readers no time to hear of a floor."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.housekeeper.collector = RudeCollector(self.run)
+
+
+class FloorAtTheNewestSnapshot(Syncer):
+    """Leaves one snapshot, and none for the day on which that is damaged."""
+
+    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
+        if kind == "gc_floor":
+            fields["floor"] = (yield from snapshots_between(0, self.state.n))[-1]
+        return (yield from super()._commit(kind, **fields))
+
+
+class FloorAtTheHead(Syncer):
+    """Commits a floor from which nobody can replay."""
+
+    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
+        if kind == "gc_floor":
+            fields["floor"] = self.state.n - 1
+        return (yield from super()._commit(kind, **fields))
+
+
+class EveryMoment(Sweep):
+    """Finds that no saved moments are needed."""
+
+    def _older_moments(self, keys: list[str]) -> list[str]:
+        return keys
+
+
+class ForgetfulCollector(Collector):
+    """Deletes behind the floor, and learners' saved states with it, the newest included."""
+
+    def work(self, state: RunState, now_s: float, budget_s: float) -> Steps[bool]:
+        if self.sweep is None and now_s >= self.starts_s and not self.is_done(state):
+            self.sweep = EveryMoment((yield from state_after(self.run, self.floor)))
+        return (yield from super().work(state, now_s, budget_s))
+
+
+class NoMoments(Syncer):
+    """Leaves a restart no moments."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.housekeeper.collector = ForgetfulCollector(self.run)

@@ -1,0 +1,46 @@
+"""Where one read in twenty comes with a flipped bit, anywhere in it, a run's records are what was written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.signing import Checksummed
+from diloco_cli.simulate.faulty_calls import Fault
+from diloco_cli.simulate.histories.campaign import lived
+from diloco_cli.simulate.histories.options import Options, drawn_options
+from diloco_cli.simulate.histories.outcome import Actors
+
+
+class Trusting(Checksummed):
+    """Seals what it writes, and takes everybody else at his word."""
+
+    def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
+        return True
+
+
+class NoChecksums(Syncer):
+    """Believes every record as it came."""
+
+    def __init__(self, run: RunFormat, *arguments: Any, **options: Any) -> None:
+        trusting = run if run.signing is not None else replace(run, keyring=Trusting(run.run_id))
+        super().__init__(trusting, *arguments, **options)
+
+
+def damaging(seed: int) -> Options:
+    return replace(drawn_options(seed), calls=(Fault.FLIPPED,), read_rate=0.05)
+
+
+def test_no_history_notices() -> None:
+    broken = [(seed, found) for seed in range(60) if (found := lived(seed, damaging(seed)).violation) is not None]
+    assert broken == []
+
+
+def test_without_checksums_the_log_breaks() -> None:
+    """The next commit names the digest of bytes that are not in the bucket."""
+    seeds = (seed for seed in range(400) if not drawn_options(seed).signed)
+    actors = Actors(syncer=NoChecksums)
+    found = next((found for seed in seeds if (found := lived(seed, damaging(seed), actors).violation)), None)
+    assert found is not None and found.invariant in {"1", "exit"}, found

@@ -1,0 +1,80 @@
+"""What happens to whole processes strikes all of a role, or one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.protocol.keys import SYNCER
+from diloco_cli.simulate.histories.history import History
+from diloco_cli.simulate.histories.options import DisturbanceKind, Options, drawn_options
+from diloco_cli.simulate.histories.outcome import Outcome
+from diloco_cli.simulate.histories.script import OF_PROCESSES, Disturbance, Script, drawn_disturbances
+from diloco_cli.simulate.histories.telling import trace_of
+
+AT_S, FOR_S = 0.5, 20.0
+SEED = 3
+
+
+def with_a_standby() -> Options:
+    quiet = drawn_options(SEED).without_faults()
+    return replace(
+        quiet, learners=1, apart=0, quorum=1, syncers=1, standbys=1, takeover_s=0.5, merges=8, latency_s=0.001,
+        step_s=0.5, steps_a_slot=2, faulty_share=0.9,
+    )  # fmt: skip
+
+
+def struck(kind: DisturbanceKind, which: int) -> tuple[History, Outcome]:
+    history = History(SEED, with_a_standby(), Script((), (Disturbance(AT_S, kind, SYNCER, FOR_S, which),)))
+    return history, history.live()
+
+
+def moments_of(outcome: Outcome, text: str) -> list[float]:
+    return [at_s for at_s, what, _ in outcome.tail if what == text]
+
+
+@pytest.mark.parametrize("kind", ["outage", "forbidden"])
+def test_one_syncer_is_cut_off_and_a_standby_serves_in_its_place(kind: DisturbanceKind) -> None:
+    history, outcome = struck(kind, which=1)
+    assert outcome.violation is None
+    first = history.supervisor.processes[0]
+    took_over_s = min(moments_of(outcome, "syncer.2 created"))
+    assert AT_S < took_over_s < AT_S + FOR_S / 2 and first.ended_s > took_over_s, "and the first one lives on"
+    assert not [s for s in moments_of(outcome, "syncer.1 created") if s > AT_S]
+
+
+def test_an_outage_of_the_role_stops_them_all() -> None:
+    _, outcome = struck("outage", which=0)
+    assert outcome.violation is None
+    assert not [s for s in moments_of(outcome, "syncer.2 created") if s < AT_S + FOR_S / 2]
+
+
+@pytest.mark.parametrize(("which", "ended"), [(0, {"syncer.1", "syncer.2"}), (1, {"syncer.1"}), (2, {"syncer.2"})])
+def test_a_kill_ends_all_of_them_or_one(which: int, ended: set[str]) -> None:
+    history, outcome = struck("kill", which)
+    assert outcome.violation is None
+    assert {process.name for process in history.supervisor.processes if process.ended_s == AT_S} == ended
+    assert outcome.crashes == len(ended)
+
+
+def test_the_swarm_strikes_all_and_one_and_lets_wall_clocks_jump_both_ways() -> None:
+    drawn: list[Disturbance] = []
+    for seed in range(200):
+        drawn += drawn_disturbances(drawn_options(seed), seed, ["l0"])
+    for kind in OF_PROCESSES:
+        assert {disturbance.which for disturbance in drawn if disturbance.kind == kind} >= {0, 1, 2}, kind
+    assert {disturbance.which for disturbance in drawn if disturbance.kind not in OF_PROCESSES} == {0}
+    jumps = [disturbance.for_s for disturbance in drawn if disturbance.kind == "wall_jump"]
+    assert min(jumps) < 0 < max(jumps)
+    assert all(disturbance.for_s >= 0 for disturbance in drawn if disturbance.kind != "wall_jump")
+
+
+def test_a_history_in_which_one_of_several_is_struck_is_repeated_by_the_list_of_its_faults() -> None:
+    repeated = 0
+    for seed in range(60):
+        drawn = History(seed, drawn_options(seed)).live()
+        if any(disturbance.which for disturbance in drawn.faulty.disturbances):
+            assert trace_of(History(seed, drawn_options(seed), drawn.faulty).live()) == trace_of(drawn)
+            repeated += 1
+    assert repeated >= 10

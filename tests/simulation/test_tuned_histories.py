@@ -1,0 +1,50 @@
+"""Short histories see what only long runs do: constants of the protocol are smaller there."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from diloco_cli.protocol import collection, log
+from diloco_cli.protocol.operations import Steps
+from diloco_cli.protocol.records import MOST, RunFormat
+from diloco_cli.simulate.histories.campaign import swarm
+from diloco_cli.simulate.histories.folds import tuned
+from diloco_cli.simulate.histories.options import drawn_options
+
+SEEDS = range(40)
+
+
+def test_readers_on_a_long_way_look_for_newer_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint that is lost or old shows by the length of the way, in the histories of the swarm as they are."""
+    calls: Counter[str] = Counter()
+    newest_snapshot = log.newest_snapshot
+
+    def counted(run: RunFormat, beyond: int, before: int = MOST) -> Steps[Any]:
+        caller = sys._getframe(1).f_code.co_name
+        found = yield from newest_snapshot(run, beyond, before)
+        calls[f"{caller}, {'found' if found else 'none'}"] += 1
+        return found
+
+    monkeypatch.setattr(log, "newest_snapshot", counted)
+    assert not swarm(SEEDS).violations
+    print(dict(calls))
+    assert calls["read_log, found"] >= len(SEEDS) // 4 and calls["read_log, none"] > 0
+
+
+def test_every_constant_of_a_history_is_tuned_wherever_it_is_known() -> None:
+    constants = drawn_options(0).constants
+    every, way = log.SNAPSHOT_EVERY, log.LONG_WAY
+    with tuned(**constants):
+        assert log.SNAPSHOT_EVERY == collection.SNAPSHOT_EVERY == constants["SNAPSHOT_EVERY"] != every
+        assert way // every == log.LONG_WAY // log.SNAPSHOT_EVERY, "one follows from the other"
+    assert (every, way) == (log.SNAPSHOT_EVERY, log.LONG_WAY)
+
+
+def test_a_constant_that_no_module_has_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="SNAPSHOTS_NEVER"), tuned(SNAPSHOT_EVERY=3, SNAPSHOTS_NEVER=3):
+        raise NotImplementedError
+    assert log.SNAPSHOT_EVERY > 3

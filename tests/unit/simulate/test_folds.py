@@ -1,0 +1,35 @@
+"""What a history remembers of the product's pure functions is what they would say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.protocol import log, wire
+from diloco_cli.protocol.log import Snapshot
+from diloco_cli.protocol.records import SCHEMA
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import RecordError
+from diloco_cli.simulate.histories.folds import remembered
+
+SNAPSHOT = Snapshot(RunState(), "digest", "id")
+
+
+def test_a_record_of_its_own_making_is_remembered_as_the_original() -> None:
+    with remembered():
+        data = wire.encode(SNAPSHOT)
+        assert wire.decode(Snapshot, data, "here") is log.decode(Snapshot, data, "here", SCHEMA) is SNAPSHOT
+
+
+@pytest.mark.parametrize("written_here", [True, False])
+def test_a_newer_record_is_refused_by_whoever_asks_for_the_schema_and_by_nobody_else(written_here: bool) -> None:
+    newer = replace(SNAPSHOT, schema=SCHEMA + 1)
+    data = wire.encode(newer)
+    with remembered():
+        if written_here:
+            assert wire.encode(newer) == data
+        for _ in range(2):
+            assert wire.decode(Snapshot, data, "here").schema == SCHEMA + 1
+            with pytest.raises(RecordError, match="written with schema"):
+                wire.decode(Snapshot, data, "here", SCHEMA)
