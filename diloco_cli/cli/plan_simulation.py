@@ -20,8 +20,8 @@ DAYS, SEEDS = 30.0, (0, 1, 2)
 class Simulated:
     """Percent are means over the seeds. `failures_percent` of the work is left by failures in the simulation,
     `closed_form_percent` by the plan's formula; `tokens_per_s` puts the former in the latter's place. At least
-    `quorum` islands train for `quorum_percent` of the time; where learners stand still without it (`stands_still`),
-    only what is done in that time counts."""
+    `quorum` islands train for `quorum_percent` of the time; without it learners step on up to the drift bound, or, with
+    `adoption: at_tau` (`stands_still`), to the merge that they await, and only what they do until then counts."""
 
     days: float
     seeds: tuple[int, ...]
@@ -39,19 +39,18 @@ class Simulated:
 
 def simulated(plan: Plan) -> Simulated:
     """Every island fails and comes back as its MTBF and restart say; three histories of a month."""
-    from diloco_cli.plan.flow import waits_for_merges
+    from diloco_cli.plan.flow import drift_s
     from diloco_cli.simulate.chips import DAY_MS
     from diloco_cli.simulate.goodput import METHOD_NUMBERS, run_fleet
     from diloco_cli.simulate.planned import learners_of_plan
     from diloco_cli.simulate.presence import presence
-    from diloco_cli.simulate.timeline import fleet_uptime
 
     chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
     seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]
     histories = [run_fleet(learners, round(DAYS * DAY_MS), "fast", each) for each in seeds]
-    quorum, stands_still = plan.schedule.quorum, waits_for_merges(plan.run.sync, plan.schedule.round_s)
-    together = [presence(timelines, quorum) for timelines in histories]
-    counted = [presence(timelines, quorum if stands_still else 1).goodput for timelines in histories]
+    quorum, stands_still = plan.schedule.quorum, plan.run.sync.adoption == "at_tau"
+    together = [presence(timelines, quorum, drift_s(plan.run.sync, plan.schedule)) for timelines in histories]
+    counted = [each.goodput for each in together]
     after_link, after_failures = plan.prediction.waterfall[-2:]
     return Simulated(
         days=DAYS,
@@ -60,7 +59,7 @@ def simulated(plan: Plan) -> Simulated:
         failures_percent=100 * fmean(counted),
         failures_sd=100 * stdev(counted),
         closed_form_percent=100 * after_failures.tokens_per_s / after_link.tokens_per_s,
-        uptime_percent=100 * fmean(map(fleet_uptime, histories)),
+        uptime_percent=100 * fmean(each.uptime for each in together),
         tokens_per_s=after_link.tokens_per_s * fmean(counted),
         quorum=quorum,
         quorum_percent=100 * fmean(each.share for each in together),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 GRID_DAYS, GRID_SEEDS = 2.0, 3
 FLEET_DAYS, FLEET_SEEDS = 30.0, 1
+SLOWDOWN = 2.0
 MOST_CHIPS, MOST_LEARNERS, MOST_DAYS, MOST_SEEDS = 100_000_000, 1024, 366.0, 100
 
 JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
@@ -51,7 +52,7 @@ def goodput(
     seed: int = typer.Option(0, "--seed", min=0, help="The first history's seed."),
     seeds: int = typer.Option(None, "--seeds", min=1, max=MOST_SEEDS, help="Histories of each cell."),
     stragglers: int = typer.Option(0, "--stragglers", min=0, help="So many learners are slow."),
-    slowdown: float = typer.Option(2.0, "--slowdown", min=1.0, max=1000.0, help="How slow: times a step's time."),
+    slowdown: float = typer.Option(None, "--slowdown", min=1.0, max=1000.0, help="How slow: times a step's time; 2."),
     plan: Path = PLAN,
     fast: bool = typer.Option(False, "--fast", help="Jump from failure to failure; merges are left out."),
     unmemoised: bool = typer.Option(False, "--unmemoised", help="Decide every slot anew: slow, for checking."),
@@ -63,28 +64,29 @@ def goodput(
     Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell.
     """
     from diloco_cli.clock import monotonic_s
-    from diloco_cli.errors import UsageError
     from diloco_cli.simulate.goodput import all_methods, published_grid
+    from diloco_cli.simulate.slots import MergeRules
 
-    if fast and unmemoised:
-        raise UsageError("--fast leaves out the merges that --unmemoised decides anew", hint="choose one of them")
-    form: Form = "fast" if fast else "unmemoised" if unmemoised else "stepwise"
-    constants = _constants(mtbi, repair)
     own = chips is not None or learners is not None or plan is not None
-    if not own and stragglers:
-        raise UsageError("--stragglers needs a fleet of your own", hint="add --chips 1.2M --learners 8")
+    form = _form(fast, unmemoised)
+    _refuse_unused(own, stragglers, slowdown)
+    constants = _constants(plan, mtbi, repair)
     days = days or (FLEET_DAYS if own else GRID_DAYS)
     numbers = list(range(seed, seed + (seeds or (FLEET_SEEDS if own else GRID_SEEDS))))
-    started_s = monotonic_s()
+    started_s, rules = monotonic_s(), MergeRules()
     if own:
-        fleet, total, rules = _fleet(plan, chips, learners, constants, (slowdown,) * stragglers)
+        fleet, total, rules = _fleet(plan, chips, learners, constants, (slowdown or SLOWDOWN,) * stragglers)
         rows = _collect(all_methods(fleet, total, constants, days, numbers, form, rules), 3)
     else:
         rows = _collect(published_grid(constants, days, numbers, form), 30)
     wall_s = monotonic_s() - started_s
     if plot is not None:
         _plot(rows, plot)
-    data = _goodput_data(rows, constants, days, numbers, form, wall_s, plan)
+    data = {
+        **_goodput_data(rows, days, numbers, form, plan, rules),
+        **_constants_data(constants, plan is not None, mtbi is not None, repair is not None),
+        "wall_s": wall_s,
+    }
     if json:
         print_json("simulate goodput", data)
     else:
@@ -93,12 +95,34 @@ def goodput(
         print(goodput_text(rows, data))
 
 
-def _constants(mtbi: str | None, repair: str | None) -> Constants:
+def _form(fast: bool, unmemoised: bool) -> Form:
+    from diloco_cli.errors import UsageError
+
+    if fast and unmemoised:
+        raise UsageError("--fast leaves out the merges that --unmemoised decides anew", hint="choose one of them")
+    return "fast" if fast else "unmemoised" if unmemoised else "stepwise"
+
+
+def _refuse_unused(own: bool, stragglers: int, slowdown: float | None) -> None:
+    from diloco_cli.errors import UsageError
+
+    if slowdown is not None and not stragglers:
+        raise UsageError("--slowdown says how slow stragglers are, and there are none", hint="add --stragglers 1")
+    if not own and stragglers:
+        raise UsageError("--stragglers needs a fleet of your own", hint="add --chips 1.2M --learners 8")
+
+
+def _constants(plan: Path | None, mtbi: str | None, repair: str | None) -> Constants:
     from dataclasses import replace
 
+    from diloco_cli.errors import UsageError
     from diloco_cli.simulate.published import PUBLISHED
     from diloco_cli.units import parse_duration
 
+    if plan is not None and (mtbi is not None or repair is not None):
+        raise UsageError(
+            "--plan says how often its islands fail and how long they are away", hint="leave out --mtbi and --repair"
+        )
     constants = PUBLISHED
     if mtbi is not None:
         constants = replace(constants, mtbi_s=_positive("--mtbi", parse_duration(mtbi)))
@@ -160,10 +184,26 @@ def _collect(rows: Iterable[Row], count: int) -> list[Row]:
 
 
 def _goodput_data(
-    rows: list[Row], constants: Constants, days: float, seeds: list[int], form: Form, wall_s: float, plan: Path | None
+    rows: list[Row], days: float, seeds: list[int], form: Form, plan: Path | None, rules: MergeRules
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
+    return {
+        "rows": [asdict(row) for row in rows],
+        "goodput_meaning": "share of the allocated chip time that is spent on steps that count",
+        "days": days,
+        "seed": seeds[0],
+        "seeds": seeds,
+        "form": form,
+        "plan": None if plan is None else str(plan),
+        "quorum": rules.quorum,
+        "drift_s": rules.drift_s if plan is not None else None,
+    }
+
+
+def _constants_data(constants: Constants, planned: bool, own_mtbi: bool, own_repair: bool) -> dict[str, Any]:
+    """The constants that entered, and which of them are fitted: neither published, nor the user's own. A plan states
+    failures, restarts and the length of a slot."""
     from diloco_cli.simulate.chips import FITTED
 
     repair = constants.repair
@@ -178,17 +218,16 @@ def _goodput_data(
         "repair_exponent": repair.exponent,
         "repair_mean_s": repair.mean_s,
     }
-    fitted = [name for name in named if name in FITTED or name.startswith("repair")]
+    unused = ("mtbi_s", "step_s", "slice_chips", "repair_scale_s", "repair_mean_s") if planned else ()
+    given = [*(["mtbi_s"] if own_mtbi else []), *(["repair_scale_s", "repair_mean_s"] if own_repair else [])]
     return {
-        "rows": [asdict(row) for row in rows],
-        "constants": named,
-        "fitted": fitted,
-        "days": days,
-        "seed": seeds[0],
-        "seeds": seeds,
-        "form": form,
-        "plan": None if plan is None else str(plan),
-        "wall_s": wall_s,
+        "constants": {name: value for name, value in named.items() if name not in unused},
+        "fitted": [
+            name
+            for name in named
+            if (name in FITTED or name.startswith("repair")) and name not in unused and name not in given
+        ],
+        "given": given,
     }
 
 

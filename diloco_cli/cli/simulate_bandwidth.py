@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from diloco_cli.cli.output import print_json
 
 if TYPE_CHECKING:
+    from diloco_cli.plan.plan import Plan, PlannedIsland
     from diloco_cli.simulate.bandwidth import Row
 
 FITTED_NOTE = (
     "In percent: the difference to the published figure (arXiv 2604.21428, table 13; 5B parameters, a ring). "
-    "The published decoupled rows are reproduced by H = 100, P = 18, tau = 2, which is fitted; the setting that the "
+    "The published decoupled rows are reproduced by H = 100, P = 18 (both fitted) and tau = 2; the setting that the "
     "publication names, H = P = 24, needs more and stands below them."
 )
+ONE_SITE_NOTE = "One site: nothing travels."
+OF_A_MODEL = ("step", "sites", "every", "fragments", "overlap")
+
+
+class Answer(NamedTuple):
+    rows: list[Row]
+    note: str
+    data: dict[str, Any]
 
 
 def bandwidth(
+    context: typer.Context,
     parameters: str = typer.Option(None, "--parameters", help="Of your own model, such as 5B."),
     step: str = typer.Option("1 s", "--step", help="An inner step's time."),
     sites: int = typer.Option(2, "--sites", min=1, max=10_000, help="Places between which the data travels."),
@@ -33,58 +43,90 @@ def bandwidth(
 
     Without options: the published table with the difference per cell. With --parameters or --plan: yours.
     """
-    from dataclasses import asdict
-
-    from diloco_cli.cli.simulate_view import bandwidth_text
-    from diloco_cli.simulate.bandwidth import published_rows
-
-    extra: dict[str, Any] = {}
+    _refuse_what_would_be_ignored(context, parameters, plan)
     if plan is not None:
-        rows, extra, note = _of_plan(plan)
+        answer = _of_plan(plan)
     elif parameters is not None:
-        rows, note = _of_options(parameters, step, sites, every, fragments, overlap), ""
+        answer = _of_options(parameters, step, sites, every, fragments, overlap)
     else:
-        rows, note = published_rows(), FITTED_NOTE
+        answer = _published()
     if json:
-        print_json("simulate bandwidth", {"rows": [asdict(row) for row in rows], **extra})
+        from dataclasses import asdict
+
+        print_json("simulate bandwidth", {"rows": [asdict(row) for row in answer.rows], **answer.data})
         return
     from textwrap import fill
 
-    print(bandwidth_text(rows))
-    if note:
-        print("\n" + "\n".join(fill(line, 80) for line in note.split("\n")))
+    from diloco_cli.cli.simulate_view import bandwidth_text
+
+    print(bandwidth_text(answer.rows))
+    print("\n" + "\n".join(fill(line, 80) for line in answer.note.split("\n")))
 
 
-def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> list[Row]:
+def _refuse_what_would_be_ignored(context: typer.Context, parameters: str | None, plan: Path | None) -> None:
+    from click.core import ParameterSource
+
+    from diloco_cli.errors import UsageError
+
+    given = [f"--{name}" for name in OF_A_MODEL if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if plan is not None:
+        given = ["--parameters"] * (parameters is not None) + given
+        if given:
+            raise UsageError("--plan says model, islands and schedule", hint=f"leave out {', '.join(given)}")
+    elif given and parameters is None:
+        verb = "needs" if len(given) == 1 else "need"
+        raise UsageError(f"{', '.join(given)} {verb} a model of your own", hint="add --parameters 5B")
+
+
+def _published() -> Answer:
+    from diloco_cli.simulate.bandwidth import FITTED, published_rows
+
+    setting = {"sync_every": FITTED.sync_every, "fragments": FITTED.fragments, "overlap": FITTED.overlap}
+    data = {"constants": {**setting, **_constants()}, "fitted": ["sync_every", "fragments", "buckets"]}
+    return Answer(published_rows(), f"{FITTED_NOTE} Data-parallel: {_buckets()}.", data)
+
+
+def _constants() -> dict[str, float]:
+    """Of the data-parallel rows."""
+    from diloco_cli.simulate.bandwidth import BACKWARD_SHARE, BUCKETS
+
+    return {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
+
+
+def _buckets() -> str:
+    from diloco_cli.simulate.bandwidth import BUCKETS
+
+    return f"{BUCKETS} equal buckets of gradients (fitted)"
+
+
+def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> Answer:
     from diloco_cli.errors import UsageError
     from diloco_cli.plan.link import CODEC_BITS
     from diloco_cli.simulate.bandwidth import Exchange, rows_of
     from diloco_cli.units import parse_count, parse_duration
 
-    step_s = parse_duration(step)
+    count, step_s = parse_count(parameters), parse_duration(step)
+    if count <= 0:
+        raise UsageError("--parameters must be above 0", hint="--parameters 5B")
     if step_s <= 0:
         raise UsageError("--step must be above 0", hint="--step '1 s'")
     if overlap >= every:
         raise UsageError(
-            f"--overlap {overlap} must be below --every {every}: a fragment is back before it is sent again"
+            f"--overlap {overlap} must be below --every {every}: a fragment is back before it is sent again",
+            hint=f"--overlap {every - 1}",
         )
-    exchange = Exchange(every, fragments, overlap)
-    return rows_of(parse_count(parameters), sites, step_s, exchange, CODEC_BITS)
+    rows = rows_of(count, sites, step_s, Exchange(every, fragments, overlap), CODEC_BITS)
+    note = f"A ring over the sites, in steady state. Data-parallel: {_buckets()}." if sites > 1 else ONE_SITE_NOTE
+    return Answer(rows, note, {"constants": _constants(), "fitted": ["buckets"]})
 
 
-def _of_plan(path: Path) -> tuple[list[Row], dict[str, Any], str]:
-    """Rows at the fastest island's step, and what each island has."""
-    from diloco_cli.plan.link import CODEC_BITS
+def _of_plan(path: Path) -> Answer:
+    """Rows, and what each island has."""
     from diloco_cli.plan.plan_file import load_plan
-    from diloco_cli.simulate.bandwidth import Exchange, rows_of
+    from diloco_cli.simulate.bandwidth import rows_of_plan
 
     plan = load_plan(path)
-    schedule = plan.schedule
-    step_s = schedule.round_s / schedule.sync_every
-    steps_per_slot = schedule.sync_every / schedule.fragments
-    overlap = max(1, round(schedule.overlap * steps_per_slot))
-    exchange = Exchange(schedule.sync_every, schedule.fragments, overlap, hops=2)
-    rows = rows_of(plan.model.parameters, len(plan.islands), step_s, exchange, CODEC_BITS)
+    lines = [_plan_note(plan), *map(_island_line, plan.islands)]
     islands = [
         {
             "name": island.name,
@@ -95,11 +137,29 @@ def _of_plan(path: Path) -> tuple[list[Row], dict[str, Any], str]:
         }
         for island in plan.islands
     ]
-    lines = [
-        f"Through a bucket: every fragment up and down one link each, {schedule.overlap} slots of overlap; "
-        f"{schedule.codec} is planned. Data-parallel: a ring over the {len(plan.islands)} islands."
-    ]
-    for island in plan.islands:
-        have = "unknown" if island.up_mbps_available is None else f"{island.up_mbps_available / 1000:.3g} Gbit/s"
-        lines.append(f"{island.name}: has {have} up, needs {island.up_mbps_needed / 1000:.3g} in steady state")
-    return rows, {"islands": islands}, "\n".join(lines)
+    planned = {"codec": plan.schedule.codec, "broadcast": plan.schedule.broadcast}
+    data = {"islands": islands, "planned": planned, "constants": _constants(), "fitted": ["buckets"]}
+    return Answer(rows_of_plan(plan), "\n".join(lines), data)
+
+
+def _plan_note(plan: Plan) -> str:
+    from diloco_cli.simulate.bandwidth import exchange_of_plan
+
+    schedule, share = plan.schedule, exchange_of_plan(plan).embedding_share
+    alone = f"; the embedding is one fragment, {100 * share:.0f} % of the model" if share else ""
+    return (
+        f"Planned: {schedule.codec} up, {schedule.broadcast} down (sync.broadcast). Through a bucket: every fragment "
+        f"up one link and down one, both equally full, {schedule.overlap} slots of overlap{alone}. Quorum, merging and "
+        "records come on top; what an island needs is the mean flow. Data-parallel: a ring over the "
+        f"{len(plan.islands)} islands, {_buckets()}."
+    )
+
+
+def _island_line(island: PlannedIsland) -> str:
+    def side(way: str, available: float | None, needed: float) -> str:
+        have = "unknown" if available is None else f"{available / 1000:.3g} Gbit/s"
+        return f"{have} {way}, needs {needed / 1000:.3g}"
+
+    up = side("up", island.up_mbps_available, island.up_mbps_needed)
+    down = side("down", island.down_mbps_available, island.down_mbps_needed)
+    return f"{island.name}: has {up}; {down}"

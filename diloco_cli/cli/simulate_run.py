@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import print_json, talk
+from diloco_cli.units import format_duration
 
 if TYPE_CHECKING:
     from diloco_cli.faults.scenario import Scenario
@@ -20,16 +22,22 @@ if TYPE_CHECKING:
 
 DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
 MOST_DAYS = 30.0
+OF_AN_EXISTING_RUN = (
+    "a run that exists says neither how often its hardware fails nor what it costs: no failures, no prices; the plan "
+    "or run file that it was launched from says both"
+)
 SCENARIOS = "chaos"  # the folder of built-in ones, under templates
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is simulated, and how far its numbers can be trusted."""
+    """What is simulated, and what is known of it."""
 
     run: RunFormat
     hardware: dict[str, Hardware]
     prices: dict[str, Price]
+    not_charged: tuple[str, ...]
+    warnings: tuple[str, ...]
     slot_s: float
     plan: Plan | None
     folder: Path
@@ -47,7 +55,7 @@ def run(
     """What a run would do: goodput, participation, stalls, bytes, money. Nothing is trained.
 
     The run's own syncer and learners' books decide, on a simulated bucket, over the links and with the failures that
-    the inventory states, and with the faults of a scenario on top.
+    the inventory states (an existing run states none), and with the faults of a scenario on top.
     """
     found = _subject(subject)
     story = _scenario(scenario)
@@ -64,12 +72,14 @@ def run(
         found = replace(found, run=_with_real_tensors(found))
     started_s = monotonic_s()
     fleet = simulated(found.run, found.hardware, faults, number, seconds)
-    outcome = report(fleet, found.prices)
+    warnings = (*found.warnings, *_warnings(story, faults, number))
+    outcome = report(fleet, found.prices, found.not_charged, warnings)
     wall_s = monotonic_s() - started_s
     if tape is not None:
         _write_tape(fleet, tape)
     if json:
-        print_json("simulate run", {**to_plain(outcome), "seed": number, "wall_s": wall_s})
+        data = {**to_plain(outcome), "seed": number, "wall_s": wall_s}
+        print_json("simulate run", data, warnings=data.pop("warnings"))
         return
     from diloco_cli.cli.simulate_run_view import run_text
 
@@ -78,7 +88,7 @@ def run(
 
 def _subject(text: str) -> _Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
-    from diloco_cli.simulate.what_if import hardware_of_plan, prices_of_plan, run_of_plan
+    from diloco_cli.simulate.what_if import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
 
     path = Path(text)
     if path.is_file():
@@ -87,8 +97,10 @@ def _subject(text: str) -> _Subject:
 
         plan = read_plan(path, [])
         made = run_of_plan(plan, "simulated", __version__)
-        slot_s = plan.schedule.slot_s
-        return _Subject(made, hardware_of_plan(plan), prices_of_plan(plan), slot_s, plan, path.parent)
+        return _Subject(
+            made, hardware_of_plan(plan), prices_of_plan(plan), not_charged(plan), (), plan.schedule.slot_s, plan,
+            path.parent,
+        )  # fmt: skip
     if text.endswith((".json", ".yaml", ".yml")):
         from diloco_cli.errors import NotFoundError
 
@@ -97,7 +109,7 @@ def _subject(text: str) -> _Subject:
 
     existing = open_run(text).format
     slot_s = min(i.local_steps * i.step_s for i in existing.islands) / existing.num_fragments
-    return _Subject(existing, {}, {}, slot_s, None, Path())
+    return _Subject(existing, {}, {}, (), (OF_AN_EXISTING_RUN,), slot_s, None, Path())
 
 
 def _scenario(text: str | None) -> Scenario | None:
@@ -118,10 +130,22 @@ def _scenario(text: str | None) -> Scenario | None:
 
 def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
     from diloco_cli.faults.timetable import timetable
-    from diloco_cli.simulate.fleet import units_of
+    from diloco_cli.simulate.fleet import refuse_impossible_faults, units_of
 
     number = seed if seed is not None else story.seed if story is not None else 0
-    return ((), number) if story is None else (timetable(story, units_of(found.run), number), number)
+    faults = () if story is None else timetable(story, units_of(found.run), number)
+    refuse_impossible_faults(faults)
+    return faults, number
+
+
+def _warnings(story: Scenario | None, faults: tuple[Injection, ...], seed: int) -> Iterator[str]:
+    """What of a scenario is not simulated."""
+    if story is None:
+        return
+    if not faults:
+        yield f"{story.name}: with seed {seed} no fault falls into its {format_duration(story.duration_s)}"
+    if story.hypotheses or story.abort:
+        yield f"{story.name}: not checked here: {'; '.join((*story.hypotheses, *story.abort))}"
 
 
 def _seconds(duration: str | None, story: Scenario | None, found: _Subject) -> float:

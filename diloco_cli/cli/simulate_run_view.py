@@ -20,6 +20,7 @@ def run_text(outcome: WhatIf, seed: int, wall_s: float) -> str:
         _headline(outcome),
         table([HEADINGS, *map(_row, outcome.islands)]),
         _faults(outcome),
+        [line for warning in outcome.warnings for line in wrap(f"warning: {warning}", COLUMNS)],
         wrap(
             f"seed {seed}, simulated in {format_duration(wall_s)}. Goodput: tokens merged over what islands "
             "would have processed undisturbed. Refused offers were mostly superseded by a newer one of the same "
@@ -45,6 +46,8 @@ def _headline(outcome: WhatIf) -> list[str]:
         sent += f"; at this rate the target takes {format_duration(outcome.days_to_target * 86_400)}"
     if outcome.cost_to_target:
         sent += f" and costs {outcome.cost_to_target:,.0f}"
+        if outcome.not_charged:
+            sent += f", not counting {', '.join(outcome.not_charged)}"
     return [line for text in (*lines, sent) for line in wrap(text, COLUMNS)]
 
 
@@ -66,7 +69,8 @@ def _faults(outcome: WhatIf) -> list[str]:
     if not outcome.log:
         return []
     skipped = sum(bool(fault.skipped) for fault in outcome.faults)
-    lines = [f"  {line}" for line in outcome.log[:MOST_FAULT_LINES]]
-    more = len(outcome.log) - len(lines)
-    head = f"{len(outcome.log)} faults and failures" + (f", {skipped} skipped by the constraints" if skipped else "")
+    shown = outcome.log[:MOST_FAULT_LINES]
+    lines = [part for line in shown for part in wrap(f"  {line}", COLUMNS, subsequent_indent="    ")]
+    more = len(outcome.log) - len(shown)
+    head = f"faults and failures: {len(outcome.log)}" + (f", {skipped} skipped by the constraints" if skipped else "")
     return [head, *lines, *([f"  and {more} more"] if more else [])]

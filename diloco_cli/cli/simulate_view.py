@@ -31,34 +31,38 @@ def method_name(row: Row) -> str:
 
 
 def goodput_text(rows: Sequence[Row], data: dict[str, Any]) -> str:
-    """The published table beside ours if the rows have it; else the rows alone."""
-    blocks = list(_published(rows) if rows[0].published_goodput_percent is not None else _own_fleet(rows))
-    return "\n\n".join("\n".join(block) for block in [*blocks, _footnotes(data)])
+    """The published grid, beside what was published if the rows have it; or the user's own fleet."""
+    blocks = list(_published(rows) if len({row.chips for row in rows}) > 1 else _own_fleet(rows))
+    return "\n\n".join("\n".join(block) for block in [*blocks, _footnotes(rows, data)])
 
 
 def _published(rows: Sequence[Row]) -> Iterator[list[str]]:
+    compared = rows[0].published_goodput_percent is not None
     yield _grid(
-        "goodput, % of chip time, and the difference to the published figure",
+        f"goodput, % of chip time{', and the difference to the published figure' if compared else ''}",
         rows,
         lambda row: _beside(row.goodput_percent, row.published_goodput_percent),
     )
     yield _grid(
-        "uptime, % of time in which anything steps, and the difference",
+        f"uptime, % of time in which anything steps{', and the difference' if compared else ''}",
         rows,
         lambda row: _beside(row.uptime_percent, row.published_uptime_percent),
     )
     yield _grid("goodput in closed form, %", rows, lambda row: f"{row.closed_form_goodput_percent:.1f}")
     if any(row.participation_percent is not None for row in rows):
         yield _grid("participants of a merge, % of the learners alive", rows, _participation)
+    spreads = [sd for row in rows for sd in (row.goodput_sd, row.uptime_sd) if sd is not None]
+    spread = f"standard deviation over seeds <= {max(spreads):.2f}" if spreads else "one seed, so the spread is unknown"
+    if not compared:
+        yield wrap(
+            f"no differences, since what was published is for one interrupt per chip and year; {spread}", COLUMNS
+        )
+        return
     apart = [
         *(abs(row.goodput_percent - (row.published_goodput_percent or 0)) for row in rows),
         *(abs(row.uptime_percent - (row.published_uptime_percent or 0)) for row in rows),
     ]
-    spread = max(max(row.goodput_sd, row.uptime_sd) for row in rows)
-    yield [
-        f"largest difference {max(apart):.1f} points, mean {sum(apart) / len(apart):.1f}; "
-        f"standard deviation over seeds <= {spread:.2f}"
-    ]
+    yield [f"largest difference {max(apart):.1f} points, mean {sum(apart) / len(apart):.1f}; {spread}"]
 
 
 def _participation(row: Row) -> str:
@@ -66,7 +70,7 @@ def _participation(row: Row) -> str:
 
 
 def _beside(ours: float, published: float | None) -> str:
-    return f"{_percent(ours)} {ours - (published or 0):+.1f}"
+    return _percent(ours) if published is None else f"{_percent(ours)} {ours - published:+.1f}"
 
 
 def _percent(share: float) -> str:
@@ -102,35 +106,62 @@ def _own_fleet(rows: Sequence[Row]) -> Iterator[list[str]]:
             [
                 method_name(row),
                 f"{row.goodput_percent:.2f} %",
-                f"{row.goodput_sd:.2f}" if row.goodput_sd else "-",
+                "-" if row.goodput_sd is None else f"{row.goodput_sd:.2f}",
                 f"{row.closed_form_goodput_percent:.1f} %",
                 f"{row.uptime_percent:.2f} %",
                 "-" if row.participation_percent is None else f"{row.participation_percent:.1f} %",
                 f"{row.failures:,}",
             ]
         )
-    yield [f"{format_count(rows[0].chips)} chips", *table(lines)]
+    yield [f"{format_count(rows[0].chips)} chips; goodput is % of chip time, uptime % of time", *table(lines)]
 
 
-def _footnotes(data: dict[str, Any]) -> list[str]:
+def _footnotes(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
     c = data["constants"]
     days, seeds = data["days"], data["seeds"]
     how = f"{len(seeds)} x {days:g} days, seed {seeds[0]}, {FORMS[data['form']]}, {format_duration(data['wall_s'])}"
     if data["plan"] is not None:
         text = (
             f"{how}. Islands, failures and restarts as in {data['plan']}; shares go by tokens per second. Goodput "
-            "after failures alone (links: diloco simulate bandwidth). Data-parallel: the same islands in lockstep, all "
-            f"counted alike, {c['down_s']:g} s for a downscale or an upscale."
+            f"after failures alone (links: diloco simulate bandwidth). {_quorum(rows, data)}Data-parallel: the same "
+            f"islands in lockstep, all counted alike, {c['down_s']:g} s for a downscale or an upscale."
         )
         return wrap(text, COLUMNS)
+    given = "repair_mean_s" in data["given"]
+    away = f"away {c['repair_mean_s']:.3g} s on average"
+    form = (
+        f"exponentiated Weibull: scale {c['repair_scale_s']:.3g} s, shape {c['repair_shape']:g}, exponent "
+        f"{c['repair_exponent']:g}"
+    )
     text = (
-        f"{how}. One chip is interrupted once in {format_duration(c['mtbi_s'])}. Fitted, one set for all cells, since "
-        f"the publication does not give them: step {c['step_s']:g} s, downscale {c['down_s']:g} s, upscale "
-        f"{c['up_s']:g} s, slices of {c['slice_chips']} chips, away {c['repair_mean_s']:.0f} s on average "
-        f"(exponentiated Weibull: scale {c['repair_scale_s']:.3g} s, shape {c['repair_shape']:g}, exponent "
-        f"{c['repair_exponent']:g})."
+        f"{how}. One chip is interrupted once in {format_duration(c['mtbi_s'])}. "
+        f"{f'A failed slice is {away}. ' if given else ''}Fitted, one set for all cells, since the publication does "
+        f"not give them: step {c['step_s']:g} s, downscale {c['down_s']:g} s, upscale {c['up_s']:g} s, "
+        f"{_slices(rows, c['slice_chips'])}, {f'form of the time away ({form})' if given else f'{away} ({form})'}."
     )
     return wrap(text, COLUMNS)
+
+
+def _quorum(rows: Sequence[Row], data: dict[str, Any]) -> str:
+    """What becomes of learners while too few are there to merge."""
+    percent = rows[-1].quorum_percent
+    if percent is None:
+        return ""
+    return (
+        f"The quorum of {data['quorum']} is there {percent:.1f} % of the time; without it learners step on for "
+        f"{format_duration(data['drift_s'])} and then stand still. "
+    )
+
+
+def _slices(rows: Sequence[Row], fitted: int) -> str:
+    """A learner has whole slices, and at least one."""
+    row = rows[-1]
+    actual = row.chips / row.slices
+    if len({row.chips for row in rows}) > 1 or round(actual) == fitted:
+        return f"slices of {fitted} chips"
+    if row.slices == row.learners:
+        return f"slices of {fitted} chips (here each learner is one slice, of {actual:.4g})"
+    return f"slices of {fitted} chips (here {actual:.4g}, to be whole ones)"
 
 
 def goodput_plot(rows: Sequence[Row]) -> str:
@@ -139,15 +170,17 @@ def goodput_plot(rows: Sequence[Row]) -> str:
 
     if len({row.chips for row in rows}) == 1:
         bars = [(method_name(row), row.goodput_percent, f"{row.goodput_percent:.1f} %") for row in rows]
-        return bar_chart(f"goodput of {format_count(rows[0].chips)} chips", bars)
+        return bar_chart(f"goodput of {format_count(rows[0].chips)} chips, % of chip time", bars)
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row.method, row.learners))]
     lines = [
         Series(method_name(mine[0]), tuple((row.chips, row.goodput_percent) for row in mine), colour=number)
         for number, mine in enumerate(groups)
     ]
     for number, mine in enumerate(groups):
-        points = tuple((row.chips, row.published_goodput_percent or 0.0) for row in mine)
-        lines.append(Series("published" if number == 0 else "", points, dashed=True, colour=number))
+        known = [(row.chips, row.published_goodput_percent) for row in mine]
+        points = tuple((chips, percent) for chips, percent in known if percent is not None)
+        if points:
+            lines.append(Series("published" if number == 0 else "", points, dashed=True, colour=number))
     y = Axis("goodput, % of chip time", low=0, high=100)
     return line_chart("goodput of a failing fleet", Axis("chips", log=True), y, lines)
 
@@ -162,8 +195,12 @@ def bandwidth_text(rows: Sequence[BandwidthRow]) -> str:
         for (method, codec, every, fragments, _), line in groupby(
             mine, key=lambda row: (row.method, row.codec, row.sync_every, row.fragments, row.overlap)
         ):
+            cells = list(line)
             name = "data-parallel bf16" if method == "data_parallel" else f"{codec} H={every} P={fragments}"
-            lines.append([name, *(_gbps(row) for row in line)])
+            down = cells[0].broadcast
+            lines.append([f"{name} up" if down else name, *(_gbps(row) for row in cells)])
+            if down:
+                lines.append([f"  {down} down", *(f"{row.down_gbps:.3g}" for row in cells)])
         where = f"{sites} sites" if sites > 1 else "1 site"
         title = f"Gbit/s for a compute utilisation, {where}, {format_duration(step_s)} steps; decoupled by H and P"
         blocks.append([title, *table(lines)])

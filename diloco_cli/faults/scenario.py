@@ -29,7 +29,7 @@ from diloco_cli.units import parse_duration
 SCENARIO_VERSION = 1
 MOST_FAULTS = 1000
 LONGEST_S = 366 * 86_400.0
-GROUPS = ("learners", "all")  # one of the learners, drawn; every learner and the syncer
+GROUPS = ("learners", "regions", "all")  # one of the learners, or of the regions, drawn; every learner and the syncer
 
 FaultKind = Literal[
     "kill", "pause", "slow", "partition", "flaky", "stale", "corrupt", "poison", "disk-full", "clock-skew",
@@ -54,7 +54,8 @@ LASTING: tuple[FaultKind, ...] = ("pause", "slow", "partition", "flaky", "stale"
 @dataclass(frozen=True)
 class FaultRule:
     """One line of a scenario. Exactly one of `at_s` (once), `every_s` and `poisson_s` (mean distance) says when.
-    `target`: a unit's name, `syncer`, `learners` (one of them), `region:NAME` (all in it), `all`."""
+    `target`: a unit's name, `syncer`, `learners` (one of them), `region:NAME` (all in it), `regions` (all in one of
+    them), `all`."""
 
     kind: FaultKind
     target: str
@@ -138,7 +139,7 @@ def load_scenario(path: Path | str) -> Scenario:
     if scenario.warm_up_s >= scenario.duration_s:
         raise UsageError("warm_up must be shorter than duration", where=tree.where)
     for index, rule in enumerate(scenario.faults):
-        problem = _problem(rule)
+        problem = _problem(rule) or _never(rule, scenario)
         if problem:
             raise UsageError(f"faults[{index}]: {problem}", where=_place(tree, index))
     return scenario
@@ -156,6 +157,16 @@ def _problem(rule: FaultRule) -> str | None:
         return f"{rule.kind} needs no 'revive_after': that is for kill"
     if rule.kind in ("slow", "flaky", "clock-skew") and rule.factor is None:
         return f"{rule.kind} needs 'factor': {KINDS[rule.kind]}"
+    return None
+
+
+def _never(rule: FaultRule, scenario: Scenario) -> str | None:
+    """A fault that its scenario has no time for must not pass for one that was survived."""
+    if rule.at_s is not None and rule.at_s > scenario.duration_s:
+        return f"at {rule.at_s:g} s it never happens: the scenario ends at {scenario.duration_s:g} s"
+    if rule.every_s is not None and scenario.warm_up_s + rule.every_s > scenario.duration_s:
+        first_s = scenario.warm_up_s + rule.every_s
+        return f"its first time, {first_s:g} s, never comes: the scenario ends at {scenario.duration_s:g} s"
     return None
 
 

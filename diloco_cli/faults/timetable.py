@@ -126,6 +126,9 @@ def _targets(rule: FaultRule, units: Sequence[Unit], draws: Draws) -> tuple[str,
         return tuple(names)
     if rule.target == "learners" and learners:
         return (learners[int(draws.uniform() * len(learners))],)
+    if rule.target == "regions" and regions:
+        drawn = regions[int(draws.uniform() * len(regions))]
+        return tuple(sorted(unit.name for unit in units if unit.region == drawn))
     if rule.target.startswith("region:"):
         region = rule.target.removeprefix("region:")
         inside = sorted(unit.name for unit in units if unit.region == region)
@@ -144,7 +147,7 @@ def _forbidden(fault: Injection, disturbed: dict[str, Injection], scenario: Scen
     if protected:
         return f"{', '.join(protected)} is protected"
     for name in fault.targets:
-        before = disturbed.get(name)
+        before = disturbed.get(name) if fault.kind != "second-syncer" else None  # that one only starts beside it
         if before is not None and fault.at_s < _ends_s(before) + limits.cooldown_s:
             return f"{name} is still disturbed by #{before.number}, or cooling down"
     away = {name for name, other in disturbed.items() if fault.at_s < _ends_s(other)} | set(fault.targets)

@@ -227,8 +227,8 @@ def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Fl
         at_risk = s.round_s / 2 + hidden
         parts.append((short(candidate.availability), "availability"))
         parts.append((f"{short(settings.mtbf_s)} / ({short(settings.mtbf_s)} + {short(at_risk)})", "kept"))
-    if fleet.stands_still:
-        parts.append((short(fleet.quorum_probability), "quorum"))
+    if flow.moving < 1:
+        parts.append((short(flow.moving), "moving"))
     formula = " x ".join(text for _, text in parts)
     numbers = " * ".join(number for number, _ in parts)
     return Explanation(island.name, "predicted", formula, numbers, island.predicted_tokens_per_s, "tokens/s")

@@ -98,7 +98,7 @@ def _planned(
         availability=candidate.availability,
         price_per_h=island.price_per_h,
         egress_per_day=up_gb_per_day(fleet, run, model) * candidate.egress_per_gb,
-        predicted_tokens_per_s=flow.after_failures * fleet.moving,
+        predicted_tokens_per_s=flow.after_failures,
         warnings=tuple(_island_warnings(candidate, fleet, run, inventory, model)),
         received_mbps=carried.received_mbps,
     )

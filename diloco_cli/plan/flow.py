@@ -6,11 +6,12 @@ For island i with step t_i, in a round T = H x fastest step:
     after link       x slot / (slot + what overlap x slot does not hide of exchange_i)
                      x (1 - in flight_i / T)                     except with `mixing: rebase`, which keeps it
     after failures   x availability x MTBF / (MTBF + at risk)    at risk = T / 2 + overlap x slot
+                     x share in which it need not stand still    see goodput.waiting
 
-A missing quorum is taken to lose no tokens: a learner's next offer of a fragment holds everything since its last
-adoption, and the syncer skips a slot that nobody fills (offers that become too stale meanwhile are not counted). Only
-who waits for merges stands still: `x P(quorum)`, at most, with `adoption: at_tau`, or where slots are skipped later
-than the drift bound lets a learner step on.
+While a quorum is missing nothing is merged, and a skipped slot changes nothing about that: learners step on up to the
+drift bound and stand still from then on. What they train until then is taken to be merged later, since a learner's
+next offer of a fragment holds everything since its last adoption (what an adoption by replacement gives up of it is
+not counted).
 """
 
 from __future__ import annotations
@@ -43,32 +44,26 @@ class Flow:
     after_link: float
     after_failures: float
     worth: float
+    moving: float  # share of its time there in which no missing quorum makes it stand still
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Islands that take part, fastest step first, under `sync`. `flows[i]` belongs to `kept[i]`.
-    `stands_still`: learners wait while the quorum is missing."""
+    """Islands that take part, fastest step first, under `sync`. `flows[i]` belongs to `kept[i]`."""
 
     kept: tuple[Candidate, ...]
     sync: SyncSettings
     schedule: Schedule
     flows: tuple[Flow, ...]
     quorum_probability: float
-    stands_still: bool = False
     tokens_per_s: float = field(init=False)
     effective_tokens_per_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         total = sum(flow.after_failures for flow in self.flows)
         valued = sum(flow.after_failures * flow.worth for flow in self.flows)
-        object.__setattr__(self, "tokens_per_s", total * self.moving)
-        object.__setattr__(self, "effective_tokens_per_s", valued * self.moving)
-
-    @property
-    def moving(self) -> float:
-        """Share of the time in which a missing quorum makes nobody wait."""
-        return self.quorum_probability if self.stands_still else 1.0
+        object.__setattr__(self, "tokens_per_s", total)
+        object.__setattr__(self, "effective_tokens_per_s", valued)
 
 
 def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
@@ -76,17 +71,21 @@ def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) 
     fragments = fragments_of(sync, model)
     transfers = [transfer_s(c.island.link, fragments.largest, sync.codec, sync.broadcast) for c in kept]
     schedule = make_schedule(sync, fragments, [c.step_s for c in kept], transfers)
+    availabilities = [c.availability for c in kept]
+    rates = [0.0 if c.island.mtbf_s is None else 1.0 / c.island.mtbf_s for c in kept]
+    moving = goodput.waiting(sync.quorum, availabilities, rates, drift_s(sync, schedule)).moving
     flows = tuple(
-        _flow(c, transfer, schedule, sync, model.parameters, fragments.mean, len(kept))
-        for c, transfer in zip(kept, transfers, strict=True)
+        _flow(c, transfer, schedule, sync, model.parameters, fragments.mean, len(kept), share)
+        for c, transfer, share in zip(kept, transfers, moving, strict=True)
     )
-    quorum = goodput.probability_at_least(sync.quorum, [c.availability for c in kept])
-    return Fleet(tuple(kept), sync, schedule, flows, quorum, waits_for_merges(sync, schedule.round_s))
+    return Fleet(tuple(kept), sync, schedule, flows, goodput.probability_at_least(sync.quorum, availabilities))
 
 
-def waits_for_merges(sync: SyncSettings, round_s: float) -> bool:
-    """Whether learners stand still while the quorum is missing, instead of stepping on."""
-    return sync.adoption == "at_tau" or sync.skip_after_s > sync.drift_rounds * round_s
+def drift_s(sync: SyncSettings, schedule: Schedule) -> float:
+    """How long learners step on while nothing is merged: up to the drift bound, or to the merge that they await."""
+    if sync.adoption == "at_tau":
+        return schedule.overlap * schedule.slot_s
+    return sync.drift_rounds * schedule.round_s
 
 
 def _flow(
@@ -97,6 +96,7 @@ def _flow(
     parameters: int,
     mean: float,
     num_islands: int,
+    moving: float,
 ) -> Flow:
     round_s, step_s, link = schedule.round_s, candidate.step_s, candidate.island.link
     hidden_s = schedule.overlap * schedule.slot_s
@@ -118,8 +118,9 @@ def _flow(
         ideal=ideal,
         after_idle=after_idle,
         after_link=after_link,
-        after_failures=after_link * candidate.availability * kept,
+        after_failures=after_link * candidate.availability * kept * moving,
         worth=worth(sync, steps * max(1.0, load), schedule.grace_s, num_islands),
+        moving=moving,
     )
 
 

@@ -13,6 +13,7 @@ from diloco_cli.plan.model_facts import ModelFacts
 GUESSED_RESTART_S = 240.0
 GRADIENT_BITS = 16.0
 MEAN_VALUE_ROUNDS = 200  # of an iteration that halves its error in each
+MOST_TERMS = 2_000_000  # of the probabilities that enough of the others are there, summed island by island
 LONGEST_POINTS = 1000  # of an integral over 20 mean times away
 BACKWARD_SHARE = 2 / 3  # of a step: gradients can travel while the backward pass still computes others
 
@@ -37,11 +38,47 @@ def kept_work(island: IslandSettings, at_risk_s: float) -> float:
 
 def probability_at_least(quorum: int, availabilities: Sequence[float]) -> float:
     """Poisson-binomial: P(at least `quorum` islands are there), the islands failing independently."""
+    if quorum <= 0:
+        return 1.0
     few = [1.0] + [0.0] * (quorum - 1)  # few[k] = P(exactly k of those seen so far are there), k below the quorum
     for p in availabilities:
         shifted = [0.0, *few[:-1]]
         few = [stay * (1 - p) + come * p for stay, come in zip(few, shifted, strict=True)]
     return 1.0 - sum(few)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a missing quorum costs. `moving[i]`: the share of its own time in which island i need not stand still;
+    `still`: the share of a quorum's absences that is longer than learners step on."""
+
+    moving: tuple[float, ...]
+    still: float = 0.0
+
+
+def waiting(quorum: int, availabilities: Sequence[float], failures_per_s: Sequence[float], drift_s: float) -> Waiting:
+    """An island that is there misses the quorum if fewer than K - 1 of the others are there; then it steps on for
+    `drift_s` and stands still for the rest.
+
+    Absences of the quorum are taken as exponential, P(missing) / rate long on average, where rate = the sum over
+    islands of availability x failures per second x P(exactly K - 1 of the others are there).
+    """
+    missing = 1.0 - probability_at_least(quorum, availabilities)
+    if quorum == 1 or missing <= 0:  # at K = 1 whoever is there is enough
+        return Waiting((1.0,) * len(availabilities))
+    same = {p: p for p in availabilities}
+    if len(same) * len(availabilities) * quorum > MOST_TERMS:  # of so many, one or another hardly makes a difference
+        same = dict.fromkeys(availabilities, sorted(availabilities)[len(availabilities) // 2])
+    enough, without = {}, {}  # P(K - 1 of the others, or K of them), by an island's own availability
+    for p in set(same.values()):
+        others = list(availabilities)
+        others.remove(p)
+        enough[p], without[p] = probability_at_least(quorum - 1, others), probability_at_least(quorum, others)
+    lost_per_s = sum(
+        p * rate * (enough[same[p]] - without[same[p]]) for p, rate in zip(availabilities, failures_per_s, strict=True)
+    )
+    still = math.exp(-drift_s * max(0.0, lost_per_s) / missing)
+    return Waiting(tuple(1.0 - (1.0 - enough[same[p]]) * still for p in availabilities), still)
 
 
 def synchronous_tokens_per_s(
@@ -87,10 +124,11 @@ def elastic_goodput(stops: Stops) -> tuple[float, float]:
 
         T = step / p + down + u x up        p = 1 - exp(-failures x slices there): a step in which something fails
         u = (1 / p - 1) x (1 - exp(-n x step / T))    steps after which somebody waits to be taken in, n lost a cycle
-        goodput = step / p / T x (1 - n x (away + step) / (T x slices))
+        there = 1 - n x (away + step) / (T x slices)
+        goodput = step / p / T x there            uptime = step / p / T x (1 - (1 - there)^slices): somebody is there
 
-    Mean values throughout, solved by iteration; within about a point of the simulation. One slice alone has nothing
-    that goes on without it.
+    Mean values throughout, solved by iteration; within about a point of the simulation of many slices. One slice alone
+    has nothing that goes on without it.
     """
     if stops.failures <= 0:
         return 1.0, 1.0
@@ -106,19 +144,25 @@ def elastic_goodput(stops: Stops) -> tuple[float, float]:
         stepping = stops.step_s / p / cycle_s
         away = lost * (stops.away_s + stops.step_s) / (cycle_s * stops.slices)
         there = (there + max(0.0, 1 - away)) / 2
-    return min(1.0, stepping) * there, min(1.0, stepping)
+    stepping = min(1.0, stepping)
+    return stepping * there, stepping * (1 - (1 - there) ** stops.slices)
 
 
 def inelastic_goodput(stops: Stops) -> float:
     """Everything stops until the last slice is back: what the step in which n >= 1 slices failed (Poisson) left of it,
-    then E[longest of n] + up. E[longest] = integral of 1 - (exp(failures x F(t)) - 1) / (exp(failures) - 1) over t."""
+    then E[longest of n] + up. E[longest] = integral of 1 - P(all are back after t) over t."""
     if stops.failures <= 0:
         return 1.0
     p = -math.expm1(-stops.failures)
     width_s = stops.away_s / 50
     longest_s = sum(
-        width_s * (1 - math.expm1(stops.failures * stops.cdf((k + 0.5) * width_s)) / math.expm1(stops.failures))
-        for k in range(LONGEST_POINTS)
+        width_s * (1 - _all_back(stops.failures, stops.cdf((k + 0.5) * width_s))) for k in range(LONGEST_POINTS)
     )
     failed = min(1.0, stops.failures / p / stops.slices)
     return stops.step_s * (1 / p - failed) / (stops.step_s / p + longest_s + stops.up_s)
+
+
+def _all_back(failures: float, back: float) -> float:
+    """(exp(failures x back) - 1) / (exp(failures) - 1), without exponentials that overflow: all of n >= 1 failed slices
+    are back, each of them with probability `back`."""
+    return math.exp(failures * (back - 1)) * math.expm1(-failures * back) / math.expm1(-failures)

@@ -9,6 +9,7 @@ import numpy as np
 from diloco_cli.simulate.chips import MS, Repair
 
 BLOCK = 8192
+LONGEST_MS = 1 << 61
 
 
 def generator(*seeds: int) -> np.random.Generator:
@@ -20,7 +21,7 @@ def repairs_ms(repair: Repair, rng: np.random.Generator) -> Iterator[int]:
     """How long one slice after the other stays away, in whole milliseconds, at least one."""
     while True:
         seconds = repair.quantile_s(rng.random(BLOCK))
-        yield from np.maximum(1, np.rint(seconds * MS)).astype(np.int64).tolist()
+        yield from np.clip(np.rint(seconds * MS), 1, LONGEST_MS).astype(np.int64).tolist()
 
 
 def uniforms(rng: np.random.Generator) -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -15,13 +16,16 @@ from diloco_cli.protocol.records import Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import encode
+from diloco_cli.signing import LOG
 from diloco_cli.simulate.arithmetic import NoEvaluator, TraceArithmetic
 from diloco_cli.simulate.island import Condition, Incarnation, Sizes
 from diloco_cli.simulate.world import LATENCY_S, Actor, World
+from diloco_cli.units import format_duration
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: runs in virtual time carry no real date
 RESTART_S = 5.0  # of a process that its supervisor starts again
 CAN: tuple[FaultKind, ...] = ("kill", "pause", "slow", "partition", "corrupt", "poison", "second-syncer")
+OF_LEARNERS: tuple[FaultKind, ...] = ("slow", "corrupt", "poison")  # there is no link and no delta of the syncer's
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Hardware:
 
 @dataclass
 class SimulatedFleet:
-    """Everybody of one run. The same arguments give the same history, to the byte."""
+    """Everybody of one run. The same arguments give the same history, to the byte. `injected`: so many faults happened;
+    `without_effect`: what they did not change, and why."""
 
     run: RunFormat
     sizes: Sizes
@@ -45,24 +50,23 @@ class SimulatedFleet:
     latency_s: float = LATENCY_S
     world: World = field(default_factory=World)
     log: list[str] = field(default_factory=list)
+    injected: int = 0
+    without_effect: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        unable = sorted({fault.kind for fault in self.faults} - set(CAN))
-        if unable:
-            raise UsageError(
-                f"a simulated run cannot do {', '.join(unable)}; it can do {', '.join(CAN)}",
-                hint="diloco chaos breaks real processes",
-            )
+        refuse_impossible_faults(self.faults)
         self._numbers = count()
         self.conditions = {island.name: Condition(island) for island in self.run.islands}
         self.incarnations: dict[str, Incarnation] = {}
         self.syncers: list[Actor] = []
         self.state = RunState()
         self._down_since_s: dict[str, float] = {}
+        self._paused: dict[str, tuple[float, list[Actor]]] = {}  # since when, and who exactly
+        self._cut_off_until_s: dict[str, float] = {}
         self._failures = {name: Draws(self.seed, f"failures of {name}") for name in self.conditions}
         self.world.latency_s, self.world.unreachable_until_s = self._latency_s, self._unreachable_until_s
         self.world.on_end = self._ended
-        self.world.store.create(FORMAT_KEY, encode(self.run))
+        self.world.store.create(FORMAT_KEY, self.run.keyring.seal(LOG, FORMAT_KEY, encode(self.run)))
 
     # -- a history ----------------------------------------------------------------------------------------------
 
@@ -74,12 +78,13 @@ class SimulatedFleet:
         for fault in self.faults:
             if not fault.skipped:
                 self.world.call_at(fault.at_s, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
-        self.world.run(self._over, seconds)
+        end_s = self.world.now_s + seconds
+        self.world.call_at(end_s, lambda: None)  # nothing later than this is played to find the end
+        self.world.run(lambda: self.state.phase == "FINISHED" or self.world.now_s >= end_s, seconds)
         for name, since_s in self._down_since_s.items():
             self.conditions[name].down_s += self.world.now_s - since_s
-
-    def _over(self) -> bool:
-        return self.state.phase == "FINISHED"
+        for name in list(self._paused):
+            self._book_pause(name)
 
     def nonce(self) -> str:
         return f"{self.seed & 0xFFFFFFFF:08x}{next(self._numbers):024x}"
@@ -121,19 +126,24 @@ class SimulatedFleet:
             self._say(f"{name} fails")
             self._kill(name, self.hardware[name].restart_s)
 
-    def _kill(self, name: str, back_after_s: float) -> None:
-        if name == SYNCER:
-            for actor in self.syncers:
-                self.world.kill(actor)
-            self.world.call_at(self.world.now_s + back_after_s, self._start_syncer)
-            return
-        incarnation = self.incarnations.pop(name, None)
-        if incarnation is None:
-            return  # it is down already, and will be back
-        for actor in incarnation.actors:
+    def _living(self, name: str) -> list[Actor]:
+        actors = self.syncers if name == SYNCER else self.incarnations[name].actors if name in self.incarnations else []
+        return [actor for actor in actors if not actor.ended]
+
+    def _kill(self, name: str, back_after_s: float) -> str | None:
+        """Why that changes nothing, if so: it is down already, and will be back."""
+        living = self._living(name)
+        if not living:
+            return "it is down"
+        self._book_pause(name)
+        for actor in living:
             self.world.kill(actor)
-        self._down_since_s[name] = self.world.now_s
-        self.world.call_at(self.world.now_s + back_after_s, lambda: self._revive(name))
+        if name != SYNCER:
+            self.incarnations.pop(name)
+            self._down_since_s[name] = self.world.now_s
+        revive = self._start_syncer if name == SYNCER else lambda: self._revive(name)
+        self.world.call_at(self.world.now_s + back_after_s, revive)
+        return None
 
     def _revive(self, name: str) -> None:
         self.conditions[name].down_s += self.world.now_s - self._down_since_s.pop(name)
@@ -142,45 +152,69 @@ class SimulatedFleet:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def _inject(self, fault: Injection) -> None:
-        self._say(f"#{fault.number} {fault.kind} {', '.join(fault.targets)}")
+        self.injected += 1
+        text, reasons = f"#{fault.number} {fault.kind} ", []
         for name in fault.targets:
-            if fault.kind == "kill":
-                self._kill(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)
-            elif fault.kind == "pause":
-                self._pause(name, fault.for_s or 0.0)
-            elif fault.kind == "second-syncer":
-                self._start_syncer()
-            else:
-                self._disturb(name, fault)
+            reason = self._befall(name, fault)
+            if reason is not None:
+                reasons.append(f"no effect on {name}: {reason}")
+                self.without_effect.append(f"{text}{name} at {format_duration(self.world.now_s)}, since {reason}")
+        self._say("; ".join([text + ", ".join(fault.targets), *reasons]))
 
-    def _pause(self, name: str, for_s: float) -> None:
-        actors = self.syncers if name == SYNCER else self.incarnations[name].actors if name in self.incarnations else []
-        frozen = [actor for actor in actors if not (actor.ended or actor.paused)]
+    def _befall(self, name: str, fault: Injection) -> str | None:
+        """Why the fault changes nothing for this unit, if so."""
+        match fault.kind:
+            case "kill":
+                return self._kill(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)
+            case "pause":
+                return self._pause(name, fault.for_s or 0.0)
+            case "second-syncer":
+                self._start_syncer()
+            case "slow":
+                return self._slow(self.conditions[name], fault.for_s or 0.0, fault.factor or 1.0)
+            case "partition":
+                until_s = self.world.now_s + (fault.for_s or 0.0)
+                self._cut_off_until_s[name] = max(self._cut_off_until_s.get(name, 0.0), until_s)
+            case "corrupt":
+                self.conditions[name].corrupt += 1
+            case "poison":
+                self.conditions[name].poison += 1
+        return None
+
+    def _pause(self, name: str, for_s: float) -> str | None:
+        frozen = [actor for actor in self._living(name) if not actor.paused]
+        if not frozen:
+            return "it is paused" if self._living(name) else "it is down"
         for actor in frozen:
             self.world.pause(actor)
+        self._paused[name] = (self.world.now_s, frozen)
 
         def wake() -> None:
             for actor in frozen:
                 self.world.resume(actor)
+            if name in self._paused and self._paused[name][1] is frozen:
+                self._book_pause(name)
 
         self.world.call_at(self.world.now_s + for_s, wake)
-        if name != SYNCER:
-            self.conditions[name].stalled_s += for_s
+        return None
 
-    def _disturb(self, name: str, fault: Injection) -> None:
-        condition = self.conditions.get(name)
-        if condition is None:
-            raise UsageError(f"a simulated run cannot {fault.kind} the {name}: give a learner, a region or all")
-        if fault.kind == "slow":
-            condition.slow *= fault.factor or 1.0
-            self.world.call_at(self.world.now_s + (fault.for_s or 0.0), lambda: _divide(condition, fault.factor or 1.0))
-        elif fault.kind == "partition":
-            until_s = self.world.now_s + (fault.for_s or 0.0)
-            condition.unreachable_until_s = max(condition.unreachable_until_s, until_s)
-        elif fault.kind == "corrupt":
-            condition.corrupt += 1
-        else:
-            condition.poison += 1
+    def _book_pause(self, name: str) -> None:
+        """Its end: it wakes, dies, or the history is over."""
+        since_s, _ = self._paused.pop(name, (self.world.now_s, []))
+        if name != SYNCER:
+            self.conditions[name].stalled_s += self.world.now_s - since_s
+
+    def _slow(self, condition: Condition, for_s: float, factor: float) -> str | None:
+        link = condition.island.link
+        if link.up_bps is None and link.down_bps is None:
+            return "the rate of its link is unknown"
+
+        def usual() -> None:
+            condition.slow /= factor
+
+        condition.slow *= factor
+        self.world.call_at(self.world.now_s + for_s, usual)
+        return None
 
     def _refuse(self, offer: Offer) -> str | None:
         return "norm_cap" if offer.id in self.conditions[offer.learner].poisoned else None
@@ -192,8 +226,7 @@ class SimulatedFleet:
         return self.latency_s + (self.merge_s if merging else 0.0)
 
     def _unreachable_until_s(self, actor: Actor) -> float:
-        condition = self.conditions.get(actor.name)
-        return 0.0 if condition is None else condition.unreachable_until_s
+        return self._cut_off_until_s.get(actor.name, 0.0)
 
     def _ended(self, actor: Actor) -> None:
         """A fenced process leaves in peace; anything else that ends with an error is the code's own."""
@@ -211,5 +244,20 @@ def units_of(run: RunFormat) -> tuple[Unit, ...]:
     return (*(Unit(island.name, island.region) for island in run.islands), Unit(SYNCER, None))
 
 
-def _divide(condition: Condition, factor: float) -> None:
-    condition.slow /= factor
+def refuse_impossible_faults(faults: Sequence[Injection]) -> None:
+    """Before anything is played. Raises UsageError for what a simulated run cannot do at all, or not to this unit."""
+    unable = sorted({fault.kind for fault in faults} - set(CAN))
+    if unable:
+        raise UsageError(
+            f"a simulated run cannot do {', '.join(unable)}; it can do {', '.join(CAN)}",
+            hint="leave it out of the scenario",
+        )
+    for fault in faults:
+        what = f"#{fault.number} at {format_duration(fault.at_s)}: "
+        if fault.kind in OF_LEARNERS and SYNCER in fault.targets:
+            raise UsageError(
+                f"{what}a simulated run cannot do {fault.kind} to the {SYNCER}",
+                hint="target a learner, learners (one of them), regions (one of them) or region:NAME",
+            )
+        if fault.kind == "second-syncer" and fault.targets != (SYNCER,):
+            raise UsageError(f"{what}{fault.kind} starts a {SYNCER}, and nothing else", hint=f"target: {SYNCER}")

@@ -21,6 +21,7 @@ from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.quorum import moving_average
 from diloco_cli.protocol.records import Island, Output, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.training import is_over, merge_is_due, save_is_due, waited_for
 from diloco_cli.simulate.world import Actor, World
 
 PAUSE_S = 0.2
@@ -54,7 +55,6 @@ class Condition:
 
     island: Island
     slow: float = 1.0  # times that its link is slower
-    unreachable_until_s: float = 0.0
     corrupt: int = 0  # so many of its next payloads get a wrong byte
     poison: int = 0  # so many of its next deltas are far too large
     steps: int = 0
@@ -93,11 +93,11 @@ class Incarnation:
         self.actors: list[Actor] = []
         self.state = RunState()
         self.arrived: dict[int, Output] = {}
-        self.awaited: deque[tuple[int, Draft]] = deque()
+        self.awaited: deque[Draft] = deque()
         self.upload_s = self.adoption_s = 0.0
         self.slot_s = self.island.local_steps * self.island.step_s / run.num_fragments
         self.inner: str | None = None
-        self.optimizer_steps = self.rounds_saved = 0
+        self.optimizer_steps = self.saved_at = 0
 
     def start(self, delay_s: float = 0.0) -> None:
         self._spawn(self._train(), delay_s)
@@ -143,16 +143,15 @@ class Incarnation:
             self._save_now_and_then()
 
     def _over(self) -> bool:
-        stopped = self.state.phase == "STOPPED" and self.state.n > self.joined_at
-        return self.state.phase == "FINISHED" or stopped
+        return is_over(self.state, self.joined_at)
 
     def _stall(self) -> Steps[None]:
         yield Sleep(PAUSE_S)
         self.condition.stalled_s += PAUSE_S
 
     def _hear(self) -> None:
-        if self.run.settings.sync.adoption == "on_arrival":
-            for fragment in sorted(self.arrived):
+        for fragment in sorted(self.arrived):
+            if self.run.settings.sync.adoption == "on_arrival" or self.progress.is_left_behind(fragment, self.state):
                 self._adopt(self.arrived.pop(fragment))
         self.progress.heard(self.state, self.island.step_s, self.upload_s + self.adoption_s)
         self.progress.overgrown()
@@ -165,22 +164,22 @@ class Incarnation:
 
     def _await_merges(self) -> Steps[None]:
         """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be."""
-        while self.awaited and self.awaited[0][0] <= self.progress.next_slot and not self._over():
-            draft = self.awaited[0][1]
-            output = self.arrived.get(draft.fragment)
-            self._hear()
-            if output is None or output.slot < draft.slot:
+        while self.awaited and merge_is_due(self.run.settings.sync, self.awaited[0], self.progress.next_slot):
+            draft = self.awaited.popleft()
+            while not self._over():
+                self._hear()
+                found = waited_for(draft, self.arrived.get(draft.fragment), self.progress.base_floor)
+                if found == "here":
+                    self._adopt(self.arrived.pop(draft.fragment))
+                if found != "to come":
+                    break
                 yield from self._stall()
-                continue
-            self._adopt(self.arrived.pop(draft.fragment))
-            self.awaited.popleft()
 
     # -- uploads ------------------------------------------------------------------------------------------------
 
     def _send(self, draft: Draft) -> None:
-        sync = self.run.settings.sync
-        if sync.adoption == "at_tau" and sync.overlap != "auto":
-            self.awaited.append((draft.slot + 1 + sync.overlap, draft))
+        if self.run.settings.sync.adoption == "at_tau":
+            self.awaited.append(draft)
         self._spawn(self._upload(draft, self.world.now_s, self._up_done_s(self.sizes.delta[draft.fragment])))
 
     def _up_done_s(self, num_bytes: float) -> float:
@@ -204,9 +203,9 @@ class Incarnation:
         self.upload_s = moving_average(self.upload_s or None, self.world.now_s - asked_s)
 
     def _save_now_and_then(self) -> None:
-        every = self.run.settings.train.inner.save_every * self.island.local_steps
-        if self.sizes.moments and self.progress.steps // every > self.rounds_saved:
-            self.rounds_saved = self.progress.steps // every
+        steps, every_rounds = self.progress.steps, self.run.settings.train.inner.save_every
+        if self.sizes.moments and save_is_due(steps, self.island.local_steps, every_rounds, self.saved_at):
+            self.saved_at = steps
             self.progress.saved(self.optimizer_steps)
             key = inner_key(self.island.name, self.progress.incarnation, self.optimizer_steps, digest(b"moments"))
             self._spawn(self._upload_moments(key, self.world.now_s, self._up_done_s(self.sizes.moments)))

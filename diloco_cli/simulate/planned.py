@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diloco_cli.errors import UsageError
+from diloco_cli.plan.flow import drift_s
 from diloco_cli.plan.goodput import restart_s
 from diloco_cli.plan.plan import Plan
 from diloco_cli.simulate.chips import MS, Learner
@@ -36,11 +37,12 @@ def learners_of_plan(plan: Plan) -> tuple[Learner, ...]:
 
 
 def rules_of_plan(plan: Plan) -> MergeRules:
-    """Quorum, overlap and grace as planned."""
+    """Quorum, overlap, grace and drift bound as planned."""
     return MergeRules(
         quorum=plan.schedule.quorum,
         overlap=plan.schedule.overlap,
         gamma=plan.run.sync.grace.gamma,
         sync_s=plan.schedule.exchange_s,
         skip_after_s=plan.run.sync.skip_after_s,
+        drift_s=drift_s(plan.run.sync, plan.schedule),
     )

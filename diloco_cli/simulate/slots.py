@@ -1,5 +1,11 @@
 """Which reports a syncer merges: one slot after the other, every decision by the product's own functions.
 
+This is the paper's form, without numbered slots: a report is made for no slot in particular and counts for the one
+that is due when it comes. Who misses a window opens the next slot, and at K = 1 makes its quorum. So where the reports
+of many learners are spread over a step, there are more merges than a learner has steps, with fewer participants each.
+Through a bucket an offer is made for a slot, and one that is late makes no quorum (`protocol.quorum.Watch`); that is
+what `simulate run` and `simulate protocol` show.
+
 A slot whose inputs, seen from its first report, equal an earlier slot's has the same outcome: the decision is pure, so
 it may be remembered. Without the memory every slot is decided anew, which is slower and must change nothing.
 """
@@ -10,31 +16,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 import numpy as np
 
 from diloco_cli.protocol.quorum import (
     Pace,
-    SlotFacts,
+    Watch,
     alive_within_s,
     decide_slot,
     grace_window,
+    late_offers_count_after_s,
     measured_pace,
 )
 from diloco_cli.simulate.chips import MS
 from diloco_cli.simulate.timeline import Timeline, Whole
 
 FAR_MS = 1 << 62
-BLOCK = 4096
-MOST_REMEMBERED = 200_000  # outcomes; then the memory starts anew
+BLOCK = 1 << 16
+MOST_REMEMBERED = 4_000_000  # times in the inputs of all outcomes; then the memory starts anew
 
 
 @dataclass(frozen=True)
 class MergeRules:
     """As in run.yaml: K, tau, gamma. `sync_s`: to upload, merge and adopt a fragment. `steps_per_slot`: inner steps of
-    a learner from one report to the next (H / P; 1 where every fragment has its own step)."""
+    a learner from one report to the next (H / P; 1 where every fragment has its own step). `drift_s`: how long learners
+    step on while the quorum is missing; it decides what their steps are worth (`presence`) and no merge."""
 
     quorum: int = 1
     overlap: int | Literal["auto"] = 2
@@ -42,6 +50,7 @@ class MergeRules:
     sync_s: float = 1.0
     skip_after_s: float = 60.0
     steps_per_slot: int = 1
+    drift_s: float = inf
 
 
 @dataclass(frozen=True)
@@ -79,29 +88,22 @@ class Outcome:
 def decide(view: SlotView, rules: MergeRules) -> Outcome:
     """Ask the syncer's own functions at every moment at which their answer can change."""
     grace = grace_window(rules.overlap, view.pace, rules.gamma)
-    reached_ms: int | None = None
-    skip_ms = view.opened + round(rules.skip_after_s * MS)
-    moments = sorted({0, view.slot_ms, max(0, skip_ms), *view.reports})
+    late_after_s = late_offers_count_after_s(view.pace, rules.skip_after_s)
+    watch = Watch(view.opened / MS)
+    skip_ms = max(0, view.opened + round(rules.skip_after_s * MS))  # in seconds that may be a rounding too early
+    gone = (until_ms + 1 for until_ms in view.alive_until if until_ms >= 0)
+    moments = sorted({0, view.slot_ms, skip_ms, skip_ms + 1, *view.reports, *gone})
     while True:
         now_ms = moments.pop(0)
         present = tuple(m for m, at_ms in enumerate(view.reports) if at_ms <= now_ms)
-        if reached_ms is None and len(present) >= rules.quorum:
-            reached_ms = now_ms
         pairs = zip(view.reports, view.alive_until, strict=True)
         alive = sum(at_ms <= now_ms or until_ms >= now_ms for at_ms, until_ms in pairs)
-        facts = SlotFacts(
-            present=len(present),
-            alive=alive,
-            quorum=rules.quorum,
-            first_offer_s=0.0,
-            quorum_reached_s=None if reached_ms is None else reached_ms / MS,
-            later_offers=now_ms >= view.slot_ms,  # who reported first has reached its next slot by then
-            waiting_since_s=view.opened / MS,
-            now_s=now_ms / MS,
-        )
+        later_offers = now_ms >= view.slot_ms  # who reported first has reached its next slot by then
+        made_for = [0] * len(present)  # this slot: none is late
+        facts = watch.look(0, made_for, alive, rules.quorum, later_offers, late_after_s, now_ms / MS)
         decision = decide_slot(facts, grace, rules.skip_after_s)
         if decision.action == "merge":
-            pace = measured_pace(view.pace, view.slot_ms / MS, (reached_ms or 0) / MS, rules.sync_s)
+            pace = measured_pace(view.pace, view.slot_ms / MS, watch.quorum_s or 0.0, rules.sync_s)
             return Outcome("merge", now_ms, present, alive, pace)
         if decision.action == "skip":
             return Outcome("skip", now_ms, present, alive, view.pace)
@@ -127,9 +129,9 @@ class Merges:
 
 
 def merge_all(timelines: Sequence[Timeline], rules: MergeRules, memory: SlotMemory | None = None) -> Merges:
-    """Every slot of a history. Learners never wait for it, so their timelines are known beforehand; learner m's steps
-    end m / M of a step later than learner 0's, as those of machines that nobody synchronises. `memory` serves any
-    number of histories with the same rules; without one, this history gets its own."""
+    """Every slot of a history. Learners step on whatever is merged, so their timelines are known beforehand; learner
+    m's steps end m / M of a step later than learner 0's, as those of machines that nobody synchronises. `memory` serves
+    any number of histories with the same rules; without one, this history gets its own."""
     slot_ms = rules.steps_per_slot * min(t.learner.step_ms for t in timelines)
     memory = memory or SlotMemory()
     memory.serve(rules, slot_ms)
@@ -175,7 +177,7 @@ class SlotMemory:
     def serve(self, rules: MergeRules, slot_ms: int) -> None:
         """From now on decide by these rules; what was learned by others is forgotten."""
         if (rules, slot_ms) != (self.rules, self.slot_ms):
-            self._same, self._alike, self._paces = {}, {}, {}
+            self._forget()
         self.rules, self.slot_ms = rules, slot_ms
         self.skip_ms = round(rules.skip_after_s * MS)
         self._last = self._last_inputs = None
@@ -190,15 +192,15 @@ class SlotMemory:
         key = (*inputs[0], *inputs[1], *inputs[2:])
         found = self._same.get(key)
         if found is None:
+            if len(self._same) * len(key) >= MOST_REMEMBERED:
+                self._forget()
+                self.same_pace(pace)
             found = self._decide_alike(self._view(upcoming, heard, first_ms, opened_ms, pace))
             self._same[key] = found
         self._last_inputs, self._last = inputs, found
         return found
 
     def _decide_alike(self, view: SlotView) -> Outcome:
-        if len(self._same) >= MOST_REMEMBERED or len(self._alike) >= MOST_REMEMBERED:
-            self._same.clear()
-            self._alike.clear()
         found = self._alike.get(view)
         if found is None:
             made = self._decide(view)
@@ -206,8 +208,11 @@ class SlotMemory:
         return found
 
     def same_pace(self, pace: Pace) -> Pace:
-        """Equal averages as one object that stays: its id is part of a key."""
+        """Equal averages as one object that stays as long as the outcomes: its id is part of their keys."""
         return self._paces.setdefault(pace, pace)
+
+    def _forget(self) -> None:
+        self._same, self._alike, self._paces = {}, {}, {}
 
     def _decide(self, view: SlotView) -> Outcome:
         self.decided += 1
@@ -215,7 +220,7 @@ class SlotMemory:
 
     def _view(self, upcoming: list[int], heard: list[int], first_ms: int, opened_ms: int, pace: Pace) -> SlotView:
         """What lies beyond the last moment at which the slot can end makes no difference and is cut off."""
-        last_ms = self.slot_ms if self.rules.quorum == 1 else max(self.slot_ms, self.skip_ms)
+        last_ms = self.slot_ms if self.rules.quorum == 1 else max(self.slot_ms, self.skip_ms) + self.slot_ms
         alive_ms = round(alive_within_s(pace) * MS) - first_ms
         cut_ms = first_ms + last_ms
         return SlotView(
@@ -229,12 +234,13 @@ class SlotMemory:
 
 def step_ends_ms(timeline: Timeline) -> Iterator[tuple[Whole, Whole]]:
     """Blocks of (end, active slices) of every finished step, in order."""
-    step_ms = timeline.learner.step_ms
-    for first in range(0, len(timeline.steps), BLOCK):
-        steps = timeline.steps[first : first + BLOCK]
-        starts = np.repeat(timeline.start_ms[first : first + BLOCK], steps)
-        number = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
-        yield starts + (number + 1) * step_ms, np.repeat(timeline.active[first : first + BLOCK], steps)
+    until = np.cumsum(timeline.steps)  # stretch i ends before this step of the history
+    total = int(until[-1]) if len(until) else 0
+    for first in range(0, total, BLOCK):
+        number = np.arange(first, min(first + BLOCK, total))
+        stretch = np.searchsorted(until, number, side="right")
+        ordinal = number - (until - timeline.steps)[stretch] + 1
+        yield timeline.start_ms[stretch] + ordinal * timeline.learner.step_ms, timeline.active[stretch]
 
 
 def _reports_ms(timeline: Timeline, steps_per_slot: int, index: int, learners: int) -> Iterator[int]:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from diloco_cli.faults.timetable import Injection
 from diloco_cli.layout import ParameterFact, make_layout
+from diloco_cli.plan.candidates import crossing_of, egress_per_gb
 from diloco_cli.plan.goodput import restart_s
 from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.schedule import syncer_s
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.fleet import Hardware, SimulatedFleet
 from diloco_cli.simulate.island import Condition, sizes_of
 from diloco_cli.simulate.world import World
+from diloco_cli.units import format_duration
 
 GB = 1e9
 HOUR_S, DAY_S = 3600.0, 86_400.0
-MERGE_PARAMETERS_PER_S = 1e8  # guessed: parameters of one learner that one syncer core merges in a second
+NOT_CHARGED = ("requests", "storage")  # of a bucket: the plan reckons with them, a history does not
 
 
 @dataclass(frozen=True)
 class Price:
-    """Of one island, in the inventory's currency."""
+    """Of one island, in the inventory's currency. `egress_per_gb`: of what it sends; 0 to a bucket of its region."""
 
     per_h: float = 0.0
     egress_per_gb: float = 0.0
@@ -53,7 +56,9 @@ class IslandReport:
 @dataclass(frozen=True)
 class WhatIf:
     """A whole run, or the first part of it. `goodput` = tokens merged / (undisturbed tokens/s of all islands x time);
-    `participation` as in `status`; `days_to_target` at the rate seen. Money in the inventory's currency."""
+    `participation` as in `status`; `days_to_target` at the rate seen. Money in the inventory's currency: accelerators
+    and egress, without what `not_charged` names. `faults` as planned, of which the first `faults_injected` of those
+    that no constraint forbids happened; `log` says when, and what had no effect."""
 
     name: str
     simulated_s: float
@@ -75,9 +80,12 @@ class WhatIf:
     bytes_down: int
     cost: float
     cost_to_target: float | None
+    not_charged: tuple[str, ...]
     islands: tuple[IslandReport, ...]
     faults: tuple[Injection, ...]
+    faults_injected: int
     log: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def hardware_of_plan(plan: Plan) -> dict[str, Hardware]:
@@ -89,7 +97,16 @@ def hardware_of_plan(plan: Plan) -> dict[str, Hardware]:
 
 
 def prices_of_plan(plan: Plan) -> dict[str, Price]:
-    return {island.name: Price(island.price_per_h, island.egress_per_gb) for island in plan.inventory.islands}
+    """As the plan charges them (plan/money.py)."""
+    inventory = plan.inventory
+    return {island.name: Price(island.price_per_h, egress_per_gb(island, inventory)) for island in inventory.islands}
+
+
+def not_charged(plan: Plan) -> tuple[str, ...]:
+    """What the plan's money has and a history's has not. Mirrors cost where a region has a bucket of its own."""
+    chosen = {island.name for island in plan.islands}
+    crossings = [crossing_of(i, plan.inventory) for i in plan.inventory.islands if i.name in chosen]
+    return (*NOT_CHARGED, "mirrors") if any(crossings) else NOT_CHARGED
 
 
 def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
@@ -129,15 +146,17 @@ def simulated(
         hardware=hardware,
         faults=tuple(faults),
         seed=seed,
-        merge_s=mean_fragment * len(run.islands) / MERGE_PARAMETERS_PER_S,
+        merge_s=syncer_s(mean_fragment, len(run.islands), run.settings.sync),
         world=World(),
     )
     fleet.run_for(within_s)
     return fleet
 
 
-def report(fleet: SimulatedFleet, prices: dict[str, Price]) -> WhatIf:
-    """What the history amounts to."""
+def report(
+    fleet: SimulatedFleet, prices: dict[str, Price], without: tuple[str, ...] = (), warnings: tuple[str, ...] = ()
+) -> WhatIf:
+    """What the history amounts to; `without` is not charged, `warnings` are those that came before it."""
     run, state, seconds = fleet.run, fleet.state, fleet.world.now_s
     tokens, target = state.tokens(run.layout), run.settings.train.tokens
     rate = tokens / seconds
@@ -167,10 +186,33 @@ def report(fleet: SimulatedFleet, prices: dict[str, Price]) -> WhatIf:
         bytes_down=sum(island.bytes_down for island in islands),
         cost=cost,
         cost_to_target=cost * target / tokens if tokens else None,
+        not_charged=without,
         islands=islands,
         faults=fleet.faults,
+        faults_injected=fleet.injected,
         log=tuple(fleet.log),
+        warnings=(*warnings, *_fault_warnings(fleet)),
     )
+
+
+def _fault_warnings(fleet: SimulatedFleet) -> Iterator[str]:
+    """A fault that did not happen, or changed nothing, must not pass for one that was survived."""
+    planned = [fault for fault in fleet.faults if not fault.skipped]
+    missed = planned[fleet.injected :]
+    if missed:
+        end, how = format_duration(fleet.world.now_s), "run" if fleet.state.phase == "FINISHED" else "simulated time"
+        yield (
+            f"{fleet.injected} of {len(planned)} planned faults happened: the {how} ended after {end}, and the next, "
+            f"{missed[0].kind} {', '.join(missed[0].targets)}, was due at {format_duration(missed[0].at_s)}"
+        )
+    if fleet.faults and not planned:
+        yield f"0 of {len(fleet.faults)} faults happened: the scenario's constraints forbid them all"
+    if fleet.without_effect:
+        more = len(fleet.without_effect) - 1
+        yield f"without effect: {fleet.without_effect[0]}" + (f"; and {more} more" if more else "")
+    for name, condition in sorted(fleet.conditions.items()):
+        if condition.corrupt or condition.poison:
+            yield f"without effect: a corrupt or poison of {name}, which sent no delta after it"
 
 
 def _island_report(condition: Condition, state: RunState, run: RunFormat, price: Price, seconds: float) -> IslandReport:

@@ -37,3 +37,15 @@ def test_the_simulation_benchmark_counts_what_it_times() -> None:
     assert simulate.plot(rows, rows).startswith("<svg")
     for form in ("fast", "stepwise", "unmemoised"):
         assert 80 < simulate.history(form, 0, days=0.05) < 95  # type: ignore[arg-type]
+
+
+def test_the_simulation_benchmark_says_which_goals_are_missed() -> None:
+    level = [(chips, 2000, 0.004) for chips in simulate.CURVE_CHIPS]
+    by_failures = [(chips, chips // 100, chips * 1e-8) for chips in simulate.CURVE_CHIPS]
+    by_chips = [(chips, 2000, chips * 1e-8) for chips in simulate.CURVE_CHIPS]
+    assert simulate.growth(by_failures, level) == []
+    assert len(simulate.growth(by_chips, level)) == len(simulate.growth(by_failures, by_chips)) == 1
+    assert simulate.agreement({"stepwise": [88.4, 88.5], "fast": [88.5, 88.4], "unmemoised": [88.4]}) == []
+    assert len(simulate.agreement({"stepwise": [88.4, 88.5], "fast": [87.5, 87.4], "unmemoised": [88.5]})) == 2
+    assert simulate.show("from failure to failure", [0.2], [9.0]) == []
+    assert simulate.show("from failure to failure", [1.2], [1.2]) != []

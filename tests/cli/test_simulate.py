@@ -12,6 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.cli.bucket import make_bucket
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--chips", "300k", "--learners", "4", "--days", "0.5"]
 
@@ -69,25 +71,11 @@ def test_fewer_interrupts_and_quicker_repairs_help() -> None:
     assert usual < rare and usual < quick
 
 
-def test_bandwidth_names_the_setting_of_every_row() -> None:
-    rows = data_of("bandwidth")["rows"]
-    assert {row["method"] for row in rows} == {"data_parallel", "decoupled"}
-    assert {(row["sync_every"], row["fragments"], row["overlap"]) for row in rows} == {
-        (0, 0, 0),
-        (100, 18, 2),
-        (24, 24, 2),
-    }
-    text = diloco("bandwidth").stdout
-    assert "H = 100" in text and max(map(len, text.splitlines())) <= 80
-
-
 def test_a_users_own_plan_is_simulated(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "diloco_cli", "plan", "templates/inventory.yaml", "-o", str(tmp_path / "p.json")]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
     found = data_of("goodput", "--plan", str(tmp_path / "p.json"), "--days", "20", "--fast")
     assert found["rows"][2]["method"] == "decoupled" and 80 < found["rows"][2]["goodput_percent"] < 100
-    rows = data_of("bandwidth", "--plan", str(tmp_path / "p.json"))["rows"]
-    assert {row["codec"] for row in rows if row["method"] == "decoupled"} >= {"bf16", "int8"}
 
 
 def test_plots_are_whole_pictures(tmp_path: Path) -> None:
@@ -107,7 +95,6 @@ def test_plots_are_whole_pictures(tmp_path: Path) -> None:
         (["goodput", *SMALL, "--fast", "--plot", "x.png"], "SVG"),
         (["goodput", *SMALL, "--stragglers", "5"], "more than the 4 learners"),
         (["goodput", "--plan", "missing.json"], "no such plan"),
-        (["bandwidth", "--parameters", "5B", "--overlap", "24"], "must be below"),
     ],
 )
 def test_bad_options_name_what_is_allowed(words: list[str], message: str) -> None:
@@ -157,20 +144,107 @@ def test_a_dry_run_prints_the_timetable_alone() -> None:
     ]
 
 
-def test_a_simulated_run_fits_eighty_columns() -> None:
-    done = diloco("run", RUN_FILE, "--for", "5 s")
+def test_a_simulated_run_fits_eighty_columns(tmp_path: Path) -> None:
+    (tmp_path / "many.yaml").write_text(MANY)
+    done = diloco("run", RUN_FILE, "--for", "5 s", "--scenario", str(tmp_path / "many.yaml"))
     assert done.returncode == 0, done.stderr
+    assert "no effect on ohio" in done.stdout and "2 skipped" in done.stdout
     assert "goodput" in done.stdout and max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_a_simulated_run_leaves_a_tape_that_can_be_played(tmp_path: Path) -> None:
-    from diloco_cli.tapes.files import read_tape
+SMALL_RUN = """
+version: 1
+name: small
+inventory: inventory.yaml
+model: {preset: gpt-nano}
+data: {preset: python-stdlib}
+train: {tokens: 8k, batch_tokens: 128, inner: {save_every: 1}}
+sync: {every: 8, fragments: 2, codec: bf16, mixing: rebase}
+"""
+SMALL_INVENTORY = """
+version: 1
+store: {url: bucket, region: here}
+islands:
+  - {name: iowa, region: here, accelerators: "cpu:1", emulate: {slowdown: 10.0}}
+  - {name: ohio, region: here, accelerators: "cpu:1", emulate: {slowdown: 10.0}}
+"""
+SLOW_ALL = """
+version: 1
+name: slow
+duration: 10 s
+faults:
+  - {kind: slow, target: all, at: 1 s, for: 1 s, factor: 2}
+"""
+MANY = """
+version: 1
+name: many
+duration: 10 s
+faults:
+  - {kind: slow, target: "region:us-central1", at: 1 s, for: 500 ms, factor: 2}
+  - {kind: kill, target: all, at: 2 s, revive_after: 1 s}
+  - {kind: kill, target: all, at: 2100 ms}
+  - {kind: pause, target: ohio, at: 2200 ms, for: 3 s}
+"""
+RARE = """
+version: 1
+name: rare
+duration: 10 s
+faults:
+  - {kind: kill, target: learners, poisson: 100 d}
+hypotheses: ["goodput >= 0.9"]
+"""
+STORM = """
+version: 1
+name: storm
+duration: 10 s
+faults:
+  - {kind: kill, target: ohio, at: 700 ms, revive_after: 100 ms}
+  - {kind: kill, target: syncer, at: 9 s}
+"""
 
-    done = diloco("run", RUN_FILE, "--for", "5 s", "--tape", str(tmp_path / "tape.json.gz"))
+
+def test_the_trainer_plays_the_tape_of_a_simulated_run(tmp_path: Path) -> None:
+    """Fragments are the model's, a killed learner goes on from its moments, and every merge comes out of training."""
+    for name, text in (("run", SMALL_RUN), ("inventory", SMALL_INVENTORY), ("storm", STORM)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    words = ["simulate", "run", "run.yaml", "--scenario", "storm.yaml", "--tape", "tape.gz", "--json"]
+    simulated = answer(tmp_path, *words)
+    assert simulated["data"]["finished"] and simulated["data"]["tokens"] >= 8000
+    assert "1 of 2 planned faults happened: the run ended after " in simulated["warnings"][0]
+    played = answer(tmp_path, "launch", "--replay", "tape.gz", "--json")["data"]
+    assert played["merges_played"] == simulated["data"]["merges"] > 5
+    assert played["tokens"] == simulated["data"]["tokens"] and played["incarnations"] == 3
+    assert played["merges_with_digest"] == 0 and played["bit_for_bit"] is None
+    assert 0 < played["loss"] < 5.5, "better than a guess among 256 bytes: 5.55"
+
+
+def answer(folder: Path, *words: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "diloco_cli", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    tape = read_tape(tmp_path / "tape.json.gz")
-    assert tape.merges and all(merge.state_digest is None for merge in tape.merges)
-    assert tape.run.layout.num_parameters > 100_000 and tape.run.name == "quickstart"
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_what_of_a_scenario_does_not_happen_or_is_not_checked_is_said(tmp_path: Path) -> None:
+    done = diloco("run", RUN_FILE, "--for", "4 s", "--scenario", "blackout")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "warning: 0 of 1 planned faults happened: the simulated time ended after 4 s" in said
+    assert "warning" not in diloco("run", RUN_FILE, "--for", "4 s").stdout
+    rare = tmp_path / "rare.yaml"
+    rare.write_text(RARE)
+    done = diloco("run", RUN_FILE, "--for", "4 s", "--scenario", str(rare))
+    assert "warning: rare: with seed 0 no fault falls into its 10 s" in done.stdout
+    assert "warning: rare: not checked here: goodput >= 0.9" in done.stdout
+
+
+def test_an_existing_run_is_simulated_without_failures_and_prices_and_that_is_said(tmp_path: Path) -> None:
+    url = make_bucket(tmp_path / "bucket" / "nano")
+    found = answer(tmp_path, "simulate", "run", url, "--for", "10 min", "--json")
+    assert found["data"]["merges"] > 0 and found["data"]["cost"] == 0
+    assert [text for text in found["warnings"] if "no failures, no prices" in text]
+    assert "warnings" not in found["data"]
 
 
 @pytest.mark.parametrize(
@@ -180,9 +254,12 @@ def test_a_simulated_run_leaves_a_tape_that_can_be_played(tmp_path: Path) -> Non
         (["run", "no-such-run"], "no-such-run"),
         (["run", RUN_FILE, "--scenario", "nope"], "built in: "),
         (["run", RUN_FILE, "--for", "0 s"], "above 0"),
+        (["run", RUN_FILE, "--scenario", "{slow}"], "#0 at 1 s: a simulated run cannot do slow to the syncer"),
+        (["run", RUN_FILE, "--scenario", "{slow}", "--dry-run"], "cannot do slow to the syncer"),
     ],
 )
-def test_a_run_that_cannot_be_simulated_says_why(words: list[str], message: str) -> None:
-    done = diloco(*words)
+def test_a_run_that_cannot_be_simulated_says_why(words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "slow.yaml").write_text(SLOW_ALL)
+    done = diloco(*(word.format(slow=tmp_path / "slow.yaml") for word in words))
     assert done.returncode in (2, 4)
     assert message in done.stderr and "Traceback" not in done.stderr

@@ -41,6 +41,8 @@ def test_built_in_scenarios_can_be_read_and_do_something(path: Path) -> None:
         ("- {kind: kill, target: a, at: 7}", "no unit"),
         ("- {kind: kill, target: a, every: 0 s}", "above 0"),
         ("- {kind: kill, target: a, at: 1 s, forr: 2 s}", "unknown key 'forr'"),
+        ("- {kind: kill, target: a, at: 11 min}", "at 660 s it never happens: the scenario ends at 600 s"),
+        ("- {kind: kill, target: a, every: 11 min}", "its first time, 660 s, never comes"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, line: str, message: str) -> None:
@@ -77,7 +79,9 @@ def test_groups_and_regions_name_their_units() -> None:
     rules = [FaultRule("kill", target, at_s=1.0 + i) for i, target in enumerate(("all", "region:east", "syncer"))]
     made = timetable(scenario(*rules), UNITS)
     assert [fault.targets for fault in made] == [("a", "b", "c", "syncer"), ("b", "c"), ("syncer",)]
-    with pytest.raises(UsageError, match="allowed: a, b, c, syncer, learners, all, region:east, region:west"):
+    drawn = {timetable(scenario(FaultRule("kill", "regions", at_s=1.0)), UNITS, seed)[0].targets for seed in range(9)}
+    assert drawn == {("a",), ("b", "c")}
+    with pytest.raises(UsageError, match="allowed: a, b, c, syncer, learners, regions, all, region:east, region:west"):
         timetable(scenario(FaultRule("kill", "d", at_s=1.0)), UNITS)
 
 
@@ -102,6 +106,13 @@ def test_one_unit_is_left_alone_while_it_cools_down() -> None:
     rules = [FaultRule("kill", "a", at_s=at, revive_after_s=10.0) for at in (0.0, 15.0, 40.0)]
     made = timetable(scenario(*rules, constraints=Constraints(cooldown_s=10.0)), UNITS)
     assert [bool(fault.skipped) for fault in made] == [False, True, False]
+
+
+def test_a_second_syncer_may_start_while_the_first_stands_still() -> None:
+    pause = FaultRule("pause", "syncer", at_s=10.0, for_s=20.0)
+    others = FaultRule("second-syncer", "syncer", at_s=15.0), FaultRule("kill", "syncer", at_s=20.0)
+    made = timetable(scenario(pause, *others), UNITS)
+    assert [bool(fault.skipped) for fault in made] == [False, False, True]
 
 
 def test_the_timetable_depends_on_the_seed_and_on_nothing_else() -> None:

@@ -73,6 +73,19 @@ def test_without_elasticity_everything_waits_for_the_last_return_and_an_upscale(
     assert (found.active, found.failures) == (4, 3)
 
 
+def test_without_elasticity_the_longest_repair_counts() -> None:
+    repair = Repair(60.0)
+    constants = replace(Constants(), slice_chips=1, repair=repair)
+    found = Slices(equal_learners(4, 1, constants, elastic=False)[0], generator(0))
+    delays = [delay for delay, _ in zip(repairs_ms(repair, generator(0)), range(3), strict=False)]
+    assert len(set(delays)) == 3
+    assert found.fail(3, now_ms=100_000) == 100_000 + max(delays) + 15_000
+
+
+def test_a_repair_of_ages_is_a_whole_number_too() -> None:
+    assert 0 < next(repairs_ms(Repair(1e300), generator(0))) < 1 << 62
+
+
 def test_goodput_counts_a_smaller_step_in_part_and_uptime_is_the_union_of_all() -> None:
     first, second = equal_learners(8, 2, replace(Constants(), slice_chips=1))
     # 100 s. First: 4 full steps from 0 s, 4 steps with 3 of 4 slices from 40 s: (20 + 15) / 100.

@@ -33,6 +33,16 @@ def test_only_what_is_done_while_so_many_are_there_counts(quorum: int, share: fl
     assert (found.share, found.goodput) == pytest.approx((share, goodput))
 
 
+def test_without_a_quorum_learners_step_on_up_to_the_drift_bound() -> None:
+    """Both are there from 40 to 60 s. Alone, each steps on for 15 s: from 0 to 15 and from 60 to 75."""
+    found = presence(two_learners(), 2, drift_s=15.0)
+    assert found.share == pytest.approx(0.2)
+    assert found.goodput == pytest.approx((3 * (15 + 20) + (20 + 15)) / 400)
+    assert found.uptime == pytest.approx(0.15 + 0.2 + 0.15)
+    assert presence(two_learners(), 2, drift_s=1e9).goodput == pytest.approx((3 * 60 + 50) / 400)
+    assert presence(two_learners(), 2, drift_s=1e9).uptime == pytest.approx(0.9)
+
+
 def test_nobody_ever_there_is_no_quorum() -> None:
     assert presence([timeline(two_learners()[0].learner, 1000, [], 0)], 1).share == 0.0
 
