@@ -35,7 +35,7 @@ KEY_FILE_VARIABLE = "DILOCO_SIGNING_KEY_FILE"
 SHORTEST_SECRET = 32  # characters: 128 bits as hexadecimal
 LONGEST_SECRET = 4096
 _LEARNER_TEXT = re.compile(r"learner:([a-z0-9][a-z0-9-]{0,62}):([0-9a-f]{64}):([0-9a-f]{64})")
-_SUM_CHARACTERS = 16
+_SUM_CHARACTERS = 16  # 64 bits: by chance no damage ever passes
 _SUM = re.compile(rb',"sum":"([0-9a-f]{%d})"\}' % _SUM_CHARACTERS)
 _SUM_BYTES = len(b',"sum":""}') + _SUM_CHARACTERS
 _TAIL = re.compile(rb',"signature":"([a-z0-9/-]{1,80}):([0-9a-f]{64})"\}')
@@ -43,7 +43,7 @@ MAX_TAIL_BYTES = 200
 
 
 class SignatureError(DataCheckError):
-    """A record that must be signed is not, or not by whom it must be."""
+    """A record is not what must lie there: damaged, or, in a signed run, not signed by whom it must be."""
 
     code = "signature"
 
@@ -79,7 +79,7 @@ class Unsigned:
         return body
 
     def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
-        """Whether `signer` has signed these bytes for this object key."""
+        """Whether these bytes are what `signer` wrote under this object key, as far as this process can tell."""
         return True
 
     def holds(self, signer: str) -> bool:

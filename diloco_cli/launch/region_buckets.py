@@ -7,6 +7,7 @@ from typing import Any
 from diloco_cli.config.settings import Inventory
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.protocol.keys import FORMAT_KEY
+from diloco_cli.protocol.log import parse_format
 from diloco_cli.protocol.records import RegionStore, RunFormat
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES
 from diloco_cli.store.open import join_url
@@ -31,6 +32,9 @@ def region_fields(inventory: Inventory, url: str, name: str) -> dict[str, Any]:
 def refuse_another_run(home: Store, there: Store, run: RunFormat, region: RegionStore) -> None:
     """Before a run is created: raises UsageError if a region's bucket holds one of its name that home does not."""
     ours, theirs = (store.get(FORMAT_KEY, MAX_RECORD_BYTES) for store in (home, there))
+    for data, url in ((ours, home.url), (theirs, there.url)):
+        if data is not None:
+            parse_format(data, url)
     if theirs is not None and theirs != ours:
         raise _another_run(run, region)
 
@@ -40,6 +44,7 @@ def create_in_region(home: Store, there: Store, run: RunFormat, region: RegionSt
     data = home.get(FORMAT_KEY, MAX_RECORD_BYTES)
     if data is None:
         raise NotFoundError(f"no run at {home.url}")
+    parse_format(data, home.url)  # damaged, it must not lie there for ever
     answer = there.create(FORMAT_KEY, data)
     if not isinstance(answer, Created) and answer.data != data:
         raise _another_run(run, region)

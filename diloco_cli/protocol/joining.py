@@ -10,7 +10,7 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.keys import cast_key, delta_key, incarnation_key, offer_key
-from diloco_cli.protocol.log import claim_number, read_log, read_sealed
+from diloco_cli.protocol.log import claim_number, create_sealed, read_log, read_sealed
 from diloco_cli.protocol.membership import refuse_unless_running
 from diloco_cli.protocol.operations import Create, Get, Sleep, Steps
 from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
@@ -18,7 +18,6 @@ from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
-from diloco_cli.store.port import Created
 
 WAIT_FOR_GENESIS_S = 0.1
 LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be had
@@ -84,8 +83,7 @@ def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps
     yield Create(delta_key(*offer.id, offer.payload_digest), payload)
     key = offer_key(*offer.id)
     mine = keyring.seal(learner_signer(offer.learner), key, encode(offer))
-    answer = yield Create(key, mine)
-    if not isinstance(answer, Created) and answer.data != mine:
+    if (yield from create_sealed(keyring, learner_signer(offer.learner), key, mine)) != mine:
         raise FencedError(f"another process publishes as incarnation {offer.incarnation} of {offer.learner}", where=key)
     return mine
 

@@ -18,10 +18,10 @@ from diloco_cli.protocol.keys import (
     snapshot_key,
 )
 from diloco_cli.protocol.operations import Create, Get, List, Put, Steps
-from diloco_cli.protocol.records import MOST, SCHEMA, Commit, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import FORMAT_SCHEMA, MOST, SCHEMA, Commit, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned
+from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned, unsealed
 from diloco_cli.store.port import Created
 
 SNAPSHOT_EVERY = 64
@@ -51,26 +51,43 @@ class HeadHint:
 def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, ...] = ()) -> Steps[RunFormat]:
     """FORMAT.json of the run at `where` (a URL, for errors), opened with `secret`. Raises NotFoundError; a newer schema
     is refused, and so is another run's key. A daemon `signs_as` one or more: there key and run must fit."""
-    data = yield Get(FORMAT_KEY, MAX_RECORD_BYTES)
-    if data is None:
-        raise NotFoundError(f"no run at {where}", hint="list the runs of this directory: diloco runs")
+    data: bytes | None = None
+    for _ in range(LOOKS):
+        before, data = data, (yield Get(FORMAT_KEY, MAX_RECORD_BYTES))
+        if data is None:
+            raise NotFoundError(f"no run at {where}", hint="list the runs of this directory: diloco runs")
+        if data == before or is_whole(data, where):
+            break
+    assert data is not None
     run = with_keys(parse_format(data, where), secret, data, where)
     if signs_as:
         require_keys(run, secret, signs_as, where)
     return run
 
 
+def is_whole(data: bytes, where: str) -> bool:
+    """Whether these are a format's bytes, and not damaged, as far as that can be seen without a key."""
+    try:
+        parse_format(data, where)
+    except RecordError:
+        return False
+    return True
+
+
 def parse_format(data: bytes, where: str) -> RunFormat:
-    run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", SCHEMA)
+    """Raises RecordError for what is damaged or no format. One that is sealed, and says that records are not, has lost
+    the word that says so."""
+    run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", FORMAT_SCHEMA)
     strange = [name for name in (run.name, *(island.name for island in run.everybody)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
     if run.signing is not None:
         return replace(run, keyring=KEYLESS)
-    run = replace(run, keyring=Checksummed(run.run_id)) if run.checksums else run
-    if not run.keyring.is_genuine(LOG, FORMAT_KEY, data):
-        raise RecordError(f"the run's format {run.keyring.wrong}", where=f"{where}/{FORMAT_KEY}")
-    return run
+    checksums = Checksummed(run.run_id)
+    sealed = run.checksums or unsealed(data) != data
+    if sealed and not (run.checksums and checksums.is_genuine(LOG, FORMAT_KEY, data)):
+        raise RecordError(f"the run's format {checksums.wrong}", where=f"{where}/{FORMAT_KEY}")
+    return replace(run, keyring=checksums) if run.checksums else run
 
 
 def with_keys(run: RunFormat, secret: Secret | None, data: bytes, where: str) -> RunFormat:
@@ -127,8 +144,19 @@ def read_sealed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]
     return data
 
 
+def create_sealed(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]:
+    """Create a record; the bytes that then lie under the key: `mine`, or whoever's was there before. Those that come
+    with the answer may be damaged, as any that are read."""
+    answer = yield Create(key, mine)
+    if isinstance(answer, Created):
+        return mine
+    if answer.data == mine or keyring.is_genuine(signer, key, answer.data):
+        return bytes(answer.data)
+    return (yield from read_sealed(keyring, signer, key)) or bytes(answer.data)
+
+
 def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
-    """One more record's bytes, checked and applied. Raises SignatureError where a signed run's record is not."""
+    """One more record's bytes, checked and applied. Raises SignatureError where they are not what a syncer wrote."""
     key = commit_key(state.n + 1)
     if not run.keyring.is_genuine(LOG, key, data):
         raise SignatureError(f"this commit {run.keyring.wrong}", where=key)
@@ -221,8 +249,7 @@ def claim_number(
     number = first
     while True:
         mine = keyring.seal(signer, key_of(number), encode(replace(claim, number=number)))
-        answer = yield Create(key_of(number), mine)
-        if isinstance(answer, Created) or answer.data == mine:
+        if (yield from create_sealed(keyring, signer, key_of(number), mine)) == mine:
             return number
         number += 1
 
@@ -240,10 +267,10 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     record = replace(draft, n=state.n + 1, previous=state.digest)
     key = commit_key(record.n)
     data = run.keyring.seal(LOG, key, encode(record))
-    answer = yield Create(key, data)
-    if isinstance(answer, Created) or answer.data == data:
+    there = yield from create_sealed(run.keyring, LOG, key, data)
+    if there == data:
         return fold(run, state, data), True
-    theirs = fold(run, state, answer.data)
+    theirs = fold(run, state, there)
     fence(theirs, draft.epoch)
     return theirs, False
 

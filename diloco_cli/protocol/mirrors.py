@@ -26,7 +26,7 @@ from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps, 
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import LOG
+from diloco_cli.signing import LOG, SignatureError
 from diloco_cli.store.port import Created
 
 POLL_S = 0.05
@@ -201,6 +201,8 @@ class Mirror:
         data = yield from self._here(key)
         if data is None:
             raise DataCheckError("the home bucket has lost what its log holds", where=key)
+        if not self.run.keyring.is_genuine(LOG, key, data):
+            raise SignatureError(f"what lies in the home bucket {self.run.keyring.wrong}", where=key)
         return data
 
 

@@ -13,6 +13,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
 SCHEMA = 2  # 1 knew no rollback, no quarantine, no floor of the collected
+FORMAT_SCHEMA = 3  # of FORMAT.json, where records end with a checksum: who writes none must not take part
 MOST = 1 << 53  # integers beyond this are not exact everywhere
 
 CommitKind = Literal[

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from diloco_cli.protocol.keys import request_key
-from diloco_cli.protocol.log import LOOKS
-from diloco_cli.protocol.operations import Create, Get, Steps
+from diloco_cli.protocol.log import LOOKS, create_sealed
+from diloco_cli.protocol.operations import Get, Steps
 from diloco_cli.protocol.records import Island, Request, RequestKind, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, learner_signer
-from diloco_cli.store.port import Created
 
 LONGEST_REASON = 500  # characters of a stranger's text in the log
 
@@ -112,9 +111,9 @@ def ask(
     number = state.next_request
     while True:
         key, request = request_key(number), Request(number, kind, nonce, time, reason, island, learner, to)
-        mine = keyring.seal(signer_of(kind, island), key, encode(request))
-        answer = yield Create(key, mine)
-        if isinstance(answer, Created) or answer.data == mine:
+        signer = signer_of(kind, island)
+        mine = keyring.seal(signer, key, encode(request))
+        if (yield from create_sealed(keyring, signer, key, mine)) == mine:
             return number
         number += 1
 

@@ -78,10 +78,12 @@ class VirtualLearner:
         """`at_tau`: adopts every merge whose time has come; True while one of them is not there yet."""
         while self.awaited and merge_is_due(self.run.settings.sync, self.awaited[0], self.progress.next_slot):
             draft = self.awaited[0]
-            if waited_for(draft, self.arrived.get(draft.fragment), self.progress.base_floor) == "to come":
+            found = waited_for(draft, self.arrived.get(draft.fragment), self.progress.base_floor)
+            if found == "to come":
                 return True
             self.hear()
-            self._adopt(self.arrived.pop(draft.fragment))
+            if found == "here":
+                self._adopt(self.arrived.pop(draft.fragment))
             self.awaited.popleft()
         return False
 

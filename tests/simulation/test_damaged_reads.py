@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from diloco_cli.protocol import joining
+from diloco_cli.protocol.operations import Create, Steps
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.signing import Checksummed
+from diloco_cli.signing import Checksummed, Unsigned
 from diloco_cli.simulate.faulty_calls import Fault
 from diloco_cli.simulate.histories.campaign import lived
 from diloco_cli.simulate.histories.options import Options, drawn_options
 from diloco_cli.simulate.histories.outcome import Actors
+from diloco_cli.store.port import Created
 
 
 class Trusting(Checksummed):
@@ -44,3 +49,24 @@ def test_without_checksums_the_log_breaks() -> None:
     actors = Actors(syncer=NoChecksums)
     found = next((found for seed in seeds if (found := lived(seed, damaging(seed), actors).violation)), None)
     assert found is not None and found.invariant in {"1", "exit"}, found
+
+
+def doubtful(seed: int) -> Options:
+    """Answers are lost as well: what took effect is known only by reading it."""
+    return replace(damaging(seed), calls=(Fault.FLIPPED, Fault.LOST_ANSWER), write_rate=0.1)
+
+
+def test_nobody_gives_way_to_himself() -> None:
+    broken = [(seed, found) for seed in range(40) if (found := lived(seed, doubtful(seed)).violation) is not None]
+    assert broken == []
+
+
+def naive(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]:
+    answer = yield Create(key, mine)
+    return mine if isinstance(answer, Created) else answer.data
+
+
+def test_who_believes_a_damaged_answer_leaves_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "create_sealed", naive)
+    found = next((found for seed in range(400) if (found := lived(seed, doubtful(seed)).violation)), None)
+    assert found is not None and "gave way" in found.text, found

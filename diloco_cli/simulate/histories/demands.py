@@ -121,6 +121,19 @@ class Healthy:
             expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
 
 
+def check_gave_way(history: History, process: Process) -> None:
+    """5: nobody is fenced but by a successor that is there, with faults or without."""
+    bucket, own = history.bucket, process.incarnation
+    if process.role == SYNCER:
+        own = 0 if process.serves is None else process.serves.epoch
+    elif history.region is not None and process.role in history.region.residents:
+        bucket = history.region.bucket
+    kind = "epoch/" if process.role == SYNCER else f"incarnation/{process.role}/"
+    newest = max((key for key in bucket.objects if key.startswith(kind)), default="")
+    there = newest != "" and int(newest[len(kind) : -len(".json")]) > own
+    expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
+
+
 def check_restart(history: History, replayer: Replayer) -> None:
     """10: twice from the newest snapshot, and once from the beginning."""
     for objects in (history.bucket.objects, history.bucket.objects, _without_hints(history.bucket.objects)):

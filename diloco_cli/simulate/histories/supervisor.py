@@ -10,6 +10,7 @@ from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.simulate.histories.demands import check_gave_way
 from diloco_cli.simulate.histories.learner import Habits
 from diloco_cli.simulate.histories.monitor import OPERATOR
 from diloco_cli.simulate.histories.options import as_learner
@@ -125,6 +126,8 @@ class Supervisor:
         if process.status is None:
             return self.crashed(process)
         self.history.note(f"{process.name} left with status {process.status}")
+        if isinstance(error, FencedError):
+            check_gave_way(self.history, process)
         if self.history.healthy is not None:
             self.history.healthy.left(process, error)
         return self._replace(process)

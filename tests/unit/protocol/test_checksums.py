@@ -10,9 +10,19 @@ import pytest
 
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, offer_key
-from diloco_cli.protocol.log import fold, next_commit, parse_format, read_log, snapshot_at, write_snapshot
+from diloco_cli.protocol.log import (
+    create_sealed,
+    fold,
+    is_whole,
+    next_commit,
+    parse_format,
+    read_format,
+    read_log,
+    snapshot_at,
+    write_snapshot,
+)
 from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import Commit, Offer, RunFormat
+from diloco_cli.protocol.records import FORMAT_SCHEMA, SCHEMA, Commit, Offer, RunFormat
 from diloco_cli.protocol.requests import ask, pending_requests
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode, encode
@@ -131,6 +141,41 @@ def test_the_format_says_whether_records_have_checksums() -> None:
     assert isinstance(parse_format(data, "file:///run").keyring, Checksummed)
     with pytest.raises(RecordError, match="the run's format is damaged"):
         parse_format(data.replace(b'"software":"test"', b'"software":"tesu"'), "file:///run")
+
+
+def test_no_flipped_bit_switches_them_off() -> None:
+    """Readers pass over what they do not know: a format that has lost the word would be believed, and nothing after."""
+    data = SEAL(LOG, FORMAT_KEY, encode(RUN))
+    formats = [flipped(data, bit) for bit in range(8 * len(data))]
+    assert [changed for changed in formats if is_whole(changed, "file:///run")] == []
+
+
+def test_a_format_that_came_damaged_is_read_again() -> None:
+    bucket = MemoryStore()
+    bucket.create(FORMAT_KEY, SEAL(LOG, FORMAT_KEY, encode(RUN)))
+    run = read(read_format("file:///run"), bucket, lambda n, key, data: flipped(data, 300) if n == 0 else data)
+    assert run == RUN and isinstance(run.keyring, Checksummed)
+    with pytest.raises(RecordError):
+        read(read_format("file:///run"), bucket, lambda n, key, data: flipped(data, 300))
+
+
+def test_a_damaged_answer_is_nobody_elses_record() -> None:
+    """The store says that the key is taken, by what it reads there: one's own words, with one bit flipped."""
+    record = offer(genesis())
+    key = offer_key(*record.id)
+    bucket, store = MemoryStore(), MemoryStore()
+    mine = SEAL("learner/l0", key, encode(record))
+    store.create(key, mine)
+    bucket.create = lambda key, data: Exists(flipped(mine, 100))  # type: ignore[method-assign]
+    bucket.get = store.get  # type: ignore[method-assign]
+    assert read(create_sealed(RUN.keyring, "learner/l0", key, mine), bucket) == mine
+
+
+def test_who_writes_no_checksums_takes_no_part() -> None:
+    """An older version reads up to schema 2, and says how to upgrade."""
+    fresh = replace(RUN, schema=FORMAT_SCHEMA)
+    with pytest.raises(RecordError, match="written with schema 3; this version reads up to 2"):
+        decode(RunFormat, SEAL(LOG, FORMAT_KEY, encode(fresh)), FORMAT_KEY, SCHEMA)
 
 
 def test_a_run_of_an_older_version_goes_on_without() -> None:
