@@ -120,8 +120,7 @@ def _everywhere(name: str, usual: object, instead: object) -> Iterator[None]:
 def tuned(**constants: object) -> Iterator[None]:
     """With these values of the protocol's constants, in every module that knows them. Raises AttributeError if none
     knows one of them: what has another name by now would be tuned no more, and nobody would see it."""
-    modules = _modules((PROTOCOL,), len(sys.modules))
-    known = [(module, name) for module in modules for name in constants if hasattr(module, name)]
+    known = _knowing(tuple(constants), len(sys.modules))
     if unknown := constants.keys() - {name for _, name in known}:
         raise AttributeError(f"no module of the protocol has the constant {', '.join(sorted(unknown))}")
     before = [(module, name, getattr(module, name)) for module, name in known]
@@ -132,6 +131,13 @@ def tuned(**constants: object) -> Iterator[None]:
     finally:
         for module, name, usual in before:
             setattr(module, name, usual)
+
+
+@cache
+def _knowing(names: tuple[str, ...], imported: int) -> list[tuple[ModuleType, str]]:
+    """Which of the protocol's modules know which of these names."""
+    modules = _modules((PROTOCOL,), imported)
+    return [(module, name) for module in modules for name in names if hasattr(module, name)]
 
 
 @cache
