@@ -34,7 +34,7 @@ from diloco_cli.protocol.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log import fold, parse_format
 from diloco_cli.protocol.mailboxes import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES
 from diloco_cli.protocol.operations import Get, Steps
-from diloco_cli.protocol.records import MOST, SCHEMA
+from diloco_cli.protocol.records import FORMAT_SCHEMA, MOST, SCHEMA
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.endpoints import check_endpoint
 from diloco_cli.store.memory import MemoryStore
@@ -240,7 +240,7 @@ def test_a_newer_schema_is_refused_and_never_guessed(tmp_path: Path) -> None:
     """Row 23: newer schema is refused, never guessed."""
     newer = {"schema": SCHEMA + 1}
     with pytest.raises(DataCheckError, match="schema"):
-        parse_format(json.dumps(json.loads(encode(RUN)) | newer).encode(), "u")
+        parse_format(json.dumps(json.loads(encode(RUN)) | {"schema": FORMAT_SCHEMA + 1}).encode(), "u")
     with pytest.raises(DataCheckError, match="schema"):
         state = genesis()
         fold(RUN, state, json.dumps(json.loads(encode(commit(state, "finish"))) | newer).encode())

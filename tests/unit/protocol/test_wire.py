@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.strict_json import MAX_DEPTH
 from diloco_cli.protocol.log import Snapshot, parse_format
-from diloco_cli.protocol.records import SCHEMA, Beginning, Commit, Event, Offer, Request, RunFormat, Timings
+from diloco_cli.protocol.records import FORMAT_SCHEMA, Beginning, Commit, Event, Offer, Request, RunFormat, Timings
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 from diloco_cli.signing import MAX_TAIL_BYTES, Keyring, learner_signer
 from tests.unit.protocol.records import RUN, applied, commit, genesis, merge, offer
@@ -91,7 +91,7 @@ def test_keys_of_newer_writers_are_passed_over() -> None:
 
 def test_a_newer_schema_of_the_format_is_refused_with_a_hint() -> None:
     with pytest.raises(RecordError) as caught:
-        parse_format(encode(replace(RUN, schema=SCHEMA + 1)), "memory://x")
+        parse_format(encode(replace(RUN, schema=FORMAT_SCHEMA + 1)), "memory://x")
     assert caught.value.hint is not None
 
 
