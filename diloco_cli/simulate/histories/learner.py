@@ -28,6 +28,7 @@ from diloco_cli.simulate.histories.integers import delta_bytes, gradient, number
 from diloco_cli.simulate.histories.ledger import Account
 
 BEAT_EVERY_S = 3.0
+DRAIN_S = 10.0  # at most
 PAUSE_S = 0.2
 POLL_BOUNDS_S = (0.05, 0.5)
 POLLS_A_SLOT = 5  # of a short one; fewer than the product's: most of a history's calls would be in vain
@@ -35,7 +36,7 @@ POLLS_A_SLOT = 5  # of a short one; fewer than the product's: most of a history'
 
 @dataclass
 class Habits:
-    """What sets one learner apart: its step's time, when it leaves (drained, without haste), what it says
+    """What sets one learner apart: its step's time, when it leaves (drained, for some seconds), what it says
     in place of a delta (None: the truth), and whether its payload is other bytes than its offer names."""
 
     step_s: float = 0.05
@@ -124,10 +125,12 @@ class Learner:
             self.start_threads([self.upload()])
 
     def _drain(self) -> Steps[None]:
-        """Leave in order: offer what no offer holds yet, and hear until every offer has its fate. Adopt nothing."""
+        """Leave in order: offer what no offer holds yet, and hear until every offer has its fate, or time is up (where
+        a quorum leaves together, each would wait for the others' progress). Adopt nothing."""
+        until_s = (yield Now()) + DRAIN_S
         self._send(self.progress.last_offers())
         yield from self._publish()
-        while awaits_last(self.progress.awaits_fates(), True, self.state, self.joined_n):
+        while awaits_last(self.progress.awaits_fates(), (yield Now()) < until_s, self.state, self.joined_n):
             yield Sleep(PAUSE_S)
             yield from self._look()
             self.progress.heard(self.state)
