@@ -25,6 +25,7 @@ from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Se
 from diloco_cli.store.port import Created
 
 SNAPSHOT_EVERY = 64
+RESTORE_HINT = "restore this object: an earlier version that the bucket keeps, or a region's copy, has the same bytes"
 LOOKS = 4  # at what seems not to be what was written: a read may be damaged
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits, from a snapshot that should have been the newest
 SNAPSHOT_TRIES = 3  # of the newest; one of each was written by another process at another time
@@ -159,7 +160,7 @@ def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     """One more record's bytes, checked and applied. Raises SignatureError where they are not what a syncer wrote."""
     key = commit_key(state.n + 1)
     if not run.keyring.is_genuine(LOG, key, data):
-        raise SignatureError(f"this commit {run.keyring.wrong}", where=key)
+        raise SignatureError(f"this commit {run.keyring.wrong}", where=key, hint=RESTORE_HINT)
     return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run))
 
 

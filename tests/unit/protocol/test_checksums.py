@@ -108,8 +108,9 @@ def test_one_damaged_read_of_the_newest_commit_harms_nobody(bit: int) -> None:
 
 def test_what_is_damaged_for_good_is_an_error_that_says_so() -> None:
     bucket = log_of()
-    with pytest.raises(SignatureError, match="this commit is damaged: its checksum does not fit"):
+    with pytest.raises(SignatureError, match="this commit is damaged: its checksum does not fit") as caught:
         read(next_commit(RUN, RunState()), bucket, lambda n, key, data: flipped(data, 100))
+    assert caught.value.hint is not None and "restore this object" in caught.value.hint
 
 
 def test_a_damaged_snapshot_is_none() -> None:
