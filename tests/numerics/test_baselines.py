@@ -97,7 +97,7 @@ def test_data_parallel_of_one_rank_is_plain_training() -> None:
 
 
 DISTRIBUTED = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
 from tests.numerics.test_baselines import ROWS, SyncSettings, build_data, build_model, make_run, trial
@@ -115,7 +115,9 @@ for step in range(steps):
     optimizer.step()
 if rank == 0:
     print(" ".join(value.hex() for p in model.parameters() for value in p.detach().flatten().double().tolist()))
+sys.stdout.flush()
 dist.destroy_process_group()
+os._exit(0)  # gloo's threads may still hold tensors, and end the process with SIGABRT while the interpreter shuts down
 """
 
 
