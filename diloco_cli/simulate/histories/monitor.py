@@ -58,7 +58,8 @@ class Floors:
 @dataclass
 class Monitor:
     """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more, and `_grows`: the log
-    has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end."""
+    has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end.
+    `_fresh`: the merges and the time when an offer without a fate appeared; `_serving`: when the newest syncer did."""
 
     bucket: Bucket
     run: RunFormat
@@ -72,6 +73,7 @@ class Monitor:
     _apart_bucket: Bucket | None = None
     _prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _fresh: dict[OfferId, tuple[int, float]] = field(default_factory=dict)
+    _serving: tuple[int, float] = (0, 0.0)
 
     def __post_init__(self) -> None:
         self.replayer = Replayer(self.bucket, self.run)
@@ -156,6 +158,8 @@ class Monitor:
             self.check_floor(commit["floor"])
         for item in (*commit["inputs"], *commit["fates"]):
             self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
+        if commit["kind"] == "epoch_start":
+            self._serving = self.replayer.merges, now_s
         if not self.healthy:
             return
         if commit["kind"] == "finish" and self._grows:
@@ -164,9 +168,10 @@ class Monitor:
         rounds = FATE_ROUNDS * self.run.num_fragments
         for (learner, incarnation, seq), (merges, since_s) in self._fresh.items():
             within_s = FATE_APART_S if learner in self._apart else FATE_S
-            late = self.replayer.merges - merges > rounds + 1 and now_s - since_s > within_s
+            merged = self.replayer.merges - max(merges, self._serving[0])
+            late = merged > rounds + 1 and now_s - max(since_s, self._serving[1]) > within_s
             current = incarnation >= self.replayer.floors[learner]
-            text = f"offer {incarnation}/{seq} of {learner} has no fate after {self.replayer.merges - merges} merges"
+            text = f"offer {incarnation}/{seq} of {learner} has no fate after {merged} merges"
             expect(not (late and current), LIVENESS, text)
 
     def _check_finish(self, now_s: float) -> None:
