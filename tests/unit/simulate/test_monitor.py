@@ -1,0 +1,65 @@
+"""How long an offer may lie there without a fate, while no faults strike."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from diloco_cli.protocol.keys import SYNCER
+from diloco_cli.simulate.histories.bucket import Bucket
+from diloco_cli.simulate.histories.monitor import FATE_ROUNDS, FATE_S, Monitor
+from diloco_cli.simulate.histories.replayer import Plain, ViolationError
+from tests.simulation.toy import make_run
+
+ROUNDS = FATE_ROUNDS + 1  # of one fragment; one merge more is too late
+
+
+class Books:
+    """In a replayer's place: it takes every commit for sound."""
+
+    def __init__(self) -> None:
+        self.n, self.merges = -1, 0
+        self.floors: Counter[str] = Counter()
+
+    def feed(self, data: bytes) -> Plain:
+        commit: Plain = json.loads(data)
+        self.n, self.merges = self.n + 1, self.merges + (commit["kind"] == "merge")
+        return commit
+
+
+@pytest.fixture
+def monitor() -> Monitor:
+    monitor = Monitor(Bucket(), make_run(fragments=1))
+    monitor.replayer = Books()  # type: ignore[assignment]
+    monitor.grown_healthy(0.0)
+    monitor.created("l0", "offer/l0/00000001/0000000000.json", b"", 0.0)
+    return monitor
+
+
+def commits(monitor: Monitor, number: int, now_s: float, kind: str = "merge") -> None:
+    for _ in range(number):
+        data = json.dumps({"kind": kind, "inputs": [], "fates": []}).encode()
+        monitor.created(SYNCER, f"commit/{monitor.replayer.n + 1:012d}.json", data, now_s)
+
+
+def test_an_offer_is_late_after_some_merges_and_some_time(monitor: Monitor) -> None:
+    commits(monitor, ROUNDS, FATE_S + 1)
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no fate after 4 merges"):
+        commits(monitor, 1, FATE_S + 1)
+
+
+@pytest.mark.parametrize(("merges", "now_s"), [(ROUNDS, 10 * FATE_S), (10 * ROUNDS, FATE_S)])
+def test_it_is_not_late_after_one_of_both(monitor: Monitor, merges: int, now_s: float) -> None:
+    commits(monitor, merges, now_s)
+
+
+def test_time_without_a_syncer_makes_nothing_late_and_the_next_one_has_its_own(monitor: Monitor) -> None:
+    """A run that was stopped before an offer was found, and is resumed later: the new syncer looks for it."""
+    commits(monitor, ROUNDS + 1, 1.0)
+    commits(monitor, 1, 1.0, "stop")
+    commits(monitor, 1, 60.0, "epoch_start")
+    commits(monitor, ROUNDS, 61.0 + FATE_S)
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no fate after 4 merges"):
+        commits(monitor, 1, 61.0 + FATE_S)
