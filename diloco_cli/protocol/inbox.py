@@ -22,7 +22,7 @@ from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.signing import learner_signer
 
-MOST_POLLS = 16  # at once: a flood must not hold up the run's end
+MOST_FETCHES = 16  # of one mailbox at the run's end: a flood must not hold it up
 MAX_FATES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
 
 
@@ -86,12 +86,28 @@ class Inbox:
         for key in replaced(old, newest, now_s):
             del self.mailboxes[key]
 
-    def poll(self, state: RunState, now_s: float, slot_s: float = 0.0) -> Steps[int]:
-        """Fetch offers that have appeared; returns how many. Where slots take long, only from the mailboxes whose time
-        it is."""
-        found, always = 0, slot_s < SHORT_SLOT_S
+    def poll(self, state: RunState, now_s: float, slot_s: float = 0.0) -> Steps[None]:
+        """Fetch offers that have appeared. Where slots take long, only from the mailboxes whose time it is."""
+        always = slot_s < SHORT_SLOT_S
         due = [box for box in self.mailboxes.values() if always or now_s >= box.next_request_s]
-        for box in sorted(due, key=lambda b: (b.learner, b.incarnation)):
+        yield from self._fetch(due, state, now_s)
+        for box in due:
+            box.asked(now_s, slot_s)
+
+    def empty(self, state: RunState, now_s: float) -> Steps[None]:
+        """Fetch all that is there when this begins, of new incarnations too. Who goes on offering meanwhile does not
+        hold up the run's end, and what a flood brings beyond some rounds stays."""
+        yield from self.look_for_incarnations(state, now_s)
+        left = list(self.mailboxes.values())
+        for _ in range(MOST_FETCHES):
+            left = yield from self._fetch(left, state, now_s)
+            if not left:
+                return
+
+    def _fetch(self, boxes: list[Mailbox], state: RunState, now_s: float) -> Steps[list[Mailbox]]:
+        """Returns those where more may lie."""
+        left = []
+        for box in sorted(boxes, key=lambda b: (b.learner, b.incarnation)):
             for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
                 if self.withheld(box.learner, box.incarnation, box.next_seq):
                     break
@@ -101,18 +117,11 @@ class Inbox:
                     break
                 if self._receive(box, data, key, state):
                     self.heard_s[box.learner] = box.found_s = now_s
-                found += 1
-            box.asked(now_s, slot_s)
+            else:
+                left.append(box)
         if self._sorted_for is not state:
             self.sort_out(state)
-        return found
-
-    def empty(self, state: RunState, now_s: float) -> Steps[None]:
-        """Fetch all that is there, of new incarnations too; what a flood brings beyond some rounds stays."""
-        yield from self.look_for_incarnations(state, now_s)
-        for _ in range(MOST_POLLS):
-            if not (yield from self.poll(state, now_s)):
-                return
+        return left
 
     def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
         """Whether it is the learner's own word, good or bad."""
