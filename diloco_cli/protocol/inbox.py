@@ -22,7 +22,7 @@ from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.signing import learner_signer
 
-MOST_FETCHES = 16  # of one mailbox at the run's end: a flood must not hold it up
+MOST_PORTIONS = 16  # of one mailbox at the run's end: a flood must not hold it up
 MAX_FATES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
 
 
@@ -86,7 +86,7 @@ class Inbox:
         for key in replaced(old, newest, now_s):
             del self.mailboxes[key]
 
-    def poll(self, state: RunState, now_s: float, slot_s: float = 0.0) -> Steps[None]:
+    def poll(self, state: RunState, now_s: float, slot_s: float) -> Steps[None]:
         """Fetch offers that have appeared. Where slots take long, only from the mailboxes whose time it is."""
         always = slot_s < SHORT_SLOT_S
         due = [box for box in self.mailboxes.values() if always or now_s >= box.next_request_s]
@@ -95,17 +95,17 @@ class Inbox:
             box.asked(now_s, slot_s)
 
     def empty(self, state: RunState, now_s: float) -> Steps[None]:
-        """Fetch all that is there when this begins, of new incarnations too. Who goes on offering meanwhile does not
-        hold up the run's end, and what a flood brings beyond some rounds stays."""
+        """Fetch what can be found now, of new incarnations too: from each mailbox until it is empty. Who goes on
+        offering meanwhile does not hold up the run's end, and what a flood brings beyond some portions stays."""
         yield from self.look_for_incarnations(state, now_s)
         left = list(self.mailboxes.values())
-        for _ in range(MOST_FETCHES):
+        for _ in range(MOST_PORTIONS):
             left = yield from self._fetch(left, state, now_s)
             if not left:
                 return
 
     def _fetch(self, boxes: list[Mailbox], state: RunState, now_s: float) -> Steps[list[Mailbox]]:
-        """Returns those where more may lie."""
+        """A portion from each; sorting it out makes room. Returns those where more may lie."""
         left = []
         for box in sorted(boxes, key=lambda b: (b.learner, b.incarnation)):
             for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):

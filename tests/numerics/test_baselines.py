@@ -116,6 +116,7 @@ for step in range(steps):
 if rank == 0:
     print(" ".join(value.hex() for p in model.parameters() for value in p.detach().flatten().double().tolist()))
 sys.stdout.flush()
+dist.barrier()
 dist.destroy_process_group()
 os._exit(0)  # gloo's threads may still hold tensors, and end the process with SIGABRT while the interpreter shuts down
 """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from diloco_cli.protocol.inbox import Inbox
+from diloco_cli.digests import digest
+from diloco_cli.protocol.inbox import MOST_PORTIONS, Inbox
 from diloco_cli.protocol.keys import incarnation_key, offer_key
-from diloco_cli.protocol.mailboxes import MAX_OFFERS_PER_POLL
+from diloco_cli.protocol.mailboxes import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS
 from diloco_cli.protocol.operations import Get
+from diloco_cli.protocol.wire import encode
 from diloco_cli.store.memory import MemoryStore
-from tests.unit.protocol.records import RUN, genesis
+from tests.unit.protocol.records import RUN, genesis, offer
 
 
 @pytest.fixture
@@ -48,8 +52,30 @@ def test_whatever_lies_there_gets_a_fate(inbox: Inbox) -> None:
 
 def test_a_learner_that_goes_on_offering_does_not_hold_up_the_end(inbox: Inbox) -> None:
     store = MemoryStore()
+    store.create(offer_key("l1", 1, 0), b"{}")
     asked = emptied(inbox, store, offering="l1")
-    assert asked == [
-        *(incarnation_key(name, 2) for name in ("l0", "l1")),
-        *(offer_key(name, 1, 0) for name in ("l0", "l1")),
-    ]
+    looks = [incarnation_key("l0", 2), incarnation_key("l1", 2)]
+    assert asked == [*looks, offer_key("l0", 1, 0), offer_key("l1", 1, 0), offer_key("l1", 1, 1)]
+
+
+def test_a_flood_does_not_hold_up_the_end(inbox: Inbox) -> None:
+    store, most = MemoryStore(), MOST_PORTIONS * MAX_OFFERS_PER_POLL
+    for seq in range(most + 5):
+        store.create(offer_key("l1", 1, seq), b"{}")
+    emptied(inbox, store)
+    assert len(inbox.take_fates()) == most
+
+
+def test_refused_offers_make_room_for_those_behind_them(inbox: Inbox) -> None:
+    """Well-formed ones wait in the mailbox, which has room for some rounds."""
+    store, room = MemoryStore(), MAX_PENDING_ROUNDS * RUN.num_fragments
+    stale = replace(offer(genesis(), learner="l1"), payload_digest=digest(b""), base_digest="of another log")
+    for seq in range(room + 3):
+        store.create(offer_key("l1", 1, seq), encode(replace(stale, seq=seq)))
+    emptied(inbox, store)
+    assert len(inbox.take_fates()) == room + 3
+
+
+def test_what_a_relay_has_yet_to_bring_is_not_asked_for(inbox: Inbox) -> None:
+    inbox.withheld = lambda learner, incarnation, seq: learner == "l1"
+    assert emptied(inbox, MemoryStore())[2:] == [offer_key("l0", 1, 0)]

@@ -60,6 +60,12 @@ def test_time_without_a_syncer_makes_nothing_late_and_the_next_one_has_its_own(m
     commits(monitor, ROUNDS + 1, 1.0)
     commits(monitor, 1, 1.0, "stop")
     commits(monitor, 1, 60.0, "epoch_start")
-    commits(monitor, ROUNDS, 61.0 + FATE_S)
-    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no fate after 4 merges"):
+    commits(monitor, ROUNDS + 1, 60.0 + FATE_S)
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no fate after 5 merges"):
         commits(monitor, 1, 61.0 + FATE_S)
+
+
+def test_the_next_syncer_has_some_merges_of_its_own(monitor: Monitor) -> None:
+    commits(monitor, ROUNDS + 1, 1.0)
+    commits(monitor, 1, 60.0, "epoch_start")
+    commits(monitor, ROUNDS, 61.0 + FATE_S)
