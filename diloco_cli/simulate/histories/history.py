@@ -82,8 +82,7 @@ class History:
             store=(bucket := Bucket(lambda: self.world.now_s)), timeout_s=1.0 + 10 * options.latency_s
         )
         self.world.history, self.bucket = self, bucket
-        last_look_s = LAST_LOOK_S + LAST_CALLS * options.learners * options.latency_s
-        self.monitor = Monitor(bucket, self.run, last_look_s=last_look_s)
+        self.monitor = Monitor(bucket, self.run, last_look_s=self._last_look_s)
         self.beliefs = Beliefs({}, [], self.monitor.on_adoption, self.monitor.on_publication)
         given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
         self.calls = CallFaults(options, given)
@@ -105,6 +104,10 @@ class History:
         self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
         if self.region is not None:
             self.monitor.lives_apart(self.region.residents, self.region.bucket)
+
+    def _last_look_s(self) -> float:
+        """With the mailboxes of all that have joined."""
+        return LAST_LOOK_S + LAST_CALLS * len(self.roles) * self.options.latency_s
 
     # -- from beginning to end ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ offers), 9 (deletions), 11 (who writes where); and liveness: fates, gaps between
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
@@ -67,7 +68,7 @@ class Monitor:
     last_commit_s: float = 0.0
     adopted: int = 0
     deletions: int = 0
-    last_look_s: float = 0.0
+    last_look_s: Callable[[], float] = float
     _grows: bool = False
     _apart: frozenset[str] = frozenset()
     _apart_bucket: Bucket | None = None
@@ -179,7 +180,7 @@ class Monitor:
         for (learner, incarnation, seq), (_, since_s) in self._fresh.items():
             home = learner not in self._apart and incarnation >= self.replayer.floors[learner]
             text = f"offer {incarnation}/{seq} of {learner} has no fate, {now_s - since_s:.2f} s before the end"
-            expect(not home or now_s - since_s <= self.last_look_s, "4", text)
+            expect(not home or now_s - since_s <= self.last_look_s(), "4", text)
 
     # -- beliefs ------------------------------------------------------------------------------------------------
 

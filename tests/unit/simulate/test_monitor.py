@@ -9,7 +9,9 @@ import pytest
 
 from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.simulate.histories.bucket import Bucket
+from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.monitor import FATE_ROUNDS, FATE_S, Monitor
+from diloco_cli.simulate.histories.options import drawn_options
 from diloco_cli.simulate.histories.replayer import Plain, ViolationError
 from tests.simulation.toy import make_run
 
@@ -69,3 +71,18 @@ def test_the_next_syncer_has_some_merges_of_its_own(monitor: Monitor) -> None:
     commits(monitor, ROUNDS + 1, 1.0)
     commits(monitor, 1, 60.0, "epoch_start")
     commits(monitor, ROUNDS, 61.0 + FATE_S)
+
+
+def test_the_end_has_a_fate_for_what_a_syncer_could_find(monitor: Monitor) -> None:
+    monitor.last_look_s = lambda: 2.0
+    commits(monitor, 1, 1.0)
+    commits(monitor, 1, 1.9, "finish")
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no fate, 2\.10 s before the end"):
+        commits(monitor, 1, 2.1, "finish")
+
+
+def test_a_syncer_needs_time_for_the_mailboxes_of_those_that_have_joined() -> None:
+    history = History(0, drawn_options(0))
+    alone_s = history.monitor.last_look_s()
+    history.roles.append("n0")
+    assert history.monitor.last_look_s() > alone_s
