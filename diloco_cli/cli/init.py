@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    directory: Path = typer.Argument(Path(), metavar="[DIR]", help="Where to write; the current folder by default."),
+    directory: Path = typer.Argument(Path(), metavar="DIR", help="Where to write; the current folder by default."),
     yes: bool = typer.Option(False, "-y", "--yes", help="Replace files that are there."),
 ) -> None:
     """Write commented inventory.yaml and run.yaml files."""

@@ -64,11 +64,9 @@ def bandwidth(
 
 
 def _refuse_what_would_be_ignored(context: typer.Context, parameters: str | None, plan: Path | None) -> None:
-    from click.core import ParameterSource
-
     from diloco_cli.errors import UsageError
 
-    given = [f"--{name}" for name in OF_A_MODEL if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    given = [f"--{name}" for name in OF_A_MODEL if _is_given(context, name)]
     if plan is not None:
         given = ["--parameters"] * (parameters is not None) + given
         if given:
@@ -76,6 +74,12 @@ def _refuse_what_would_be_ignored(context: typer.Context, parameters: str | None
     elif given and parameters is None:
         verb = "needs" if len(given) == 1 else "need"
         raise UsageError(f"{', '.join(given)} {verb} a model of your own", hint="add --parameters 5B")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Compared by name: the type of a parameter's source is none of what typer offers in all of its releases."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _published() -> Answer:

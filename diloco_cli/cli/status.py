@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -28,9 +27,10 @@ INTERRUPTED_STATUS = 130
 
 
 class WatchCommand(TyperCommand):
-    """Lets `--watch` stand without its number, which typer alone does not."""
+    """Lets `--watch` stand without its number, which typer alone does not. The context has no type here, because
+    typer's releases take its base class from different packages."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_interval(args))
 
 
