@@ -129,17 +129,17 @@ class S3Store:
         answer = await transfers.on_time(0, request)
         etag = answer.get("ETag")
         size = transfers.size_to_read(answer.get("ContentRange"), answer.get("ContentLength"), most_bytes)
-        async with answer["Body"] as body:
+        async with answer["Body"]:  # which names itself here, or what it wraps, by the release of aiobotocore
             fetch = partial(self._fetch_part, name, etag) if etag else None
-            chunks = await transfers.read_in_parts(size, body.iter_chunks(_READ_BYTES), fetch, most_bytes)
+            chunks = await transfers.read_in_parts(size, answer["Body"].iter_chunks(_READ_BYTES), fetch, most_bytes)
         return answer.get("Metadata", {}).get(transfers.CHECKSUM_NAME), chunks
 
     async def _fetch(self, name: str, start: int, end: int, condition: dict[str, Any]) -> transfers.Chunks:
         answer = await self._filesystem._call_s3(
             "get_object", Bucket=self._bucket, Key=name, Range=f"bytes={start}-{end - 1}", **condition
         )
-        async with answer["Body"] as body:
-            return [chunk async for chunk in body.iter_chunks(_READ_BYTES)]
+        async with answer["Body"]:
+            return [chunk async for chunk in answer["Body"].iter_chunks(_READ_BYTES)]
 
     async def _fetch_part(self, name: str, etag: str, start: int, end: int) -> transfers.Chunks:
         try:
