@@ -24,7 +24,7 @@ def plan_of_files(inventory: Path | None, file: Path | None, overrides: list[str
     run, origins = load_run_with_origins(run_path, overrides)
     inventory_path = inventory or _inventory_of(run.inventory, file)
     islands, facts = load_inventory(inventory_path), facts_of(run, run_path.parent)
-    refuse_together(run, origins, islands, facts.num_tensors, str(run_path))
+    refuse_together(run, origins, islands, facts.num_tensors, str(run_path), facts.sequence)
     return make_plan(run, islands, facts, goal, origins)
 
 

@@ -118,7 +118,8 @@ def _memory(plan: Plan) -> list[str]:
     for island in plan.islands:
         parts = ", ".join(f"{part.name} {format_size(part.gb * GB)}" for part in island.memory_parts)
         sharding = "" if island.sharding == "none" else f" ({island.sharding})"
-        text = f"{format_size(island.memory_gb_needed * GB)} on each accelerator{sharding}: {parts}"
+        micro = f", micro-batches of {island.micro_batch_tokens:,} tokens" if island.micro_batch_tokens else ""
+        text = f"{format_size(island.memory_gb_needed * GB)} on each accelerator{sharding}{micro}: {parts}"
         groups.setdefault(text, []).append(island.name)
     lines: list[str] = []
     for text, names in list(groups.items())[: at_most(MOST_FITS)]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from diloco_cli.config.build import Origins
+from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.units import format_count
@@ -21,13 +22,22 @@ def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) ->
     _check_overlap(run, place)
     _check_mixing(run, place)
     _check_length(run, place)
+    preset = MODEL_PRESETS.get(run.model.preset or "")
+    _check_micro_batch(run, (preset.sequence if preset else run.model.sequence) or 1, place)
 
 
 def refuse_together(
-    run: RunSettings, origins: Origins, inventory: Inventory, num_tensors: int, default_place: str
+    run: RunSettings,
+    origins: Origins,
+    inventory: Inventory,
+    num_tensors: int,
+    default_place: str,
+    sequence: int = 1,
 ) -> None:
-    """What takes the islands and the model to tell; of islands that are still to be formed, the plan tells it."""
+    """What takes the islands and the model to tell; of islands that are still to be formed, the plan tells it.
+    `sequence`: the model's, in tokens; 1 where only its own code knows it."""
     count, place = len(inventory.islands), _Places(origins, default_place)
+    _check_micro_batch(run, sequence, place)
     fragments = run.sync.fragments if run.sync.split_rows else min(run.sync.fragments, num_tensors)
     if run.sync.overlap != "auto":
         problem = overlap_problem(run.sync.overlap, run.sync.every, fragments)
@@ -122,3 +132,16 @@ def _check_length(run: RunSettings, place: _Places) -> None:
             f"train.batch_tokens = {sync.every} x {format_count(train.batch_tokens)} = {format_count(one_round)}",
             f"--set train.tokens={one_round} or more, or --set sync.every={fewer} or less",
         )
+
+
+def _check_micro_batch(run: RunSettings, sequence: int, place: _Places) -> None:
+    """A forward pass takes whole sequences. More than a batch is allowed: then a batch is one pass."""
+    tokens = run.train.micro_batch_tokens
+    if tokens == "auto" or tokens % sequence == 0:
+        return
+    whole = max(1, round(tokens / sequence)) * sequence
+    place.refuse(
+        "train.micro_batch_tokens",
+        f"{tokens} tokens are no whole number of sequences of {sequence}; allowed: multiples of {sequence}, or auto",
+        f"--set train.micro_batch_tokens={whole}, or --set train.micro_batch_tokens=auto",
+    )

@@ -68,6 +68,7 @@ RULES: Rules = {
     TrainSettings: {
         "tokens": Rule(COUNT),
         "batch_tokens": Rule(COUNT),
+        "micro_batch_tokens": Rule(readers.either("auto", COUNT)),
         "seed": Rule(between(0, 2**32 - 1, integer)),
         "threads": Rule(between(1, MOST_THREADS, integer)),
     },

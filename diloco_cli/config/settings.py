@@ -53,11 +53,14 @@ class InnerSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """`tokens`: merged tokens at which the run ends. `batch_tokens`: of one inner step of one learner. `precision`: of
-    the forward pass; `auto` is bf16 on CUDA devices that have it, else fp32. Parameters and moments stay float32."""
+    """`tokens`: merged tokens at which the run ends. `batch_tokens`: of one inner step of one learner.
+    `micro_batch_tokens`: of one forward and backward pass on one device; the gradients of a batch's passes are added
+    up. `auto`: what the device holds. `precision`: of the forward pass; `auto` is bf16 on CUDA devices that have it,
+    else fp32. Parameters and moments stay float32."""
 
     tokens: int = 20_000_000_000
     batch_tokens: int = 524_288
+    micro_batch_tokens: int | Literal["auto"] = "auto"
     seed: int = 0
     threads: int = 1
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -11,6 +11,7 @@ from diloco_cli.plan import goodput, memory, sharing, traffic
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_IN_FLIGHT, Fleet, Flow
 from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, MOMENT_BYTES, ROUND_TRIPS, fragments_of, moment_bytes
+from diloco_cli.plan.micro_batch import HOST_WORKING_GB, WORKING_MARGIN
 from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, STATE_BITS, SYNCER_BPS
 from diloco_cli.plan.speed import computes_in_half, default_mfu, host_gflops, num_devices, peak_tflops
@@ -171,6 +172,8 @@ def _transfer_numbers(plan: Plan, candidate: Candidate, parameters: float) -> st
 
 def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     m, fit, of = plan.model, candidate.fit, candidate.island.name
+    tokens = f"{fit.sequences} * {m.sequence}"
+    yield _micro_batch(plan, candidate, tokens)
     shards = num_devices(candidate.island) if fit.sharding.startswith("fsdp") else 1
     over = f" / {shards}" if shards > 1 else ""
     largest = m.largest_fragment(min(plan.run.sync.fragments, m.num_tensors))
@@ -183,10 +186,10 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         "moments": ("8 N", f"{MOMENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "casts": ("2 N", f"{memory.CAST_BYTES} * {short(m.parameters)} / 1e9"),
         "activations": (
-            f"{each.activations} S L d",
-            f"{each.activations} * {m.sequence} * {m.layers} * {m.width} / 1e9",
+            f"{each.activations} B S L d",
+            f"{each.activations} * {tokens} * {m.layers} * {m.width} / 1e9",
         ),
-        "logits": (f"{each.logits} S V", f"{each.logits} * {m.sequence} * {short(m.vocabulary)} / 1e9"),
+        "logits": (f"{each.logits} B S V", f"{each.logits} * {tokens} * {short(m.vocabulary)} / 1e9"),
         "gathered layer": (f"{each.gathered} N / L", layer),
         "exchange": ("8 x largest fragment", f"{memory.EXCHANGE_BYTES} * {short(largest)}{over} / 1e9"),
     }
@@ -195,6 +198,18 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         yield Explanation(of, f"memory, {part.name}", formula, numbers, part.gb, "GB")
     sizes = " + ".join(short(part.gb) for part in fit.parts)
     yield Explanation(of, "memory", f"the sum, on each accelerator ({fit.sharding})", sizes, fit.needed_gb, "GB")
+
+
+def _micro_batch(plan: Plan, candidate: Candidate, tokens: str) -> Explanation:
+    """B sequences of S tokens: what one forward and backward pass of one device takes."""
+    formula = "B x S, as train.micro_batch_tokens says, at most the device's part of a batch"
+    if plan.run.train.micro_batch_tokens == "auto":
+        room = f"{100 * memory.USABLE:g} % of its memory hold, activations and logits counted {WORKING_MARGIN:g}-fold"
+        if candidate.fit.available_gb is None:
+            room = f"{1000 * HOST_WORKING_GB:g} MB hold of activations and logits"
+        formula = f"B x S; B: the device's part of a batch, or the largest power of two that {room}"
+    value = candidate.fit.sequences * plan.model.sequence
+    return Explanation(candidate.island.name, "micro-batch", formula, tokens, value, "tokens")
 
 
 def _host_memory(plan: Plan, island: PlannedIsland) -> Explanation:

@@ -101,6 +101,7 @@ def _planned(
         predicted_tokens_per_s=flow.after_failures,
         warnings=tuple(_island_warnings(candidate, fleet, run, inventory, model)),
         received_mbps=carried.received_mbps,
+        micro_batch_tokens=candidate.fit.sequences * model.sequence,
     )
 
 

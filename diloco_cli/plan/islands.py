@@ -25,7 +25,8 @@ from diloco_cli.config.settings import RESERVED_NAMES, Device, Inventory, RunSet
 from diloco_cli.plan.goodput import availability
 from diloco_cli.plan.link import load_of_round
 from diloco_cli.plan.machines import Group, Machine, groups, island_of
-from diloco_cli.plan.memory import USABLE, memory_fit
+from diloco_cli.plan.memory import USABLE, Fit, memory_fit
+from diloco_cli.plan.micro_batch import least_sequences, most_sequences
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Formed, LeftOut
 from diloco_cli.plan.speed import computes_in_half, island_speed
@@ -83,10 +84,15 @@ class _Decision:
         return _first(len(self.group.machines), self._holds)
 
     def _holds(self, num_machines: int) -> bool:
-        each = self.group.first.accelerators
+        return self._least_fit(num_machines * self.group.first.accelerators.count).fits
+
+    def _least_fit(self, num_devices: int) -> Fit:
+        """With the smallest micro-batch that the settings allow."""
+        most = most_sequences(self.model, self._batch_tokens(), num_devices)
+        least = least_sequences(self.run.train, self.model, most)
         return memory_fit(
-            self.model, num_machines * each.count, self._memory_gb(), self._num_fragments(), half=self._half()
-        ).fits
+            self.model, num_devices, self._memory_gb(), self._num_fragments(), half=self._half(), sequences=least
+        )
 
     def _memory_gb(self) -> float | None:
         return self._device().memory_gb
@@ -145,7 +151,7 @@ class _Decision:
         size = f"{memory_gb:g} GB each" if memory_gb else "the host's memory"
         whose = f"all of {first.fabric}" if first.fabric else "no fabric to other machines"
         reason = f"the model does not fit {have} x {first.accelerators.name} ({size}, {whose})"
-        need = memory_fit(self.model, have, memory_gb, self._num_fragments(), half=self._half())
+        need = self._least_fit(have)
         ways = [f"accelerators with at least {need.needed_gb / USABLE:.0f} GB"]
         if need.devices_needed:
             ways.insert(0, f"{math.ceil(need.devices_needed / first.accelerators.count)} such machines in one fabric")

@@ -10,7 +10,7 @@ from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, known_codecs, load_of_round, need_of_round
-from diloco_cli.plan.memory import USABLE
+from diloco_cli.plan.memory import USABLE, with_micro_batch
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal, LeftOut
@@ -63,6 +63,8 @@ def _does_not_fit(candidate: Candidate) -> LeftOut:
     if fit.tensor_parallel:
         split = fit.tensor_parallel
         ways.append(f"a model that is tensor-parallel over {split} accelerators of a node (an entrypoint of your own)")
+    if fit.sequences > 1 and with_micro_batch(fit, 1).needed_gb <= USABLE * (fit.available_gb or math.inf):
+        ways.append("smaller micro-batches: --set train.micro_batch_tokens=auto")
     recomputed = sum(part.gb for part in fit.parts if part.name == "activations")
     if fit.available_gb is not None and fit.needed_gb - 0.9 * recomputed <= USABLE * fit.available_gb:
         ways.append(

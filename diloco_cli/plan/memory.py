@@ -1,12 +1,13 @@
 """Does the model fit an island's accelerators? Replicated if possible, else sharded over all (FSDP).
 
-Per accelerator, in bytes, with N parameters, L layers of width d, sequences of S tokens, n accelerators:
+Per accelerator, in bytes, with N parameters, L layers of width d, n accelerators, and a micro-batch of B sequences of
+S tokens:
 
     weights 4 N, gradients 4 N, AdamW's moments 8 N        float32; each divided by n when sharded
     casts 2 N                                              only when not sharded: autocast keeps the weights in bf16
                                                            from a forward pass to its backward pass, beside gradients
                                                            that are being accumulated
-    activations 34 S L d, logits 6 S V                     bf16, one sequence at a time; in fp32 68 S L d, 8 S V
+    activations 34 B S L d, logits 6 B S V                 bf16; in fp32 68 B S L d, 8 B S V
     gathered 6 N / L                                       only when sharded: one layer in bf16, its float32 gradient;
                                                            in fp32 8 N / L
     exchange 8 x the largest fragment                      what is sent and what has arrived, float32
@@ -15,7 +16,8 @@ Per accelerator, in bytes, with N parameters, L layers of width d, sequences of 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from diloco_cli.plan.link import MOMENT_BYTES
 from diloco_cli.plan.model_facts import ModelFacts
@@ -26,8 +28,10 @@ STATE_BYTES = WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
 CAST_BYTES = 2  # per parameter
 EXCHANGE_BYTES = 8  # per parameter of one fragment: what is sent and what has arrived
 SAVED_BYTES = 16  # per parameter in the host: a copy of AdamW's moments, and its bytes on the way to the store
+WORKING = ("activations", "logits")  # parts that grow with the micro-batch
 USABLE = 0.9  # the rest is fragmentation and the framework's own
 GB = 1e9
+PartsOf = Callable[[int, int], tuple[MemoryPart, ...]]  # (devices that share the state, split of every layer)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ def widths(half: bool) -> Widths:
 
 @dataclass(frozen=True)
 class Fit:
-    """`needed_gb` per device; `available_gb` None: the host's memory, not checked. `way_out` names what would fit."""
+    """`needed_gb` per device, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not checked.
+    `devices_needed` and `tensor_parallel` name what would fit."""
 
     needed_gb: float
     available_gb: float | None
@@ -61,6 +66,12 @@ class Fit:
     parts: tuple[MemoryPart, ...] = ()
     devices_needed: int | None = None
     tensor_parallel: int | None = None
+    sequences: int = 1
+
+    @property
+    def working_gb(self) -> float:
+        """The parts that grow with the micro-batch."""
+        return sum(part.gb for part in self.parts if part.name in WORKING)
 
 
 def memory_fit(
@@ -70,31 +81,44 @@ def memory_fit(
     num_fragments: int = 1,
     per_node: int = 1,
     half: bool = True,
+    sequences: int = 1,
 ) -> Fit:
-    """With a micro-batch of one sequence per device, the smallest that trains. Where not even that fits, what would:
-    more accelerators, or splitting every layer over some of the `per_node` that share a node (tensor-parallel).
+    """With a micro-batch of `sequences` per device; one is the smallest that trains. Where that does not fit, what
+    would: more accelerators, or splitting every layer over some of the `per_node` that share a node (tensor-parallel).
     `half`: matrix products in bf16 or fp16."""
-    whole = memory_parts(model, 1, num_fragments, half=half)
+
+    def parts_of(devices: int, split: int) -> tuple[MemoryPart, ...]:
+        return memory_parts(model, devices, num_fragments, split, half, sequences)
+
+    whole = parts_of(1, 1)
     if memory_gb is None:
-        return Fit(_total(whole), None, "none", True, whole)
+        return Fit(_total(whole), None, "none", True, whole, sequences=sequences)
     usable = USABLE * memory_gb
     if _total(whole) <= usable:
-        return Fit(_total(whole), memory_gb, "none", True, whole)
-    parts = memory_parts(model, num_devices, num_fragments, half=half)
+        return Fit(_total(whole), memory_gb, "none", True, whole, sequences=sequences)
+    parts = parts_of(num_devices, 1)
     fits = num_devices > 1 and _total(parts) <= usable
     if fits:
-        return Fit(_total(parts), memory_gb, f"fsdp over {num_devices}", True, parts)
-    needed = _devices_needed(model, num_fragments, usable, half)
-    split = _tensor_parallel(model, num_devices, per_node, num_fragments, usable, half)
+        return Fit(_total(parts), memory_gb, f"fsdp over {num_devices}", True, parts, sequences=sequences)
+    needed = _devices_needed(parts_of, usable)
+    split = _tensor_parallel(parts_of, num_devices, per_node, usable)
     sharding = f"fsdp over {num_devices}" if num_devices > 1 else "none"
-    return Fit(_total(parts), memory_gb, sharding, False, parts, needed, split)
+    return Fit(_total(parts), memory_gb, sharding, False, parts, needed, split, sequences)
+
+
+def with_micro_batch(fit: Fit, sequences: int) -> Fit:
+    """The same fit with a micro-batch of `sequences`, whether or not that still fits."""
+    factor = sequences / fit.sequences
+    parts = tuple(replace(part, gb=part.gb * factor) if part.name in WORKING else part for part in fit.parts)
+    return replace(fit, needed_gb=_total(parts), parts=parts, sequences=sequences)
 
 
 def memory_parts(
-    model: ModelFacts, num_devices: int, num_fragments: int, split: int = 1, half: bool = True
+    model: ModelFacts, num_devices: int, num_fragments: int, split: int = 1, half: bool = True, sequences: int = 1
 ) -> tuple[MemoryPart, ...]:
-    """Of one of `num_devices` that hold the state together; `split`: over how many every layer is divided."""
-    tokens, parameters, each = model.sequence, model.parameters, widths(half)
+    """Of one of `num_devices` that hold the state together, with a micro-batch of `sequences`; `split`: over how many
+    every layer is divided."""
+    tokens, parameters, each = sequences * model.sequence, model.parameters, widths(half)
     sizes = {
         "weights": WEIGHT_BYTES * parameters / num_devices,
         "gradients": GRADIENT_BYTES * parameters / num_devices,
@@ -112,21 +136,19 @@ def _total(parts: tuple[MemoryPart, ...]) -> float:
     return sum(part.gb for part in parts)
 
 
-def _devices_needed(model: ModelFacts, num_fragments: int, usable_gb: float, half: bool) -> int | None:
+def _devices_needed(parts_of: PartsOf, usable_gb: float) -> int | None:
     """The smallest count that fits when sharded; None if no count does."""
-    one, two = (_total(memory_parts(model, n, num_fragments, half=half)) for n in (2, 4))
+    one, two = (_total(parts_of(n, 1)) for n in (2, 4))
     divided = 4 * (one - two)  # what shrinks with the count, in GB of one device alone
     room = usable_gb - (one - divided / 2)
     return max(2, math.ceil(divided / room - 1e-9)) if room > 0 else None
 
 
-def _tensor_parallel(
-    model: ModelFacts, num_devices: int, per_node: int, num_fragments: int, usable_gb: float, half: bool
-) -> int | None:
+def _tensor_parallel(parts_of: PartsOf, num_devices: int, per_node: int, usable_gb: float) -> int | None:
     """The smallest power of two of a node's devices that makes it fit, each layer being divided over them."""
     split = 2
     while split <= per_node and per_node % split == 0:
-        if _total(memory_parts(model, num_devices, num_fragments, split, half)) <= usable_gb:
+        if _total(parts_of(num_devices, split)) <= usable_gb:
             return split
         split *= 2
     return None

@@ -46,9 +46,10 @@ class MemoryPart:
 class PlannedIsland:
     """One island of the plan. None is unknown. Prices in the inventory's currency, egress per day.
 
-    `memory_gb_*` are of one accelerator, `memory_parts` what it is needed for; `host_memory_gb_needed` is of the
-    learner's process, for the exchange. `sent_mbps` and `received_mbps` are what really goes up and down: with records,
-    and with the moments that are saved now and then.
+    `memory_gb_*` are of one accelerator, `memory_parts` what it is needed for, `micro_batch_tokens` what it takes at
+    once (None, in plans of older versions: the whole batch). `host_memory_gb_needed` is of the learner's process, for
+    the exchange. `sent_mbps` and `received_mbps` are what really goes up and down: with records, and with the moments
+    that are saved now and then.
     """
 
     name: str
@@ -80,6 +81,7 @@ class PlannedIsland:
     predicted_tokens_per_s: float
     warnings: tuple[str, ...] = ()
     received_mbps: float = 0.0
+    micro_batch_tokens: int | None = None
 
 
 @dataclass(frozen=True)

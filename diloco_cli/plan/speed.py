@@ -82,9 +82,9 @@ def peak_tflops(device: Device, precision: Precision = "auto") -> tuple[float, s
 
 
 def computes_in_half(device: Device, precision: Precision) -> bool:
-    """Whether matrix products run in a type of two bytes: weights are cast, activations are half as large."""
-    has_half = device.bf16_tflops is not None or device.fp16_tflops is not None
-    return device.name not in HOST_DEVICES and precision != "fp32" and has_half
+    """Whether the built-in learner's matrix products run in bf16: weights are cast, activations are half as large. It
+    has no fp16: that would need loss scaling."""
+    return device.name not in HOST_DEVICES and precision != "fp32" and device.bf16_tflops is not None
 
 
 def default_mfu(device: Device) -> float:

@@ -116,6 +116,45 @@ def test_a_model_with_few_tensors_shortens_the_round_and_with_it_the_overlap(tmp
         refuse_together(run, origins, islands(1), 3, "run.yaml")
 
 
+@pytest.mark.parametrize(("written", "offered"), [("100", 128), ("1000", 1024), ("129", 128)])
+def test_a_micro_batch_of_no_whole_number_of_sequences_is_refused_at_its_line(
+    tmp_path: Path, written: str, offered: int
+) -> None:
+    text = RUN.replace("batch_tokens: 1024}", f"batch_tokens: 1024,\n  micro_batch_tokens: {written}}}")
+    with pytest.raises(UsageError, match="no whole number of sequences of 128; allowed: multiples of 128") as caught:
+        load(tmp_path, text=text)
+    assert caught.value.where == f"{tmp_path}/run.yaml:6"
+    assert f"--set train.micro_batch_tokens={offered}," in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("auto", "auto"), ("128", 128), ("1024", 1024), ("2048", 2048), ("64k", 64_000)]
+)
+def test_a_micro_batch_may_be_a_sequence_or_more_than_a_batch(tmp_path: Path, written: str, read: object) -> None:
+    run, _ = load(
+        tmp_path, text=RUN.replace("batch_tokens: 1024}", f"batch_tokens: 1024, micro_batch_tokens: {written}}}")
+    )
+    assert run.train.micro_batch_tokens == read
+
+
+@pytest.mark.parametrize("written", ["0", "-128", "many", "12.5"])
+def test_a_micro_batch_that_is_no_count_is_refused(tmp_path: Path, written: str) -> None:
+    with pytest.raises(UsageError, match=r"train\.micro_batch_tokens: .*'auto' is allowed too") as caught:
+        load(tmp_path, text=RUN.replace("batch_tokens: 1024}", f"batch_tokens: 1024, micro_batch_tokens: {written}}}"))
+    assert caught.value.where == f"{tmp_path}/run.yaml:5"
+
+
+def test_where_only_the_built_model_knows_its_sequence_the_micro_batch_is_checked_with_it(tmp_path: Path) -> None:
+    own = RUN.replace("{preset: gpt-nano}", "{entrypoint: own:model}").replace(
+        "1024}", "1024, micro_batch_tokens: 100}"
+    )
+    run, origins = load(tmp_path, text=own)
+    refuse_together(run, origins, islands(1), 21, "run.yaml", 50)
+    with pytest.raises(UsageError, match="no whole number of sequences of 32") as caught:
+        refuse_together(run, origins, islands(1), 21, "run.yaml", 32)
+    assert caught.value.where == f"{tmp_path}/run.yaml:5"
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 80))
 def test_an_overlap_is_allowed_if_a_step_lies_between_adoption_and_the_next_sending(

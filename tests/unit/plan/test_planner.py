@@ -139,10 +139,10 @@ def test_the_fastest_island_is_left_out_if_its_own_round_is_too_short_for_its_li
 
 def test_a_model_that_does_not_fit_names_the_accelerators_it_needs():
     big = replace(RUN, model=ModelSettings(parameters=20 * 10**9, layers=60, width=5120, sequence=2048))
-    wider = replace(OLD, accelerators=Accelerators("V100-SXM2-32GB", 4))
+    wider = replace(OLD, accelerators=Accelerators("A100-40GB", 4))
     (left,) = plan(fleet(IOWA, wider), big).left_out
     assert left.name == "old"
-    assert "GB on each accelerator (fsdp over 4), has 32 GB" in left.reason
+    assert "GB on each accelerator (fsdp over 4), has 40 GB" in left.reason
     assert "accelerators instead of 4" in left.ways_out[0]
 
 
