@@ -92,7 +92,7 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
             "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
         )
     inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
-    refuse_together(run, origins, inventory, facts.num_tensors, str(file))
+    refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
     return make_plan(run, inventory, facts)
 
 
@@ -202,6 +202,7 @@ def _paces(plan: Plan, region: str | None) -> dict[str, IslandPace]:
             local_steps=i.local_steps,
             tokens_per_s=i.tokens_per_s * shares[i.name],
             step_s=i.step_s / shares[i.name],
+            micro_batch_tokens=i.micro_batch_tokens,
         )
         for i in plan.islands
     }
@@ -220,6 +221,8 @@ def _say_plan(plan: Plan, region: str | None) -> None:
         if region in (None, island.region):
             where = f"{island.region}, {island.accelerators}"
             work = f"{island.local_steps} local steps of {island.batch_tokens:,} tokens"
+            micro = island.micro_batch_tokens
+            work += f", {micro:,} at once" if micro and micro < island.batch_tokens else ""
             print(f"  learner {island.name} ({where}): {island.tokens_per_s:,.0f} tokens/s, {work}")
     syncer = plan.run.syncer
     words = [] if syncer.on_learners else ["syncer"]

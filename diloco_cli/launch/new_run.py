@@ -34,6 +34,7 @@ class IslandPace:
     local_steps: int
     tokens_per_s: float
     step_s: float
+    micro_batch_tokens: int | None = None
 
 
 def layout_of(settings: RunSettings) -> Layout:
@@ -56,6 +57,7 @@ def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: di
             infra=island.infra,
             slowdown=island.slowdown,
             link=island.link,
+            micro_batch_tokens=paces[island.name].micro_batch_tokens,
         )
         for island in sorted(inventory.islands, key=lambda i: i.name)
         if island.name in paces

@@ -19,6 +19,7 @@ from diloco_cli.learner.exchange import Exchange
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
 from diloco_cli.learner.inner import keeps_moments
 from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.learner.micro_batch import micro_batch_here, parameters_of
 from diloco_cli.learner.moments import fetch_moments, restore_moments
 from diloco_cli.learner.replica import Replica
 from diloco_cli.processes.daemon import Stopping, say
@@ -146,7 +147,8 @@ def _prepare(
     data, model = build_data(run.settings), build_model(run.settings)
     check_layout(run, model)
     model.to(device)
-    replica = Replica(run.settings, model, data, run.shard_of(island.name), run.num_shards, device)
+    micro = island.micro_batch_tokens
+    replica = Replica(run.settings, model, data, run.shard_of(island.name), run.num_shards, device, micro)
     joined = perform(join(run, island.name, _claim()), store, clock)
     progress = Progress(run, island.name, joined.incarnation, joined.state, joined.data_start)
     facts = Facts(state="STARTING" if joined.incarnation == 1 else "RECOVERING")
@@ -204,15 +206,18 @@ def _run_with_island(
 def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer: Newcomer) -> Island:
     """Of the region whose bucket it was started with, unless it says otherwise."""
     here = next((store.name for store in run.regions if store.url == url), None)
+    batch_tokens = newcomer.batch_tokens or run.settings.train.batch_tokens
+    tensors, here_it_runs = parameters_of(run.layout), choose_device(device or "cpu")
     return Island(
         name=name,
         region=newcomer.region or here or run.home_region or min(island.region for island in run.islands),
-        batch_tokens=newcomer.batch_tokens or run.settings.train.batch_tokens,
+        batch_tokens=batch_tokens,
         local_steps=run.settings.sync.every,
         tokens_per_s=0.0,
         step_s=0.0,
         accelerator=device or "cpu",
         infra="joined",
+        micro_batch_tokens=micro_batch_here(run.settings, tensors, run.num_fragments, batch_tokens, here_it_runs),
     )
 
 

@@ -38,24 +38,30 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     """What a forward pass runs under. bf16: matrix products in bfloat16; parameters, gradients and moments keep their
     own type (float32), and so do losses and norms. `auto`: bf16 on CUDA devices that have it, else fp32; on a CPU bf16
     pays only with instructions for it and matrices of some width (try it from 128 on), and slows down smaller ones."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if runs_in_bf16(precision, device) else nullcontext()
+
+
+def runs_in_bf16(precision: str, device: torch.device) -> bool:
+    """Whether matrix products do, as `autocast` decides."""
     bf16_device = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= BF16_CAPABILITY
-    if precision == "bf16" or (precision == "auto" and bf16_device):
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+    return precision == "bf16" or (precision == "auto" and bf16_device)
 
 
-def clip_gradients(model: nn.Module, clip_norm: float) -> float:
-    """Scale all gradients together so that their norm is at most `clip_norm` (0: leave them); returns the norm before.
+def clip_gradients(model: nn.Module, clip_norm: float) -> torch.Tensor:
+    """Scale all gradients together so that their norm is at most `clip_norm` (0: leave them); returns the norm before,
+    a scalar on their device, without waiting for it."""
+    return nn.utils.clip_grad_norm_(model.parameters(), clip_norm or inf)
 
-    Raises RunFailedError if the norm is not finite: no parameter was changed, and the optimizer must not step.
-    """
-    norm = float(nn.utils.clip_grad_norm_(model.parameters(), clip_norm or inf))
-    if not isfinite(norm):
+
+def finite_norm(norm: torch.Tensor) -> float:
+    """Raises RunFailedError if the norm is not finite: no parameter was changed, and the optimizer must not step."""
+    value = float(norm)
+    if not isfinite(value):
         raise RunFailedError(
-            f"the norm of the gradients is {norm}",
+            f"the norm of the gradients is {value}",
             hint="lower train.inner.lr; a restart begins at the newest committed parameters",
         )
-    return norm
+    return value
 
 
 def learning_rate(settings: InnerSettings, fraction: float, warmup_fraction: float) -> float:

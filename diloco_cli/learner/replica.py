@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.learner.inner import autocast, build_optimizer, clip_gradients, set_learning_rate
-from diloco_cli.tasks.build import Data
+from diloco_cli.learner.inner import autocast, build_optimizer, clip_gradients, finite_norm, set_learning_rate
+from diloco_cli.learner.micro_batch import micro_batches
+from diloco_cli.tasks.build import Batch, Data
 from diloco_cli.tasks.contract import losses_of
 
 CPU = torch.device("cpu")
@@ -21,7 +22,8 @@ CPU = torch.device("cpu")
 class Replica:
     """A model with its inner optimizer, reading shard `shard` of `num_shards` of the data.
 
-    `gradient_norm` is that of the last step, before clipping.
+    `micro_batch_tokens`: of one forward and backward pass; None: as the settings say, the whole batch where they say
+    auto. `gradient_norm` is that of the last step, before clipping.
     """
 
     settings: RunSettings
@@ -31,8 +33,11 @@ class Replica:
     num_shards: int
     device: torch.device = CPU
     gradient_norm: float = field(default=0.0, init=False)
+    micro_batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if self.micro_batch_tokens is None and self.settings.train.micro_batch_tokens != "auto":
+            self.micro_batch_tokens = self.settings.train.micro_batch_tokens
         self.optimizer = build_optimizer(self.model, self.settings.train.inner)
         self.model.train()
 
@@ -47,22 +52,42 @@ class Replica:
         RunFailedError if the gradients are not finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(position, batch_tokens)
+        mean = self._accumulate(position, batch_tokens)
+        norm = clip_gradients(self.model, self.settings.train.inner.clip_norm)
+        loss = float(mean)  # the step's only wait for the device: the norm is there by then
         if isfinite(loss):
-            self.apply(lr)
+            self._optimize(norm, lr)
         return loss
 
     def backward(self, position: int, batch_tokens: int) -> float:
-        """Forward and backward on one batch; gradients are added to what is there. An auxiliary term of the model is
-        trained on but is no part of the loss that is returned."""
-        tokens, targets = self.data.batch(self.shard, self.num_shards, position, batch_tokens)
-        with autocast(self.settings.train.precision, self.device):
-            loss, objective = losses_of(self.model(tokens.to(self.device), targets.to(self.device)))
-        objective.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
+        """Forward and backward on one batch; gradients are added to what is there. Returns the mean loss."""
+        return float(self._accumulate(position, batch_tokens))
 
     def apply(self, lr: float) -> None:
         """Clip the gradients and let the optimizer step. Raises RunFailedError before it if they are not finite."""
-        self.gradient_norm = clip_gradients(self.model, self.settings.train.inner.clip_norm)
+        self._optimize(clip_gradients(self.model, self.settings.train.inner.clip_norm), lr)
+
+    def _optimize(self, norm: torch.Tensor, lr: float) -> None:
+        """`norm`: of the gradients, before they were clipped."""
+        self.gradient_norm = finite_norm(norm)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
+
+    def _accumulate(self, position: int, batch_tokens: int) -> torch.Tensor:
+        """Forward and backward on one micro-batch after the other; the mean loss, a scalar still on the device.
+
+        Each micro-batch counts with its share of the targets, so that the mean loss over the whole batch is what is
+        differentiated and returned. An auxiliary term of the model is weighted likewise; it is trained on but is no
+        part of the loss that is returned. A batch of one micro-batch is computed as it is.
+        """
+        batch, micro = self.data.batch(self.shard, self.num_shards, position, batch_tokens), self.micro_batch_tokens
+        losses = [self._pass(part, share) for part, share in micro_batches(batch, batch_tokens, micro)]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _pass(self, part: Batch, share: float) -> torch.Tensor:
+        """Forward and backward on one micro-batch; its share of the loss, still on the device."""
+        inputs, targets = part
+        with autocast(self.settings.train.precision, self.device):
+            loss, objective = losses_of(self.model(inputs.to(self.device), targets.to(self.device)))
+        (objective if share == 1.0 else share * objective).backward()  # type: ignore[no-untyped-call]
+        return loss.detach() if share == 1.0 else share * loss.detach()

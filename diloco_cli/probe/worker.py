@@ -16,10 +16,12 @@ from typing import IO
 
 import torch
 
+from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError
+from diloco_cli.learner.micro_batch import micro_batch_here
 from diloco_cli.learner.replica import Replica
 from diloco_cli.tasks.build import build_data, build_model, search_first
 
@@ -63,7 +65,9 @@ def _replica(order: dict[str, object]) -> Replica:
     torch.set_num_threads(int(str(order["threads"])))
     device = torch.device(str(order["device"]))
     shard, num_shards = int(str(order["shard"])), int(str(order["num_shards"]))
-    return Replica(run, build_model(run).to(device), build_data(run), shard, num_shards, device)
+    model, batch_tokens = build_model(run).to(device), int(str(order["batch_tokens"]))
+    micro = micro_batch_here(run, parameter_facts(model), run.sync.fragments, batch_tokens, device)
+    return Replica(run, model, build_data(run), shard, num_shards, device, micro)
 
 
 def _train(replica: Replica, position: int, batch_tokens: int, seconds: float) -> dict[str, float]:

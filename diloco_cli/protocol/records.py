@@ -25,7 +25,8 @@ RequestKind = Literal["stop", "resume", "join", "lift", "rollback", "gc"]
 
 @dataclass(frozen=True)
 class Island:
-    """What a learner needs to know about its island. Steps are inner steps, times are seconds as planned."""
+    """What a learner needs to know about its island. Steps are inner steps, times are seconds as planned.
+    `micro_batch_tokens`: of one forward and backward pass on one device (None: of older versions, the whole batch)."""
 
     name: str
     region: str
@@ -38,6 +39,7 @@ class Island:
     infra: str = "local"
     slowdown: float = 1.0
     link: Link = field(default_factory=Link)
+    micro_batch_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ class DataParallel:
         self.run = run
         self.model = build_model(run.settings).to(device)
         self.data = data if data is not None else build_data(run.settings)
-        self.replica = Replica(run.settings, self.model, self.data, 0, run.num_shards, device)
+        micro = run.islands[0].micro_batch_tokens
+        self.replica = Replica(run.settings, self.model, self.data, 0, run.num_shards, device, micro)
         self.positions = [0] * len(run.islands)
         self.steps = 0
 

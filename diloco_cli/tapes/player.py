@@ -167,9 +167,9 @@ class Player:
 
     def replica_of(self, learner: str) -> Replica:
         """A fresh one, as the learner's process builds it."""
-        run = self.run
-        model = build_model(run.settings).to(self.device)
-        return Replica(run.settings, model, self.data, run.shard_of(learner), run.num_shards, self.device)
+        run, island = self.run, self.run.island(learner)
+        model, micro = build_model(run.settings).to(self.device), island.micro_batch_tokens if island else None
+        return Replica(run.settings, model, self.data, run.shard_of(learner), run.num_shards, self.device, micro)
 
     def _new_performer(self, number: TrackId) -> Performer:
         track = self.tracks[number]

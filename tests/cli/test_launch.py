@@ -103,6 +103,14 @@ def test_devices_that_would_stand_idle_are_warned_of(diloco: Diloco, quickstart:
     assert "trains on ONE" not in diloco("launch", "q/run.yaml", "--dry-run").stderr
 
 
+def test_micro_batches_are_told_where_a_batch_is_divided(diloco: Diloco, quickstart: Path) -> None:
+    assert "at once" not in diloco("launch", "q/run.yaml", "--dry-run").stdout
+    divided = diloco("launch", "q/run.yaml", "--dry-run", "--set", "train.micro_batch_tokens=256").stdout
+    assert divided.count("local steps of 1,024 tokens, 256 at once") == 3
+    wrong = diloco("launch", "q/run.yaml", "--dry-run", "--set", "train.micro_batch_tokens=200")
+    assert wrong.returncode == 2 and "no whole number of sequences of 128" in wrong.stderr
+
+
 def test_an_island_called_syncer_is_refused_with_its_line(diloco: Diloco, quickstart: Path) -> None:
     edit(quickstart / "inventory.yaml", "name: ohio", "name: syncer")
     done = diloco("launch", "q/run.yaml", "--dry-run")

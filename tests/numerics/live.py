@@ -119,7 +119,8 @@ def _live_incarnation(run: RunFormat, store: MemoryStore, name: str, index: int,
     progress = Progress(run, name, joined.incarnation, joined.state, joined.data_start)
     exchange = Exchange(run, progress, joined.state, store, CLOCK, lambda: LearnerBeat("", 1, 0, 0, 0, 0.0, 0))
     data = SlowData(build_data(run.settings), STEP_S * (1 + index / 2))
-    replica = Replica(run.settings, build_model(run.settings), data, index, len(run.islands))
+    micro = run.islands[index].micro_batch_tokens
+    replica = Replica(run.settings, build_model(run.settings), data, index, len(run.islands), micro_batch_tokens=micro)
     dead = _death(progress, exchange, dies_after) if dies_after is not None else lambda: False
     trainer = Trainer(run, progress, exchange, replica, dead, Facts())
     for arrival in exchange.load_all():

@@ -47,6 +47,15 @@ class Half(Regression):
         return super().forward(x.to(torch.bfloat16), y.to(torch.bfloat16))
 
 
+class Small(Regression):
+    """As if the device held two rows at once."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if len(x) > 2:
+            raise MemoryError(f"{len(x)} rows at once")
+        return super().forward(x, y)
+
+
 def printing() -> nn.Module:
     print("building a model that talks", flush=True)
     return Printing()
@@ -66,3 +75,7 @@ def not_a_number() -> nn.Module:
 
 def half() -> nn.Module:
     return Half()
+
+
+def small() -> nn.Module:
+    return Small()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from diloco_cli.config.settings import InnerSettings
 from diloco_cli.environment import environment_with
 from diloco_cli.learner.moments import fetch_moments
 from diloco_cli.protocol.beats import LearnerBeat
-from diloco_cli.protocol.keys import beat_key
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.keys import FORMAT_KEY, beat_key
+from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.bucket import ROOT, begun_run
@@ -68,6 +69,22 @@ def test_a_loss_that_is_not_a_number_fails_the_run_and_not_the_program(
     assert "the loss of l0 is nan" in complaints
     last = decode(LearnerBeat, store.get(beat_key("l0")) or b"", "beat")
     assert last.state == "FAILED" and last.loss is None
+
+
+@pytest.mark.parametrize("micro", [2, None], ids=["two rows at once", "the whole batch"])
+def test_a_learner_takes_the_micro_batches_that_the_runs_format_gives_its_island(
+    tmp_path: Path, start: Callable[[], Child], micro: int | None
+) -> None:
+    """Batches are of four rows, and the model bears two at once: without micro-batches there is no first step."""
+    run, store, _ = begun_run(tmp_path / "bucket", "tests.numerics.loud:small")
+    islands = tuple(replace(island, micro_batch_tokens=micro) for island in run.islands)
+    store.put(FORMAT_KEY, encode(replace(run, islands=islands)))
+    child = start()
+    if micro is None:
+        assert "4 rows at once" in child.communicate(timeout=60)[1]
+    else:
+        wait_until(lambda: store.list("offer/"))
+        stopped(child)
 
 
 def damage_moments(store: Store) -> None:

@@ -84,6 +84,18 @@ def test_a_recorded_run_is_repeated_bit_for_bit(changes: dict[str, object]) -> N
         assert any(event.since is not None for track in tape.tracks for event in track.events if event.kind == "sent")
 
 
+def test_a_replay_takes_the_micro_batches_that_each_learner_took() -> None:
+    """Batches of four rows in micro-batches of three and one, of one by one, and whole: the sums round differently."""
+    run = live_format(SYNC, rounds=4)
+    sizes = dict(zip([island.name for island in run.islands], (3, 1, None), strict=True))
+    run = replace(run, islands=tuple(replace(i, micro_batch_tokens=sizes[i.name]) for i in run.islands))
+    tape = record(run_live(run, Chance(late_s=0.002)), run)
+    assert {name: Player(tape).replica_of(name).micro_batch_tokens for name in sizes} == sizes
+    assert first_difference(tape) is None
+    whole = replace(run, islands=tuple(replace(island, micro_batch_tokens=None) for island in run.islands))
+    assert first_difference(replace(tape, run=whole)) is not None
+
+
 def test_the_replays_own_timing_changes_nothing(tmp_path: Path) -> None:
     """Through a file, with slow data, and a look at the parameters in between."""
     run, _, tape = recorded()

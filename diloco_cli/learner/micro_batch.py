@@ -1,0 +1,75 @@
+"""Micro-batches: a fetched batch in the parts that the device takes at once, and how large they are on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from diloco_cli.config.presets import MODEL_PRESETS
+from diloco_cli.config.settings import RunSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.layout import Layout, ParameterFact
+from diloco_cli.learner.inner import runs_in_bf16
+from diloco_cli.plan.micro_batch import fit_with_micro_batch
+from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
+from diloco_cli.tasks.build import Batch, build_data
+
+GB = 1e9
+
+
+def micro_batches(batch: Batch, batch_tokens: int, micro_batch_tokens: int | None) -> Iterator[tuple[Batch, float]]:
+    """Parts of whole examples, each with its share of the batch's targets; the last may be smaller. One part if that
+    is as large as the batch, or None.
+
+    Raises UsageError for a batch whose examples cannot be told apart.
+    """
+    if micro_batch_tokens is None or micro_batch_tokens >= batch_tokens:
+        yield batch, 1.0
+        return
+    inputs, targets = batch
+    if not inputs.dim() or not targets.dim() or len(inputs) != len(targets):
+        raise UsageError(
+            f"data: a batch of {list(inputs.shape)} and {list(targets.shape)} cannot be divided into micro-batches: "
+            "the first dimension must count examples, as many of both",
+            where="data",
+            hint=f"--set train.micro_batch_tokens={batch_tokens} takes whole batches",
+        )
+    examples = max(1, len(inputs) * micro_batch_tokens // batch_tokens)
+    if examples >= len(inputs):
+        yield batch, 1.0
+        return
+    for start in range(0, len(inputs), examples):
+        part = inputs[start : start + examples], targets[start : start + examples]
+        yield part, part[1].numel() / targets.numel()
+
+
+def micro_batch_here(
+    settings: RunSettings,
+    parameters: Iterable[ParameterFact],
+    num_fragments: int,
+    batch_tokens: int,
+    device: torch.device,
+) -> int:
+    """For a machine that no plan knows: tokens of a micro-batch on this `device`, by the plan's own rule."""
+    if settings.model.preset in MODEL_PRESETS:
+        model = model_facts(settings.model)
+    else:
+        sequence = getattr(build_data(settings), "sequence", None)
+        model = facts_from_parameters(list(parameters), sequence if isinstance(sequence, int) else 1)
+    memory_gb = torch.cuda.get_device_properties(device).total_memory / GB if device.type == "cuda" else None
+    half = runs_in_bf16(settings.train.precision, device)
+    fit = fit_with_micro_batch(
+        settings.train, model, batch_tokens, memory_gb=memory_gb, num_fragments=num_fragments, half=half
+    )
+    return min(fit.sequences * model.sequence, batch_tokens)
+
+
+def parameters_of(layout: Layout) -> list[ParameterFact]:
+    """The tensors of a run's model, without building it; each once, though rows of it may be apart."""
+    facts = {
+        slot.name: ParameterFact(slot.name, slot.shape, fragment.embedding, slot.dtype)
+        for fragment in layout.fragments
+        for slot in fragment.tensors
+    }
+    return list(facts.values())
