@@ -21,6 +21,7 @@ from diloco_cli.learner.inner import keeps_moments
 from diloco_cli.learner.loop import Facts, Trainer
 from diloco_cli.learner.micro_batch import micro_batch_here, parameters_of
 from diloco_cli.learner.moments import fetch_moments, restore_moments
+from diloco_cli.learner.prefetch import Prefetched
 from diloco_cli.learner.replica import Replica
 from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.processes.signing_key import signing_secret
@@ -144,7 +145,7 @@ def _prepare(
     device_name: str | None, stop: Stopping, news: RetryNews,
 ) -> Trainer:  # fmt: skip
     device = choose_device(device_name or island.accelerator)
-    data, model = build_data(run.settings), build_model(run.settings)
+    data, model = Prefetched(build_data(run.settings), device), build_model(run.settings)
     check_layout(run, model)
     model.to(device)
     micro = island.micro_batch_tokens

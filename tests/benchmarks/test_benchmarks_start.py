@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from diloco_cli.protocol.log import parse_format
-from tests.benchmarks import exchange, inner_step, recovery, simulate, startup
+from tests.benchmarks import exchange, inner_step, micro_batch, prefetch, recovery, simulate, startup
 from tests.benchmarks.measure import spread
 
 
@@ -28,6 +28,18 @@ def test_start_up_times_are_positive_and_spread_names_its_count(tmp_path: Path) 
 def test_the_step_benchmark_measures_positive_rates() -> None:
     (rates,) = inner_step.measure(("gpt-pico",), rounds=1).values()
     assert len(rates) == 1 and rates[0] > 0
+
+
+def test_the_micro_batch_benchmark_measures_and_estimates() -> None:
+    rate, peak = micro_batch.measured("gpt-pico", 64, batch_tokens=128)
+    assert rate > 0 and peak > -micro_batch.GB
+    assert micro_batch.estimated("gpt-pico", 128) == 2 * micro_batch.estimated("gpt-pico", 64) > 0
+
+
+def test_the_prefetch_benchmark_measures_by_both_clocks() -> None:
+    replica = inner_step.replica_of("gpt-pico")
+    wall, cpu = prefetch.gains(replica, prefetch.Costly(replica.data, prefetch.asleep, 0.001), rounds=1)
+    assert len(wall) == len(cpu) == 1 and wall[0] > 0 and cpu[0] > 0
 
 
 def test_the_simulation_benchmark_counts_what_it_times() -> None:
