@@ -16,7 +16,7 @@ from diloco_cli.launch.region_buckets import region_fields
 from diloco_cli.layout import Layout, make_layout
 from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.log import parse_format, with_keys
-from diloco_cli.protocol.records import FORMAT_SCHEMA, SCHEMA, Island, RunFormat
+from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.wire import encode
 from diloco_cli.randomness import nonce
 from diloco_cli.signing import LOG, Checksummed, Secret
@@ -77,7 +77,6 @@ def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: di
         layout=layout,
         software=__version__,
         home_region=inventory.store.region,
-        schema=FORMAT_SCHEMA,
         checksums=True,
         keyring=Checksummed(run_id),
         **region_fields(inventory, url, settings.name),
@@ -90,7 +89,7 @@ def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
         return fresh
     names = [island.name for island in fresh.everybody]
     signing, keyring = secret.signing(fresh.run_id, names), secret.keyring(fresh.run_id)
-    return replace(fresh, schema=SCHEMA, checksums=False, signing=signing, keyring=keyring)
+    return replace(fresh, checksums=False, signing=signing, keyring=keyring)
 
 
 def create_run(

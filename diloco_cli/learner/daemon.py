@@ -6,34 +6,32 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from math import isfinite
+from typing import Any
 
 import torch
 
 from diloco_cli import __version__
 from diloco_cli.algorithm.flat import parameter_facts
-from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError, UsageError
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, TerminatedError, UsageError
 from diloco_cli.layout import make_layout
-from diloco_cli.learner.exchange import Exchange
+from diloco_cli.learner.facts import Facts
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
-from diloco_cli.learner.inner import keeps_moments
-from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.learner.lanes import Lanes
 from diloco_cli.learner.micro_batch import micro_batch_here, parameters_of
-from diloco_cli.learner.moments import fetch_moments, restore_moments
 from diloco_cli.learner.prefetch import Prefetched
 from diloco_cli.learner.replica import Replica
+from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.wire import TensorWire
 from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.processes.signing_key import signing_secret
 from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.joining import Joined, join
 from diloco_cli.protocol.keys import beat_key
+from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.log import read_format, read_log
 from diloco_cli.protocol.membership import enter
-from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
-from diloco_cli.protocol.sizes import most_moments_bytes
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.signing import LOG, learner_signer
@@ -89,7 +87,7 @@ def run_learner(
     hosts = host_syncer or run.settings.syncer.on_learners
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
-            _train(_prepare(run, island, store, meter, clock, device, stop, news), stop)
+            _learn(run, island, store, meter, device, stop, news)
         except (StoreError, NoSpaceError):
             _hasty(stop).check()  # a stop ends the retrying of a store that fails: that is no failure of this learner
             raise
@@ -123,54 +121,53 @@ def _hosted_syncer(url: str, name: str) -> Iterator[None]:
         hosted.close(leave_s)
 
 
-def _train(trainer: Trainer, stop: Stopping) -> None:
-    """The whole training; whatever ends it is in the last beat."""
+def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, stop: Stopping) -> None:
+    """The whole training; whatever ends it is in the last heartbeat."""
     try:
-        trainer.train()
+        perform(learner.train(), store, clock)
         if stop.is_set():
             raise TerminatedError("stopped by a signal")
-        trainer.facts.state = "DONE"
+        learner.doing = "DONE"
     except TerminatedError:
-        trainer.facts.state = "DONE"
+        learner.doing = "DONE"
         raise
     except BaseException:
-        trainer.facts.state = "FAILED"
+        learner.doing = "FAILED"
         raise
     finally:
-        trainer.exchange.close(CLEAN_STOP_S)
+        learner.follower.leaves = True
+        lanes.close(CLEAN_STOP_S)
+        if hasattr(learner, "progress") and not isinstance(lanes.failure, FencedError):  # a successor's beat is there
+            with suppress(DilocoError):  # a last word; nothing depends on it
+                perform(learner.follower.beat(), store, SystemClock(monotonic_s, sleep_s, lambda: None))
 
 
-def _prepare(
-    run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, clock: SystemClock,
-    device_name: str | None, stop: Stopping, news: RetryNews,
-) -> Trainer:  # fmt: skip
+def _learn(
+    run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, device_name: str | None,
+    stop: Stopping, news: RetryNews,
+) -> None:  # fmt: skip
     device = choose_device(device_name or island.accelerator)
     data, model = Prefetched(build_data(run.settings), device), build_model(run.settings)
     check_layout(run, model)
     model.to(device)
-    micro = island.micro_batch_tokens
-    replica = Replica(run.settings, model, data, run.shard_of(island.name), run.num_shards, device, micro)
-    joined = perform(join(run, island.name, _claim()), store, clock)
-    progress = Progress(run, island.name, joined.incarnation, joined.state, joined.data_start)
-    facts = Facts(state="STARTING" if joined.incarnation == 1 else "RECOVERING")
-    earlier = _earlier_beat(store, island.name)
-
-    def beat() -> LearnerBeat:
-        return _beat(trainer, meter, store, earlier)
-
+    shard, micro = run.shard_of(island.name), island.micro_batch_tokens
+    replica = Replica(run.settings, model, data, shard, run.num_shards, device, micro)
+    facts, earlier = Facts(island.name), _earlier_beat(store, island.name)
     # what is being uploaded when the stop comes may still be published
-    background = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
-    exchange = Exchange(run, progress, joined.state, store, background, beat)
-    trainer = Trainer(run, progress, exchange, replica, stop.is_set, facts, lambda: not stop.is_due())
-    news.beat = lambda: _beat_unless_it_fails(meter, island.name, beat())
-    for arrival in exchange.load_all():  # the run's weights, never this process's own
-        trainer.adopt(arrival, exchange.state)
-    late = joined.data_start > 0 or joined.state.merges > 0  # the schedule's own warm-up is not for this one
-    if late and keeps_moments(replica.optimizer):
-        trainer.moments_lost = not _restore_saved(trainer, joined, store)
-    exchange.start()
-    _say_hello(joined, run, trainer)
-    return trainer
+    lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
+    learner = Learner(
+        run, island.name, _claim(), DeviceTraining(run, replica, island.slowdown), TensorWire(run), nonce, lanes.start,
+        facts, stop.is_set, lambda: not stop.is_due(),
+        lambda: facts.heartbeat() | _traffic(meter, store, earlier), lanes.news.set,
+    )  # fmt: skip
+    news.beat = lambda: _beat_unless_it_fails(meter, learner)
+
+    def check() -> None:
+        lanes.check()
+        if not hasattr(learner, "progress") and stop.is_set():  # before training a signal ends it at once
+            raise TerminatedError("stopped by a signal")
+
+    _train(learner, lanes, store, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
 
 
 def _hasty(stop: Stopping) -> SystemClock:
@@ -235,28 +232,6 @@ def check_batch(run: RunFormat, batch_tokens: int) -> None:
         )
 
 
-def _restore_saved(trainer: Trainer, joined: Joined, store: Store) -> bool:
-    saved = fetch_moments(store, joined.inner, most_moments_bytes(trainer.exchange.run.layout))
-    if joined.inner is None or not restore_moments(trainer.replica, saved):
-        return False
-    trainer.exchange.moments.add(joined.inner, joined.state.n)
-    return True
-
-
-def _say_hello(joined: Joined, run: RunFormat, trainer: Trainer) -> None:
-    moments = "new"
-    if trainer.moments_lost:
-        moments = "lost, warming up anew" if joined.data_start > 0 else "none yet, warming up"
-    elif not keeps_moments(trainer.replica.optimizer):
-        moments = "none"
-    elif trainer.exchange.moments.newest is not None:
-        moments = "restored"
-    say(
-        f"{utc_now_text()} {trainer.progress.learner}: incarnation {joined.incarnation} of run {run.name} joins "
-        f"at commit {joined.state.n}, data from token {joined.data_start:,}, inner moments {moments}"
-    )
-
-
 def check_layout(run: RunFormat, model: torch.nn.Module) -> None:
     """Every learner builds the same parameter list, or does not take part."""
     layout = make_layout(parameter_facts(model), run.settings.sync)
@@ -298,10 +273,10 @@ def _news(name: str) -> RetryNews:
     return RetryNews(lambda line: say(f"{utc_now_text()} {name}: {line}"))
 
 
-def _beat_unless_it_fails(store: Store, name: str, beat: LearnerBeat) -> None:
+def _beat_unless_it_fails(store: Store, learner: Learner) -> None:
     """While a call is being repeated: the follower, who usually writes the beat, may be the one that waits."""
     with suppress(StoreError, NoSpaceError):
-        store.put(beat_key(name), encode(beat))
+        store.put(beat_key(learner.name), encode(learner.follower.heartbeat()))
 
 
 def _earlier_beat(store: Store, name: str) -> LearnerBeat | None:
@@ -312,24 +287,13 @@ def _earlier_beat(store: Store, name: str) -> LearnerBeat | None:
         return None
 
 
-def _beat(trainer: Trainer, meter: MeteredStore, store: RetryingStore, earlier: LearnerBeat | None) -> LearnerBeat:
-    facts, counts, progress = trainer.facts, meter.counts, trainer.progress
-    state = "UPLOADING" if facts.state == "TRAINING" and trainer.exchange.uploading else facts.state
-    return LearnerBeat(
-        state=state,
-        incarnation=progress.incarnation,
-        n=trainer.exchange.state.n,
-        step=progress.steps,
-        position=progress.position,
-        tokens_per_s=round(facts.tokens_per_s, 1),
-        behind=progress.behind(),
-        mean_tokens_per_s=round(facts.mean_tokens_per_s, 1),
-        loss=facts.loss if facts.loss is not None and isfinite(facts.loss) else None,
-        up_bytes=counts.bytes_up + (earlier.up_bytes if earlier else 0),
-        down_bytes=counts.bytes_down + (earlier.down_bytes if earlier else 0),
-        requests=counts.num_requests + (earlier.requests if earlier else 0),
-        writes=counts.num_writes + (earlier.writes if earlier else 0),
-        blocked_percent=round(100 * facts.blocked_s / facts.busy_s, 3) if facts.busy_s else 0.0,
-        note=facts.note,
-        retrying=retrying_text(store),
-    )
+def _traffic(meter: MeteredStore, store: RetryingStore, earlier: LearnerBeat | None) -> dict[str, Any]:
+    """Of this process and of those before it."""
+    counts = meter.counts
+    return {
+        "up_bytes": counts.bytes_up + (earlier.up_bytes if earlier else 0),
+        "down_bytes": counts.bytes_down + (earlier.down_bytes if earlier else 0),
+        "requests": counts.num_requests + (earlier.requests if earlier else 0),
+        "writes": counts.num_writes + (earlier.writes if earlier else 0),
+        "retrying": retrying_text(store),
+    }

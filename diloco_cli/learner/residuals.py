@@ -3,18 +3,17 @@
     x = (base - own) + e        payload = encode(x)        r = x - decode(payload)
 
 e is the r of this learner's newest offer that a merge APPLIED to the fragment, 0 if there is none. So what an offer
-rounds away is owed only once that offer is in the outer parameters; an offer that is refused or superseded brings all
-of its delta again (its learner goes on from the same parameters), and its r is dropped. A combined delta that takes the
-place of an earlier, unapplied one holds the same e, and only one of the two is ever applied.
+rounds away is owed only once that offer is in the outer parameters; what an offer held that was not applied is in the
+next delta again (its learner goes on from the same parameters) or given up, and its r is dropped.
 
 A new incarnation starts with e = 0: what its predecessor owed is lost, at most one rounding error a fragment.
 
-Memory: one [n] float32 vector for each offer that is out and for the one applied last: at most 3 a fragment.
+Memory: one [n] float32 vector for each offer that is out and for the one applied last: at most 2 a fragment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -31,20 +30,13 @@ class Residuals:
         self._codec, self._enabled, self._formats = codec, enabled, formats
         self.left: dict[int, dict[int, torch.Tensor]] = {}
 
-    def encode(
-        self, fragment: int, seq: int, applied: int | None, delta: torch.Tensor, pending: Collection[int] | None = None
-    ) -> bytes:
+    def encode(self, fragment: int, seq: int, applied: int | None, delta: torch.Tensor) -> bytes:
         """The payload of offer `seq` of a fragment's delta, [n] float32. `applied`: the newest offer of this
-        incarnation that the log had applied to the fragment when the delta was taken; `pending`: those that had no
-        fate yet (None: that is not known, all later ones may still be applied)."""
+        incarnation that the log had applied to the fragment when the delta was taken; the outcome of all others was
+        known by then, and they were not applied."""
         if not self._enabled:
             return self._payload(fragment, delta)
-        last = -1 if applied is None else applied
-        left = {
-            earlier: left
-            for earlier, left in self.left.get(fragment, {}).items()
-            if earlier == applied or (earlier > last if pending is None else earlier in pending)
-        }
+        left = {earlier: r for earlier, r in self.left.get(fragment, {}).items() if earlier == applied}
         owed = left.get(applied) if applied is not None else None
         wanted = delta if owed is None else delta + owed
         decoded = torch.empty_like(wanted)

@@ -14,6 +14,7 @@ REASONS: dict[str, str] = {
     "unknown_learner": "neither the run's format nor its log names such a learner",
     "old_incarnation": "a newer incarnation of this learner has been merged",
     "settled": "this offer already has a fate",
+    "late": "it came when its slot had been merged, or skipped",
     "bad_claim": "slot, fragment, tokens, steps or data range contradict each other, or no payload is so large",
     "quarantined": "its learner is quarantined, until an operator lets it in again (diloco lift)",
     "wrong_base": "it names other bytes as its base than the log does",
@@ -67,7 +68,9 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "quarantined"
     if not _claims_are_possible(offer, run):
         return "bad_claim"
-    if offer.steps == 0:
+    if offer.slot < state.slot or offer.payload_bytes == 0:  # its learner knew already
+        return "late"
+    if offer.steps == 0 or offer.tokens == 0:
         return "no_weight"
     if offer.base < state.base_floor:
         return "before_rollback"
@@ -104,6 +107,6 @@ def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
         and 0 <= offer.steps <= most_steps(run)
         and 0 <= offer.data_start <= offer.data_end
         and offer.tokens == offer.data_end - offer.data_start
-        and offer.tokens == offer.steps * island.batch_tokens
+        and offer.tokens <= offer.steps * island.batch_tokens
         and has_possible_size(offer, run)
     )

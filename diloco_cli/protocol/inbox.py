@@ -86,13 +86,16 @@ class Inbox:
         for key in replaced(old, newest, now_s):
             del self.mailboxes[key]
 
-    def poll(self, state: RunState, now_s: float, slot_s: float) -> Steps[None]:
-        """Fetch offers that have appeared. Where slots take long, only from the mailboxes whose time it is."""
-        always = slot_s < SHORT_SLOT_S
-        due = [box for box in self.mailboxes.values() if always or now_s >= box.next_request_s]
+    def poll(self, state: RunState, now_s: float, slot_s: float, everywhere: bool = False) -> Steps[bool]:
+        """Fetch offers that have appeared. Where slots take long, only from the mailboxes whose time it is; or
+        `everywhere`, but for those that were asked at this very moment. False if there was nobody to ask."""
+        always = everywhere or slot_s < SHORT_SLOT_S
+        boxes = [box for box in self.mailboxes.values() if box.asked_s < now_s]
+        due = [box for box in boxes if always or now_s >= box.next_request_s]
         yield from self._fetch(due, state, now_s)
         for box in due:
             box.asked(now_s, slot_s)
+        return bool(due)
 
     def empty(self, state: RunState, now_s: float) -> Steps[None]:
         """Fetch what can be found now, of new incarnations too: from each mailbox until it is empty. Who goes on
@@ -177,12 +180,12 @@ class Inbox:
         box.pending.remove(offer)
         self.refuse(offer, reason)
 
-    def candidates(self, fragment: int) -> list[Offer]:
-        """The newest pending offer per learner for a fragment, sorted by learner; older ones are superseded."""
+    def candidates(self, slot: int) -> list[Offer]:
+        """The newest pending offer per learner for a slot, sorted by learner; older ones are superseded."""
         newest: dict[str, Offer] = {}
         for box in self.mailboxes.values():
             for offer in list(box.pending):
-                if offer.fragment != fragment:
+                if offer.slot != slot:
                     continue
                 rival = newest.get(offer.learner, offer)
                 older, newer = sorted((rival, offer), key=lambda o: (o.incarnation, o.seq))
@@ -196,9 +199,9 @@ class Inbox:
         for offer in offers:
             self.mailboxes[(offer.learner, offer.incarnation)].pending.remove(offer)
 
-    def waits_for_later(self, fragment: int) -> bool:
-        """Whether offers for other slots wait while this fragment's slot is due."""
-        return any(offer.fragment != fragment for box in self.mailboxes.values() for offer in box.pending)
+    def ahead(self, slot: int) -> set[str]:
+        """Learners that have offered for later slots."""
+        return {box.learner for box in self.mailboxes.values() for offer in box.pending if offer.slot > slot}
 
     @property
     def fates_left(self) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.keys import cast_key, delta_key, incarnation_key, offer_key
+from diloco_cli.protocol.keys import cast_key, delta_key, incarnation_key, offer_key, read_inner_key
 from diloco_cli.protocol.log import claim_number, create_sealed, read_log, read_sealed
 from diloco_cli.protocol.membership import refuse_unless_running
 from diloco_cli.protocol.operations import Create, Get, Sleep, Steps
@@ -20,7 +18,6 @@ from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 
 WAIT_FOR_GENESIS_S = 0.1
-LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be had
 MAX_FORGED_CLAIMS = 64  # in a row, that are looked behind
 
 
@@ -95,55 +92,12 @@ def fetch_cast(run: RunFormat, output: Output) -> Steps[bytes | None]:
     return data if data is not None and digest(data) == output.cast_digest else None
 
 
-Casts = tuple[tuple[Output, Any], ...]
-
-
-@dataclass(frozen=True)
-class News:
-    """The log as far as it has been read, the casts of its newest versions that are new to the reader, and those that
-    are not there now (gone, torn): to be looked for again, by then perhaps as a newer version."""
-
-    state: RunState
-    casts: Casts = ()
-    missing: tuple[Output, ...] = ()
-
-
-def follow(
-    run: RunFormat, known: RunState, fetched: Mapping[int, int],
-    decode_cast: Callable[[Output, bytes], Any] = lambda output, data: data,
-) -> Steps[News]:  # fmt: skip
-    """What is new since `known`; `fetched`: the version of each fragment that the reader has. Casts come decoded.
-
-    A rollback comes with all its casts, for nobody should train on a mixture of what is left and what counts; one that
-    cannot be had even then is `missing`, as at any other time, or nobody would ever make its successor.
-    """
-    state = known
-    casts: Casts = ()
-    for _ in range(LOOKS_FOR_ROLLBACK):
-        state = yield from read_log(run, state)
-        casts, missing = yield from _new_casts(run, state, fetched, casts, decode_cast)
-        if not missing or state.base_floor == known.base_floor:
-            break
-        yield Sleep(LOOK_AGAIN_S)
-    return News(state, casts, missing)
-
-
-def _new_casts(
-    run: RunFormat, state: RunState, fetched: Mapping[int, int], had: Casts,
-    decode_cast: Callable[[Output, bytes], Any],
-) -> Steps[tuple[Casts, tuple[Output, ...]]]:  # fmt: skip
-    """Of the fragments' newest versions those that are new; `had`: fetched by an earlier look, and never twice."""
-    casts: list[tuple[Output, Any]] = []
-    missing: list[Output] = []
-    for output in state.outputs:
-        here = [cast for cast in had if cast[0] == output]
-        if here or output.version <= fetched[output.fragment]:
-            casts += here
-        elif (data := (yield from fetch_cast(run, output))) is None:
-            missing.append(output)
-        else:
-            casts.append((output, decode_cast(output, data)))
-    return tuple(casts), tuple(missing)
+def fetch_moments(key: str | None, most_bytes: int) -> Steps[bytes | None]:
+    """Saved moments, if they are the very bytes that their key names. Offers carry such keys: a stranger's word."""
+    if key is None or read_inner_key(key) is None:
+        return None
+    data: bytes | None = yield Get(key, most_bytes)
+    return data if data is not None and key.endswith(digest(data)) else None
 
 
 def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGNED) -> Steps[bool]:

@@ -79,6 +79,12 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     """Raises RecordError for what is damaged or no format. One that is sealed, and says that records are not, has lost
     the word that says so."""
     run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", FORMAT_SCHEMA)
+    if run.schema < FORMAT_SCHEMA:
+        raise RecordError(
+            f"this run was created by an older version (schema {run.schema}); this version reads {FORMAT_SCHEMA} only",
+            where=f"{where}/{FORMAT_KEY}",
+            hint="finish or export it with the version that created it (for 0.3.x: pip install 'diloco==0.3.2')",
+        )
     strange = [name for name in (run.name, *(island.name for island in run.everybody)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from diloco_cli.protocol.polling import expected_slot_s, next_request_s
 
@@ -28,9 +29,11 @@ class PolledMailbox:
     found_s: float | None = None
     slot_s: float = 0.0
     next_request_s: float = 0.0
+    asked_s: float = -inf
 
     def asked(self, now_s: float, usual_slot_s: float) -> None:
         """Nothing more is there now: when to ask again."""
+        self.asked_s = now_s
         self.next_request_s = next_request_s(self.found_s, now_s, expected_slot_s(self.slot_s, usual_slot_s))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median_low
 
-from diloco_cli.protocol.quorum import Pace, SlotFacts, longest_exchange_s, measured_pace
+from diloco_cli.protocol.quorum import Pace, SlotFacts, longest_exchange_s, measured_pace, window_start_s
 from diloco_cli.protocol.records import Offer, RunFormat
 
 TIMES_SEEN = 32
@@ -44,15 +44,14 @@ class Pacer:
 
     def merged(self, offers: Sequence[Offer], facts: SlotFacts, now_s: float) -> None:
         """Moving averages from the participants' own timings and from this syncer's clock."""
-        reached_s = facts.now_s if facts.quorum_reached_s is None else facts.quorum_reached_s
-        quorum_s = reached_s - (facts.now_s if facts.first_offer_s is None else facts.first_offer_s)
+        reached_s = window_start_s(facts)
         self._grace_s += facts.now_s - reached_s
         for offer in offers:
             merges = self._took_part.setdefault(offer.learner, deque(maxlen=TIMES_SEEN + 1))
             merges.append((now_s - self._grace_s, reached_s > facts.waiting_since_s))
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
         sync_s = now_s - facts.now_s + min(claimed_s, longest_exchange_s(self.pace, self._stale_after_slots))
-        self.pace = measured_pace(self.pace, self._slot_s(offers), quorum_s, sync_s)
+        self.pace = measured_pace(self.pace, self._slot_s(offers), facts.quorum_took_s, sync_s)
 
     def _slot_s(self, offers: Sequence[Offer]) -> float | None:
         """None: nobody who was seen before says how fast it is, or what was seen has all piled up before."""

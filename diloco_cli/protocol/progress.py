@@ -1,37 +1,31 @@
-"""A learner's own books, pure: steps, counters, data ranges, outstanding offers, what to offer next.
+"""A learner's own books, pure: steps, counters, data ranges, offers on their way, what to offer next.
 
 c_steps[p], c_tokens[p]   inner steps and tokens since this learner last RECEIVED fragment p
 (arXiv 2604.21428, algorithm 2), here together with the range of the data stream that they stand for.
+
+At most one offer of a fragment is on its way. Its outcome is known as soon as the log has passed its slot: applied
+there, or not at all. What an offer held that was not applied goes into the fragment's next one, with all progress
+since, unless its adoption gives up own progress (`replace`, `blend`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
+from diloco_cli.protocol.aim import Aim
 from diloco_cli.protocol.eligibility import most_steps
 from diloco_cli.protocol.event_log import EventLog
 from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.records import Beginning, Event, Island, Mixing, Offer, Output, RunFormat, Timings
-from diloco_cli.protocol.schedule import (
-    MOST_IN_FLIGHT,
-    StepPermit,
-    fraction_of_run,
-    fragment_of_slot,
-    may_step,
-    measured_local_steps,
-    most_ahead,
-    slot_to_offer,
-    slots_reached,
-)
+from diloco_cli.protocol.schedule import StepPermit, fraction_of_run, fragment_of_slot, may_step, measured_local_steps
 from diloco_cli.protocol.state import LearnerRecord, RunState
-
-MAX_OUTSTANDING = 2  # offers without a fate, per fragment
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`. As far as is known, `applied` is
-    the newest own offer of the fragment that a merge took, and the `pending` ones have no fate yet."""
+    """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`. `applied`: the newest own offer
+    of the fragment that a merge took, as far as is known."""
 
     seq: int
     slot: int
@@ -43,18 +37,18 @@ class Draft:
     began: Beginning | None
     events: tuple[Event, ...]
     applied: int | None
-    pending: tuple[int, ...]
 
 
 @dataclass
 class FragmentBooks:
-    """One fragment of one learner since its last adoption. `sent`: what was offered since, oldest first."""
+    """One fragment of one learner since its last adoption. `waits`: its offer whose outcome is not known yet; `sent`:
+    its newest offer that holds progress which is in the parameters still, unless that was refused."""
 
     base: Output
     data_start: int
     steps: int = 0
-    outstanding: set[int] = field(default_factory=set)
-    sent: list[Draft] = field(default_factory=list)
+    sent: Draft | None = None
+    waits: Draft | None = None
 
 
 class Progress:
@@ -68,41 +62,44 @@ class Progress:
         self.position = position
         self.steps = 0
         self.steps_since_commit = 0
-        self.local_steps = island.local_steps
-        self.slots_reached = 0
-        self._exchange_s = self._slot_s = 0.0
-        self._credit = 0
-        self.next_slot = 0
+        self.local_steps = float(island.local_steps)
         self.next_seq = 0
+        sync = run.settings.sync
+        waits = sync.adoption == "at_tau"
+        alone = not waits and sync.quorum < len(state.with_members(run).everybody)
+        self.aim = Aim(run.num_fragments, state.slot, sync.local_steps == "measured" and not waits, alone, state.window)
         self.books = [FragmentBooks(output, position) for output in state.outputs]
         self.events = EventLog()
         self._applied: dict[int, int | None] = {}
+        self._produced: dict[int, int] = {}
         self.log_n = state.n
-        self.head_slot = state.slot
         self.head_tokens = state.tokens(run.layout)
         self._merges = state.merges
         self._progress = 0.0
         self.base_floor = state.base_floor
         self.quarantined = state.learner(learner).quarantined
+        self.unreadable: frozenset[int] = frozenset()
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
     def may_step(self) -> StepPermit:
         if self.quarantined is not None:
             return StepPermit(False, f"quarantined by commit {self.quarantined}; to go on: diloco lift {self.learner}")
-        return may_step(self.steps_since_commit, self.local_steps, self.run.settings.sync.drift_rounds)
+        drift = min(self.steps_since_commit, max(book.steps for book in self.books))
+        return may_step(drift, self.local_steps, self.run.settings.sync.drift_rounds)
 
     def begin(self, inner: str | None, moments_lost: bool) -> None:
         """Training starts, from what has been adopted and restored by now."""
         versions = tuple(book.base.version for book in self.books)
         self.events.begin(Beginning(self.position, versions, inner, moments_lost))
 
-    def stepped(self) -> None:
-        """One inner step on one batch was done."""
-        self.events.stepped(self.island.batch_tokens)
+    def stepped(self, tokens: int) -> None:
+        """One inner step on `tokens` tokens was done."""
+        self.events.stepped(tokens)
         self.steps += 1
         self.steps_since_commit += 1
-        self.position += self.island.batch_tokens
+        self.position += tokens
+        self.aim.stepped(self.local_steps)
         for book in self.books:
             book.steps += 1
 
@@ -118,81 +115,48 @@ class Progress:
 
     # -- offering -----------------------------------------------------------------------------------------------
 
-    def due(self) -> list[Draft]:
-        """The offers to make after this step: usually none or one. While the bound of outstanding offers is full the
-        learner goes on stepping, and its next offer is the whole delta since adoption."""
-        due, self._credit = slots_reached(self._credit, self.local_steps, self.run.num_fragments)
-        drafts = []
-        for _ in range(due):
-            self.slots_reached += 1
-            slot = self._slot_to_offer()
-            if slot is None:
-                continue
-            self.next_slot = slot + 1
-            draft = self._draft(slot)
-            if draft is not None:
-                drafts.append(draft)
+    def due(self, now_s: float, step_s: float, queued: int = 0) -> list[Draft]:
+        """The offers to make after this step: usually none or one. `queued`: so many wait to be uploaded."""
+        return self._drafts(self.aim.due(now_s, step_s, queued, self._is_ready), now_s)
+
+    def everything(self, now_s: float, queued: int = 0) -> list[Draft]:
+        """What a learner offers that leaves, or that may not step: every fragment with progress and no offer on its
+        way, for the next slot that it can reach. (Without this, one that stands at the drift bound, all its offers
+        refused, would wait for a merge that waits for it.)"""
+        first = self.aim.first_reachable(now_s, queued)
+        return self._drafts(range(first, first + self.run.num_fragments), now_s)
+
+    def awaits_outcomes(self) -> bool:
+        """Whether the outcome of any own offer is not known yet."""
+        return any(book.waits is not None for book in self.books)
+
+    def _drafts(self, slots: Iterable[int], now_s: float) -> list[Draft]:
+        drafts = [draft for draft in map(self._draft, slots) if draft is not None]
+        for draft in drafts:
+            self.aim.sent(draft.slot, now_s)
         return drafts
 
-    def _slot_to_offer(self) -> int | None:
-        """Without a bound before the first own offer was merged, because the time of an exchange is not known then, and
-        where each merge is waited for (`at_tau`)."""
-        free = not self._applied or self.run.settings.sync.adoption == "at_tau"
-        ahead = MOST_IN_FLIGHT if free else most_ahead(self._exchange_s, self._slot_s)
-        in_touch = self.steps_since_commit <= self.local_steps
-        return slot_to_offer(self.next_slot, self.head_slot, self.run.num_fragments, ahead, in_touch)
+    def _is_ready(self, slot: int) -> bool:
+        """Not while an offer of the fragment is on its way, or the version that holds its newest one. A version that
+        cannot be read holds nothing up."""
+        fragment = fragment_of_slot(slot, self.run.num_fragments)
+        return self.books[fragment].waits is None and (fragment in self.unreadable or not self._awaits(fragment))
 
-    def due_at_the_bound(self) -> list[Draft]:
-        """What a learner offers that may not step: every fragment with progress and no offer on its way, for its next
-        slot. Without this, one whose offers were all refused would wait for a merge that waits for it."""
-        slots = range(self.head_slot, self.head_slot + self.run.num_fragments)
-        drafts = [
-            self._draft(s) for s in slots if not self.books[fragment_of_slot(s, self.run.num_fragments)].outstanding
-        ]
-        return [draft for draft in drafts if draft is not None]
-
-    def last_offers(self) -> list[Draft]:
-        """What a learner offers that leaves: every fragment with progress and no offer since its last adoption, for its
-        next slot. (Where there is one, a merge of it would consume the base of a second.)"""
-        slots = range(self.head_slot, self.head_slot + self.run.num_fragments)
-        unsent = [slot for slot in slots if not self.books[fragment_of_slot(slot, self.run.num_fragments)].sent]
-        return [draft for draft in map(self._draft, unsent) if draft is not None]
-
-    def awaits_fates(self) -> bool:
-        """Whether any own offer has no fate yet, as far as is known."""
-        return any(book.outstanding for book in self.books)
-
-    def overgrown(self) -> list[int]:
-        """Fragments whose progress has outgrown what an offer may claim: their books start anew, and their parameters
-        must go back to what was adopted. Only fragments that nobody merges for many rounds come here."""
-        most = most_steps(self.run)
-        found = [index for index, book in enumerate(self.books) if book.steps >= most]
-        stuck = not self.may_step().allowed
-        for index in found:
-            self._start_anew(index)
-        if found and stuck:  # what was dropped has not drifted; without progress it could never offer again
-            self.steps_since_commit = 0
-        return found
-
-    def _start_anew(self, fragment: int) -> None:
-        book = self.books[fragment]
-        book.data_start, book.steps, book.sent = self.position, 0, []
-        self.events.note(Event("dropped", fragment=fragment))
+    def _awaits(self, fragment: int) -> bool:
+        """Nothing is offered from a base behind a rollback, or one that an own offer has consumed."""
+        return self.books[fragment].base.version < max(self.base_floor, self._produced.get(fragment, 0))
 
     def _draft(self, slot: int) -> Draft | None:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
-        if self.quarantined is not None or len(book.outstanding) >= MAX_OUTSTANDING or book.steps == 0:
-            return None
-        if book.base.version < self.base_floor:  # what takes its place after the rollback could not be had yet
+        if self.quarantined is not None or book.waits is not None or book.steps == 0 or self._awaits(fragment):
             return None
         happened = self.events.take()
         draft = Draft(
             self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps, *happened,
-            self._applied.get(fragment), tuple(sorted(book.outstanding)),
+            self._applied.get(fragment),
         )  # fmt: skip
-        book.outstanding.add(draft.seq)
-        book.sent.append(draft)
+        book.sent = book.waits = draft
         self.next_seq += 1
         return draft
 
@@ -224,11 +188,27 @@ class Progress:
             events=draft.events,
         )
 
+    # -- giving up ----------------------------------------------------------------------------------------------
+
+    def overgrown(self) -> list[int]:
+        """Fragments whose progress has outgrown what an offer may claim: their books start anew, and their parameters
+        must go back to what was adopted. Only fragments that nobody merges for many rounds come here."""
+        most = most_steps(self.run)
+        found = [index for index, book in enumerate(self.books) if book.steps >= most]
+        for index in found:
+            self._start_anew(index)
+        return found
+
+    def _start_anew(self, fragment: int) -> None:
+        """An offer on its way stays so: nothing is offered of the fragment before its outcome is known."""
+        book = self.books[fragment]
+        book.data_start, book.steps, book.sent = self.position, 0, None
+        self.events.note(Event("dropped", fragment=fragment))
+
     # -- hearing from the log -----------------------------------------------------------------------------------
 
-    def heard(self, state: RunState, own_step_s: float = 0.0, exchange_s: float = 0.0) -> bool:
-        """A newer head is known: where the run is, which own offers have their fate, how fast the others step.
-        `exchange_s`: how long this learner's own upload and adoption take, together.
+    def heard(self, state: RunState, own_step_s: float = 0.0) -> bool:
+        """A newer head is known: where the run is, what became of own offers, how fast the others step.
 
         True if the books have started anew, and so the parameters must go back to what was adopted: a predecessor's
         late offer was applied to data that this incarnation is working on, or a quarantine has been lifted.
@@ -239,29 +219,44 @@ class Progress:
         news, planned = state.merges > self._merges or rolled_back, self.local_steps
         if news:  # skips are no news: they bring no version to adopt
             self.steps_since_commit = 0
-        self.log_n, self.head_slot, self._merges = state.n, state.slot, state.merges
+        self.log_n, self._merges = state.n, state.merges
         self.head_tokens = state.tokens(self.run.layout)
         if rolled_back:  # the due slot, and the learning rate, are those of the parameters that were just adopted
-            self.base_floor, self.next_slot, self._progress = state.base_floor, state.slot, 0.0
+            self.base_floor, self._progress = state.base_floor, 0.0
+            self.aim.rolled_back(state.slot)
             self._applied = dict.fromkeys(self._applied)  # those merges no longer count: nothing is owed for them
         known = state.learner(self.learner)
-        if known.floor == self.incarnation:
-            for book in self.books:
-                book.outstanding = {seq for seq in book.outstanding if not known.has_fate(seq)}
+        self._learn_outcomes(state, known)
+        sync = self.run.settings.sync
+        if sync.local_steps == "measured" and sync.adoption == "on_arrival" and own_step_s > 0:
+            fastest = min([own_step_s, *state.recent_paces(sync.drift_rounds * self.run.num_fragments)])
+            self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
+        if news or self.local_steps != planned:
+            self.events.note(Event("heard", n=state.n, local_steps=self.local_steps))
+        return self._is_let_in(known.quarantined) | self._step_aside(known)
+
+    def _learn_outcomes(self, state: RunState, known: LearnerRecord) -> None:
+        """An offer is in the merge of its slot or in none, so the log's slot tells, also before its refusal does."""
+        self.aim.known = known.floor == self.incarnation
+        self._produced = {fragment: last.produced for fragment, last in known.applied.items()}
         mine = {
             fragment: last.seq
             for fragment, last in known.applied.items()
             if last.incarnation == self.incarnation and last.produced >= state.base_floor
         }
         self._applied.update(mine)
-        sync = self.run.settings.sync
-        if sync.local_steps == "measured" and sync.adoption == "on_arrival" and own_step_s > 0:
-            fastest = min([own_step_s, *state.recent_paces(sync.drift_rounds * self.run.num_fragments)])
-            self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
-        self._exchange_s, self._slot_s = exchange_s, own_step_s * self.local_steps / self.run.num_fragments
-        if news or self.local_steps != planned:
-            self.events.note(Event("heard", n=state.n, local_steps=self.local_steps))
-        return self._is_let_in(known.quarantined) | self._step_aside(known)
+        for fragment, book in enumerate(self.books):
+            draft, last = book.waits, known.applied.get(fragment)
+            if draft is None:
+                continue
+            applied = last is not None and (last.incarnation, last.seq) == (self.incarnation, draft.seq)
+            passed = draft.slot < state.slot
+            refused = not applied and known.floor == self.incarnation and known.has_fate(draft.seq)
+            if applied or passed or refused:
+                book.waits = None
+                book.sent = book.sent if applied else None
+                merged = any(output.slot == draft.slot for output in state.history if output.fragment == fragment)
+                self.aim.settled(draft.slot, applied or not passed if merged or not passed else None)
 
     def is_behind_rollback(self, state: RunState) -> bool:
         """Whether the log knows of a rollback that these books do not know."""
@@ -273,11 +268,14 @@ class Progress:
         return self.books[fragment].base.version < state.base_floor
 
     def mixing_of(self, output: Output, state: RunState) -> Mixing:
-        """By what rule to adopt `output`: the run's, except where what it replaces lies behind a rollback. Of that
-        nothing goes on."""
-        if self.is_left_behind(output.fragment, state):
+        """By what rule to adopt `output`: the run's, except where what it replaces lies behind a rollback (of that
+        nothing goes on), or where `rebase` would keep progress that no version holds, and none will: others have gone
+        the same way without it, and to go it twice is worse than to lose it (examples/quality)."""
+        mixing = mixing_of(self.run.settings.sync, output)
+        book = self.books[output.fragment]
+        if self.is_left_behind(output.fragment, state) or (mixing == "rebase" and book.sent is None):
             return "replace"
-        return mixing_of(self.run.settings.sync, output)
+        return mixing
 
     def _is_let_in(self, quarantined: int | None) -> bool:
         """What made its offers bad may be in what was trained since the last adoption."""
@@ -303,12 +301,14 @@ class Progress:
             self._start_anew(fragment)
         return True
 
+    # -- adopting -----------------------------------------------------------------------------------------------
+
     def adopted(self, output: Output) -> None:
         """Fragment overwritten by a committed version (`replace`, `blend`): its counters start anew. What was trained
-        on it since the last offer is discarded, which the gap before the next data range records. With `blend` a share
+        on it and is in no merge is discarded, which the gap before the next data range records. With `blend` a share
         of it lives on in the parameters, and so in the next delta, but is not counted: no token ever counts twice."""
         book = self.books[output.fragment]
-        book.data_start, book.steps = self.position, 0
+        book.data_start, book.steps, book.sent = self.position, 0, None
         self._note_adoption(output, "replace", None)
 
     def rebased(self, output: Output, since: Draft | None) -> None:
@@ -322,27 +322,22 @@ class Progress:
         """The inner optimizer's moments, as they are now, at its own step, are on their way to the store."""
         self.events.note(Event("saved", count=inner_step))
 
-    def kept_since(self, output: Output, state: RunState) -> Draft | None:
-        """With `rebase`: the send after which own progress is neither in `output` nor on its way in an offer. That is
-        the send that a merge applied; else the newest one that still waits for its fate; None: the adoption before."""
-        sent = self.books[output.fragment].sent
-        known = state.learner(self.learner)
-        applied = known.applied.get(output.fragment)
-        if applied is not None and applied.incarnation == self.incarnation:  # maybe in a version yet to be adopted
-            mine = next((draft for draft in sent if draft.seq == applied.seq), None)
-            if mine is not None:
-                return mine
-        settled = known.floor == self.incarnation
-        waiting = [draft for draft in sent if not (settled and known.has_fate(draft.seq))]
-        return waiting[-1] if waiting else None
+    def kept_since(self, fragment: int) -> Draft | None:
+        """With `rebase`: the send after which own progress is in no version: that of the offer that a merge applied.
+        None: all since the adoption before, for no merge holds any of it, or not yet."""
+        book = self.books[fragment]
+        return None if book.waits is not None else book.sent
 
     def _note_adoption(self, output: Output, mixing: Mixing, since: Draft | None) -> None:
         book = self.books[output.fragment]
-        book.base, book.sent = output, []
-        stated = mixing if self.run.settings.sync.mixing == "adaptive" else None
+        book.base = output
+        if book.waits is None:
+            book.sent = None
+        usual = "rebase" if self.run.settings.sync.mixing == "rebase" else "replace"
+        stated = None if mixing == usual and self.run.settings.sync.mixing != "adaptive" else mixing
         seq = None if since is None else since.seq
         self.events.note(Event("adopted", fragment=output.fragment, version=output.version, mixing=stated, since=seq))
 
     def behind(self) -> int:
         """Slots between the log's head and this learner's next one; 0 when it leads."""
-        return max(0, self.head_slot - self.next_slot)
+        return max(0, self.aim.head - self.aim.next_slot)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 SMOOTHING = 0.5  # of the moving averages below
 MOST_CHANGE = 4.0
 MIN_ALIVE_S = 15.0
+FOLLOWS, FOLLOWS_WITHIN = 0.25, 0.1  # the latter in slots
 ALIVE_SLOTS = 4
-LATE_SLOTS = 1.5  # half a slot beyond its due time, so that who is on time is not overtaken by its own jitter
 
 
 def moving_average(average: float | None, value: float) -> float:
@@ -84,22 +83,28 @@ def grace_window(setting: int | Literal["auto"], pace: Pace, gamma: float) -> Gr
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """What the syncer knows about the slot that is due. Times are seconds on the syncer's own clock."""
+    """What the syncer knows about the slot that is due. Times are seconds on the syncer's own clock.
+
+    `opens_s`: when the slot's window begins at the earliest. `passed`: learners alive that have offered for later slots
+    and not for this one: none of them comes any more.
+    `window_from_s`: when the grace window begins, maybe only later; None while those who are present are too few.
+    `quorum_took_s`: from the first offer to the quorum."""
 
     present: int
     alive: int
     quorum: int
-    first_offer_s: float | None
-    quorum_reached_s: float | None
+    window_from_s: float | None
     later_offers: bool
     waiting_since_s: float
     now_s: float
-    late: int = 0  # of those present: made for an earlier slot, and not yet counted for the quorum
-    late_count_at_s: float = 0.0
+    opens_s: float = -inf
+    passed: int = 0
+    quorum_took_s: float = 0.0
 
     @property
-    def counted(self) -> int:
-        return self.present - self.late
+    def expected(self) -> int:
+        """Learners alive that have offered for this slot or may do so yet."""
+        return self.alive - self.passed
 
 
 @dataclass(frozen=True)
@@ -111,71 +116,82 @@ class Decision:
     until_s: float | None = None
 
 
-def late_offers_count_after_s(pace: Pace, skip_after_s: float) -> float:
-    """How long a slot must have been due before an offer that was made for an earlier slot makes its quorum.
-
-    At K = 1 such an offer alone would merge each slot as soon as it opens, a whole slot before anybody has reached it:
-    the slots would run ahead of all learners. It lies there for the slot's whole time instead, joins whoever comes, and
-    carries the slot only if nobody does; at the latest when the slot could be skipped."""
-    return min(LATE_SLOTS * pace.slot_s, skip_after_s)
-
-
 @dataclass
 class Watch:
-    """One slot as its syncer sees it happen, from the moment at which it is due."""
+    """One slot as its syncer sees it happen, from the moment at which it is due.
+
+    `not_before_s`: before this moment a quorum does not count as reached. Offers may lie in the bucket long before
+    their slot is due (of an island whose step spans several slots, of one that aims ahead because its link is slow).
+    At K = 1 such an offer alone would merge each slot as soon as it opens, and the slots would run ahead of all
+    learners; so the window of a slot begins one slot interval after the window of the slot before."""
 
     due_s: float
+    not_before_s: float = -inf
     first_offer_s: float | None = None
-    quorum_s: float | None = None
+    enough_s: float | None = None
 
     def look(
-        self, slot: int, offered_for: Sequence[int], alive: int, quorum: int, later_offers: bool,
-        late_after_s: float, now_s: float,
+        self, present: int, alive: int, quorum: int, later_offers: bool, now_s: float, passed: int = 0
     ) -> SlotFacts:  # fmt: skip
-        """`offered_for`: the slots for which those who are present have made their offers."""
-        late_count_at_s = self.due_s + late_after_s
-        late = sum(made_for < slot for made_for in offered_for) if now_s < late_count_at_s else 0
-        counted = len(offered_for) - late
-        if counted and self.first_offer_s is None:
+        if present and self.first_offer_s is None:
             self.first_offer_s = now_s
-        if counted >= quorum and self.quorum_s is None:
-            self.quorum_s = now_s
+        if present < quorum:
+            self.enough_s = None
+        elif self.enough_s is None:
+            self.enough_s = now_s
+        first_s, enough_s = self.first_offer_s, self.enough_s
         return SlotFacts(
-            present=len(offered_for),
+            present=present,
             alive=alive,
             quorum=quorum,
-            first_offer_s=self.first_offer_s,
-            quorum_reached_s=self.quorum_s,
+            window_from_s=None if enough_s is None else max(enough_s, self.not_before_s),
             later_offers=later_offers,
             waiting_since_s=self.due_s,
             now_s=now_s,
-            late=late,
-            late_count_at_s=late_count_at_s,
+            opens_s=max(self.due_s, self.not_before_s),
+            passed=passed,
+            quorum_took_s=max(0.0, (enough_s or now_s) - max(first_s or now_s, self.not_before_s)),
         )
+
+
+def window_start_s(facts: SlotFacts) -> float:
+    """When the window of a slot that is merged now began, at the latest now."""
+    return facts.now_s if facts.window_from_s is None else min(facts.window_from_s, facts.now_s)
+
+
+def next_window_s(facts: SlotFacts, slot_s: float) -> float:
+    """When the window of the next slot begins, at the earliest: a slot interval after this one's. Where all came who
+    were expected, windows follow their coming, a little each time: what learners say of their pace is never exact, and
+    a window that ran ahead of the fastest learner would leave it out. Who comes much later does not set the pace."""
+    from_s = facts.now_s if facts.window_from_s is None else facts.window_from_s
+    behind_s = facts.now_s - from_s if facts.present >= facts.expected else 0.0
+    most_s = FOLLOWS_WITHIN * slot_s
+    return from_s + slot_s + FOLLOWS * min(max(behind_s, -most_s), most_s)
 
 
 def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision:
     """Merge at quorum plus grace; earlier when all who are alive are here; skip a slot that nobody can fill while
     offers for later slots wait; otherwise wait, and say for what.
 
-    counted < K               wait, however many are alive; after `skip_after_s` with offers for later slots: skip
-    K > alive                 the same: nobody lowers the quorum; the learners drift up to their bound, then pause
-    present >= alive, >= K    merge at once (one learner alone, too; nobody alive counts as everybody here)
-    counted >= K otherwise    merge when the grace is over, which is at once where there is no slack
-
-    Who came late for an earlier slot is present, and in the merge if there is one, but counts only later (`Watch`).
+    present < K                 wait; skip once so many of those alive have passed this slot by that too few are left,
+                                or K of them have and its window would be over, or after `skip_after_s` with offers
+                                for later slots
+    K > alive                   the same: nobody lowers the quorum; the learners drift up to their bound, then pause
+    present >= expected, >= K   merge at once (one learner alone, too; nobody alive counts as everybody here)
+    present >= K otherwise      merge when the grace is over, which is at once where there is no slack
     """
-    if facts.counted < facts.quorum:
-        missing = f"{facts.counted} of the {facts.quorum} offers that the quorum needs"
+    if facts.present < facts.quorum:
+        missing = f"{facts.present} of the {facts.quorum} offers that the quorum needs"
+        closed = facts.passed >= facts.quorum and facts.now_s >= facts.opens_s + grace.seconds
+        if closed or facts.expected < facts.quorum <= facts.alive:
+            return Decision("skip", f"{missing}, and {facts.passed} of {facts.alive} alive have passed this slot by")
         if facts.later_offers and facts.now_s - facts.waiting_since_s >= skip_after_s:
             return Decision("skip", f"{missing} after {skip_after_s:g} s, while later slots wait")
-        if facts.late:
-            return Decision("wait", f"{missing}, and {facts.late} late for an earlier slot", facts.late_count_at_s)
         return Decision("wait", missing)
-    if facts.present >= facts.alive:
-        return Decision("merge", f"all {facts.present} learners alive are here")
-    reached_s = facts.quorum_reached_s if facts.quorum_reached_s is not None else facts.now_s
-    until_s = reached_s + grace.seconds
+    if facts.present >= facts.expected:
+        return Decision("merge", f"all {facts.present} learners are here that may come")
+    from_s = facts.now_s if facts.window_from_s is None else facts.window_from_s
+    until_s = from_s + grace.seconds
     if facts.now_s >= until_s:
         return Decision(
             "merge", f"{facts.present} of {facts.alive} after {grace.seconds:.2f} s of grace ({grace.reason})"

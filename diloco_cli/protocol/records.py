@@ -12,8 +12,8 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 2  # 1 knew no rollback, no quarantine, no floor of the collected
-FORMAT_SCHEMA = 3  # of FORMAT.json, where records end with a checksum: who writes none must not take part
+SCHEMA = 3  # of records: an offer counts for the slot that it names, and for no other
+FORMAT_SCHEMA = 4  # of FORMAT.json: the one that this version reads and writes
 MOST = 1 << 53  # integers beyond this are not exact everywhere
 
 CommitKind = Literal[
@@ -58,8 +58,7 @@ class RunFormat:
     `members`: islands that joined since, in the order of the log (RunState.with_members); in the bucket there are none.
     `regions`: those with a bucket of their own, sorted by name; where there are any, `home_url` is the run's URL in the
     home bucket, and `home_egress_per_gb` what leaving the home region costs.
-    `signing`: how records are signed, if they are; `checksums`: whether they end with a checksum, if not (runs of older
-    versions have neither); `keyring`: how this process writes and checks the one or the other, never written.
+    `signing`: how records are signed, if they are; `checksums`: whether they end with a checksum, if not; `keyring`: how this process writes and checks the one or the other, never written.
     """
 
     run_id: str
@@ -70,7 +69,7 @@ class RunFormat:
     layout: Layout
     software: str
     home_region: str | None = None
-    schema: int = SCHEMA
+    schema: int = FORMAT_SCHEMA
     digest_algorithm: str = "blake3"
     members: tuple[Island, ...] = ()
     regions: tuple[RegionStore, ...] = ()
@@ -170,7 +169,7 @@ class Event:
     count: int = 0
     batch_tokens: int = 0
     n: int = 0
-    local_steps: int = 0
+    local_steps: float = 0.0
     position: int = 0
     fragment: int = 0
     version: int = 0
@@ -195,7 +194,9 @@ class Beginning:
 class Offer:
     """A learner offers the delta (old minus new) of one fragment, made since it adopted version `base`.
 
-    [data_start, data_end) is the range of its data stream, in tokens, that the delta was trained on.
+    It is merged with those of its slot, or not at all. [data_start, data_end) is the range of its data stream, in
+    tokens, that the delta was trained on, in `steps` steps: of full batches, or smaller ones while a part of the island
+    was gone.
     `inner` names the newest saved inner-optimizer state. With error feedback, `feeds_back` is the seq of the
     earlier offer whose rounding error this delta makes up for. `events`: all that shaped the parameters since the offer
     before, in its order; the first offer also says how the incarnation `began`. A replay needs nothing else.
@@ -291,8 +292,9 @@ class Rollback:
 class Commit:
     """One record of the log. `previous` is the digest of the record before: the log is a hash chain.
 
-    `agreement`: the mean cosine between the deltas of this merge, where the run's settings ask for it. `learner`: who
-    is quarantined, or let in again. `floor`: what only commits before this number need may be deleted. `serves`: False
+    `grace_s`: how long this merge could wait after its quorum, of which it waited `grace_used_s`; the window of the
+    next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine between the deltas of this
+    merge, where the run's settings ask for it. `learner`: who is quarantined, or let in again. `floor`: what only commits before this number need may be deleted. `serves`: False
     at the start of an epoch that a command claims, which answers operators and merges nothing."""
 
     n: int
@@ -311,6 +313,8 @@ class Commit:
     alive: int = 0
     grace_s: float = 0.0
     grace_used_s: float = 0.0
+    opens_s: float = 0.0
+    slot_s: float = 0.0
     agreement: float | None = None
     reason: str = ""
     loss: float | None = None

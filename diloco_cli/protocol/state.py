@@ -75,6 +75,16 @@ class MergeNote:
 
 
 @dataclass(frozen=True)
+class Window:
+    """What the newest merge says of the slots after it. The window of the next one begins `opens_s` after its commit,
+    that of each further one `slot_s` later, and it closes `grace_s` after it begins, unless all are there before."""
+
+    opens_s: float
+    slot_s: float
+    grace_s: float
+
+
+@dataclass(frozen=True)
 class Note:
     """Something that people should see in `status`."""
 
@@ -95,6 +105,7 @@ class RunState:
     `moments_from`: where rollbacks since have only made versions anew, the newest that left merges behind (None:
     `base_floor` is that one).
 
+    `window`: of the newest merge, None before the first.
     `fruitless`: syncers that have begun to serve since the newest merge (or the first versions), and merged nothing.
     """
 
@@ -125,6 +136,7 @@ class RunState:
     rolled_back_to: int = 0
     gc_floor: int = 0
     fruitless: int = 0
+    window: Window | None = None
     moments_from: int | None = None
 
     def with_members(self, run: RunFormat) -> RunFormat:
@@ -280,6 +292,7 @@ def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
         token_parameters=token_parameters,
         merges=state.merges + 1,
         fruitless=0,
+        window=Window(commit.opens_s, commit.slot_s, commit.grace_s),
         participation_sum=state.participation_sum + len(participants) / max(1, commit.alive, len(participants)),
         offers_applied=state.offers_applied + len(commit.inputs),
         recent_merges=(*state.recent_merges, note)[-RECENT_MERGES:],

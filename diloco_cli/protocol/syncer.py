@@ -9,6 +9,7 @@ It holds no torch and no clock: arithmetic and evaluation come in as ports, ever
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, Literal
 
 from diloco_cli.digests import digest
@@ -41,7 +42,8 @@ from diloco_cli.protocol.quorum import (
     alive_within_s,
     decide_slot,
     grace_window,
-    late_offers_count_after_s,
+    next_window_s,
+    window_start_s,
 )
 from diloco_cli.protocol.records import (
     Commit,
@@ -96,6 +98,7 @@ class Syncer:
         self.loaded: dict[tuple[str, int, int], Any] = {}
         self.pacer = Pacer(run)
         self.watch: Watch | None = None
+        self.window_from_s = -inf  # of the slot that is due, at the earliest
         self.fates_since_s: float | None = None
         self.housekeeper, self.repairer = Housekeeper(run), Repairer(run, arithmetic, recover)
         self.last_snapshot = 0
@@ -152,6 +155,7 @@ class Syncer:
         self.last_snapshot = self.state.n
         self.last_evaluated_slot = self.state.slot
         self.inbox.open(self.state, (yield Now()))
+        self.window_from_s = -inf
         self.doing = "SERVING"
 
     def _genesis(self) -> Steps[tuple[Output, ...]]:
@@ -250,27 +254,42 @@ class Syncer:
             self.evaluated_tokens = self.state.tokens(self.run.layout)
 
     def _slot(self, now_s: float) -> Steps[bool]:
-        """Decide on the slot that is due."""
-        slot, sync = self.state.slot, self.run.settings.sync
-        fragment = fragment_of_slot(slot, self.run.num_fragments)
-        self.watch = self.watch or Watch(now_s)
-        present = yield from self._load_candidates(fragment)
-        self.loaded = {offer.id: self.loaded[offer.id] for offer in present}
-        facts = self.watch.look(
-            slot, [offer.slot for offer in present], self._alive(now_s), sync.quorum,
-            self.inbox.waits_for_later(fragment), late_offers_count_after_s(self.pace, sync.skip_after_s), now_s,
+        """Decide on the slot that is due. What lies in the bucket when its window closes is in: all mailboxes are asked
+        once more before."""
+        sync, grace = self.run.settings.sync, grace_window(
+            self.run.settings.sync.overlap, self.pace, self.run.settings.sync.grace.gamma
         )  # fmt: skip
-        grace = grace_window(sync.overlap, self.pace, sync.grace.gamma)
-        decision = decide_slot(facts, grace, sync.skip_after_s)
+        while True:
+            present, facts = yield from self._present(now_s)
+            decision = decide_slot(facts, grace, sync.skip_after_s)
+            closes = decision.action != "wait" and facts.present < facts.expected
+            if not (closes and (yield from self.inbox.poll(self.state, now_s, self.pace.slot_s, everywhere=True))):
+                break
         self.reason = decision.reason
         if decision.action == "wait":
             return (yield from self._settle_waiting_fates(now_s))
         if decision.action == "skip":
-            done = yield from self._commit("skip", slot=slot, reason=decision.reason, fates=self.inbox.take_fates())
+            slot, fates = self.state.slot, self.inbox.take_fates()
+            done = yield from self._commit("skip", slot=slot, reason=decision.reason, fates=fates)
+            self.window_from_s += self.pace.slot_s
+            self.inbox.sort_out(self.state)
         else:
-            done = yield from self._merge(fragment, present, facts, grace, decision.reason)
+            done = yield from self._merge(present, facts, grace, decision.reason)
         self.watch = None
         return done
+
+    def _present(self, now_s: float) -> Steps[tuple[list[Offer], SlotFacts]]:
+        """Offers for the slot that is due, and what there is to decide on."""
+        slot, inbox = self.state.slot, self.inbox
+        self.watch = self.watch or Watch(now_s, self.window_from_s)
+        present = yield from self._load_candidates(slot)
+        self.loaded = {offer.id: self.loaded[offer.id] for offer in present}
+        alive, ahead = self._alive(now_s), inbox.ahead(slot)
+        passed = (alive & ahead) - {offer.learner for offer in present}
+        facts = self.watch.look(
+            len(present), len(alive), self.run.settings.sync.quorum, bool(ahead), now_s, len(passed)
+        )  # fmt: skip
+        return present, facts
 
     def _settle_waiting_fates(self, now_s: float) -> Steps[bool]:
         """Fates travel with the next merge; where none is in sight, they get a commit of their own: a learner whose
@@ -285,17 +304,17 @@ class Syncer:
         self.fates_since_s = None
         return (yield from self._commit("refuse", fates=self.inbox.take_fates()))
 
-    def _alive(self, now_s: float) -> int:
+    def _alive(self, now_s: float) -> set[str]:
         within_s = alive_within_s(self.pace)
-        trusted = {n: s for n, s in self.inbox.heard_s.items() if self.state.learner(n).quarantined is None}
-        return sum(now_s - heard_s <= within_s for heard_s in trusted.values())
+        heard = (name for name, heard_s in self.inbox.heard_s.items() if now_s - heard_s <= within_s)
+        return {name for name in heard if self.state.learner(name).quarantined is None}
 
     # -- merging ------------------------------------------------------------------------------------------------
 
-    def _load_candidates(self, fragment: int) -> Steps[list[Offer]]:
-        """The offers for this fragment whose payloads are here and sound; the others get their fate."""
+    def _load_candidates(self, slot: int) -> Steps[list[Offer]]:
+        """The offers for this slot whose payloads are here and sound; the others get their fate."""
         sound = []
-        for offer in self.inbox.candidates(fragment):
+        for offer in self.inbox.candidates(slot):
             if offer.id not in self.loaded:
                 loaded = yield from load_delta(self.run, self.arithmetic, self.state, offer, self.recover)
                 if isinstance(loaded, str):
@@ -305,8 +324,9 @@ class Syncer:
             sound.append(offer)
         return sound
 
-    def _merge(self, fragment: int, offers: list[Offer], facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
+    def _merge(self, offers: list[Offer], facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
         self.doing = "MERGING"
+        fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
         sync = self.run.settings.sync
         weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
         slot, version = self.state.slot, self.state.n + 1
@@ -317,7 +337,7 @@ class Syncer:
             self.doing = "SERVING"
             return False
         output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
-        used_s = facts.now_s - (facts.quorum_reached_s if facts.quorum_reached_s is not None else facts.now_s)
+        used_s, opens_s = facts.now_s - window_start_s(facts), next_window_s(facts, self.pace.slot_s)
         mine = yield from self._commit(
             "merge",
             slot=slot,
@@ -332,12 +352,15 @@ class Syncer:
             alive=facts.alive,
             grace_s=round(grace.seconds, 6),
             grace_used_s=round(used_s, 6),
+            opens_s=round(opens_s - facts.now_s, 6),
+            slot_s=round(self.pace.slot_s, 6),
             agreement=as_logged(merged.agreement),
             reason=reason,
         )
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)
             self.pacer.merged(offers, facts, (yield Now()))
+            self.window_from_s = opens_s
             self.inbox.forget(offers)
         self.loaded = {}
         self.inbox.sort_out(self.state)

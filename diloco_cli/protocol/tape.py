@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from diloco_cli.protocol.records import Event, OfferId, RunFormat
 
-TAPE_SCHEMA = 1
+TAPE_SCHEMA = 2
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a training loop decides between its steps, beside its books (progress.py). Pure.
 
 is_over          the run has ended, for this process
-awaits_last      a leaver stays for the fates of its last offers
+awaits_last      a leaver stays for the outcomes of its last offers
 merge_is_due     `at_tau`: the merge of an own offer is to be adopted before the next step
 waited_for       ... and whether it is, is still to come, or never comes
 save_is_due      the inner optimizer's moments go to the store
@@ -23,10 +23,10 @@ def is_over(state: RunState, joined_at: int) -> bool:
     return state.phase == "FINISHED" or (state.phase == "STOPPED" and state.n > joined_at)
 
 
-def awaits_last(awaits_fates: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:
-    """Whether a learner that leaves stays: while an own offer has no fate yet, there is time, and the run goes on. It
-    only hears; what it would adopt now, nobody trains on."""
-    return awaits_fates and may_drain and not is_over(state, joined_at)
+def awaits_last(awaits_outcomes: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:
+    """Whether a learner that leaves stays: while the outcome of an own offer is not known yet, there is time, and the
+    run goes on. It only hears; what it would adopt now, nobody trains on."""
+    return awaits_outcomes and may_drain and not is_over(state, joined_at)
 
 
 def merge_is_due(sync: SyncSettings, draft: Draft, next_slot: int) -> bool:
@@ -35,12 +35,14 @@ def merge_is_due(sync: SyncSettings, draft: Draft, next_slot: int) -> bool:
     return sync.adoption == "at_tau" and sync.overlap != "auto" and draft.slot + 1 + sync.overlap <= next_slot
 
 
-def waited_for(draft: Draft, arrived: Output | None, base_floor: int) -> Literal["here", "to come", "never"]:
+def waited_for(draft: Draft, arrived: Output | None, state: RunState) -> Literal["here", "to come", "never"]:
     """The merge of this offer, or a later one of its fragment; `arrived`: the fragment's newest version that is here.
-    Never after a rollback behind the offer's base: nobody merges that offer."""
-    if draft.base.version < base_floor:
+    Never after a rollback behind the offer's base, for nobody merges that offer, and never if its slot was skipped."""
+    if draft.base.version < state.base_floor:
         return "never"
-    return "here" if arrived is not None and arrived.slot >= draft.slot else "to come"
+    if arrived is not None and arrived.slot >= draft.slot:
+        return "here"
+    return "never" if state.outputs[draft.fragment].slot < draft.slot < state.slot else "to come"
 
 
 def save_is_due(steps: int, local_steps: int, every_rounds: int, saved_at: int) -> bool:

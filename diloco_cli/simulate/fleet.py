@@ -6,19 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
+from typing import Any
 
 from diloco_cli.errors import DilocoError, FencedError, UsageError
 from diloco_cli.faults.scenario import FaultKind
 from diloco_cli.faults.timetable import SYNCER, Draws, Injection, Unit
 from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.operations import Create, Operation
+from diloco_cli.protocol.operations import Create, Operation, Steps
 from diloco_cli.protocol.records import Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import encode
 from diloco_cli.signing import LOG
 from diloco_cli.simulate.arithmetic import NoEvaluator, TraceArithmetic
-from diloco_cli.simulate.island import Condition, Incarnation, Sizes
+from diloco_cli.simulate.island import (
+    Budget,
+    Condition,
+    NamedPayloads,
+    Sizes,
+    Stalls,
+    VirtualLearner,
+    VirtualTraining,
+)
+from diloco_cli.simulate.lanes import VirtualLanes
+from diloco_cli.simulate.pacing import Pacing
 from diloco_cli.simulate.world import LATENCY_S, Actor, World
 from diloco_cli.units import format_duration
 
@@ -38,8 +49,9 @@ class Hardware:
 
 @dataclass
 class SimulatedFleet:
-    """Everybody of one run. The same arguments give the same history, to the byte. `injected`: so many faults happened;
-    `without_effect`: what they did not change, and why."""
+    """Everybody of one run. The same arguments give the same history, to the byte. `pacings`: of islands that do not
+    simply make one step after the other. `injected`: so many faults happened; `without_effect`: what they did not
+    change, and why."""
 
     run: RunFormat
     sizes: Sizes
@@ -48,6 +60,9 @@ class SimulatedFleet:
     seed: int = 0
     merge_s: float = 0.0
     latency_s: float = LATENCY_S
+    pacings: dict[str, Pacing] = field(default_factory=dict)
+    quantum_tokens: int = 1
+    budget: Budget = field(default_factory=Budget)
     world: World = field(default_factory=World)
     log: list[str] = field(default_factory=list)
     injected: int = 0
@@ -56,8 +71,14 @@ class SimulatedFleet:
     def __post_init__(self) -> None:
         refuse_impossible_faults(self.faults)
         self._numbers = count()
-        self.conditions = {island.name: Condition(island) for island in self.run.islands}
-        self.incarnations: dict[str, Incarnation] = {}
+        self.conditions = {
+            island.name: Condition(
+                island, self.sizes, self.pacings.get(island.name, Pacing(island.step_s)), self.quantum_tokens,
+                self.budget,
+            )
+            for island in self.run.islands
+        }  # fmt: skip
+        self.incarnations: dict[str, list[Actor]] = {}
         self.syncers: list[Actor] = []
         self.state = RunState()
         self._down_since_s: dict[str, float] = {}
@@ -70,11 +91,14 @@ class SimulatedFleet:
 
     # -- a history ----------------------------------------------------------------------------------------------
 
-    def run_for(self, seconds: float) -> None:
-        """Until the run is over, or so much virtual time has passed. Raises what no fault explains."""
+    def start(self) -> None:
         self._start_syncer()
         for name in self.conditions:
             self._start_learner(name, 0.0)
+
+    def run_for(self, seconds: float) -> None:
+        """Until the run is over, or so much virtual time has passed. Raises what no fault explains."""
+        self.start()
         for fault in self.faults:
             if not fault.skipped:
                 self.world.call_at(fault.at_s, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
@@ -111,23 +135,31 @@ class SimulatedFleet:
             self.state = state
 
     def _start_learner(self, name: str, delay_s: float) -> None:
-        condition, island = self.conditions[name], self.conditions[name].island
-        incarnation = Incarnation(self.run, condition, self.sizes, self._claim(name), self.nonce, self.world)
-        self.incarnations[name] = incarnation
-        incarnation.start(delay_s)
-        mtbf_s = self.hardware.get(island.name, Hardware()).mtbf_s
+        condition, actors = self.conditions[name], list[Actor]()
+        self.incarnations[name] = actors
+
+        def begin(steps: Steps[Any]) -> None:
+            actors[:] = [actor for actor in actors if not actor.ended]
+            actors.append(self.world.start(name, steps))
+
+        learner = VirtualLearner(
+            condition, self.run, name, self._claim(name), VirtualTraining(condition), NamedPayloads(name), self.nonce,
+            VirtualLanes(begin).start, Stalls(condition),
+        )  # fmt: skip
+        actors.append(self.world.start(name, learner.train(), delay_s))
+        mtbf_s = self.hardware.get(name, Hardware()).mtbf_s
         if mtbf_s is not None:
             fails_s = self.world.now_s + delay_s + self._failures[name].exponential(mtbf_s)
-            self.world.call_at(fails_s, lambda: self._fail(name, incarnation))
+            self.world.call_at(fails_s, lambda: self._fail(name, actors))
 
-    def _fail(self, name: str, incarnation: Incarnation) -> None:
+    def _fail(self, name: str, incarnation: list[Actor]) -> None:
         """A failure of the hardware's own, unless something else has ended this process before."""
         if self.incarnations.get(name) is incarnation:
             self._say(f"{name} fails")
             self._kill(name, self.hardware[name].restart_s)
 
     def _living(self, name: str) -> list[Actor]:
-        actors = self.syncers if name == SYNCER else self.incarnations[name].actors if name in self.incarnations else []
+        actors = self.syncers if name == SYNCER else self.incarnations.get(name, [])
         return [actor for actor in actors if not actor.ended]
 
     def _kill(self, name: str, back_after_s: float) -> str | None:
@@ -222,6 +254,8 @@ class SimulatedFleet:
     # -- the world's questions ----------------------------------------------------------------------------------
 
     def _latency_s(self, actor: Actor, operation: Operation) -> float:
+        if actor.name in self.conditions:
+            return self.latency_s + self.conditions[actor.name].transfer_s(operation, self.world.now_s)
         merging = isinstance(operation, Create) and operation.key.startswith("state/") and self.state.n >= 0
         return self.latency_s + (self.merge_s if merging else 0.0)
 

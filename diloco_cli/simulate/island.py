@@ -1,32 +1,26 @@
-"""A learner without a model, in virtual time: the product's joining, books, publishing and following, over a link.
+"""An island in virtual time, for the product's learner: how long its steps and its transfers take, and nothing else.
 
-As in the product, training never waits for the store: uploads queue up on the link behind the loop, and a follower
-fetches what the log brings. Sizes of payloads are reckoned with; what lies in the simulated bucket is their name.
+Nothing is trained. Sizes of payloads are reckoned with; what lies in the simulated bucket is their name.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.joining import fetch_cast, join, publish
-from diloco_cli.protocol.keys import inner_key
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.mixing import mixing_of
-from diloco_cli.protocol.operations import Now, Sleep, Steps
-from diloco_cli.protocol.polling import next_request_s
-from diloco_cli.protocol.progress import Draft, Progress
-from diloco_cli.protocol.quorum import moving_average
-from diloco_cli.protocol.records import Island, Output, ProcessClaim, RunFormat, Timings
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.training import is_over, merge_is_due, save_is_due, waited_for
-from diloco_cli.simulate.world import Actor, World
+from diloco_cli.protocol.keys import read_inner_key, read_version_key
+from diloco_cli.protocol.learner import Learner
+from diloco_cli.protocol.observer import Observer, Phase
+from diloco_cli.protocol.operations import Create, Get, Now, Operation, Sleep, Steps
+from diloco_cli.protocol.ports import Moments, Progression, Stepped, Values
+from diloco_cli.protocol.records import Island, Mixing, Offer, OfferId, Output, RunFormat
+from diloco_cli.simulate.pacing import Pacing, StepClock
 
-PAUSE_S = 0.2
 MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
 BITS = 8.0
+FOR_EVER_S = 1e12
 
 
 @dataclass(frozen=True)
@@ -50,23 +44,6 @@ def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
 
 
 @dataclass
-class Condition:
-    """How an island is, across its incarnations: what faults change, and what is measured."""
-
-    island: Island
-    slow: float = 1.0  # times that its link is slower
-    corrupt: int = 0  # so many of its next payloads get a wrong byte
-    poison: int = 0  # so many of its next deltas are far too large
-    steps: int = 0
-    stalled_s: float = 0.0
-    down_s: float = 0.0
-    incarnations: int = 0
-    bytes_up: float = 0.0
-    bytes_down: float = 0.0
-    poisoned: set[tuple[str, int, int]] = field(default_factory=set)
-
-
-@dataclass
 class Wire:
     """One direction of a link: transfers follow each other."""
 
@@ -80,164 +57,149 @@ class Wire:
         return self.free_s
 
 
-class Incarnation:
-    """One process of a learner: the loop, the follower, and uploads under way are actors of the same name."""
+@dataclass
+class Budget:
+    """Tokens that all learners together may still process."""
 
-    def __init__(
-        self, run: RunFormat, condition: Condition, sizes: Sizes, claim: ProcessClaim, nonce: Callable[[], str],
-        world: World,
-    ) -> None:  # fmt: skip
-        self.run, self.condition, self.sizes, self.claim, self.nonce = run, condition, sizes, claim, nonce
-        self.world, self.island = world, condition.island
+    tokens: float = inf
+    processed: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return self.processed >= self.tokens
+
+
+@dataclass
+class Condition:
+    """How an island is, across its incarnations: what faults change, and what is measured."""
+
+    island: Island
+    sizes: Sizes
+    pacing: Pacing = field(default_factory=Pacing)
+    quantum_tokens: int = 1
+    budget: Budget = field(default_factory=Budget)
+    slow: float = 1.0  # times that its link is slower
+    corrupt: int = 0  # so many of its next payloads get a wrong byte
+    poison: int = 0  # so many of its next deltas are far too large
+    steps: int = 0
+    tokens: int = 0
+    stalled_s: float = 0.0
+    down_s: float = 0.0
+    incarnations: int = 0
+    bytes_up: float = 0.0
+    bytes_down: float = 0.0
+    poisoned: set[OfferId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
         self.up, self.down = Wire(self.island.link.up_bps), Wire(self.island.link.down_bps)
-        self.actors: list[Actor] = []
-        self.state = RunState()
-        self.arrived: dict[int, Output] = {}
-        self.awaited: deque[Draft] = deque()
-        self.upload_s = self.adoption_s = 0.0
-        self.slot_s = self.island.local_steps * self.island.step_s / run.num_fragments
-        self.inner: str | None = None
-        self.optimizer_steps = self.saved_at = 0
 
-    def start(self, delay_s: float = 0.0) -> None:
-        self._spawn(self._train(), delay_s)
+    def transfer_s(self, operation: Operation, now_s: float) -> float:
+        """How long the payload of this call is on the island's link."""
+        match operation:
+            case Create(key, payload) if key.startswith("delta/") and payload:
+                return self._sent_s(self.sizes.delta[fragment_of(payload)], now_s)
+            case Create(key, _) if key.startswith("inner/"):
+                return self._sent_s(self.sizes.moments, now_s)
+            case Get(key, _) if (version := read_version_key(key)) is not None:
+                return self._received_s(self.sizes.cast[version[0]], now_s)
+            case Get(key, _) if read_inner_key(key) is not None:
+                return self._received_s(self.sizes.moments, now_s)
+        return 0.0
 
-    def _spawn(self, steps: Steps[None], delay_s: float = 0.0) -> None:
-        self.actors = [actor for actor in self.actors if not actor.ended]
-        self.actors.append(self.world.start(self.island.name, steps, delay_s))
+    def _sent_s(self, num_bytes: float, now_s: float) -> float:
+        self.bytes_up += num_bytes
+        return self.up.done_s(now_s, num_bytes, self.slow) - now_s
 
-    # -- the training loop --------------------------------------------------------------------------------------
+    def _received_s(self, num_bytes: float, now_s: float) -> float:
+        self.bytes_down += num_bytes
+        return self.down.done_s(now_s, num_bytes, self.slow) - now_s
 
-    def _train(self) -> Steps[None]:
-        joined = yield from join(self.run, self.island.name, self.claim)
-        self.condition.incarnations += 1
-        self.state, self.joined_at = joined.state, joined.state.n
-        for output in joined.state.outputs:
-            yield from self._download(self.sizes.cast[output.fragment])
-        if joined.inner is not None:
-            yield from self._download(self.sizes.moments)
-            self.inner, self.optimizer_steps = joined.inner, int(joined.inner.split("/")[-1].split("-")[0])
-        self.progress = Progress(self.run, self.island.name, joined.incarnation, joined.state, joined.data_start)
-        self.progress.begin(self.inner, joined.inner is None)
-        self.fetched = {output.fragment: output.version for output in joined.state.outputs}
-        self._spawn(self._follow())
-        slot_started_s = self.world.now_s
-        while not self._over():
-            self._hear()
-            if not self.progress.may_step().allowed:
-                for draft in self.progress.due_at_the_bound():
-                    self._send(draft)
-                yield from self._stall()
-                continue
-            yield Sleep(self.island.step_s)
-            self.progress.stepped()
-            self.optimizer_steps += 1
-            self.condition.steps += 1
-            reached = self.progress.slots_reached
-            for draft in self.progress.due():
-                self._send(draft)
-            for _ in range(self.progress.slots_reached - reached):
-                self.slot_s = moving_average(self.slot_s, self.world.now_s - slot_started_s)
-                slot_started_s = self.world.now_s
-            yield from self._await_merges()
-            self._save_now_and_then()
 
-    def _over(self) -> bool:
-        return is_over(self.state, self.joined_at)
+def fragment_of(payload: bytes) -> int:
+    """A payload of this simulation names its fragment."""
+    return int(payload.partition(b":")[0])
 
-    def _stall(self) -> Steps[None]:
-        yield Sleep(PAUSE_S)
-        self.condition.stalled_s += PAUSE_S
 
-    def _hear(self) -> None:
-        for fragment in sorted(self.arrived):
-            if self.run.settings.sync.adoption == "on_arrival" or self.progress.is_left_behind(fragment, self.state):
-                self._adopt(self.arrived.pop(fragment))
-        self.progress.heard(self.state, self.island.step_s, self.upload_s + self.adoption_s)
-        self.progress.overgrown()
+class VirtualTraining:
+    """Implements protocol.ports.Training: only time passes. Steps end for good when the budget is spent."""
 
-    def _adopt(self, output: Output) -> None:
-        if mixing_of(self.run.settings.sync, output) == "rebase":
-            self.progress.rebased(output, self.progress.kept_since(output, self.state))
-        else:
-            self.progress.adopted(output)
+    def __init__(self, condition: Condition) -> None:
+        self.condition, self.optimizer_steps = condition, 0
+        self._clock = StepClock(condition.pacing, condition.quantum_tokens)
 
-    def _await_merges(self) -> Steps[None]:
-        """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be."""
-        while self.awaited and merge_is_due(self.run.settings.sync, self.awaited[0], self.progress.next_slot):
-            draft = self.awaited.popleft()
-            while not self._over():
-                self._hear()
-                found = waited_for(draft, self.arrived.get(draft.fragment), self.progress.base_floor)
-                if found == "here":
-                    self._adopt(self.arrived.pop(draft.fragment))
-                if found != "to come":
-                    break
-                yield from self._stall()
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
+        condition, now_s = self.condition, (yield Now())
+        timed = None if condition.budget.is_spent else self._clock.next_step(now_s, batch_tokens)
+        if timed is None:
+            yield Sleep(FOR_EVER_S)
+            raise AssertionError("no history lasts so long")
+        condition.budget.processed += timed.batch_tokens
+        yield Sleep(timed.end_s - now_s)
+        self.optimizer_steps += 1
+        condition.steps += 1
+        condition.tokens += timed.batch_tokens
+        return Stepped(timed.batch_tokens)
 
-    # -- uploads ------------------------------------------------------------------------------------------------
+    def read(self, fragment: int) -> Values:
+        return None
 
-    def _send(self, draft: Draft) -> None:
-        if self.run.settings.sync.adoption == "at_tau":
-            self.awaited.append(draft)
-        self._spawn(self._upload(draft, self.world.now_s, self._up_done_s(self.sizes.delta[draft.fragment])))
+    def write(self, fragment: int, values: Values) -> None: ...
 
-    def _up_done_s(self, num_bytes: float) -> float:
-        self.condition.bytes_up += num_bytes
-        return self.up.done_s(self.world.now_s, num_bytes, self.condition.slow)
+    def save(self) -> Moments | None:
+        step = self.optimizer_steps
+        return Moments(step, lambda: b"%d" % step) if self.condition.sizes.moments else None
 
-    def _upload(self, draft: Draft, asked_s: float, done_s: float) -> Steps[None]:
-        yield Sleep(done_s - asked_s)
-        payload = f"{self.island.name}/{self.progress.incarnation}/{draft.seq}".encode()
-        timings = Timings(self.island.step_s, self.slot_s, self.upload_s, self.adoption_s)
-        offer = self.progress.offer(
-            draft, digest(payload), len(payload), self.nonce(), timings, None, self.inner
-        )  # fmt: skip
-        if self.condition.poison:
-            self.condition.poison -= 1
-            self.condition.poisoned.add(offer.id)
-        if self.condition.corrupt:
-            self.condition.corrupt -= 1
+    def restore(self, moments: bytes) -> bool:
+        self.optimizer_steps = int(moments)
+        return True
+
+    def reset(self) -> bool:
+        return self.condition.sizes.moments > 0
+
+
+class NamedPayloads:
+    """Implements protocol.ports.Wire."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
+        return f"{fragment}:{self._name}/{seq}".encode()
+
+    def decode(self, output: Output, data: bytes) -> Values:
+        return None
+
+    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:
+        return None
+
+
+class VirtualLearner(Learner):
+    """The product's learner; its island's condition may spoil what it publishes, and hears how long it waits."""
+
+    def __init__(self, condition: Condition, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.condition = condition
+
+    def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
+        condition = self.condition
+        if condition.poison:
+            condition.poison -= 1
+            condition.poisoned.add(offer.id)
+        if condition.corrupt:
+            condition.corrupt -= 1
             offer = replace(offer, payload_digest=digest(payload + b"?"))
-        yield from publish(offer, payload)
-        self.upload_s = moving_average(self.upload_s or None, self.world.now_s - asked_s)
+        return (yield from super()._publish(offer, payload))
 
-    def _save_now_and_then(self) -> None:
-        steps, every_rounds = self.progress.steps, self.run.settings.train.inner.save_every
-        if self.sizes.moments and save_is_due(steps, self.island.local_steps, every_rounds, self.saved_at):
-            self.saved_at = steps
-            self.progress.saved(self.optimizer_steps)
-            key = inner_key(self.island.name, self.progress.incarnation, self.optimizer_steps, digest(b"moments"))
-            self._spawn(self._upload_moments(key, self.world.now_s, self._up_done_s(self.sizes.moments)))
 
-    def _upload_moments(self, key: str, asked_s: float, done_s: float) -> Steps[None]:
-        yield Sleep(done_s - asked_s)
-        self.inner = key
+class Stalls(Observer):
+    """Books how long an island stands still: at the drift bound, or waiting for a merge."""
 
-    # -- following the log --------------------------------------------------------------------------------------
+    def __init__(self, condition: Condition) -> None:
+        self._condition = condition
 
-    def _follow(self) -> Steps[None]:
-        found_s: float | None = None
-        while not self._over():
-            now_s: float = yield Now()
-            state = yield from read_log(self.run, self.state)
-            news = state.n > self.state.n
-            self.state = state
-            for output in state.outputs:
-                if output.version > self.fetched[output.fragment]:
-                    yield from self._download(self.sizes.cast[output.fragment])
-                    if (yield from fetch_cast(self.run, output)) is None:
-                        continue
-                    self.arrived[output.fragment] = output
-                    self.fetched[output.fragment] = output.version
-                    self.adoption_s = moving_average(self.adoption_s or None, self.world.now_s - now_s)
-            if news:
-                found_s = self.world.now_s
-            else:
-                asked_s: float = yield Now()
-                yield Sleep(next_request_s(found_s, asked_s, self.slot_s) - asked_s)
+    def began(self, learner: Learner) -> None:
+        self._condition.incarnations += 1
 
-    def _download(self, num_bytes: float) -> Steps[None]:
-        self.condition.bytes_down += num_bytes
-        now_s: float = yield Now()
-        yield Sleep(self.down.done_s(now_s, num_bytes, self.condition.slow) - now_s)
+    def took(self, phase: Phase, seconds: float) -> None:
+        if phase == "wait":
+            self._condition.stalled_s += seconds

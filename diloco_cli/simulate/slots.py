@@ -3,8 +3,8 @@
 This is the paper's form, without numbered slots: a report is made for no slot in particular and counts for the one
 that is due when it comes. Who misses a window opens the next slot, and at K = 1 makes its quorum. So where the reports
 of many learners are spread over a step, there are more merges than a learner has steps, with fewer participants each.
-Through a bucket an offer is made for a slot, and one that is late makes no quorum (`protocol.quorum.Watch`); that is
-what `simulate run` and `simulate protocol` show.
+Through a bucket an offer is made for a slot and counts for no other, and a slot's window does not begin before its time
+(`protocol.quorum.Watch`); that is what `simulate run` and `simulate protocol` show.
 
 A slot whose inputs, seen from its first report, equal an earlier slot's has the same outcome: the decision is pure, so
 it may be remembered. Without the memory every slot is decided anew, which is slower and must change nothing.
@@ -27,7 +27,6 @@ from diloco_cli.protocol.quorum import (
     alive_within_s,
     decide_slot,
     grace_window,
-    late_offers_count_after_s,
     measured_pace,
 )
 from diloco_cli.simulate.chips import MS
@@ -88,7 +87,6 @@ class Outcome:
 def decide(view: SlotView, rules: MergeRules) -> Outcome:
     """Ask the syncer's own functions at every moment at which their answer can change."""
     grace = grace_window(rules.overlap, view.pace, rules.gamma)
-    late_after_s = late_offers_count_after_s(view.pace, rules.skip_after_s)
     watch = Watch(view.opened / MS)
     skip_ms = max(0, view.opened + round(rules.skip_after_s * MS))  # in seconds that may be a rounding too early
     gone = (until_ms + 1 for until_ms in view.alive_until if until_ms >= 0)
@@ -99,11 +97,10 @@ def decide(view: SlotView, rules: MergeRules) -> Outcome:
         pairs = zip(view.reports, view.alive_until, strict=True)
         alive = sum(at_ms <= now_ms or until_ms >= now_ms for at_ms, until_ms in pairs)
         later_offers = now_ms >= view.slot_ms  # who reported first has reached its next slot by then
-        made_for = [0] * len(present)  # this slot: none is late
-        facts = watch.look(0, made_for, alive, rules.quorum, later_offers, late_after_s, now_ms / MS)
+        facts = watch.look(len(present), alive, rules.quorum, later_offers, now_ms / MS)
         decision = decide_slot(facts, grace, rules.skip_after_s)
         if decision.action == "merge":
-            pace = measured_pace(view.pace, view.slot_ms / MS, watch.quorum_s or 0.0, rules.sync_s)
+            pace = measured_pace(view.pace, view.slot_ms / MS, watch.enough_s or 0.0, rules.sync_s)
             return Outcome("merge", now_ms, present, alive, pace)
         if decision.action == "skip":
             return Outcome("skip", now_ms, present, alive, view.pace)

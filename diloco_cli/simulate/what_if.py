@@ -222,7 +222,7 @@ def _island_report(condition: Condition, state: RunState, run: RunFormat, price:
         name=island.name,
         region=island.region,
         goodput=merged / (island.batch_tokens / island.step_s * seconds),
-        tokens_processed=condition.steps * island.batch_tokens,
+        tokens_processed=condition.tokens,
         tokens_merged=merged,
         merges=known.merges,
         offers_refused=known.refused,

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from diloco_cli import clock, randomness
 from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
@@ -92,6 +92,49 @@ class RetryBudget:
             return max(0.0, self._spent_until_s - now_s)
 
 
+@dataclass(frozen=True)
+class Pause:
+    """Before a call is tried again, which has failed so often by now."""
+
+    seconds: float
+    attempts: int
+    error: DilocoError
+
+
+class Patience:
+    """What a call that fails deserves, for all calls of one client."""
+
+    def __init__(
+        self, jitter: Callable[[], float], monotonic: Callable[[], float], in_background: bool = True,
+        budget: RetryBudget | None = None,
+    ) -> None:  # fmt: skip
+        self._jitter, self._monotonic, self._in_background = jitter, monotonic, in_background
+        self._budget = budget or RetryBudget()
+
+    def pause_s(self, attempts: int, error: DilocoError) -> float:
+        """How long to wait before it is tried again. Raises the error if that is no use."""
+        if not is_worth_repeating(error, self._in_background):
+            raise error
+        pause = pause_s(attempts, error, self._jitter())
+        return max(pause, self._budget.wait_s(self._monotonic()) if kind_of(error) == "passing" else 0.0)
+
+    def persist(
+        self, once: Callable[[], Generator[Any, Any, T]], failed: DilocoError | None = None
+    ) -> Generator[Any, Any, T]:
+        """A call, again and again until it has its answer: yields what the call yields, and a Pause between two tries.
+        `failed`: with what a first try has ended already. Written once, for real threads and for simulated ones."""
+        attempts = 0
+        while True:
+            if failed is None:
+                try:
+                    return (yield from once())
+                except (StoreError, NoSpaceError) as error:
+                    failed = error
+            attempts += 1
+            yield Pause(self.pause_s(attempts, failed), attempts, failed)
+            failed = None
+
+
 class RetryingStore:
     """Without a deadline it never gives up (background loops); with one it raises the last error when the
     next pause would end after it (foreground commands). The deadline counts from the start of each call; `left_s`,
@@ -124,12 +167,11 @@ class RetryingStore:
         self._store = store
         self._deadline_s = deadline_s
         self._sleep = sleep
-        self._jitter = jitter
         self._monotonic = monotonic
+        self._patience = Patience(jitter, monotonic, deadline_s is None, budget)
         self._stop = stop
         self._left_s = left_s
         self._on_retry, self._on_answer, self._tell_every_s = on_retry, on_answer, tell_every_s
-        self._budget = budget or RetryBudget()
         self._lock = threading.Lock()
         self._failing: dict[int, Retrying] = {}
 
@@ -169,32 +211,25 @@ class RetryingStore:
         """Any other call, by the same policy; `verb` is what people read."""
         started_s = self._monotonic()
         failing: Retrying | None = None
+        steps = self._patience.persist(lambda: _called(call))
         try:
             while True:
-                try:
-                    answer = call()
-                except (StoreError, NoSpaceError) as error:
-                    if not is_worth_repeating(error, self._deadline_s is None) or self._stop():
-                        raise
-                    failing = _again(failing, verb, error)
-                    pause = self._pause_s(failing, error)
-                    if pause > self._remaining_s(started_s):
-                        raise
-                    last_error = error
-                else:
-                    if failing is not None:
-                        self._on_answer(failing)
-                    return answer
-                self._wait(failing, pause)
+                pause: Pause = next(steps)
+                if self._stop() or pause.seconds > self._remaining_s(started_s):
+                    raise pause.error
+                since_s = clock.wall_s() if failing is None else failing.since_s
+                failing = Retrying(since_s, pause.attempts, verb, str(pause.error))
+                self._wait(failing, pause.seconds)
                 if self._stop():
-                    raise last_error
+                    raise pause.error
+        except StopIteration as done:
+            if failing is not None:
+                self._on_answer(failing)
+            answer: T = done.value
+            return answer
         finally:
             with self._lock:
                 self._failing.pop(threading.get_ident(), None)
-
-    def _pause_s(self, failing: Retrying, error: DilocoError) -> float:
-        pause = pause_s(failing.attempts, error, self._jitter())
-        return max(pause, self._budget.wait_s(self._monotonic()) if kind_of(error) == "passing" else 0.0)
 
     def _remaining_s(self, started_s: float) -> float:
         own_s = math.inf if self._deadline_s is None else self._deadline_s - (self._monotonic() - started_s)
@@ -210,9 +245,10 @@ class RetryingStore:
             pause -= turn_s
 
 
-def _again(failing: Retrying | None, verb: str, error: DilocoError) -> Retrying:
-    since_s, attempts = (failing.since_s, failing.attempts) if failing else (clock.wall_s(), 0)
-    return Retrying(since_s, attempts + 1, verb, str(error))
+def _called(call: Callable[[], T]) -> Generator[Any, Any, T]:
+    """A call that is made at once, as a generator that yields nothing."""
+    return call()
+    yield
 
 
 def failing_text(failing: Retrying) -> str:

@@ -53,7 +53,7 @@ def read_tape(path: Path) -> Tape:
     if plain.pop("kind", None) != KIND:
         raise UsageError("this is not a tape", where=str(path), hint=HINT)
     schema = plain.get("schema")
-    if type(schema) is not int or schema > TAPE_SCHEMA:
+    if schema != TAPE_SCHEMA:
         raise UsageError(
             f"written with tape schema {schema!r}; this version reads up to {TAPE_SCHEMA}",
             where=str(path),

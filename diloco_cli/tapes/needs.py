@@ -5,7 +5,7 @@ A track is performed no further than its last event that a merge, or a successor
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 
 from diloco_cli.errors import UsageError
@@ -22,14 +22,12 @@ Save = tuple[str, int, int]  # (learner, incarnation, step of the optimizer)
 class Needs:
     """`until`: how many events of each track to perform. `versions`: how often each is adopted or a base of what is
     merged. `applied`: offers that a merge takes. `since`: offers after which progress is kept in a later adoption.
-    `fed_back`: offers (their seqs) whose rounding error a later one of the track makes up for. `saves`: moments that a
-    successor restores, and how many do."""
+    `saves`: moments that a successor restores, and how many do."""
 
     until: dict[TrackId, int] = field(default_factory=dict)
     versions: Counter[Version] = field(default_factory=Counter)
     applied: set[OfferId] = field(default_factory=set)
     since: set[OfferId] = field(default_factory=set)
-    fed_back: defaultdict[TrackId, set[int]] = field(default_factory=lambda: defaultdict(set))
     saves: Counter[Save] = field(default_factory=Counter)
 
 
@@ -99,14 +97,14 @@ def _follow(tape: Tape, track: Track, needs: Needs) -> None:
             if event.since is not None:
                 _expect(sent.get(event.since) == event.fragment, f"{_name(track)} keeps progress since no such send")
                 needs.since.add((*number, event.since))
-            sent = {seq: fragment for seq, fragment in sent.items() if fragment != event.fragment}
+            if event.since is not None or (event.mixing or tape.run.settings.sync.mixing) != "rebase":
+                sent = {seq: fragment for seq, fragment in sent.items() if fragment != event.fragment}
             base[event.fragment] = event.version
             needs.versions[event.fragment, event.version] += 1
         elif event.kind == "sent":
             if event.since is not None:
                 paid = ever_sent.get(event.since) == event.fragment and (*number, event.since) in needs.applied
                 _expect(paid, f"{_name(track)} makes up for the rounding error of no such offer")
-                needs.fed_back[number].add(event.since)
             sent[event.seq] = ever_sent[event.seq] = event.fragment
             if (*number, event.seq) in needs.applied:
                 needs.versions[event.fragment, base[event.fragment]] += 1

@@ -6,20 +6,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import isfinite
 
 import torch
 
 from diloco_cli.algorithm.codecs import Codec, codec
-from diloco_cli.algorithm.delta import delta_formats
-from diloco_cli.algorithm.flat import gather, scatter
-from diloco_cli.algorithm.payload import to_bytes
-from diloco_cli.errors import RunFailedError, UsageError
-from diloco_cli.learner.adoption import mixed
-from diloco_cli.learner.inner import inner_state
-from diloco_cli.learner.rate import step_learning_rate
+from diloco_cli.errors import UsageError
 from diloco_cli.learner.replica import Replica
-from diloco_cli.learner.residuals import Residuals
+from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.wire import TensorWire
+from diloco_cli.protocol.fragments import Fragments
+from diloco_cli.protocol.ports import Progression
 from diloco_cli.protocol.records import Event, Mixing, OfferId
 from diloco_cli.protocol.schedule import fraction_of_run
 from diloco_cli.protocol.tape import Tape, Track
@@ -84,7 +80,6 @@ class World:
     saved: dict[Save, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.upload: Codec = codec(self.tape.run.settings.sync.codec)
         self.merge_numbers = [merge.n for merge in self.tape.merges]
         self.merged_tokens = [0, *(merge.tokens for merge in self.tape.merges)]
 
@@ -94,35 +89,30 @@ class World:
 
 
 class Performer:
-    """Performs one track, event by event."""
+    """Performs one track, event by event, on the training port and the fragments of the product's learner."""
 
     def __init__(self, world: World, track: Track, replica: Replica, *, begin: bool = True) -> None:
         run, island = world.tape.run, world.tape.run.island(track.learner)
         assert island is not None
         self.world, self.run, self.track, self.replica = world, run, track, replica
-        self.tensors = replica.tensors
+        self.training, self.wire = DeviceTraining(run, replica), TensorWire(run)
+        self.fragments = Fragments(self.training, self.wire)
         self.threads = max(run.settings.train.threads, island.num_accelerators if island.accelerator == "cpu" else 1)
         self.random_state = torch.random.get_rng_state()
         self.cursor = 0
         self.position, self.steps, self.loss = track.position, 0, float("nan")
-        self.local_steps = island.local_steps
+        self.local_steps = float(island.local_steps)
         self.merges = world.merges_until(max(track.versions))
         self.steps_since_merge = 0
         self.fraction = 0.0
-        self.bases: list[torch.Tensor] = []
         self.base_versions = list(track.versions)
-        self.fed_back = world.needs.fed_back[track.learner, track.incarnation]
-        sync = run.settings.sync
-        self.residuals = Residuals(world.upload, sync.error_feedback, delta_formats(run.layout, sync))
-        self.sent_values: dict[int, dict[int, torch.Tensor]] = {f: {} for f in range(run.num_fragments)}
         if begin:
             self._begin()
 
     def _begin(self) -> None:
         """From the versions that it joined with."""
         for fragment, version in enumerate(self.track.versions):
-            self.bases.append(self.world.versions.values(fragment, version))
-            self._write(fragment, self.bases[fragment])
+            self.fragments.begin(fragment, self.world.versions.values(fragment, version))
             self.world.versions.used(fragment, version)
 
     def perform_until(self, reached: Callable[[Event], bool]) -> None:
@@ -162,7 +152,7 @@ class Performer:
             case "adopted":
                 self._adopt(event)
             case "dropped":
-                self._write(event.fragment, self.bases[event.fragment])
+                self.fragments.go_back(event.fragment)
             case "saved":
                 self._save(event)
             case "sent":
@@ -175,10 +165,8 @@ class Performer:
             self.steps_since_merge, self.local_steps, settings.sync.drift_rounds,
         )  # fmt: skip
         self.fraction = max(self.fraction, now)
-        lr = step_learning_rate(self.run, self.fraction, self.steps, self.track.moments_lost)
-        self.loss = self.replica.step(self.position, batch_tokens, lr)
-        if not isfinite(self.loss):
-            raise RunFailedError(f"the loss of {self.track.learner} is {self.loss} at step {self.steps}")
+        at = Progression(self.fraction, self.steps, self.track.moments_lost)
+        self.loss = self.training.train(self.position, batch_tokens, at).loss or 0.0
         self.position += batch_tokens
         self.steps += 1
         self.steps_since_merge += 1
@@ -190,14 +178,9 @@ class Performer:
         self.local_steps = event.local_steps
 
     def _adopt(self, event: Event) -> None:
-        fragment = event.fragment
+        fragment, mixing = event.fragment, event.mixing or self._mixing_of_the_run()
         merged = self.world.versions.values(fragment, event.version)
-        mixing = event.mixing or self._mixing_of_the_run()
-        own = gather(self.run.layout.fragments[fragment], self.tensors)
-        sent = self.sent_values[fragment]
-        reference = self.bases[fragment] if event.since is None else sent[event.since]
-        self._write(fragment, mixed(mixing, merged, own, reference, self.run.settings.sync.blend))
-        self.bases[fragment], self.sent_values[fragment] = merged, {}
+        self.fragments.adopt(fragment, merged, mixing, event.since)
         self.base_versions[fragment] = event.version
         self.world.versions.used(fragment, event.version)
 
@@ -212,10 +195,10 @@ class Performer:
     def _save(self, event: Event) -> None:
         name: Save = (self.track.learner, self.track.incarnation, event.count)
         if name in self.world.needs.saves:
-            moments = inner_state(self.replica.model, self.replica.optimizer)
+            moments = self.training.save()
             if moments is None:
                 raise UsageError(f"this tape cannot be played: {self.track.learner} saves moments before it has any")
-            self.world.saved[name] = to_bytes(moments)
+            self.world.saved[name] = moments.encode()
 
     def _send(self, event: Event) -> None:
         """Encode the delta if a merge takes it, keep the parameters if a later adoption goes back to them."""
@@ -223,16 +206,8 @@ class Performer:
         applied, kept = offer in self.world.needs.applied, offer in self.world.needs.since
         if not applied and not kept:
             return
-        values = gather(self.run.layout.fragments[fragment], self.tensors)
-        if kept:
-            self.sent_values[fragment][event.seq] = values
+        values = self.fragments.send(fragment, event.seq, kept)
         if applied:
-            fed_back = -1 if event.since is None else event.since
-            later = {seq for seq in self.fed_back if seq > fed_back}
-            delta = self.bases[fragment] - values
-            payload = self.residuals.encode(fragment, event.seq, event.since, delta, later)
+            payload = self.wire.encode(fragment, event.seq, event.since, self.fragments.bases[fragment], values)
             base = self.base_versions[fragment]
             self.world.sent[offer] = Sent(fragment, event.slot, base, payload, self.loss)
-
-    def _write(self, fragment: int, values: torch.Tensor) -> None:
-        scatter(self.run.layout.fragments[fragment], values, self.tensors)

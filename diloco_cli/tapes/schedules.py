@@ -18,11 +18,11 @@ from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.tape import Tape
 from diloco_cli.simulate.chips import MS, Constants, equal_learners
 from diloco_cli.simulate.draws import generator
+from diloco_cli.simulate.pacing import Pacing, Spell
 from diloco_cli.simulate.published import PUBLISHED
 from diloco_cli.simulate.stepwise import walk
 from diloco_cli.simulate.timeline import Timeline
-from diloco_cli.tapes.fleet import Fleet
-from diloco_cli.tapes.pacing import Pacing, Spell
+from diloco_cli.tapes.fleet import play_fleet, tape_of
 
 LINK_STEPS = 0.3  # an upload, and a download, in inner steps: both fit well into the paper's overlap of two steps
 SPREAD = 0.0002  # equal machines are not quite equal: learner i is so much slower than learner i - 1
@@ -45,7 +45,7 @@ def streaming(sync: SyncSettings, learners: int) -> SyncSettings:
 
 def decoupled(sync: SyncSettings) -> SyncSettings:
     """Decoupled DiLoCo: minimum quorum and grace window as `sync` says; nobody waits."""
-    return replace(sync, adoption="on_arrival", local_steps="planned")
+    return replace(sync, adoption="on_arrival")
 
 
 def lockstep(learners: int) -> tuple[Pacing, ...]:
@@ -89,10 +89,10 @@ def spells_of(timeline: Timeline) -> tuple[Spell, ...]:
 def make_tape(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum_tokens: int) -> tuple[Tape, int]:
     """(tape, processed tokens): the learners together process `tokens`. The learning rate's schedule ends with what
     this tape merges in all: what `replace` gives up is processed and counts, but no merge knows of it."""
-    fleet = Fleet(run, pacings, tokens, quantum_tokens)
-    tape = fleet.make_tape()
+    fleet = play_fleet(run, pacings, tokens, quantum_tokens)
+    tape = tape_of(fleet, run)
     train = replace(run.settings.train, tokens=max(1, tape.merges[-1].tokens))
-    return replace(tape, run=replace(run, settings=replace(run.settings, train=train))), fleet.processed
+    return replace(tape, run=replace(run, settings=replace(run.settings, train=train))), fleet.budget.processed
 
 
 def _linked(step_s: float) -> Pacing:

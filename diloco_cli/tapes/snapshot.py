@@ -93,8 +93,8 @@ def _tensors_of(performer: Performer) -> Iterator[tuple[str, torch.Tensor]]:
     yield from ((f"model/{name}", tensor) for name, tensor in performer.replica.model.state_dict().items())
     for index, entry in performer.replica.optimizer.state_dict()["state"].items():
         yield from ((f"optimizer/{index}/{name}", value) for name, value in entry.items() if value is not None)
-    yield from ((f"base/{fragment}", base) for fragment, base in enumerate(performer.bases))
-    for what, held in (("values", performer.sent_values), ("left", performer.residuals.left)):
+    yield from ((f"base/{fragment}", base) for fragment, base in performer.fragments.bases.items())
+    for what, held in (("values", performer.fragments.sent), ("left", performer.wire.residuals.left)):
         for fragment, by_seq in held.items():
             yield from ((f"{what}/{fragment}/{seq}", tensor) for seq, tensor in by_seq.items())
 
@@ -108,8 +108,10 @@ def _load(performer: Performer, tensors: Tensors) -> None:
         index, _, key = name.partition("/")
         state.setdefault(int(index), {})[key] = tensor
     replica.optimizer.load_state_dict({**replica.optimizer.state_dict(), "state": state})
-    performer.bases = [tensors[f"base/{fragment}"] for fragment in range(performer.run.num_fragments)]
-    for what, held in (("values/", performer.sent_values), ("left/", performer.residuals.left)):
+    fragments = range(performer.run.num_fragments)
+    performer.fragments.bases = {fragment: tensors[f"base/{fragment}"] for fragment in fragments}
+    performer.fragments.sent = {fragment: {} for fragment in fragments}
+    for what, held in (("values/", performer.fragments.sent), ("left/", performer.wire.residuals.left)):
         for name, tensor in _under(tensors, what).items():
             fragment, seq = map(int, name.split("/"))
             held.setdefault(fragment, {})[seq] = tensor

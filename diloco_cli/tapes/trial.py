@@ -12,8 +12,8 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.simulate.pacing import Pacing
 from diloco_cli.tapes.data_parallel import DataParallel
-from diloco_cli.tapes.pacing import Pacing
 from diloco_cli.tapes.player import Player
 from diloco_cli.tapes.schedules import make_tape
 from diloco_cli.tasks.build import build_model_on_meta

@@ -18,7 +18,7 @@ from experiment import TASKS, Task, trial  # noqa: E402
 from ledger import Named, complete, finished  # noqa: E402
 
 from diloco_cli.config.settings import GraceSettings, OuterSettings  # noqa: E402
-from diloco_cli.tapes.pacing import Pacing  # noqa: E402
+from diloco_cli.simulate.pacing import Pacing  # noqa: E402
 from diloco_cli.tapes.schedules import mixed_speeds, nearly_equal  # noqa: E402
 from diloco_cli.tapes.trial import Trial  # noqa: E402
 

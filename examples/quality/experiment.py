@@ -16,7 +16,7 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.tapes.pacing import Pacing
+from diloco_cli.simulate.pacing import Pacing
 from diloco_cli.tapes.schedules import decoupled, failing, lockstep, nearly_equal, streaming, synchronous
 from diloco_cli.tapes.trial import Trial
 

@@ -8,7 +8,7 @@ from diloco_cli.launch.new_run import signed
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.signing import Secret
 from diloco_cli.simulate.histories.learner import Learner
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import Fleet, StartThreads, make_run
 
 SECRET = Secret("the run's own secret, 32 letters or more", "TEST")
 
@@ -26,5 +26,5 @@ def as_learner(run: RunFormat, name: str) -> RunFormat:
 class SignedFleet(Fleet):
     """Learners with their own keys; the syncer and the operators with the run's secret."""
 
-    def _learner(self, run: RunFormat, name: str) -> Learner:
-        return super()._learner(as_learner(run, name), name)
+    def _learner(self, run: RunFormat, name: str, start_threads: StartThreads) -> Learner:
+        return super()._learner(as_learner(run, name), name, start_threads)

@@ -10,6 +10,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol import log
+from diloco_cli.protocol.follower import Follower
 from diloco_cli.protocol.inbox import Inbox, Mailbox
 from diloco_cli.protocol.joining import Joined
 from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, read_version_key, state_key
@@ -27,7 +28,7 @@ from diloco_cli.signing import LOG, Checksummed, learner_signer
 from diloco_cli.simulate.faulty_calls import Fault
 from diloco_cli.simulate.histories.client import Client
 from diloco_cli.simulate.histories.integers import Delta, IntegerArithmetic
-from diloco_cli.simulate.histories.learner import Learner, Upload
+from diloco_cli.simulate.histories.learner import Learner
 from diloco_cli.simulate.histories.options import Options
 from diloco_cli.simulate.histories.outcome import Actors
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
@@ -83,22 +84,27 @@ class TakesDoubtForSuccess(Client):
         return Created()
 
 
-class LooksForTheNewest(Learner):
-    """Adopts the newest version that a listing shows, as if what is there were committed."""
+class ListingFollower(Follower):
+    """Takes the newest version that a listing shows, as if what is there were committed."""
 
-    def _follow_once(self) -> Steps[bool]:
-        found: bool = yield from super()._follow_once()
-        for fragment in range(self.run.num_fragments):
+    def look(self) -> Steps[bool]:
+        found: bool = yield from super().look()
+        for fragment in range(self._learner.run.num_fragments):
             keys: list[str] = yield List(f"cast/{fragment:04d}/")
             version = read_version_key(keys[-1]) if keys else None
-            if version is None or version[1] <= self.fetched[fragment]:
+            if version is None or version[1] <= self._fetched[fragment]:
                 continue
-            cast: bytes | None = yield Get(keys[-1], MAX_RECORD_BYTES)
+            data: bytes | None = yield Get(keys[-1], MAX_RECORD_BYTES)
             known = self.state.outputs[fragment]
             output = replace(known, version=version[1], epoch=version[2], cast_digest=version[3])
-            if cast is not None:
-                self.arrived[fragment], self.fetched[fragment] = (output, cast), version[1]
+            if data is not None:
+                self._fetched[fragment] = version[1]
+                self._put([(output, self._learner.wire.decode(output, data), 0.0)])
         return found
+
+
+class LooksForTheNewest(Learner):
+    follower_type = ListingFollower
 
 
 def without_watermarks(state: RunState) -> RunState:
@@ -162,26 +168,26 @@ class WatermarkPerLearner(Syncer):
         self.inbox = OneWatermarkALearner(self.run)
 
 
+class Unfenced(Follower):
+    """Asks for no successor."""
+
+    def _check_fence(self) -> Steps[None]:
+        yield from ()
+
+
 class NoIncarnations(Learner):
     """Every process of a learner writes under the same number, and takes no other for a rival."""
 
-    def _begin(self, joined: Joined) -> Steps[None]:
-        yield from super()._begin(replace(joined, incarnation=1))
+    follower_type = Unfenced
 
-    def follow(self) -> Steps[None]:
-        while True:
-            if not (yield from self._follow_once()):
-                yield Sleep(0.1)
+    def _join(self) -> Steps[Joined]:
+        return replace((yield from super()._join()), incarnation=1)
 
-    def _upload_all(self) -> Steps[None]:
-        while self.uploads:
-            job = self.uploads.popleft()
-            if isinstance(job, Upload):
-                offer, payload = self._offer(job)
-                yield Create(delta_key(*offer.id, offer.payload_digest), payload)
-                sealed = self.run.keyring.seal(learner_signer(self.name), offer_key(*offer.id), encode(offer))
-                yield Create(offer_key(*offer.id), sealed)
-                self.seen.published(offer.id, sealed)
+    def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
+        yield Create(delta_key(*offer.id, offer.payload_digest), payload)
+        sealed = self.run.keyring.seal(learner_signer(self.name), offer_key(*offer.id), encode(offer))
+        yield Create(offer_key(*offer.id), sealed)
+        return sealed
 
 
 # -- books --------------------------------------------------------------------------------------------------------
@@ -190,24 +196,24 @@ class NoIncarnations(Learner):
 class DropsSilently(Learner):
     """Begins a fragment anew now and then, and says to nobody what becomes of the data that it had processed."""
 
-    def _step(self) -> None:
-        super()._step()
+    def step(self) -> Steps[None]:
+        yield from super().step()
         if self.progress.steps % 5 == 0:
             self.progress._start_anew(0)
-            self.values[0] = self.bases[0]
+            self.fragments.go_back(0)
 
 
 class CountsTwice(Learner):
     """Says that progress in flight was given up for what it adopts, and offers it all the same."""
 
-    def _adopt(self, output: Output, cast: bytes, state: RunState) -> None:
-        fragment, progress = output.fragment, self.values[output.fragment] - self.bases[output.fragment]
-        book = self.progress.books[fragment]
+    def _adopt(self, output: Output, values: int, seen_s: float, now_s: float) -> None:
+        fragment, book = output.fragment, self.progress.books[output.fragment]
+        progress = self.training.read(fragment) - self.fragments.bases[fragment]
         start, steps = book.data_start, book.steps
-        super()._adopt(output, cast, state)
-        if not book.outstanding and self.progress.mixing_of(output, state) == "replace":
+        super()._adopt(output, values, seen_s, now_s)
+        if book.waits is None and self.progress.mixing_of(output, self.state) == "replace":
             book.data_start, book.steps = start, steps
-            self.values[fragment] += progress
+            self.training.write(fragment, values + progress)
 
 
 # -- payloads -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import DataCheckError
@@ -14,10 +15,11 @@ from diloco_cli.protocol.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.relays import Relay, withheld_by
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.client import Client
+from diloco_cli.simulate.histories.learner import Learner
 from diloco_cli.simulate.world import Actor, Fault, Injected, World
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
+from tests.simulation.toy import BATCH_TOKENS, Fleet, Process, make_run
 
 FAR = "eu"
 TRIES_AGAIN_S = 0.5
@@ -49,7 +51,7 @@ class RegionalFleet(Fleet):
         self.world.store_of = self._store_of
         self.world.unreachable_until_s = self._unreachable_until_s
         self.world.fault_of = self._failing
-        self.patience = Client(lambda: 0.5)
+        self.patience = Client(lambda: 0.5, lambda: self.world.now_s)
 
     def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
         actor = super().syncer(name, delay_s)
@@ -66,8 +68,8 @@ class RegionalFleet(Fleet):
         ]
         return actor
 
-    def learner(self, name: str, delay_s: float = 0.0) -> Actor:
-        return self.world.start(name, self.patience.drive(self._learner(self.run, name).train()), delay_s)
+    def _start_thread(self, process: Process, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
+        return super()._start_thread(process, name, self.patience.drive(steps), delay_s)
 
     def region_answers(self, failure: Fault, seconds: float) -> None:
         """From now on, to everybody, and nothing else."""
@@ -77,12 +79,13 @@ class RegionalFleet(Fleet):
         """An island that joins by what its region's bucket shows, and asks there."""
         self.far_actors.add(name)
         self._habits(name)
+        island = Island(name, FAR, BATCH_TOKENS, 1, 1e9, 1e-9)
 
-        def steps() -> Steps[RunState]:
-            known = yield from enter(self.run, Island(name, FAR, BATCH_TOKENS, 1, 1e9, 1e-9), self.nonce(), "then")
-            return (yield from self._learner(known, name).train())
+        def steps(learner: Learner) -> Steps[RunState]:
+            learner.run = yield from enter(self.run, island, self.nonce(), "then")
+            return (yield from learner.train())
 
-        return self.world.start(name, steps())
+        return self._process(name, replace(self.run, members=(island,)), steps)
 
     def _thread(self, serve: Callable[[], Steps[None]]) -> Steps[str]:
         """Tried again after what only time mends, as in syncer/regions.py."""
@@ -98,19 +101,19 @@ class RegionalFleet(Fleet):
                 return "done"
 
     def _store_of(self, actor: Actor, operation: Operation) -> Store:
-        far = isinstance(operation, There) or actor.name in self.far_actors
+        far = isinstance(operation, There) or actor.name.partition("/")[0] in self.far_actors
         return self.far if far else self.world.store
 
     def _unreachable_until_s(self, actor: Actor) -> float:
         """The region, and nothing else; a thread that works between two waits with both."""
-        apart = isinstance(actor.pending, There) or actor.name in self.far_actors
+        apart = isinstance(actor.pending, There) or actor.name.partition("/")[0] in self.far_actors
         return self.cut_off_until_s if apart else 0.0
 
     def _failing(self, actor: Actor, operation: Operation) -> Injected | None:
         planned = self.world.faults.pop((actor.name, actor.operations), None)
         if planned is not None:
             return Injected(planned) if isinstance(planned, Fault) else planned
-        apart = isinstance(operation, There) or actor.name in self.far_actors
+        apart = isinstance(operation, There) or actor.name.partition("/")[0] in self.far_actors
         return Injected(self.failure) if apart and self.world.now_s < self.fails_until_s else None
 
     def _ended(self, actor: Actor) -> None:

@@ -9,21 +9,22 @@ from diloco_cli.simulate.histories.replayer import Replayer
 from diloco_cli.simulate.world import Fault, World
 from tests.simulation.toy import Fleet
 
+Point = tuple[str, int]
 
-def points_around_writes(run: RunFormat, actor: str) -> list[int]:
-    """Operation numbers at which dying differs: before each create, and after it (before whatever comes next).
 
-    Dying between two reads is dying after the create before them.
+def points_around_writes(run: RunFormat, process: str) -> list[Point]:
+    """Operations, by their thread and number, at which dying differs: before each create, and after it (before whatever
+    comes next). Dying between two reads is dying after the create before them.
     """
     fleet = Fleet(run).start()
     fleet.finish()
-    writes = [number for name, number, _ in fleet.world.writes if name == actor]
-    return sorted({0, *writes, *(number + 1 for number in writes)})
+    writes = [(name, number) for name, number, _ in fleet.world.writes if name.partition("/")[0] == process]
+    return sorted({(process, 0), *writes, *((name, number + 1) for name, number in writes)})
 
 
-def histories(run: RunFormat, actor: str, fault: Fault, points: list[int]) -> Iterator[tuple[int, Fleet]]:
+def histories(run: RunFormat, fault: Fault, points: list[Point]) -> Iterator[tuple[Point, Fleet]]:
     for point in points:
-        fleet = Fleet(run, World(faults={(actor, point): fault}))
+        fleet = Fleet(run, World(faults={point: fault}))
         yield point, fleet.start()
 
 

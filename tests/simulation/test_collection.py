@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from diloco_cli.config.settings import InnerSettings
 from diloco_cli.protocol.collection import KEPT_MOMENTS
 from diloco_cli.protocol.keys import commit_key
 from diloco_cli.protocol.log import read_log
@@ -242,10 +245,8 @@ def test_orphans_of_an_older_epoch_behind_the_floor_go_and_younger_ones_stay() -
 
 
 def test_each_learners_newest_moments_stay() -> None:
-    fleet = Fleet(RUN)
-    for name in ("l0", "l1"):
-        fleet._habits(name).saves_every_rounds = 1
-    fleet.start()
+    train = replace(RUN.settings.train, inner=InnerSettings(save_every=1))
+    fleet = Fleet(replace(RUN, settings=replace(RUN.settings, train=train))).start()
     fleet.world.run(lambda: state_of(fleet).n > 20, 30)
     before = {name: fleet.world.store.list(f"inner/{name}/") for name in ("l0", "l1")}
     answered(fleet, "gc")

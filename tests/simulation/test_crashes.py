@@ -35,7 +35,7 @@ def test_a_history_without_faults_is_sound() -> None:
 def test_the_syncer_may_die_around_every_write() -> None:
     points = points_around_writes(RUN, "syncer")
     restarts = 0
-    for _, fleet in histories(RUN, "syncer", Fault.CRASH, points):
+    for _, fleet in histories(RUN, Fault.CRASH, points):
         finishes_soundly(fleet)
         restarts += len([a for a in fleet.world.actors if a.name == "syncer"]) - 1
     assert restarts == len(points) > 30
@@ -43,13 +43,14 @@ def test_the_syncer_may_die_around_every_write() -> None:
 
 @pytest.mark.long
 def test_the_syncer_may_die_before_every_operation() -> None:
-    for _, fleet in histories(RUN, "syncer", Fault.CRASH, list(range(max(points_around_writes(RUN, "syncer"))))):
+    last = max(number for _, number in points_around_writes(RUN, "syncer"))
+    for _, fleet in histories(RUN, Fault.CRASH, [("syncer", number) for number in range(last)]):
         finishes_soundly(fleet)
 
 
 def test_a_learner_may_die_around_every_write() -> None:
     restarts = 0
-    for _, fleet in histories(RUN, "l0", Fault.CRASH, points_around_writes(RUN, "l0")):
+    for _, fleet in histories(RUN, Fault.CRASH, points_around_writes(RUN, "l0")):
         finishes_soundly(fleet)
         restarts += len([a for a in fleet.world.actors if a.name == "l0"]) - 1
     assert restarts > 20
@@ -58,16 +59,14 @@ def test_a_learner_may_die_around_every_write() -> None:
 @pytest.mark.parametrize("actor", ["syncer", "l0"])
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.TWICE])
 def test_answers_may_be_lost_and_calls_repeated(actor: str, fault: Fault) -> None:
-    for _, fleet in histories(RUN, actor, fault, points_around_writes(RUN, actor)[1::5]):
+    for _, fleet in histories(RUN, fault, points_around_writes(RUN, actor)[1::5]):
         finishes_soundly(fleet)
 
 
 def test_everybody_may_die_at_once() -> None:
     fleet = Fleet(RUN).start()
     fleet.world.run(lambda: len(fleet.world.store.list("commit/")) >= 5, 30)
-    for actor in list(fleet.world.actors):
-        actor.steps.close()
-        actor.ended = True
+    fleet.kill_all()
     before = log_bytes(fleet)
     fleet.start()
     finishes_soundly(fleet)

@@ -36,20 +36,20 @@ TAUGHT_OTHERWISE = "only where nothing is remembered"
 class LazyAfterARestart(Learner):
     """One of the learners is there again, and offers nothing."""
 
-    def _work(self) -> Steps[None]:
+    def step(self) -> Steps[None]:
         if self.name == "l1" and self.progress.incarnation > 1:
             yield Sleep(1.0)
         else:
-            yield from super()._work()
+            yield from super().step()
 
 
 class FailsAfterARestart(Learner):
     """One of the learners ends with an error whenever it is brought back."""
 
-    def _work(self) -> Steps[None]:
+    def step(self) -> Steps[None]:
         if self.name == "l1" and self.progress.incarnation > 1:
             raise DataCheckError("its disk is broken")
-        yield from super()._work()
+        yield from super().step()
 
 
 class SkipsForEver(Syncer):

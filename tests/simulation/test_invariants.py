@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from diloco_cli.protocol.follower import Follower
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import SYNCER, beat_key
 from diloco_cli.protocol.operations import Delete, Put, Sleep, Steps
@@ -40,10 +41,10 @@ class Biased(IntegerArithmetic):
 class Boastful(Learner):
     """Steps, and counts the step only: its delta is not what its range gives."""
 
-    def _step(self) -> None:
-        before = list(self.values)
-        super()._step()
-        self.values = before
+    def step(self) -> Steps[None]:
+        before = list(self.training.values)
+        yield from super().step()
+        self.training.values = before
 
 
 class Alone(Syncer):
@@ -73,17 +74,17 @@ class Silent(Inbox):
 class Trespassing(Learner):
     """Speaks in the syncer's name."""
 
-    def _work(self) -> Steps[None]:
+    def step(self) -> Steps[None]:
         yield Put(beat_key(SYNCER), b"{}")
-        yield from super()._work()
+        yield from super().step()
 
 
 class Ravaging(Learner):
     """Deletes what is not its own."""
 
-    def _work(self) -> Steps[None]:
+    def step(self) -> Steps[None]:
         yield Delete("cast/0000/")
-        yield from super()._work()
+        yield from super().step()
 
 
 class Idle(Syncer):
@@ -94,12 +95,16 @@ class Idle(Syncer):
         return False
 
 
-class Hasty(Learner):
+class Restless(Follower):
     """Asks again and again, without a pause."""
 
     def follow(self) -> Steps[None]:
         while True:
-            yield from self._follow_once()
+            yield from self.look()
+
+
+class Hasty(Learner):
+    follower_type = Restless
 
 
 class Staying(Learner):
@@ -114,7 +119,7 @@ class Staying(Learner):
 class Lazy(Learner):
     """Is there, and offers nothing."""
 
-    def _work(self) -> Steps[None]:
+    def step(self) -> Steps[None]:
         yield Sleep(1.0)
 
 

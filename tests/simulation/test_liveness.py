@@ -17,7 +17,7 @@ from tests.simulation.sweeps import check
 from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
 
 RUN = make_run(merges=8)
-PAYLOAD = b"delta:%d" % sum(gradient("l1", at, BATCH_TOKENS) for at in (0, BATCH_TOKENS))
+PAYLOAD = b"delta:%d" % gradient("l1", 0, 2 * BATCH_TOKENS)
 
 
 def stranger(fleet: Fleet, **changes: Any) -> dict[str, Any]:
@@ -119,9 +119,7 @@ def test_an_offer_without_weight_does_not_fill_the_quorum() -> None:
     run = make_run(merges=8, quorum=2)
     fleet = with_offer({"steps": 0, "tokens": 0, "data_end": 0})
     fleet.run = run
-    for actor in fleet.world.actors:
-        actor.steps.close()
-        actor.ended = True
+    fleet.kill_all()
     fleet.syncer()
     fleet.learner("l0")
     fleet.world.run(fleet.ended, 1.0)
@@ -190,8 +188,7 @@ def test_a_bad_record_gets_one_fate_across_restarts() -> None:
     fleet.world.store.create(offer_key("l1", 1, 1), b"torn")
     fleet.world.run(lambda: fleet.world.store.get("commit/000000000001.json") is not None, 20)
     (syncer,) = fleet.living("syncer")
-    syncer.steps.close()
-    syncer.ended = True
+    fleet.world.kill(syncer)
     fleet.syncer()
     fleet.finish()
     check(fleet)

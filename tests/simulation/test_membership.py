@@ -75,8 +75,7 @@ def test_a_newcomer_alone_keeps_the_run_going() -> None:
     fleet.restart = False
     for name in ("l0", "l1"):
         (actor,) = fleet.living(name)
-        actor.steps.close()
-        actor.ended = True
+        fleet.world.kill(actor)
     fleet.finish(120)
     assert check(fleet).kinds[-1] == "finish"
 

@@ -106,8 +106,7 @@ def test_with_no_syncer_alive_the_command_stops_the_run_itself() -> None:
     fleet = started()
     fleet.restart = False
     (syncer,) = fleet.living("syncer")
-    syncer.steps.close()
-    syncer.ended = True
+    fleet.world.kill(syncer)
     stopper = stop_alone(fleet)
     fleet.finish()
     assert stopper.result.phase == "STOPPED" and check(fleet).kinds[-2:] == ["epoch_start", "stop"]
@@ -160,8 +159,7 @@ def test_a_stop_that_races_a_starting_syncer_holds(key: str) -> None:
     fleet = started()
     fleet.restart = False
     (syncer,) = fleet.living("syncer")
-    syncer.steps.close()
-    syncer.ended = True
+    fleet.world.kill(syncer)
     late = fleet.syncer("late")
     creating = f"Create(key='{key}"
     assert fleet.world.run(lambda: str(late.pending).startswith(creating), 10)

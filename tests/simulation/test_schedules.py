@@ -84,8 +84,7 @@ def test_killing_all_learners_but_one_never_stalls_the_syncer_at_quorum_one(lear
     fleet.world.run(lambda: commits(fleet) >= 20, 60)
     for name in [island.name for island in fleet.run.islands][1:]:
         (actor,) = fleet.living(name)
-        actor.steps.close()
-        actor.ended = True
+        fleet.world.kill(actor)
     slot_s = 2 * STEP_S
     for _ in range(20):
         before = commits(fleet)
@@ -117,8 +116,7 @@ def test_a_recovered_learner_works_from_the_same_versions_as_one_that_never_fail
     fleet = Fleet(with_schedule(6, 3, 2, rounds=14, quorum=1)).start()
     fleet.world.run(lambda: commits(fleet) >= dies_at, 60)
     (actor,) = fleet.living("l0")
-    actor.steps.close()
-    actor.ended = True
+    fleet.world.kill(actor)
     fleet.learner("l0", delay_s=0.05)
     fleet.finish(120)
     check(fleet)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from diloco_cli.protocol.requests import withdraw_stop
+from diloco_cli.simulate.histories.integers import NOT_FINITE
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import RUN, ask, done, started, state_of
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import STEP_S, Fleet, Habits, make_run
 
 MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
 
@@ -49,19 +50,19 @@ def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahea
     fleet = Fleet(make_run(learners=1, fragments=1, merges=8, mixing=mixing)).start()
     fleet.world.run(lambda: len(fleet.world.store.list("commit/")) >= 4, 30)
     (zombie,), (syncer,) = fleet.living("l0"), fleet.living("syncer")
-    zombie.paused = True
+    fleet.pause(zombie)
     successor = fleet.learner("l0")
     fleet.world.run(lambda: "cast/" in str(successor.pending), 10)
-    successor.paused = True  # it has read where its data begins when the zombie offers once more
-    fleet.world.resume(zombie)
+    fleet.pause(successor)  # it has read where its data begins when the zombie offers once more
+    fleet.resume(zombie)
     published = len(fleet.published.offers)
     fleet.world.run(lambda: len(fleet.published.offers) > published, 10)
-    zombie.paused = syncer.paused = True
-    fleet.world.resume(successor)
+    fleet.pause(zombie)
+    syncer.paused = True
+    fleet.resume(successor)
     until_s = fleet.world.now_s + ahead_s
     fleet.world.run(lambda: fleet.world.now_s > until_s, 10)
-    zombie.steps.close()
-    zombie.ended = True
+    fleet.world.kill(zombie)
     fleet.world.resume(syncer)
     assert fleet.world.run(fleet.ended, 60)
     check(fleet)
@@ -69,11 +70,12 @@ def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahea
 
 def test_fates_do_not_wait_for_a_quorum_that_does_not_come() -> None:
     fleet = Fleet(make_run(learners=2, fragments=2, merges=20, quorum=2, skip_after_s=1000.0))
+    fleet.habits["l0"] = Habits(STEP_S, poison=lambda: NOT_FINITE)
     fleet.syncer()
     fleet.learner("l0")
     fleet.world.run(lambda: fleet.world.now_s > 10, 400)
     fates = [fate["reason"] for record in records(fleet) for fate in record["fates"]]
-    assert "superseded" in fates
+    assert "non_finite" in fates
 
 
 def test_what_a_syncer_holds_in_memory_does_not_grow_with_skipped_rounds() -> None:
@@ -88,9 +90,7 @@ def test_what_a_syncer_holds_in_memory_does_not_grow_with_skipped_rounds() -> No
 def test_a_stop_that_nobody_carried_out_does_not_stop_the_resumed_run() -> None:
     fleet = started()
     fleet.restart = False
-    for actor in fleet.world.actors:
-        actor.steps.close()
-        actor.ended = True
+    fleet.kill_all()
     ask(fleet)
     assert state_of(fleet).phase == "RUNNING"
     assert (

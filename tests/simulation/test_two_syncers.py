@@ -7,7 +7,7 @@ import pytest
 from diloco_cli.errors import FencedError
 from diloco_cli.simulate.world import Actor, Fault, World
 from tests.simulation.bucket_check import commits_of
-from tests.simulation.sweeps import check, histories, points_around_writes
+from tests.simulation.sweeps import Point, check, histories, points_around_writes
 from tests.simulation.toy import Fleet, make_run
 
 RUN = make_run(merges=6)
@@ -24,16 +24,16 @@ def frozen(fleet: Fleet) -> Actor:
     return syncer
 
 
-def points(stop: int | None = None) -> list[int]:
+def points(stop: int | None = None) -> list[Point]:
     """Where the older syncer freezes: from its first write on, before its last commit."""
     fleet = Fleet(RUN).start()
     fleet.finish()
     finish = max(n for name, n, key in fleet.world.writes if key.startswith("commit/"))
-    return [point for point in points_around_writes(RUN, "syncer") if CLAIM_EPOCH < point <= finish][:stop]
+    return [point for point in points_around_writes(RUN, "syncer") if CLAIM_EPOCH < point[1] <= finish][:stop]
 
 
 def test_a_syncer_that_wakes_up_after_its_successor_is_fenced_and_changes_nothing() -> None:
-    for point, fleet in histories(RUN, "syncer", Fault.PAUSE, points()[::2]):
+    for point, fleet in histories(RUN, Fault.PAUSE, points()[::2]):
         older = frozen(fleet)
         newer = fleet.syncer("newer")
         assert fleet.world.run(lambda f=fleet, o=older: others_ended(f, o), 60), point  # type: ignore[misc]
@@ -46,7 +46,7 @@ def test_a_syncer_that_wakes_up_after_its_successor_is_fenced_and_changes_nothin
 
 
 def test_a_syncer_that_wakes_up_in_the_middle_is_fenced() -> None:
-    for point, fleet in histories(RUN, "syncer", Fault.PAUSE, points()[::3]):
+    for point, fleet in histories(RUN, Fault.PAUSE, points()[::3]):
         older = frozen(fleet)
         fleet.syncer("newer")
         target = len(fleet.world.store.list("commit/")) + 2

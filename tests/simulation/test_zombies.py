@@ -16,23 +16,25 @@ RUN = make_run(merges=8)
 def woken_beside_successor(fleet: Fleet, after_s: float) -> None:
     """Freeze, replace, wake up after a while; then run to the end."""
     (zombie,) = fleet.living("l0")
-    fleet.world.run(lambda: zombie.paused or zombie.ended, 60)
+    threads = zombie.owner.threads
+    fleet.world.run(lambda: zombie.ended or any(thread.paused for thread in threads), 60)
+    fleet.pause(zombie)
     fleet.learner("l0")
     wake_s = fleet.world.now_s + after_s
     fleet.world.run(lambda: fleet.world.now_s > wake_s, 10)
-    fleet.world.resume(zombie)
+    fleet.resume(zombie)
     fleet.world.run(fleet.ended, 60)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.12, 0.5])
 def test_no_data_is_merged_twice_beside_a_zombie(after_s: float) -> None:
-    for _, fleet in histories(RUN, "l0", Fault.PAUSE, points_around_writes(RUN, "l0")[::6]):
+    for _, fleet in histories(RUN, Fault.PAUSE, points_around_writes(RUN, "l0")[::6]):
         woken_beside_successor(fleet, after_s)
         check(fleet)
 
 
 def test_an_applied_offer_gets_no_second_fate_when_the_floor_rises() -> None:
-    for _, fleet in histories(RUN, "l0", Fault.PAUSE, points_around_writes(RUN, "l0")[:9]):
+    for _, fleet in histories(RUN, Fault.PAUSE, points_around_writes(RUN, "l0")[:9]):
         woken_beside_successor(fleet, 0.12)
         check(fleet)
 
@@ -42,23 +44,22 @@ def test_a_lone_learner_goes_on_after_its_zombie_was_merged() -> None:
     fleet = Fleet(run).start()
     fleet.world.run(lambda: len(fleet.world.store.list("commit/")) >= 4, 30)
     (zombie,) = fleet.living("l0")
-    zombie.paused = True
+    fleet.pause(zombie)
     successor = fleet.learner("l0")
     fleet.world.run(lambda: "cast/" in str(successor.pending), 10)
-    successor.paused = True  # it has read where its data begins when ...
-    fleet.world.resume(zombie)
+    fleet.pause(successor)  # it has read where its data begins when ...
+    fleet.resume(zombie)
     published = len(fleet.published.offers)
     fleet.world.run(lambda: len(fleet.published.offers) >= published + 3, 10)  # ... the zombie goes on
-    zombie.steps.close()
-    zombie.ended = True
-    fleet.world.resume(successor)
+    fleet.world.kill(zombie)
+    fleet.resume(successor)
     assert fleet.world.run(fleet.ended, 30)
 
 
 def test_a_successor_begins_beyond_everything_that_was_published() -> None:
     successors = 0
     for point in points_around_writes(RUN, "l0")[3::5]:
-        fleet = Fleet(RUN, World(faults={("l0", point): Fault.CRASH})).start()
+        fleet = Fleet(RUN, World(faults={point: Fault.CRASH})).start()
         fleet.finish()
         check(fleet)
         store = fleet.world.store

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
@@ -21,6 +22,7 @@ from diloco_cli.simulate.histories.learner import Beliefs, Habits, Learner
 from diloco_cli.simulate.world import Actor, World
 
 Refusal = Callable[[Offer], str | None]
+StartThreads = Callable[[list[Steps[Any]]], None]
 BATCH_TOKENS = 4
 STEP_S = 0.05
 
@@ -37,6 +39,15 @@ def make_run(learners: int = 2, fragments: int = 2, merges: int = 10, **sync: ob
     islands = tuple(Island(f"l{i}", "here", BATCH_TOKENS, every, 80.0, STEP_S) for i in range(learners))
     layout = balanced_layout([ParameterFact(f"w{i}", (1,), False) for i in range(fragments)], fragments)
     return RunFormat("id", "toy", "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
+
+
+@dataclass
+class Process:
+    """Of a learner."""
+
+    name: str
+    threads: list[Actor] = field(default_factory=list)
+    ended: bool = False
 
 
 class Fleet:
@@ -66,21 +77,56 @@ class Fleet:
         return self.world.start(name, syncer.serve(), delay_s)
 
     def learner(self, name: str, delay_s: float = 0.0) -> Actor:
-        return self.world.start(name, self._learner(self.run, name).train(), delay_s)
+        return self._process(name, self.run, lambda learner: learner.train(), delay_s)
 
-    def _learner(self, run: RunFormat, name: str) -> Learner:
-        return Learner(run, name, self.claim(), self.nonce, self.published, self._habits(name))
+    def _process(
+        self, name: str, run: RunFormat, steps_of: Callable[[Learner], Steps[RunState]], delay_s: float = 0.0
+    ) -> Actor:
+        """A learner's process: its threads live and die together. Returns the first one."""
+        process = Process(name)
+
+        def start_threads(threads: list[Steps[Any]]) -> None:
+            for steps in threads:
+                self._start_thread(process, f"{name}/{len(process.threads)}", steps)
+
+        return self._start_thread(process, name, steps_of(self._learner(run, name, start_threads)), delay_s)
+
+    def _start_thread(self, process: Process, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
+        actor = self.world.start(name, steps, delay_s)
+        actor.owner = process
+        process.threads.append(actor)
+        return actor
+
+    def _learner(self, run: RunFormat, name: str, start_threads: StartThreads) -> Learner:
+        return Learner(run, name, self.claim(), self.nonce, self.published, self._habits(name), start_threads)
+
+    def kill_all(self) -> None:
+        """At once, and nobody brings them back."""
+        restart, self.restart = self.restart, False
+        for actor in list(self.world.actors):
+            self.world.kill(actor)
+        self.restart = restart
+
+    def pause(self, actor: Actor) -> None:
+        """The whole process that this is a thread of."""
+        for thread in actor.owner.threads:
+            self.world.pause(thread)
+
+    def resume(self, actor: Actor) -> None:
+        for thread in actor.owner.threads:
+            if thread.paused and not thread.ended:
+                self.world.resume(thread)
 
     def newcomer(self, name: str, batch_tokens: int = BATCH_TOKENS) -> Actor:
         """An island that the launch did not know: it asks, and takes part once it is admitted."""
         island = Island(name, "elsewhere", batch_tokens, 1, 1e9, 1e-9)
         self._habits(name)
 
-        def steps() -> Steps[RunState]:
-            known = yield from enter(self.run, island, self.nonce(), "then")
-            return (yield from self._learner(known, name).train())
+        def steps(learner: Learner) -> Steps[RunState]:
+            learner.run = yield from enter(self.run, island, self.nonce(), "then")
+            return (yield from learner.train())
 
-        return self.world.start(name, steps())
+        return self._process(name, replace(self.run, members=(island,)), steps)
 
     def _habits(self, name: str) -> Habits:
         return self.habits.setdefault(name, Habits(STEP_S))
@@ -114,14 +160,21 @@ class Fleet:
         crashed = actor.result is None and (
             actor.error is None or type(actor.error).__name__ == "StoreUnavailableError"
         )
+        process, name = actor.owner, actor.name
+        if process is not None:
+            if process.ended or not (crashed or actor.error):
+                return
+            process.ended, name = True, process.name
+            for other in process.threads:
+                self.world.kill(other)
         if not (crashed and self.restart):
             return
-        if actor.name == "syncer":
+        if name == "syncer":
             self.syncer(delay_s=0.2)
-        elif self.run.island(actor.name) is not None:
-            self.learner(actor.name, delay_s=0.2)
-        elif actor.name in self.habits:
-            self.newcomer(actor.name)
+        elif self.run.island(name) is not None:
+            self.learner(name, delay_s=0.2)
+        elif name in self.habits:
+            self.newcomer(name)
 
     def errors(self) -> list[BaseException]:
         return [a.error for a in self.world.actors if a.error and type(a.error).__name__ != "StoreUnavailableError"]

@@ -14,9 +14,14 @@ NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
 MOST = 1 << 40  # the norm cap: no honest delta comes near
 
 
-def gradient(learner: str, position: int, batch_tokens: int) -> int:
-    """What the batch at `position` adds to a delta: different for each learner and batch."""
-    return (position // batch_tokens * 7919 + sum(learner.encode()) * 104729) % 1009
+def gradient(learner: str, start: int, end: int) -> int:
+    """What the tokens from `start` to `end` of a learner's shard add to a delta: different for each learner and range,
+    and the sum over a range's parts, however it is divided."""
+    return _gradient_until(learner, end) - _gradient_until(learner, start)
+
+
+def _gradient_until(learner: str, end: int) -> int:
+    return end * (sum(learner.encode()) * 7919 + end * 1009)
 
 
 def first_version(fragment: int) -> tuple[int, int]:

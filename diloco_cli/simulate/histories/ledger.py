@@ -1,17 +1,17 @@
 """What became of all data that learners processed: each range has one fate in each fragment.
 
     applied     a merge used an offer that holds it (a rollback may have gone behind that merge: it is applied still)
-    refused     the log refused every offer that holds it, with a reason
     discarded   its learner gave it up, with a reason: an adoption took its place, a predecessor's offer was ahead
-    lost        with its incarnation: it ended before the log said what becomes of an offer, or before there was one
+    held        it was in the parameters when its incarnation ended: in an offer whose outcome was not known, or in none
 
 Learners keep this account of their own, beside the books of the protocol's code: what they stepped on, what they put
-into offers, what they gave up. The log says the rest. Only what an incarnation's end took may lack a word of either.
+into offers, what they gave up. The log says the rest. An offer that came late changes nothing: what it held is held on,
+or given up with a reason. Only what an incarnation's end took may lack a word of either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from diloco_cli.simulate.histories.replayer import Applied, Replayer, expect
@@ -21,38 +21,37 @@ Range = tuple[int, int]
 
 @dataclass
 class Account:
-    """Of one incarnation. `processed`, in tokens of its shard; `offered`, (seq, range), and `discarded`, (range,
-    reason), of each fragment; `unsent`: from where on a fragment's progress is in no offer yet."""
+    """Of one incarnation; ranges are in tokens of its shard. `held`, `unsent`: from where on a fragment's progress is in
+    the parameters and in no merge, and in no offer. `discarded`: (range, from where on it was in no offer, reason)."""
 
     learner: str
     incarnation: int
-    batch_tokens: int
+    held: list[int]
     unsent: list[int]
     processed: list[Range] = field(default_factory=list)
     offered: dict[int, list[tuple[int, Range]]] = field(default_factory=dict)
-    discarded: dict[int, list[tuple[Range, str]]] = field(default_factory=dict)
+    discarded: dict[int, list[tuple[Range, int, str]]] = field(default_factory=dict)
 
-    def stepped(self, position: int) -> None:
-        """On the batch that begins at `position`."""
-        end = position + self.batch_tokens
-        if self.processed and self.processed[-1][1] == position:
+    def stepped(self, start: int, end: int) -> None:
+        if self.processed and self.processed[-1][1] == start:
             self.processed[-1] = (self.processed[-1][0], end)
         else:
-            self.processed.append((position, end))
+            self.processed.append((start, end))
 
     def sent(self, fragment: int, seq: int, start: int, end: int) -> None:
         self.offered.setdefault(fragment, []).append((seq, (start, end)))
-        self.unsent[fragment] = end
+        self.unsent[fragment] = max(self.unsent[fragment], end)
 
-    def gave_up(self, fragment: int, position: int, reason: str, goes_on_at: int | None = None) -> None:
-        """All progress up to `position` that is in no offer."""
-        if self.unsent[fragment] < position:
-            self.discarded.setdefault(fragment, []).append(((self.unsent[fragment], position), reason))
-        self.unsent[fragment] = position if goes_on_at is None else goes_on_at
+    def kept(self, fragment: int, start: int) -> None:
+        """An adopted version holds what lies before; what is new goes on in the parameters."""
+        self.held[fragment] = start
 
-    def batches(self) -> Iterator[int]:
-        for start, end in self.processed:
-            yield from range(start, end, self.batch_tokens)
+    def gave_up(self, fragment: int, reason: str, position: int) -> None:
+        """All progress up to `position` that is in no version."""
+        if self.held[fragment] < position:
+            given_up = ((self.held[fragment], position), self.unsent[fragment], reason)
+            self.discarded.setdefault(fragment, []).append(given_up)
+        self.held[fragment] = self.unsent[fragment] = position
 
 
 def check_fates(accounts: Iterable[Account], replayer: Replayer, fragments: int) -> None:
@@ -69,13 +68,22 @@ def check_fates(accounts: Iterable[Account], replayer: Replayer, fragments: int)
 
 def _check_fragment(account: Account, fragment: int, applied: list[Applied]) -> None:
     who = f"{account.learner} {account.incarnation}, fragment {fragment}"
-    batch, batches = account.batch_tokens, set(account.batches())
-    merged = [at for item in applied for at in range(item.start, item.end, batch)]
+    processed = _tokens(account.processed)
+    merged = [at for item in applied for at in range(item.start, item.end)]
     expect(len(set(merged)) == len(merged), "4", f"{who}: some data was applied twice")
-    expect(batches.issuperset(merged), "4", f"{who}: {sorted(set(merged) - batches)} merged, and never processed")
-    given_up = {at for (start, end), _ in account.discarded.get(fragment, []) for at in range(start, end, batch)}
-    twice = given_up & set(merged)
-    expect(not twice, "4", f"{who}: {sorted(twice)} given up by the learner, and yet applied")
-    offered = {at for _, (start, end) in account.offered.get(fragment, []) for at in range(start, end, batch)}
-    left = {at for at in batches - given_up - offered if at < account.unsent[fragment]}
-    expect(not left, "4", f"{who}: {sorted(left)} was processed, is in no offer, and nobody says why")
+    expect(processed.issuperset(merged), "4", f"{who}: {_some(set(merged) - processed)} merged, and never processed")
+    discarded = account.discarded.get(fragment, [])
+    never_sent = _tokens((max(start, unsent), end) for (start, end), unsent, _ in discarded)
+    twice = never_sent & set(merged)
+    expect(not twice, "4", f"{who}: {_some(twice)} given up by the learner before any offer held it, and yet applied")
+    given_up = _tokens(where for where, _, _ in discarded)
+    left = {at for at in processed - given_up - set(merged) if at < account.held[fragment]}
+    expect(not left, "4", f"{who}: {_some(left)} was processed, is in no merge, and nobody says why")
+
+
+def _tokens(ranges: Iterable[Range]) -> set[int]:
+    return {at for start, end in ranges for at in range(start, end)}
+
+
+def _some(tokens: set[int]) -> str:
+    return f"{len(tokens)} tokens from {min(tokens, default=0)} on"

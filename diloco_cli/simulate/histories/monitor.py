@@ -6,6 +6,7 @@ offers), 9 (deletions), 11 (who writes where); and liveness: fates, gaps between
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -60,7 +61,8 @@ class Floors:
 class Monitor:
     """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more, and `_grows`: the log
     has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end.
-    `_fresh`: the merges and the time when an offer without a fate appeared; `_serving`: when the newest syncer did."""
+    `_fresh`: of each offer without a fate, the merges after which its slot is due, and when it appeared; `_serving`:
+    the merges and the time when the newest syncer did."""
 
     bucket: Bucket
     run: RunFormat
@@ -97,7 +99,8 @@ class Monitor:
             self.last_commit_s = now_s
         elif key.startswith("offer/"):
             _, learner, incarnation, name = key.split("/")
-            self._fresh[learner, int(incarnation), int(name.partition(".")[0])] = self.replayer.merges, now_s
+            due = self.replayer.merges + max(0, json.loads(data)["slot"] - self.replayer.slot)
+            self._fresh[learner, int(incarnation), int(name.partition(".")[0])] = due, now_s
 
     def put(self, role: str, key: str) -> None:
         self.check_place(role, key)

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from diloco_cli.config.settings import (
     DataSettings,
     EvaluationSettings,
+    InnerSettings,
     RetentionSettings,
     RunSettings,
     SyncerSettings,
@@ -172,7 +173,9 @@ def run_of(options: Options) -> RunFormat:
     tokens = round(options.merges * options.steps_a_slot * BATCH_TOKENS * options.contributions)
     settings = RunSettings(
         name="history",
-        train=TrainSettings(tokens=tokens, batch_tokens=BATCH_TOKENS),
+        train=TrainSettings(
+            tokens=tokens, batch_tokens=BATCH_TOKENS, inner=InnerSettings(save_every=options.saves_every_rounds)
+        ),
         data=DataSettings(shards=options.learners + SPARE_SHARDS),
         evaluation=EvaluationSettings(every=options.evaluates_every),
         syncer=SyncerSettings(standbys=options.standbys, takeover_s=options.takeover_s),

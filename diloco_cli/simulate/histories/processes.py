@@ -20,7 +20,7 @@ START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: histories carr
 LARGEST_OFFSET_S = 1e6
 LARGEST_DRIFT = 0.2  # of a process's own clock
 EVALUATION_ASKS = 3
-MakeClient = Callable[[Callable[[], float]], Client]
+MakeClient = Callable[[Callable[[], float], Callable[[], float]], Client]
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Process:
     def start(self, steps: Steps[Any], thread: str = "", delay_s: float = 0.0) -> Actor:
         """One more thread; the first one's end is the process's."""
         stream = Stream(self.seed, f"calls of {self.name}{thread}")
-        client = self.make_client(stream.uniform)
+        client = self.make_client(stream.uniform, lambda: self.clock_rate * self.world.now_s)
         actor = self.world.start(self.name + thread, client.drive(steps), delay_s)
         actor.owner, actor.clock_s, actor.clock_rate = Thread(self, stream), self.clock_s, self.clock_rate
         self.threads.append(actor)

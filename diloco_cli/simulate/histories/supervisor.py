@@ -100,7 +100,6 @@ class Supervisor:
             lambda: disturber.leaves(name),
             lambda: disturber.poison(name),
             lambda: disturber.corrupts(name),
-            options.saves_every_rounds,
         )
 
     # -- ending, and coming back --------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""What a learner's process says of itself: its log, and the figures of its heartbeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_cli.clock import utc_now_text
+from diloco_cli.processes.daemon import say
+from diloco_cli.protocol.learner import Learner
+from diloco_cli.protocol.observer import Observer, Phase
+
+RATE_SMOOTHING = 0.05
+BEHIND_THE_LOOP: tuple[Phase, ...] = ("hear", "offer", "wait", "save")  # what training would not do without an exchange
+
+
+class Facts(Observer):
+    """`blocked_s`: of its busy time, what the exchange took. Tokens per second: lately, and since it began."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._step_tokens = self.tokens = 0
+        self.tokens_per_s = self.blocked_s = self.busy_s = 0.0
+
+    def say(self, text: str) -> None:
+        say(f"{utc_now_text()} {self._name}: {text}")
+
+    def began(self, learner: Learner) -> None:
+        joined = learner.joined
+        moments = "new"
+        if learner.moments_lost:
+            moments = "lost, warming up anew" if joined.data_start > 0 else "none yet, warming up"
+        elif learner.saves.newest is not None:
+            moments = "restored"
+        self.say(
+            f"incarnation {joined.incarnation} of run {learner.run.name} joins at commit {joined.state.n}, data from "
+            f"token {joined.data_start:,}, inner moments {moments}"
+        )
+
+    def stepped(self, position: int, tokens: int) -> None:
+        if not self.tokens:
+            self.say("made its first step")
+        self._step_tokens = tokens
+        self.tokens += tokens
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        self.busy_s += seconds
+        if phase in BEHIND_THE_LOOP:
+            self.blocked_s += seconds
+        else:
+            rate = self._step_tokens / max(seconds, 1e-9)
+            self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_SMOOTHING if self.tokens_per_s else 1.0)
+
+    def rolled_back(self, learner: Learner, to: int) -> None:
+        since = "new" if learner.saves.newest is None else "from before"
+        self.say(f"the run went back to commit {to}, inner moments {since}")
+
+    def missed(self, text: str) -> None:
+        self.say(f"{text}; waits for its successor")
+
+    def heartbeat(self) -> dict[str, Any]:
+        busy_s = self.busy_s or 1.0
+        return {
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "mean_tokens_per_s": round(self.tokens / busy_s, 1),
+            "blocked_percent": round(100 * self.blocked_s / busy_s, 3),
+        }
