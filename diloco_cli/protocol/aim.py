@@ -1,16 +1,16 @@
 """For which slot a learner makes its next offer, and after which step: a slot that the offer can really reach.
 
 An offer counts for the slot that it names and for no other. A merge says when the windows of the next slots begin and
-close (`Window`), and the syncer keeps to that. So a learner knows, on its own clock, from when on an offer for slot s is
-waited for, and from when on it is too late, less the time that an offer is on its way. It offers for s
+close (`Window`), and the syncer keeps to that. So a learner knows, on its own clock, from when on an offer for slot s
+is waited for, and from when on it is too late, less the time that an offer is on its way. It offers for s
 
     by its steps    when H_i / P of them have been made since the slot before
-    by the clock    before that, if after one more step the others would have to wait for it; with `local_steps: planned`
-                    only if after one more step it would be too late
+    by the clock    before that, if after one more step the others would have to wait for it; with
+                    `local_steps: planned` only if after one more step it would be too late
 
 and what comes too late for its window is not sent: the slot is passed by, and the next one takes its place. So learners
-that are a little slower than the others never fall out of step, and an island whose step lasts for several slots
-offers for all of them at once. Not known is what the learner cannot see: a relay between two buckets, a mirror that lags. That
+that are a little slower than the others never fall out of step, and an island whose step lasts for several slots offers
+for all of them at once. Not known is what the learner cannot see: a relay between two buckets, a mirror that lags. That
 shows in offers that come late although they were sent in time, and is added to their way (`hidden_s`).
 
 Pure: time is handed in, in seconds on the learner's own clock.
@@ -57,8 +57,8 @@ class Delivery:
 
 @dataclass
 class Shot:
-    """One offer on its way to its slot: when that slot's window closes, whether this incarnation was known to the syncer
-    when it was sent (before, nobody looks for its offers), and when it arrived as far as can be seen."""
+    """One offer on its way to its slot: when that slot's window closes, whether this incarnation was known to the
+    syncer when it was sent (before, nobody looks for its offers), and when it arrived as far as can be seen."""
 
     closes_s: float
     known: bool
@@ -69,8 +69,7 @@ class Shot:
 class Aim:
     """Of one incarnation. `next_slot`: the first that it has neither offered for nor passed by. `reached`: where on the
     line of slots its own steps have brought it; slot s is due from s + 1 on. `early`: so that nobody waits for it.
-    `closes`: False
-    where no merge goes on without this learner, and so no offer is ever too late."""
+    `closes`: False where no merge goes on without this learner, and so no offer is ever too late."""
 
     num_fragments: int
     head: int

@@ -74,20 +74,25 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "no_weight"
     if offer.base < state.base_floor:
         return "before_rollback"
-    base = state.version(offer.fragment, offer.base)
-    if base is None:
-        return "unknown_base"
-    if base.cast_digest != offer.base_digest:
-        return "wrong_base"
-    stale = state.slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments
-    if stale and base not in state.outputs:  # skipped slots do not age what is current
-        return "unknown_base"
+    wrong = _base_refusal(offer, state, run)
+    if wrong is not None:
+        return wrong
     last = known.applied.get(offer.fragment)
     if last is not None and offer.base < last.produced:
         return "base_consumed"
     if last is not None and offer.data_start < last.data_end:
         return "data_overlap"
     return None
+
+
+def _base_refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
+    base = state.version(offer.fragment, offer.base)
+    if base is None:
+        return "unknown_base"
+    if base.cast_digest != offer.base_digest:
+        return "wrong_base"
+    stale = state.slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments
+    return "unknown_base" if stale and base not in state.outputs else None  # skipped slots do not age what is current
 
 
 def most_steps(run: RunFormat) -> int:

@@ -1,4 +1,4 @@
-"""What a syncer and a learner need beside a store and a clock: arithmetic, evaluation and training, real or simulated."""
+"""What a syncer and a learner need beside a store and a clock: arithmetic, evaluation, training; real or simulated."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ class RunFormat:
     `members`: islands that joined since, in the order of the log (RunState.with_members); in the bucket there are none.
     `regions`: those with a bucket of their own, sorted by name; where there are any, `home_url` is the run's URL in the
     home bucket, and `home_egress_per_gb` what leaving the home region costs.
-    `signing`: how records are signed, if they are; `checksums`: whether they end with a checksum, if not; `keyring`: how this process writes and checks the one or the other, never written.
+    `signing`: how records are signed, if they are; `checksums`: whether they end with a checksum, if not; `keyring`:
+    how this process writes and checks the one or the other, never written.
     """
 
     run_id: str
@@ -293,9 +294,11 @@ class Commit:
     """One record of the log. `previous` is the digest of the record before: the log is a hash chain.
 
     `grace_s`: how long this merge could wait after its quorum, of which it waited `grace_used_s`; the window of the
-    next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine between the deltas of this
-    merge, where the run's settings ask for it. `learner`: who is quarantined, or let in again. `floor`: what only commits before this number need may be deleted. `serves`: False
-    at the start of an epoch that a command claims, which answers operators and merges nothing."""
+    next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine
+    between the deltas of this merge, where the run's settings ask for it. `learner`: which one is quarantined, or let
+    in again. `floor`: what only commits before this number need may be deleted. `serves`: False at the start of an epoch
+    that a command claims, which answers operators and merges nothing.
+    """
 
     n: int
     kind: CommitKind

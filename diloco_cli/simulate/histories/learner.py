@@ -153,7 +153,8 @@ class Learner(product.Learner):
         self.casts = wire.casts
         super().__init__(
             run, name, claim, IntegerTraining(name, run.num_fragments, habits), wire, nonce,
-            lanes.start, Witness(self, seen), lambda: habits.leaves(), lambda: next(self._waits) < DRAIN_S / PAUSE_S,
+            lanes.start, Witness(self, seen), lambda: self.habits.leaves(),  # noqa: PLW0108 (habits change)
+            lambda: next(self._waits) < DRAIN_S / PAUSE_S,
         )  # fmt: skip
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:

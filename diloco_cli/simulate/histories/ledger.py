@@ -21,8 +21,9 @@ Range = tuple[int, int]
 
 @dataclass
 class Account:
-    """Of one incarnation; ranges are in tokens of its shard. `held`, `unsent`: from where on a fragment's progress is in
-    the parameters and in no merge, and in no offer. `discarded`: (range, from where on it was in no offer, reason)."""
+    """Of one incarnation; ranges are in tokens of its shard. `held`, `unsent`: from where on a fragment's progress is
+    in the parameters and in no merge, and in no offer. `discarded`: (range, from where on it was in no offer, reason).
+    """
 
     learner: str
     incarnation: int
