@@ -17,8 +17,9 @@ def tell_regions(opened: OpenRun, head: RunState) -> None:
     """As far as they can be reached from here within some seconds; the next syncer completes what is left."""
     if not opened.format.regions:
         return
+    from diloco_cli.protocol.regional import Home
     from diloco_cli.syncer.regions import region_services
 
-    services = region_services(opened.format, opened.store, lambda: head, lambda: 0.0, (), talk)
+    services = region_services(opened.format, opened.store, Home(lambda: head), tell=talk)
     services.start()
     services.end(over=True, within_s=REACHED_WITHIN_S)

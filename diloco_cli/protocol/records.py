@@ -296,7 +296,8 @@ class Commit:
     `grace_s`: how long this merge could wait after its quorum, of which it waited `grace_used_s`; the window of the
     next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine
     between the deltas of this merge, where the run's settings ask for it. `learner`: which one is quarantined, or let
-    in again. `floor`: what only commits before this number need may be deleted. `serves`: False at the start of an epoch
+    in again.
+    `floor`: what only commits before this number need may be deleted. `serves`: False at the start of an epoch
     that a command claims, which answers operators and merges nothing.
     """
 

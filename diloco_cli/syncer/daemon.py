@@ -19,7 +19,7 @@ from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import SYNCER, beat_key
 from diloco_cli.protocol.log import read_format
 from diloco_cli.protocol.records import Commit, ProcessClaim, RunFormat
-from diloco_cli.protocol.relays import withheld_by
+from diloco_cli.protocol.regional import home_of, listen
 from diloco_cli.protocol.standby import counts_of
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
@@ -71,11 +71,8 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
         recover=lambda output: rebuilt_state(run, store, output),
         because=because,
     )
-    regions = region_services(
-        run, store, lambda: syncer.state, lambda: syncer.pace.slot_s, _earlier_mirrors(store),
-        suspect=syncer.repairer.suspect,
-    )  # fmt: skip
-    syncer.inbox.withheld = withheld_by(regions.relays, run, lambda: syncer.state)
+    regions = region_services(run, store, home_of(syncer), _earlier_mirrors(store))
+    listen(syncer, regions.links)
     syncer.beat_facts = _beat_facts(meter, store, unit, regions)
     news.beat = lambda: _beat_unless_it_fails(syncer, meter, clock)
     regions.start()

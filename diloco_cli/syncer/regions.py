@@ -15,17 +15,17 @@ from diloco_cli.errors import DilocoError, TerminatedError
 from diloco_cli.processes.daemon import say
 from diloco_cli.protocol.beats import MirrorBeat
 from diloco_cli.protocol.driver import Side, SystemClock, perform
-from diloco_cli.protocol.mirrors import HeadOf, Mirror, RegionStoppedError
+from diloco_cli.protocol.mirrors import RegionStoppedError
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.records import RegionStore, RunFormat
-from diloco_cli.protocol.relays import PaceOf, Relay, Tell
+from diloco_cli.protocol.regional import TRIES_AGAIN_S, Home, RegionLink
+from diloco_cli.protocol.relays import Tell
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.retry_news import RetryNews
 
-TRIES_AGAIN_S = 5.0  # after an error that repeating one call does not mend: no such bucket, a version lost at home
 PROVEN_S = 2 * TRIES_AGAIN_S
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region
 LEAVES_WITHIN_S = 1.0
@@ -65,31 +65,29 @@ class RegionService:
     log, or for whoever waits."""
 
     def __init__(
-        self, run: RunFormat, region: RegionStore, home: Store, head: HeadOf, pace: PaceOf, earlier: MirrorBeat,
-        tell: Tell = said_in_the_log, suspect: Callable[[int], None] = lambda fragment: None,
+        self, run: RunFormat, region: RegionStore, store: Store, home: Home, earlier: MirrorBeat,
+        tell: Tell = said_in_the_log,
     ) -> None:  # fmt: skip
-        self.region, self.home, self.earlier, self.tell = region, home, earlier, tell
+        self.region, self.store, self.earlier, self.tell = region, store, earlier, tell
         self.leaving, self.closing = threading.Event(), threading.Event()
-        self.mirror = Mirror(run, head, self.leaving.is_set, pace, suspect)
-        self.relay = Relay(run, region.name, head, pace, self.leaving.is_set, self._tell)
+        self.link = RegionLink(run, region.name, home, self.leaving.is_set, self._tell)
         self.stopped = ""
-        self.troubles = {"mirror": Trouble(), "relay": Trouble()}
+        self.troubles = {what: Trouble() for what in self.link.works()}
         self._opening = threading.Lock()
         self._opened: tuple[RetryingStore, MeteredStore] | None = None
         self._behind_since_s: float | None = None
         self._said = ("", 0.0)
         clock = SystemClock(monotonic_s, self.closing.wait, self._check)
-        works = ((self.mirror.serve, "mirror"), (self.relay.serve, "relay"))
         self.threads = [
             threading.Thread(
                 target=self._work, args=(steps, clock, self.troubles[what]), name=f"{what}-{region.name}", daemon=True
             )
-            for steps, what in works
+            for what, steps in self.link.works().items()
         ]
 
     def beat(self) -> MirrorBeat:
         """How far the region is, for `status`."""
-        now_s, behind = monotonic_s(), self.mirror.behind
+        now_s, behind = monotonic_s(), self.link.mirror.behind
         if behind == 0:
             self._behind_since_s = None
         elif self._behind_since_s is None:
@@ -97,23 +95,23 @@ class RegionService:
         counts = self._opened[1].counts if self._opened else None
         return MirrorBeat(
             region=self.region.name,
-            n=self.mirror.state.n,
+            n=self.link.mirror.state.n,
             behind=behind,
             behind_s=0.0 if self._behind_since_s is None else round(now_s - self._behind_since_s, 1),
-            offers=self.relay.offers + self.earlier.offers,
+            offers=self.link.relay.offers + self.earlier.offers,
             up_bytes=(counts.bytes_up if counts else 0) + self.earlier.up_bytes,
             down_bytes=(counts.bytes_down if counts else 0) + self.earlier.down_bytes,
             stopped=bool(self.stopped),
             error=self._error(now_s),
             requests=(counts.num_requests if counts else 0) + self.earlier.requests,
             writes=(counts.num_writes if counts else 0) + self.earlier.writes,
-            unheard={who: why for (who, _), why in sorted(self.relay.unheard.copy().items())[:MOST_UNHEARD]},
+            unheard={who: why for (who, _), why in sorted(self.link.relay.unheard.copy().items())[:MOST_UNHEARD]},
         )
 
     def _error(self, now_s: float) -> str:
         retrying = retrying_text(self._opened[0]) if self._opened else ""
         lasting = (trouble.told(now_s) for trouble in self.troubles.values())
-        damaged = sorted(self.mirror.casts.damaged.copy().values())
+        damaged = sorted(self.link.mirror.casts.damaged.copy().values())
         return self.stopped or retrying or next(filter(None, (*lasting, *damaged)), "")
 
     def _check(self) -> None:
@@ -128,7 +126,7 @@ class RegionService:
             try:
                 store, meter = self._open()
                 trouble.began(monotonic_s())
-                perform(steps(), self.home, clock, other=Side(store, meter))
+                perform(steps(), self.store, clock, other=Side(store, meter))
                 return
             except TerminatedError:
                 return
@@ -180,9 +178,9 @@ class RegionServices:
                 thread.start()
 
     @property
-    def relays(self) -> dict[str, Relay]:
+    def links(self) -> dict[str, RegionLink]:
         """By region."""
-        return {service.region.name: service.relay for service in self.services}
+        return {service.region.name: service.link for service in self.services}
 
     def beats(self) -> list[MirrorBeat]:
         return [service.beat() for service in self.services]
@@ -194,10 +192,11 @@ class RegionServices:
                 service.leaving.set()
             self._join(within_s)
             for service in self.services:
-                if service.mirror.behind and not service.stopped:
+                behind = service.link.mirror.behind
+                if behind and not service.stopped:
                     service.tell(
-                        f"region {service.region.name}: left {service.mirror.behind} commits behind; the next syncer of"
-                        f" the run completes it"
+                        f"region {service.region.name}: left {behind} commits behind; the next syncer of the run"
+                        f" completes it"
                     )
         for service in self.services:
             service.closing.set()
@@ -212,14 +211,12 @@ class RegionServices:
 
 
 def region_services(
-    run: RunFormat, home: Store, head: HeadOf, pace: PaceOf, earlier: Iterable[MirrorBeat],
-    tell: Tell = said_in_the_log, suspect: Callable[[int], None] = lambda fragment: None,
-) -> RegionServices:  # fmt: skip
-    """`suspect`: told the fragment whose newest cast a region's bucket does not show any more."""
+    run: RunFormat, store: Store, home: Home, earlier: Iterable[MirrorBeat] = (), tell: Tell = said_in_the_log
+) -> RegionServices:
     known = {beat.region: beat for beat in earlier}
     return RegionServices(
         tuple(
-            RegionService(run, region, home, head, pace, known.get(region.name, MirrorBeat(region.name)), tell, suspect)
+            RegionService(run, region, store, home, known.get(region.name, MirrorBeat(region.name)), tell)
             for region in run.regions
         )
     )

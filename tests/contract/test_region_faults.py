@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.protocol.beats import MirrorBeat
+from diloco_cli.protocol.regional import Home
 from diloco_cli.randomness import nonce
 from diloco_cli.store import retry
 from diloco_cli.store.open import open_store
@@ -26,7 +27,7 @@ def test_a_bucket_that_fails_for_a_while_is_completed_when_it_answers(
     gcs.faults.set_rates({kind: 1.0})
     services = region_services(
         replace(run, regions=(replace(run.regions[0], url=url),)), home,
-        lambda: replace(head, phase="RUNNING"), lambda: 0.1, (), lambda line: None,
+        Home(lambda: replace(head, phase="RUNNING"), lambda: 0.1), tell=lambda line: None,
     )  # fmt: skip
 
     def beat() -> MirrorBeat:

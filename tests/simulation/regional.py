@@ -9,10 +9,10 @@ from typing import Any
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.membership import enter
-from diloco_cli.protocol.mirrors import Mirror, RegionStoppedError
+from diloco_cli.protocol.mirrors import RegionStoppedError
 from diloco_cli.protocol.operations import Operation, Sleep, Steps, There
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.relays import Relay, withheld_by
+from diloco_cli.protocol.regional import RegionLink, home_of, listen
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.client import Client
 from diloco_cli.simulate.histories.learner import Learner
@@ -56,15 +56,12 @@ class RegionalFleet(Fleet):
     def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
         actor = super().syncer(name, delay_s)
         served, leaving = self.served, lambda: actor.ended
-        mirror = Mirror(self.run, lambda: served.state, leaving, lambda: served.pace.slot_s, served.repairer.suspect)
-        relay = Relay(
-            self.run, FAR, lambda: served.state, lambda: served.pace.slot_s, lambda: bool(self.stops) or leaving()
-        )
-        served.inbox.withheld = withheld_by({FAR: relay}, self.run, lambda: served.state)
-        self.mirror, self.relay = mirror, relay
+        link = RegionLink(self.run, FAR, home_of(served), lambda: bool(self.stops) or leaving(), lambda line: None)
+        listen(served, {FAR: link})
+        self.mirror, self.relay = link.mirror, link.relay
         self.threads = [
-            self.world.start("mirror", self.patience.drive(self._thread(mirror.serve)), delay_s),
-            self.world.start("relay", self.patience.drive(self._thread(relay.serve)), delay_s),
+            self.world.start(what, self.patience.drive(self._thread(steps)), delay_s)
+            for what, steps in link.works().items()
         ]
         return actor
 

@@ -8,11 +8,11 @@ from diloco_cli.errors import FencedError, UsageError
 from diloco_cli.protocol.driver import perform
 from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.regional import TRIES_AGAIN_S
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.monitor import check_folded
 from diloco_cli.simulate.histories.options import POLL_BOUNDS_S
 from diloco_cli.simulate.histories.processes import LARGEST_DRIFT, Process
-from diloco_cli.simulate.histories.region import TRIES_AGAIN_S
 from diloco_cli.simulate.histories.replayer import LIVENESS, Replayer, ViolationError, expect
 from diloco_cli.store.retry import LONGEST_PAUSE_S
 

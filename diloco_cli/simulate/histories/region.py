@@ -1,14 +1,15 @@
 """A region with a bucket of its own: some learners live there, and each syncer's process mirrors and relays.
 
-The product's mirror and relay run as threads of the process, as in syncer/regions.py. What appears in the region's
-bucket is watched as it takes effect: its log is the home log's beginning at all times, and nobody writes there what is
-not his to write.
+The product's mirror and relay, wired as by a syncer, run as threads of the process (syncer/regions.py). What appears in
+the region's bucket is watched as it takes effect: its log is the home log's beginning at all times, and nobody writes
+there what is not his to write.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from diloco_cli.digests import digest
@@ -16,7 +17,8 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, cast_key, commit_key, offer_key
 from diloco_cli.protocol.mirrors import RegionStoppedError
 from diloco_cli.protocol.operations import Now, Operation, Sleep, Steps, There
-from diloco_cli.protocol.relays import Relay, withheld_by
+from diloco_cli.protocol.regional import TRIES_AGAIN_S, RegionLink, home_of, listen
+from diloco_cli.protocol.relays import Relay
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.simulate.histories.bucket import Bucket
@@ -28,7 +30,6 @@ from diloco_cli.simulate.world import Actor
 if TYPE_CHECKING:
     from diloco_cli.simulate.histories.history import History
 
-TRIES_AGAIN_S = 5.0  # as in syncer/regions.py
 ENDS_WITHIN_S = 60.0  # once the run is over: for the region to hear of it
 LOOKS_EVERY_S = 0.2
 JOINS_HERE = "n0"  # of the islands that join
@@ -53,19 +54,15 @@ class Region:
 
     def serve(self, process: Process, served: Syncer) -> Steps[RunState]:
         """A syncer with its mirror and its relay; it leaves when the region has heard of the end, within reason."""
-        working, leaving = {"mirror", "relay"}, False
-        mirror = self.history.actors.mirror(
-            self.history.run, lambda: served.state, lambda: leaving, lambda: served.pace.slot_s, served.repairer.suspect
-        )
-        relay = Relay(
-            self.history.run, REGION, lambda: served.state, lambda: served.pace.slot_s, lambda: leaving,
-            lambda line: self._start_again(relay),
+        leaving = False
+        link = RegionLink(
+            self.history.run, REGION, home_of(served), lambda: leaving, lambda line: self._start_again(link.relay),
+            self.history.actors.mirror,
         )  # fmt: skip
-        served.inbox.withheld = withheld_by({REGION: relay}, self.history.run, lambda: served.state)
-        process.start_threads([
-            self._work(mirror.serve, lambda: working.discard("mirror")),
-            self._work(relay.serve, lambda: working.discard("relay")),
-        ])  # fmt: skip
+        listen(served, {REGION: link})
+        working = set(link.works())
+        works = link.works().items()
+        process.start_threads([self._work(steps, partial(working.discard, what)) for what, steps in works])
         state = yield from served.serve()
         leaving = True
         ended_s: float = yield Now()

@@ -13,6 +13,7 @@ from diloco_cli.protocol.beats import MirrorBeat
 from diloco_cli.protocol.keys import commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import RegionStore, RunFormat
+from diloco_cli.protocol.regional import Home
 from diloco_cli.protocol.relays import withheld_by
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.world import World
@@ -41,7 +42,7 @@ def ended_run() -> tuple[RunFormat, Store, MemoryStore, RunState]:
 
 def services_at(name: str, run: RunFormat, home: Store, head: RunState) -> RegionServices:
     own = replace(run, regions=(RegionStore(FAR, f"memory://{name}", 0.1),))
-    return region_services(own, home, lambda: head, lambda: 0.1, [MirrorBeat(FAR, offers=2, up_bytes=1000)])
+    return region_services(own, home, Home(lambda: head, lambda: 0.1), [MirrorBeat(FAR, offers=2, up_bytes=1000)])
 
 
 def wait_for(holds: Callable[[], object]) -> None:
@@ -102,7 +103,7 @@ def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind() -> 
 def test_only_what_a_regions_bucket_has_may_be_read_at_home() -> None:
     run, home, _, head = ended_run()
     services = services_at("withheld", run, home, replace(head, phase="RUNNING"))
-    withheld = withheld_by(services.relays, run, lambda: head)
+    withheld = withheld_by({region: link.relay for region, link in services.links.items()}, run, lambda: head)
     assert withheld("l1", 1, 0), "its bucket is empty"
     assert not withheld("l0", 1, 0), "a learner of the home bucket"
     assert not withheld("nobody", 1, 0), "whom the syncer refuses by itself"
@@ -156,7 +157,7 @@ def test_a_region_that_fails_says_why_and_for_how_long_and_is_completed_later(
 def test_what_a_region_cannot_read_any_more_is_told() -> None:
     run, home, _, head = ended_run()
     services = services_at("damaged", run, home, head)
-    services.services[0].mirror.casts.damaged[1] = "cast/0001/that cannot be read in the region's bucket"
+    services.services[0].link.mirror.casts.damaged[1] = "cast/0001/that cannot be read in the region's bucket"
     assert services.beats()[0].error == "cast/0001/that cannot be read in the region's bucket"
 
 
@@ -187,7 +188,7 @@ def test_a_beat_names_some_of_those_who_are_not_heard_not_all() -> None:
     run, home, _, head = ended_run()
     services = services_at("crowd", run, home, head)
     (service,) = services.services
-    service.relay.unheard |= {(f"l{i:04}", 1): "why " * 50 for i in range(1000)}
+    service.link.relay.unheard |= {(f"l{i:04}", 1): "why " * 50 for i in range(1000)}
     assert sorted(services.beats()[0].unheard) == [f"l{i:04}" for i in range(MOST_UNHEARD)]
 
 
@@ -200,7 +201,7 @@ def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
     there.put(claim, b"somebody else's")
     told: list[str] = []
     own = replace(run, regions=(RegionStore(FAR, "memory://impostor", 0.1),))
-    services = region_services(own, home, lambda: replace(head, phase="RUNNING"), lambda: 0.1, (), told.append)
+    services = region_services(own, home, Home(lambda: replace(head, phase="RUNNING"), lambda: 0.1), tell=told.append)
     services.start()
     wait_for(lambda: services.beats()[0].unheard)
     services.end(over=False)
