@@ -159,8 +159,9 @@ class Aim:
         in everybody's eyes it is passed by once there is an offer for a later one."""
         self._pass_by(now_s, queued)
         slots: list[int] = []
-        while self._is_due(now_s, step_s) and is_ready(self.next_slot):
-            if self.latest_s(self.next_slot, now_s, queued + len(slots)) < now_s:
+        while self._is_due(now_s, step_s) and self.latest_s(self.next_slot, now_s, queued + len(slots)) >= now_s:
+            if len(slots) == self.num_fragments or not is_ready(self.next_slot):
+                self.reached = float(self.next_slot)  # what it is made of counts from there
                 break
             slots.append(self.next_slot)
             self.next_slot += 1

@@ -1,12 +1,13 @@
-"""The learner as a state machine: step, hear, adopt, offer (arXiv 2604.21428, algorithm 2, through a bucket).
+"""The learner as a state machine: step, hear, offer, adopt (arXiv 2604.21428, algorithm 2, through a bucket).
 
 It holds no torch, no clock and no thread: training comes in as a port, everything else is yielded operations. Three
 generators share its state, so that training never waits for the store:
 
     train                            upload, one offer after the other       follow
     step
-    hear, adopt  <---------------------------------------------------------  commit n+1, new versions
+    hear   <---------------------------------------------------------------  commit n+1, new versions
     offer  ------------------------> delta, codec, payload, offer             heartbeats, fences
+    adopt
 
     STARTING or RECOVERING -> TRAINING <-> WAITING -> (DRAINING) -> over
                                    \\-> (a newer incarnation of this learner) FENCED
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.follower import Follower, Mail
+from diloco_cli.protocol.follower import Cast, Follower, Mail
 from diloco_cli.protocol.fragments import Fragments
 from diloco_cli.protocol.joining import Joined, fetch_moments, join, publish
 from diloco_cli.protocol.keys import inner_key
@@ -81,7 +82,7 @@ class Learner:
         self.note = ""
         self.moments_lost = False
         self.steps_at_loss = self.saved_at = self.uploads = 0
-        self.held_back: dict[int, tuple[Output, Values, float]] = {}
+        self.arrived: dict[int, Cast] = {}
         self.awaited: deque[Draft] = deque()
         self.progress: Progress
         self.follower = self.follower_type(self, beat_facts, wakes)
@@ -95,6 +96,7 @@ class Learner:
                 yield from self._timed("step", self.step())
                 yield from self._timed("hear", self.hear())
                 yield from self._timed("offer", self.offer())
+                yield from self._timed("hear", self.adopt())
                 yield from self._timed("wait", self.await_merges())
                 yield from self._timed("save", self.save())
             else:
@@ -151,7 +153,8 @@ class Learner:
     # -- hear, adopt --------------------------------------------------------------------------------------------
 
     def hear(self) -> Steps[None]:
-        """Take note of the log's head, and adopt what has arrived."""
+        """Take note of the log's head. What has arrived is adopted after the next offers, for an adoption may take the
+        place of what they would hold; but at once where nothing is offered before it."""
         mail = self.follower.take()
         if mail is not None:
             yield from self._take_note(mail)
@@ -168,15 +171,16 @@ class Learner:
         for fragment, book in enumerate(self.progress.books):
             if book.sent is None:
                 self.fragments.forget(fragment)
-        self._adopt_all(mail, now_s)
+        self.arrived |= mail.casts
+        for fragment in sorted(self.arrived):
+            if self.progress.is_left_behind(fragment, state) or (not self.at_tau and self.progress.awaits(fragment)):
+                self._adopt(*self.arrived.pop(fragment), now_s)
 
-    def _adopt_all(self, mail: Mail, now_s: float) -> None:
-        for fragment in sorted(mail.casts):
-            cast = mail.casts[fragment]
-            if self.at_tau and not self.progress.is_left_behind(fragment, mail.state):
-                self.held_back[fragment] = cast
-            else:
-                self._adopt(*cast, now_s)
+    def adopt(self) -> Steps[None]:
+        """All that has arrived, if nothing else is agreed on (`at_tau`)."""
+        now_s: float = yield Now()
+        for fragment in () if self.at_tau else sorted(self.arrived):
+            self._adopt(*self.arrived.pop(fragment), now_s)
 
     def _adopt(self, output: Output, values: Values, seen_s: float, now_s: float) -> None:
         """Take over a committed version as `sync.mixing` says. The inner optimizer's moments, the learning rate and the
@@ -195,7 +199,7 @@ class Learner:
     def _leave_behind(self, state: RunState) -> Steps[None]:
         """A rollback: all fragments arrive anew, or will, and the moments are those of before, or none (then it warms
         up). The data goes on where it is."""
-        self.held_back, self.awaited = {}, deque()
+        self.arrived, self.awaited = {}, deque()
         key = self.saves.go_back(state.rolled_back_to, state.base_floor)
         data = yield from fetch_moments(key, most_moments_bytes(self.run.layout))
         if data is None or not self.training.restore(data):
@@ -282,6 +286,7 @@ class Learner:
         yield from self._offer_everything()
         yield Sleep(PAUSE_S)
         yield from self.hear()
+        yield from self.adopt()
 
     def await_merges(self) -> Steps[None]:
         """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be."""
@@ -289,10 +294,10 @@ class Learner:
         while self.awaited and merge_is_due(sync, self.awaited[0], self.progress.aim.next_slot):
             draft = self.awaited.popleft()
             while not self._is_over():
-                cast = self.held_back.get(draft.fragment)
+                cast = self.arrived.get(draft.fragment)
                 found = waited_for(draft, None if cast is None else cast[0], self.state)
                 if found == "here":
-                    self._adopt(*self.held_back.pop(draft.fragment), (yield Now()))
+                    self._adopt(*self.arrived.pop(draft.fragment), (yield Now()))
                 if found != "to come":
                     break
                 self.doing = "WAITING"

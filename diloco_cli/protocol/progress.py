@@ -137,19 +137,21 @@ class Progress:
         return drafts
 
     def _is_ready(self, slot: int) -> bool:
-        """Not while an offer of the fragment is on its way, or the version that holds its newest one. A version that
-        cannot be read holds nothing up."""
+        """Not while an offer of the fragment is on its way, or the version that holds its newest one, nor before the
+        next step after that. A version that cannot be read holds nothing up."""
         fragment = fragment_of_slot(slot, self.run.num_fragments)
-        return self.books[fragment].waits is None and (fragment in self.unreadable or not self._awaits(fragment))
+        book = self.books[fragment]
+        return book.waits is None and book.steps > 0 and (fragment in self.unreadable or not self.awaits(fragment))
 
-    def _awaits(self, fragment: int) -> bool:
-        """Nothing is offered from a base behind a rollback, or one that an own offer has consumed."""
+    def awaits(self, fragment: int) -> bool:
+        """Nothing is offered from a base behind a rollback, or one that an own offer has consumed: its successor has to
+        be adopted first."""
         return self.books[fragment].base.version < max(self.base_floor, self._produced.get(fragment, 0))
 
     def _draft(self, slot: int) -> Draft | None:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
-        if self.quarantined is not None or book.waits is not None or book.steps == 0 or self._awaits(fragment):
+        if self.quarantined is not None or book.waits is not None or book.steps == 0 or self.awaits(fragment):
             return None
         happened = self.events.take()
         draft = Draft(
