@@ -104,7 +104,8 @@ def test_one_that_left_comes_back_under_its_name_and_goes_on_in_its_shard() -> N
     assert check(fleet).kinds.count("membership") == 1
     merged = inputs_of(fleet, "spot")
     before = max(int(str(item["data_end"])) for item in merged if item["incarnation"] == 1)
-    assert min(int(str(item["data_start"])) for item in merged if item["incarnation"] == 2) == before
+    after = min(int(str(item["data_start"])) for item in merged if item["incarnation"] == 2)
+    assert before <= after <= before + BATCH_TOKENS * fleet.run.settings.sync.every
 
 
 @pytest.mark.parametrize(

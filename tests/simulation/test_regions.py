@@ -225,9 +225,12 @@ def test_a_version_that_home_lost_before_it_was_mirrored_is_passed_over_once_it_
     fleet = RegionalFleet(regional_run(merges=80, quorum=1))
     fleet.start()
     fleet.world.run(lambda: len(commits_of(fleet.world.store)) > 12, 60)
+    (apart,) = fleet.living("l0")
+    fleet.world.pause(apart)  # it has no part in the lost version, and so can make its successor
     fleet.cut_off_until_s = fleet.world.now_s + 0.4
     n = fleet.served.state.n
     fleet.world.run(lambda: fleet.served.state.n > n + 1, 60)
+    fleet.world.resume(apart)
     lost = max(fleet.served.state.outputs, key=lambda output: output.version)
     key = newest_cast(fleet.world.store, fleet, lost.fragment)
     whole = fleet.world.store.get(key) or b""

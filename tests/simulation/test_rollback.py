@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.requests import ask
 from diloco_cli.simulate.world import Actor, Fault, World
@@ -241,9 +243,8 @@ def test_two_who_roll_back_at_once_leave_one_chain() -> None:
 def test_a_newcomer_never_takes_moments_from_behind_a_rollback() -> None:
     from diloco_cli.protocol.joining import join
 
-    fleet = started(RUN, 8)
-    for name in ("l0", "l1"):
-        fleet.habits[name].saves_every_rounds = 1
+    train = replace(RUN.settings.train, inner=InnerSettings(save_every=1))
+    fleet = started(replace(RUN, settings=replace(RUN.settings, train=train)), 8)
     until_commit(fleet, 16)
     before = done(fleet, fleet.world.start("joiner", join(RUN, "l0", fleet.claim()))).result
     assert before.inner is not None, "there are some to be taken"

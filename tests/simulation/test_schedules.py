@@ -44,9 +44,9 @@ def test_every_fragment_is_due_once_a_round_on_its_own_offset(every: int, fragme
     assert kinds.count("merge") >= 3 * fragments and "skip" not in kinds
     for island in fleet.run.islands:
         steps = sent_after(fleet, island.name)
-        assert steps == {slot: -(-(slot + 1) * every // fragments) for slot in steps}
-        if every > fragments:  # else a merge may take longer than a round, and there are two offers on the way
-            assert sorted(steps) == list(range(len(steps))), "a slot was left out"
+        assert sorted(steps) == list(range(len(steps))), "a slot was left out"
+        if every > fragments:  # else an exchange takes longer than a slot: of one fragment it is waited for
+            assert steps == {slot: -(-(slot + 1) * every // fragments) for slot in steps}
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
@@ -152,13 +152,12 @@ def out_of_step(fleet: Fleet) -> None:
         fleet.learner(island.name, delay_s=0.03 * index)
 
 
-def test_the_window_makes_a_quorum_of_one_as_good_as_a_full_quorum_and_without_it_it_degrades() -> None:
+def test_a_quorum_of_one_is_as_good_as_a_full_quorum_and_goes_on_as_fast() -> None:
     full, full_pace = participants(out_of_step, quorum=3)
     windowed, windowed_pace = participants(out_of_step, quorum=1, overlap="auto")
-    bare, bare_pace = participants(out_of_step, quorum=1, overlap=0)  # no overlap, no slack, no window
-    assert full == 3.0 and windowed >= 0.95 * full
-    assert bare <= 0.75 * full, "merges of single learners: the collapse that the window prevents"
-    assert windowed_pace == pytest.approx(full_pace, rel=0.1) and bare_pace >= windowed_pace
+    bare, bare_pace = participants(out_of_step, quorum=1, overlap=0)  # no overlap, no slack, no grace
+    assert full == 3.0 and min(windowed, bare) >= 0.95 * full
+    assert windowed_pace == pytest.approx(full_pace, rel=0.1) and bare_pace == pytest.approx(full_pace, rel=0.1)
 
 
 def test_the_pace_of_the_slots_is_that_of_the_fastest_participant() -> None:
