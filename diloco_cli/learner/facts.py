@@ -29,6 +29,8 @@ class Facts(Observer):
         moments = "new"
         if learner.moments_lost:
             moments = "lost, warming up anew" if joined.data_start > 0 else "none yet, warming up"
+        elif learner.run.settings.train.inner.name == "sgd":
+            moments = "none"
         elif learner.saves.newest is not None:
             moments = "restored"
         self.say(

@@ -54,10 +54,13 @@ def read_tape(path: Path) -> Tape:
         raise UsageError("this is not a tape", where=str(path), hint=HINT)
     schema = plain.get("schema")
     if schema != TAPE_SCHEMA:
+        older = isinstance(schema, int) and schema < TAPE_SCHEMA
         raise UsageError(
-            f"written with tape schema {schema!r}; this version reads up to {TAPE_SCHEMA}",
+            f"written with tape schema {schema!r}; this version reads {TAPE_SCHEMA} only",
             where=str(path),
-            hint="pip install --upgrade diloco",
+            hint="play it with the version that wrote it (for 0.3.x: pip install 'diloco==0.3.2')"
+            if older
+            else "pip install --upgrade diloco",
         )
     try:
         tape = from_plain(Tape, plain)

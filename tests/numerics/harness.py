@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,15 +21,16 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )  # fmt: skip
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.learner.exchange import Exchange
-from diloco_cli.learner.loop import Facts, Trainer
+from diloco_cli.learner.lanes import Lanes
 from diloco_cli.learner.replica import Replica
-from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.joining import join
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, state_key
+from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.progress import Progress
+from diloco_cli.protocol.observer import Observer
+from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.records import Commit, Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import decode, encode
@@ -39,7 +40,7 @@ from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.versions import load_versions, state_spec
-from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tasks.build import Data, build_data, build_model
 from tests.numerics.tiny import ROWS
 
 CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)
@@ -96,28 +97,53 @@ def serve(run: RunFormat, store: Store) -> None:
 
 
 def learn(run: RunFormat, store: Store, name: str) -> None:
-    train(trainer_of(run, store, name))
+    process_of(run, store, name).train()
 
 
-def train(trainer: Trainer) -> None:
-    trainer.exchange.start()
-    try:
-        trainer.train()
-    finally:
-        trainer.exchange.close(5.0)
+@dataclass
+class Process:
+    """One incarnation of the product's learner, wired as its daemon wires it."""
+
+    learner: Learner
+    training: DeviceTraining
+    lanes: Lanes
+    store: Store
+
+    def train(self) -> None:
+        """To its end. Raises what ended it or a thread beside it."""
+        try:
+            self.perform(self.learner.train())
+        finally:
+            self.learner.follower.leaves = True
+            self.lanes.close(5.0)
+        self.lanes.check()
+
+    def perform(self, steps: Steps[None] | Steps[object]) -> None:
+        perform(steps, self.store, SystemClock(monotonic_s, self.lanes.sleep_s, self.lanes.check))
 
 
-def trainer_of(run: RunFormat, store: Store, name: str, stopping: Callable[[], bool] = lambda: False) -> Trainer:
-    """A new incarnation, with the newest versions, before its first step. It drains before it leaves."""
-    joined = perform(join(run, name, claim()), store, CLOCK)
-    progress = Progress(run, name, joined.incarnation, joined.state, joined.data_start)
-    exchange = Exchange(run, progress, joined.state, store, CLOCK, lambda: LearnerBeat("", 1, 0, 0, 0, 0.0, 0))
-    data, shard = build_data(run.settings), run.shard_of(name)
-    replica = Replica(run.settings, build_model(run.settings), data, shard, run.num_shards)
-    trainer = Trainer(run, progress, exchange, replica, stopping, Facts(), lambda: True)
-    for arrival in exchange.load_all():
-        trainer.adopt(arrival)
-    return trainer
+def process_of(
+    run: RunFormat, store: Store, name: str, leaves: Callable[[], bool] = lambda: False,
+    may_drain: Callable[[], bool] = lambda: True, observer: Observer | None = None, data: Data | None = None,
+) -> Process:  # fmt: skip
+    """A new incarnation, before it joins. It drains before it leaves, if it may.
+
+    Only once version 0 is there: torch's random numbers belong to the whole process, and the syncer's thread draws the
+    first parameters from them."""
+    while store.get(commit_key(0)) is None:
+        sleep_s(0.005)
+    data, shard, island = data or build_data(run.settings), run.shard_of(name), run.island(name)
+    micro = None if island is None else island.micro_batch_tokens
+    replica = Replica(
+        run.settings, build_model(run.settings), data, shard, run.num_shards, micro_batch_tokens=micro
+    )  # fmt: skip
+    training = DeviceTraining(run, replica)
+    lanes = Lanes(store, CLOCK)
+    learner = Learner(
+        run, name, claim(), training, TensorWire(run), nonce, lanes.start, observer, leaves, may_drain,
+        wakes=lanes.news.set,
+    )  # fmt: skip
+    return Process(learner, training, lanes, store)
 
 
 def outer_parameters(run: RunFormat, store: Store) -> dict[str, torch.Tensor]:

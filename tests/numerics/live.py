@@ -10,21 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.learner.exchange import Exchange
-from diloco_cli.learner.inner import restore_inner_state
-from diloco_cli.learner.loop import Facts, Trainer
-from diloco_cli.learner.replica import Replica
-from diloco_cli.protocol.beats import LearnerBeat
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.joining import join
 from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.progress import Progress
+from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists
-from diloco_cli.tasks.build import Batch, Data, build_data, build_model
-from tests.numerics.harness import CLOCK, claim, make_run, serve
+from diloco_cli.tasks.build import Batch, Data, build_data
+from tests.numerics.harness import make_run, process_of, serve
 
 STEP_S = 0.002
 
@@ -115,33 +108,21 @@ def _live_learner(run: RunFormat, store: MemoryStore, name: str, index: int, die
 
 
 def _live_incarnation(run: RunFormat, store: MemoryStore, name: str, index: int, dies_after: int | None) -> None:
-    joined = perform(join(run, name, claim()), store, CLOCK)
-    progress = Progress(run, name, joined.incarnation, joined.state, joined.data_start)
-    exchange = Exchange(run, progress, joined.state, store, CLOCK, lambda: LearnerBeat("", 1, 0, 0, 0, 0.0, 0))
     data = SlowData(build_data(run.settings), STEP_S * (1 + index / 2))
-    micro = run.islands[index].micro_batch_tokens
-    replica = Replica(run.settings, build_model(run.settings), data, index, len(run.islands), micro_batch_tokens=micro)
-    dead = _death(progress, exchange, dies_after) if dies_after is not None else lambda: False
-    trainer = Trainer(run, progress, exchange, replica, dead, Facts())
-    for arrival in exchange.load_all():
-        trainer.adopt(arrival)
-    if joined.inner is not None:
-        assert restore_inner_state(replica.model, replica.optimizer, store.get(joined.inner) or b"")
-        exchange.moments.add(joined.inner, joined.state.n)
-    trainer.moments_lost = joined.data_start > 0 and joined.inner is None
-    exchange.start()
-    try:
-        trainer.train()
-    finally:
-        exchange.close(5.0)
+    process = process_of(
+        run, store, name, leaves=lambda: dies_after is not None and dead(), may_drain=lambda: False, data=data
+    )  # fmt: skip
+    dead = _death(process.learner, dies_after or 0)
+    process.train()
 
 
-def _death(progress: Progress, exchange: Exchange, after_steps: int) -> Callable[[], bool]:
+def _death(learner: Learner, after_steps: int) -> Callable[[], bool]:
     """Dead after so many steps, and after an offer that names saved moments for the successor."""
     last: list[int] = []
 
     def dead() -> bool:
-        if exchange.moments.newest is not None and progress.steps >= after_steps and not last:
+        progress = learner.progress
+        if learner.saves.newest is not None and progress.steps >= after_steps and not last:
             last.append(progress.next_seq)
         return bool(last) and progress.next_seq > last[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ import torch
 from diloco_cli.algorithm.flat import gather
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.learner.exchange import Arrival
-from diloco_cli.learner.loop import Trainer
 from diloco_cli.protocol.driver import perform
+from diloco_cli.protocol.follower import Cast, Mail
 from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.records import Output
 from diloco_cli.protocol.syncer import Syncer
@@ -23,7 +21,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.simulate.histories.integers import FailingEvaluator
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from tests.numerics.harness import CLOCK, claim, make_run, trainer_of
+from tests.numerics.harness import CLOCK, Process, claim, make_run, process_of
 from tests.numerics.tiny import ROWS
 
 ADAMW = InnerSettings(lr=0.02, warmup_steps=10, schedule="cosine", weight_decay=0.1)
@@ -31,37 +29,47 @@ MIXINGS = pytest.mark.parametrize("mixing", ["replace", "blend", "rebase", "adap
 FRAGMENT = 1
 
 
-def after_some_steps(mixing: str, steps: int = 5) -> Trainer:
+def after_some_steps(mixing: str, steps: int = 5) -> Process:
     """A learner in the middle of its first round, without threads; the syncer has made version 0 and is gone."""
-    sync = SyncSettings(every=30, fragments=3, mixing=mixing)  # type: ignore[arg-type]
+    sync = SyncSettings(every=30, fragments=3, mixing=mixing, blend=0.25)  # type: ignore[arg-type]
     run = make_run(2, 4, sync, OuterSettings(), ADAMW)
     store = MemoryStore()
     store.create(FORMAT_KEY, encode(run))
     syncer = Syncer(run, claim(), TorchArithmetic(run), FailingEvaluator(), utc_now_text, nonce)
     perform(syncer._take_over(), store, CLOCK)
-    trainer = trainer_of(run, store, "l0")
+    process = process_of(run, store, "l0")
+    process.perform(process.learner._begin())
     for _ in range(steps):
-        trainer.step()
-    return trainer
+        process.perform(process.learner.step())
+    return process
 
 
-def arrival(trainer: Trainer) -> Arrival:
+def arrival(process: Process) -> Cast:
     """A committed version that differs from everything that the learner has."""
-    fragment = trainer.run.layout.fragments[FRAGMENT]
+    fragment = process.learner.run.layout.fragments[FRAGMENT]
     values = torch.linspace(-1, 1, fragment.num_parameters)
-    return Arrival(Output(FRAGMENT, 7, 4, 1, "state", "cast", rebase=True), values, 0.0)
+    return Output(FRAGMENT, 7, 4, 1, "state", "cast", rebase=True), values, 0.0
 
 
-def moments(trainer: Trainer) -> dict[str, Any]:
-    return copy.deepcopy(trainer.replica.optimizer.state_dict()["state"])
+def adopt(process: Process, cast: Cast) -> None:
+    """It hears of the version, and takes it over."""
+    learner = process.learner
+    learner.follower.take = lambda: Mail(learner.state, {FRAGMENT: cast})  # type: ignore[method-assign]
+    process.perform(learner.hear())
+    process.perform(learner.adopt())
+    assert learner.progress.books[FRAGMENT].base is cast[0]
+
+
+def moments(process: Process) -> dict[str, Any]:
+    return copy.deepcopy(process.training.replica.optimizer.state_dict()["state"])
 
 
 @MIXINGS
 def test_inner_moments_are_kept(mixing: str) -> None:
-    trainer = after_some_steps(mixing)
-    before = moments(trainer)
-    trainer.adopt(arrival(trainer))
-    after = moments(trainer)
+    process = after_some_steps(mixing)
+    before = moments(process)
+    adopt(process, arrival(process))
+    after = moments(process)
     assert before and before.keys() == after.keys()
     for index, kept in before.items():
         assert float(kept["step"]) == float(after[index]["step"]) == 5
@@ -71,23 +79,29 @@ def test_inner_moments_are_kept(mixing: str) -> None:
 @MIXINGS
 def test_the_learning_rate_goes_on_where_it_was(mixing: str) -> None:
     """Of two learners that do the same, one adopts: its next steps have the same learning rates, and they go on."""
-    trainer, other = after_some_steps(mixing), after_some_steps(mixing)
-    reached = trainer.learning_rate()
-    trainer.adopt(arrival(trainer))
+    process, other = after_some_steps(mixing), after_some_steps(mixing)
+    reached = learning_rate(process)
+    adopt(process, arrival(process))
     rates = []
-    for learner in (trainer, other):
+    for learner in (process, other):
         rates.append([])
         for _ in range(4):
-            rates[-1].append(learner.learning_rate())
-            learner.step()
-    assert rates[0] == rates[1] and reached == rates[0][0] < rates[0][1], "warm-up goes on, it does not begin anew"
+            learner.perform(learner.learner.step())
+            rates[-1].append(learning_rate(learner))
+    assert rates[0] == rates[1] and reached < rates[0][0] < rates[0][1], "warm-up goes on, it does not begin anew"
+
+
+def learning_rate(process: Process) -> float:
+    """Of the last step."""
+    (rate,) = {float(group["lr"]) for group in process.training.replica.optimizer.param_groups}
+    return rate
 
 
 @MIXINGS
 def test_the_next_batch_is_the_next_batch(mixing: str) -> None:
-    trainer = after_some_steps(mixing)
+    process = after_some_steps(mixing)
     drawn: list[tuple[int, int, int]] = []
-    data = trainer.replica.data
+    data = process.training.replica.data
     batch = data.batch
 
     def noted(shard: int, num_shards: int, position: int, batch_tokens: int) -> Any:
@@ -95,29 +109,39 @@ def test_the_next_batch_is_the_next_batch(mixing: str) -> None:
         return batch(shard, num_shards, position, batch_tokens)
 
     data.batch = noted  # type: ignore[method-assign]
-    trainer.step()
-    trainer.adopt(arrival(trainer))
-    trainer.step()
+    process.perform(process.learner.step())
+    adopt(process, arrival(process))
+    process.perform(process.learner.step())
     assert drawn == [(0, 2, 5 * ROWS), (0, 2, 6 * ROWS)]
 
 
 @pytest.mark.parametrize(
-    ("mixing", "share", "steps"), [("replace", 0.0, 0), ("blend", 0.25, 0), ("rebase", None, 5), ("adaptive", None, 5)]
+    ("mixing", "offered", "share", "steps"),
+    [
+        ("replace", True, 0.0, 0),
+        ("blend", True, 0.25, 0),
+        ("rebase", True, None, 5),
+        ("rebase", False, 0.0, 0),  # no merge holds what it has trained, or will: others went the same way
+        ("adaptive", True, None, 5),
+    ],
 )
-def test_only_its_fragment_changes_and_the_books_say_what_counts(mixing: str, share: float | None, steps: int) -> None:
-    trainer = after_some_steps(mixing)
-    sync = replace(trainer.run.settings.sync, blend=0.25)
-    trainer.run = replace(trainer.run, settings=replace(trainer.run.settings, sync=sync))
-    fragments = trainer.run.layout.fragments
-    own = [gather(fragment, trainer.tensors) for fragment in fragments]
-    adopted_before = trainer.exchange.sent_values(FRAGMENT, None).clone()
-    new = arrival(trainer)
-    trainer.adopt(new)
+def test_only_its_fragment_changes_and_the_books_say_what_counts(
+    mixing: str, offered: bool, share: float | None, steps: int
+) -> None:
+    process = after_some_steps(mixing)
+    if offered:
+        assert process.learner.progress._drafts([FRAGMENT], 0.0)
+    learner, tensors = process.learner, process.training.replica.tensors
+    fragments = learner.run.layout.fragments
+    own = [gather(fragment, tensors) for fragment in fragments]
+    adopted_before = learner.fragments.bases[FRAGMENT].clone()
+    new = arrival(process)
+    adopt(process, new)
     for index in (0, 2):
-        assert torch.equal(gather(fragments[index], trainer.tensors), own[index])
-        assert (trainer.progress.books[index].steps, trainer.progress.books[index].data_start) == (5, 0)
-    kept = own[FRAGMENT] - adopted_before if share is None else share * (own[FRAGMENT] - new.values)
-    torch.testing.assert_close(gather(fragments[FRAGMENT], trainer.tensors), new.values + kept)
-    book = trainer.progress.books[FRAGMENT]
+        assert torch.equal(gather(fragments[index], tensors), own[index])
+        assert (learner.progress.books[index].steps, learner.progress.books[index].data_start) == (5, 0)
+    kept = own[FRAGMENT] - adopted_before if share is None else share * (own[FRAGMENT] - new[1])
+    torch.testing.assert_close(gather(fragments[FRAGMENT], tensors), new[1] + kept)
+    book = learner.progress.books[FRAGMENT]
     assert (book.steps, book.data_start, book.base.version) == (steps, (5 - steps) * ROWS, 7)
-    assert trainer.progress.position == 5 * ROWS
+    assert learner.progress.position == 5 * ROWS

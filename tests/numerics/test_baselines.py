@@ -23,8 +23,8 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
 from diloco_cli.protocol.records import RunFormat
+from diloco_cli.simulate.pacing import Pacing
 from diloco_cli.tapes.data_parallel import DataParallel, train
-from diloco_cli.tapes.pacing import Pacing
 from diloco_cli.tapes.player import Player
 from diloco_cli.tapes.schedules import decoupled, lockstep, make_tape, nearly_equal, streaming, synchronous
 from diloco_cli.tapes.trial import Trial, make_run, run_trial

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.impossible import longest_overlap
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.learner.adoption import mixed
 from diloco_cli.learner.inner import build_optimizer
+from diloco_cli.learner.wire import mixed
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.syncer.replay import Replayer
 from diloco_cli.tasks.build import build_model

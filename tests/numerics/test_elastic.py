@@ -18,7 +18,7 @@ from diloco_cli.protocol.wire import encode
 from diloco_cli.randomness import nonce
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.replay import Replayer
-from tests.numerics.harness import CLOCK, commits, learn, make_run, serve, train, trainer_of
+from tests.numerics.harness import CLOCK, commits, learn, make_run, process_of, serve
 from tests.numerics.test_identities import CONSTANT
 from tests.numerics.tiny import ROWS
 
@@ -52,7 +52,7 @@ class Party:
 
     def guest(self, stop: threading.Event) -> None:
         run = perform(enter(self.run, GUEST, nonce(), utc_now_text()), self.store, CLOCK)
-        train(trainer_of(run, self.store, "guest", stop.is_set))
+        process_of(run, self.store, "guest", stop.is_set).train()
 
     def state(self) -> RunState:
         return perform(read_log(self.run), self.store, CLOCK)

@@ -15,7 +15,9 @@ from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSe
 from diloco_cli.protocol import collection, housekeeping, syncer
 from diloco_cli.protocol.driver import perform
 from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key, delta_key, state_key
+from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.observer import Observer, Phase
 from diloco_cli.protocol.records import RequestKind, RunFormat
 from diloco_cli.protocol.requests import ask
 from diloco_cli.protocol.state import RunState
@@ -24,7 +26,7 @@ from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.rebuild import rebuilt_state
 from diloco_cli.syncer.replay import Replayer, verified
-from tests.numerics.harness import CLOCK, commits, make_run, serve, train, trainer_of
+from tests.numerics.harness import CLOCK, Process, commits, make_run, process_of, serve
 
 ADAMW = InnerSettings(lr=0.02, warmup_steps=0, save_every=1)
 TO, LATER = 6, 16
@@ -49,7 +51,7 @@ def request(run: RunFormat, store: Store, kind: RequestKind, to: int | None = No
 
 @dataclass
 class Seen:
-    """What the trainers did with their moments when the run went back (the optimizer's step, as of before and after;
+    """What the learners did with their moments when the run went back (the optimizer's step, as of before and after;
     whether they were lost), and the bucket some merges later, with everything still in it."""
 
     steps: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -81,18 +83,27 @@ def operated() -> tuple[RunFormat, MemoryStore, Seen]:
     return run, store, seen
 
 
+class Noting(Observer):
+    """Compares the optimizer before and after the run went back."""
+
+    def __init__(self, name: str, seen: Seen) -> None:
+        self.name, self.seen = name, seen
+        self.process: Process
+        self.before = 0.0
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        if phase == "step":
+            self.before = optimizer_step(self.process.training.replica.optimizer)
+
+    def rolled_back(self, learner: Learner, to: int) -> None:
+        self.seen.steps[self.name] = (self.before, optimizer_step(self.process.training.replica.optimizer))
+        self.seen.lost[self.name] = learner.moments_lost
+
+
 def learn(run: RunFormat, store: Store, name: str, seen: Seen) -> None:
-    trainer = trainer_of(run, store, name)
-    leave_behind = trainer.leave_behind
-
-    def noted(state: RunState) -> None:
-        before = optimizer_step(trainer.replica.optimizer)
-        leave_behind(state)
-        seen.steps[name] = (before, optimizer_step(trainer.replica.optimizer))
-        seen.lost[name] = trainer.moments_lost
-
-    trainer.leave_behind = noted  # type: ignore[method-assign]
-    train(trainer)
+    noting = Noting(name, seen)
+    noting.process = process_of(run, store, name, observer=noting)
+    noting.process.train()
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer) -> float:

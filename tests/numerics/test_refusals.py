@@ -105,7 +105,7 @@ PAYLOADS: list[tuple[str, Tensors | Callable[[bytes], bytes], str]] = [
     ("a header's byte", lambda data: data[:9] + b"X" + data[10:], "bad_payload"),
     ("a header's length", lambda data: (2**62).to_bytes(8, "little") + data[8:], "bad_payload"),
     ("cut short", lambda data: data[:-1], "bad_payload"),
-    ("nothing", lambda data: b"", "bad_payload"),
+    ("nothing", lambda data: b"", "late"),  # as of an offer whose learner knew that its slot was over
     ("not a number", values(0, float("nan"), 0, 0, 0), "non_finite"),
     ("infinite", values(0, 0, float("-inf"), 0, 0), "non_finite"),
     ("finite, but not its square", values(3e38, 3e38, 3e38, 3e38, 3e38), "non_finite"),
@@ -173,11 +173,28 @@ def test_a_base_that_was_used_and_data_that_was_merged() -> None:
     assert bucket.put(overlapping, payload) == "data_overlap"
 
 
+def test_an_offer_whose_slot_has_been_merged() -> None:
+    bucket = Bucket(the_run())
+    late = bucket.sound("l0", 0, 0, values())
+    assert bucket.put(*bucket.sound("l1", 0, 0, values())) == "applied"
+    assert bucket.put(*late) == "late"
+    assert bucket.put(*bucket.sound("l0", 1, 1, values())) == "applied", "the next one is none the worse for it"
+
+
+def test_steps_on_smaller_batches_are_no_false_claim() -> None:
+    """Of an island a part of which is gone."""
+    bucket = Bucket(the_run())
+    offer, payload = bucket.sound("l1", 0, 0, values())
+    assert bucket.put(replace(offer, tokens=3, data_end=3), payload) == "applied"
+    offer, payload = bucket.sound("l0", 0, 1, values())
+    assert bucket.put(replace(offer, tokens=2 * ROWS + 1, data_end=2 * ROWS + 1), payload) == "bad_claim"
+
+
 def test_every_word_of_the_log_has_its_test() -> None:
     """Those that only time, other offers or an operator give have tests of their own."""
     here = {reason for _, _, reason in PAYLOADS}
     here |= {"wrong_size", "missing_payload", "unknown_base", "wrong_base", "bad_claim", "no_weight", "bad_record"}
-    here |= {"digest_mismatch", "norm_cap", "base_consumed", "data_overlap"}
+    here |= {"digest_mismatch", "norm_cap", "base_consumed", "data_overlap", "late"}
     elsewhere = {"unknown_learner", "old_incarnation", "settled", "quarantined", "before_rollback", "superseded"}
     elsewhere |= {"bad_signature"}
     assert here | elsewhere | {"run_over"} == set(REASONS)

@@ -57,13 +57,19 @@ def merge(state: RunState, *inputs: Input, fates: tuple[Fate, ...] = (), run: Ru
     return follow(state, "merge", run, slot=state.slot, inputs=inputs, fates=fates, outputs=(made,), alive=2)
 
 
+def next_slot(state: RunState, fragment: int, run: RunFormat = RUN) -> int:
+    """The first slot of a fragment that the log has not passed."""
+    return state.slot + (fragment - state.slot) % run.num_fragments
+
+
 def offer(state: RunState, fragment: int = 0, **fields: Any) -> Offer:
-    """An eligible offer on the current version; `steps` sets tokens and data_end too."""
+    """An eligible offer on the current version, for the fragment's next slot; `steps` sets tokens and data_end too."""
     current = state.outputs[fragment]
     start, steps = fields.pop("data_start", 0), fields.pop("steps", 2)
     defaults: dict[str, Any] = {
-        "learner": "l0", "incarnation": 1, "seq": 0, "slot": fragment, "fragment": fragment, "base": current.version,
-        "base_digest": current.cast_digest, "data_start": start, "data_end": start + steps * BATCH,
+        "learner": "l0", "incarnation": 1, "seq": 0, "slot": next_slot(state, fragment), "fragment": fragment,
+        "base": current.version, "base_digest": current.cast_digest,
+        "data_start": start, "data_end": start + steps * BATCH,
         "tokens": steps * BATCH, "steps": steps, "payload_digest": "d", "payload_bytes": 1, "nonce": "n",
     }  # fmt: skip
     return Offer(**{**defaults, **fields})

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.protocol.eligibility import REASONS, refusal
 from diloco_cli.protocol.records import Fate
-from tests.unit.protocol.records import RUN, applied, follow, genesis, merge, offer
+from tests.unit.protocol.records import RUN, applied, follow, genesis, merge, next_slot, offer
 
 
 def test_an_offer_on_the_current_version_is_eligible() -> None:
@@ -62,9 +62,31 @@ def test_claims_that_contradict_each_other_are_refused(wrong: dict[str, Any]) ->
     assert refusal(replace(offer(state), **wrong), state, RUN) == "bad_claim"
 
 
-def test_tokens_must_be_steps_times_the_islands_batch() -> None:
+@pytest.mark.parametrize(("tokens", "reason"), [(8, None), (7, None), (1, None), (9, "bad_claim"), (12, "bad_claim")])
+def test_tokens_are_at_most_steps_times_the_islands_batch(tokens: int, reason: str | None) -> None:
+    """Fewer while a part of the island was gone."""
     state = genesis()
-    assert refusal(replace(offer(state), tokens=12, data_end=12), state, RUN) == "bad_claim"
+    assert refusal(replace(offer(state), tokens=tokens, data_end=tokens), state, RUN) == reason
+
+
+def test_an_offer_counts_for_the_slot_that_it_names_and_is_late_once_the_log_has_passed_it() -> None:
+    state = genesis()
+    mine = offer(state, slot=2)
+    for slot in (0, 1, 2):
+        assert state.slot == slot and refusal(mine, state, RUN) is None
+        state = (
+            follow(state, "skip", slot=slot) if slot == 1 else merge(state, applied("l1", slot, data_start=8 * slot))
+        )
+    assert refusal(mine, state, RUN) == "late"
+    assert refusal(replace(mine, slot=4), state, RUN) is None
+    assert refusal(replace(mine, slot=4, steps=0, tokens=0, data_end=0), state, RUN) == "no_weight"
+
+
+def test_a_late_offer_of_an_impossible_claim_is_a_bad_claim() -> None:
+    """Hostile reasons come first, or nobody who takes care to be late could be blamed."""
+    state = merge(genesis(), applied("l1"))
+    assert refusal(replace(offer(state), slot=0), state, RUN) == "late"
+    assert refusal(replace(offer(state), slot=0, tokens=12, data_end=12), state, RUN) == "bad_claim"
 
 
 def test_a_base_that_the_log_never_had_is_refused() -> None:
@@ -79,9 +101,10 @@ def test_a_base_is_refused_beyond_the_staleness_limit_and_not_before() -> None:
     stale = offer(state)
     rounds = RUN.settings.sync.staleness_rounds + 1
     for slot in range(rounds * RUN.num_fragments):
+        stale = replace(stale, slot=next_slot(state, 0))
         assert refusal(stale, state, RUN) is None, slot
         state = merge(state, applied("l1", slot, base=state.outputs[slot % 2].version, data_start=8 * slot))
-    assert refusal(stale, state, RUN) == "unknown_base"
+    assert refusal(replace(stale, slot=next_slot(state, 0)), state, RUN) == "unknown_base"
 
 
 def test_the_current_version_is_never_too_old() -> None:
@@ -93,7 +116,7 @@ def test_the_current_version_is_never_too_old() -> None:
 
 def test_one_base_is_consumed_by_one_offer() -> None:
     state = genesis()
-    second = offer(state, seq=1, data_start=8)
+    second = offer(state, seq=1, slot=2, data_start=8)
     state = merge(state, applied(seq=0))
     assert refusal(second, state, RUN) == "base_consumed"
     assert refusal(replace(second, learner="l1"), state, RUN) is None

@@ -1,4 +1,5 @@
-"""The run's end looks for all offers that are there, and waits for nobody who goes on."""
+"""Which offers are for a slot, and who has passed it by. The run's end looks for all offers that are there, and waits
+for nobody who goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from diloco_cli.protocol.mailboxes import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUND
 from diloco_cli.protocol.operations import Get
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.memory import MemoryStore
-from tests.unit.protocol.records import RUN, genesis, offer
+from tests.unit.protocol.records import RUN, applied, genesis, merge, offer
 
 
 @pytest.fixture
@@ -79,3 +80,42 @@ def test_refused_offers_make_room_for_those_behind_them(inbox: Inbox) -> None:
 def test_what_a_relay_has_yet_to_bring_is_not_asked_for(inbox: Inbox) -> None:
     inbox.withheld = lambda learner, incarnation, seq: learner == "l1"
     assert emptied(inbox, MemoryStore())[2:] == [offer_key("l0", 1, 0)]
+
+
+# -- the slot that is due -------------------------------------------------------------------------------------------
+
+
+def test_an_offer_is_a_candidate_for_the_slot_that_it_names_and_for_no_other(inbox: Inbox) -> None:
+    mine, later = offer(genesis(), learner="l1", slot=0), offer(genesis(), slot=2)
+    for made in (mine, later):
+        inbox.deliver(made)
+    assert [inbox.candidates(slot) for slot in range(4)] == [[mine], [], [later], []]
+    assert inbox.fates == []
+
+
+def test_of_two_offers_for_one_slot_the_newer_one_counts_and_the_older_is_superseded(inbox: Inbox) -> None:
+    """Of another incarnation, or of a learner that says two things; the order in which they came does not matter."""
+    older, newer, other = (
+        offer(genesis(), seq=7), offer(genesis(), incarnation=2, seq=0), offer(genesis(), learner="l1")
+    )  # fmt: skip
+    for made in (newer, other, older):
+        inbox.deliver(made)
+    assert inbox.candidates(0) == [newer, other]
+    assert [(fate.incarnation, fate.seq, fate.reason) for fate in inbox.take_fates()] == [(1, 7, "superseded")]
+    assert inbox.candidates(0) == [newer, other] and inbox.fates == []
+
+
+def test_who_has_offered_for_later_slots_alone_has_passed_this_one_by(inbox: Inbox) -> None:
+    for made in (offer(genesis(), slot=2), offer(genesis(), learner="l1", slot=0), offer(genesis(), 1, learner="l1")):
+        inbox.deliver(made)
+    assert [inbox.beyond(slot) for slot in range(4)] == [{"l0"}, {"l0"}, set(), set()]
+
+
+def test_what_the_log_has_passed_gets_its_fate_when_it_is_sorted_out(inbox: Inbox) -> None:
+    state = genesis()
+    for made in (offer(state), offer(state, 1, seq=1), offer(state, slot=2, seq=2)):
+        inbox.deliver(made)
+    state = merge(state, applied("l1"))
+    inbox.sort_out(state)
+    assert [(fate.seq, fate.reason) for fate in inbox.take_fates()] == [(0, "late")]
+    assert [offer.seq for slot in (1, 2) for offer in inbox.candidates(slot)] == [1, 2]

@@ -19,7 +19,8 @@ from diloco_cli.protocol.records import SCHEMA, Commit, Fate, Output, Rollback, 
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.syncer.bookkeeping import Books
-from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, offer, output
+from tests.unit.protocol.books import hear, stepped
+from tests.unit.protocol.records import BATCH, RUN, applied, commit, follow, genesis, make_run, merge, offer, output
 
 PARAMETERS = 3  # of each fragment of RUN
 
@@ -106,18 +107,35 @@ def test_a_learner_counts_from_zero_offers_for_the_due_slot_and_its_schedule_goe
     run = replace(run, settings=replace(run.settings, train=replace(run.settings.train, tokens=1000)))
     state = after_merges(3)
     progress = Progress(run, "l0", 1, state, 24)
-    for _ in range(9):
-        progress.stepped()
-        progress.due()
-    ahead, fraction = progress.next_slot, progress.fraction()
+    stepped(progress, 9)
+    ahead, fraction = progress.aim.next_slot, progress.fraction()
     back = rolled_back(state, 0)
     assert progress.is_behind_rollback(back) and progress.mixing_of(back.outputs[0], back) == "replace"
+    hear(progress, back)
     for made in back.outputs:
         progress.adopted(made)
-    progress.heard(back)
-    assert progress.next_slot == back.slot < ahead and progress.fraction() < fraction
+    assert progress.aim.next_slot == back.slot < ahead and progress.fraction() < fraction
     assert [book.steps for book in progress.books] == [0, 0] and progress.position == 24 + 9 * 4
     assert not progress.is_behind_rollback(back)
+
+
+def test_offers_from_before_a_rollback_hold_nothing_up_once_they_are_refused_or_their_slots_are_over() -> None:
+    state = after_merges(3)
+    progress = Progress(RUN, "l0", 2, state, 24)
+    drafts = stepped(progress, 4)
+    assert [(draft.slot, draft.fragment) for draft in drafts] == [(3, 1), (4, 0)]
+    back = rolled_back(state, 1)
+    hear(progress, back)
+    for made in back.outputs:
+        progress.adopted(made)
+    assert stepped(progress, 4) == [] and progress.awaits_outcomes(), "what became of them is not known yet"
+    refused = follow(back, "refuse", fates=(Fate("l0", 2, 0, 1, "before_rollback"),))
+    hear(progress, refused)
+    (anew,) = stepped(progress, 4)
+    passed = merge(merge(refused, applied("l1", base=4)), applied("l1", 1, base=4, data_start=8))
+    hear(progress, passed)
+    assert (anew.slot, anew.fragment) == (3, 1), "the slot that is due was not let go"
+    assert [book.waits for book in progress.books] == [None, None] and not progress.awaits_outcomes()
 
 
 def test_error_feedback_owes_nothing_for_what_a_rollback_took_back() -> None:
@@ -126,26 +144,22 @@ def test_error_feedback_owes_nothing_for_what_a_rollback_took_back() -> None:
     state = genesis()
     progress = Progress(run, "l0", 1, state, 0)
 
-    def drafts_after(steps: int) -> list[int | None]:
-        made = []
-        for _ in range(steps):
-            progress.stepped()
-            made += [draft.applied for draft in progress.due() if draft.fragment == 0]
-        return made
+    def owed_after(steps: int) -> list[int | None]:
+        return [draft.applied for draft in stepped(progress, steps) if draft.fragment == 0]
 
-    assert drafts_after(4)[0] is None
+    assert owed_after(4) == [None]
     state = merge(state, applied("l0", 0, base=0, data_end=8))
+    hear(progress, state)
     progress.adopted(state.outputs[0])
-    progress.heard(state)
-    assert drafts_after(4)[0] == 0, "offer 0 was merged"
+    assert owed_after(4) == [0], "offer 0 was merged"
     back = rolled_back(state, 0)
+    hear(progress, back)
     for made in back.outputs:
         progress.adopted(made)
-    progress.heard(back)
-    assert drafts_after(4)[0] is None
     fates = tuple(Fate("l0", 1, seq, 0, "before_rollback") for seq in range(1, progress.next_seq))
-    progress.heard(follow(back, "refuse", run, fates=fates))
-    assert drafts_after(4)[0] is None, "the log still names the merge that was taken back"
+    back = follow(back, "refuse", run, fates=fates)
+    hear(progress, back)
+    assert owed_after(4) == [None], "the log still names the merge that was taken back"
 
 
 def test_without_a_rollback_a_version_is_adopted_as_the_run_says() -> None:
@@ -234,12 +248,12 @@ def test_a_lift_of_nobody_and_a_quarantine_of_nobody_do_not_fit(fields: dict[str
 def test_a_quarantined_learner_neither_steps_nor_offers_and_starts_anew_when_it_is_let_in() -> None:
     state = with_faults("l0", 8)
     progress = Progress(RUN, "l0", 1, state, 0)
-    progress.stepped()
+    progress.stepped(BATCH)
     kept_out = follow(state, "quarantine", learner="l0")
     assert progress.heard(kept_out) is False
     permit = progress.may_step()
     assert not permit.allowed and "diloco lift l0" in permit.reason
-    assert progress.due() == progress.due_at_the_bound() == progress.last_offers() == []
+    assert stepped(progress, 4) == progress.everything(0.0) == []
     assert progress.heard(follow(kept_out, "lift", learner="l0")) is True, "parameters go back to what was adopted"
     assert progress.may_step().allowed and [book.steps for book in progress.books] == [0, 0]
 

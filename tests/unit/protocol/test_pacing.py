@@ -20,7 +20,7 @@ def paced(claims_s: Iterable[float], step_s: float, grace_s: float = 0.0) -> Pac
     pacer = Pacer(replace(RUN, islands=tuple(replace(island, step_s=step_s) for island in RUN.islands)))
     for k, claimed_s in enumerate(claims_s):
         now_s = k * SLOT_S
-        facts = SlotFacts(1, 2, 1, now_s - grace_s, now_s - grace_s, False, now_s - SLOT_S, now_s)
+        facts = SlotFacts(1, 2, 1, now_s - grace_s, False, now_s - SLOT_S, now_s)
         pacer.merged([offer(genesis(), timings=Timings(0.1, claimed_s))], facts, now_s)
     return pacer
 
@@ -59,7 +59,7 @@ def test_what_has_piled_up_before_a_takeover_is_no_measure_of_its_learners(piled
     pacer, merge_s = paced([], SLOT_S / 2), 0.3
     for k in range(piled_up):
         due_s = k * merge_s
-        facts = SlotFacts(1, 2, 1, due_s, due_s, True, due_s, due_s)
+        facts = SlotFacts(1, 2, 1, due_s, True, due_s, due_s)
         pacer.merged([offer(genesis(), timings=Timings(0.1, SLOT_S))], facts, due_s + merge_s)
     assert pacer.pace.slot_s == SLOT_S
 
@@ -68,6 +68,6 @@ def test_where_the_syncer_is_the_slowest_words_are_held_against_what_it_does() -
     pacer, merge_s = paced([], SLOT_S / 2), 10.0
     for k in range(10 * TIMES_SEEN):
         due_s = k * merge_s
-        facts = SlotFacts(1, 2, 1, due_s, due_s, True, due_s, due_s)
+        facts = SlotFacts(1, 2, 1, due_s, True, due_s, due_s)
         pacer.merged([offer(genesis(), timings=Timings(0.1, 1e6))], facts, due_s + merge_s)
     assert pacer.pace.slot_s == pytest.approx(MOST_SLOWER * merge_s)

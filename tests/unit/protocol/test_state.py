@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.protocol.log import Snapshot, kept_versions
 from diloco_cli.protocol.records import Fate
-from diloco_cli.protocol.state import RECENT_MERGES, RECENT_NOTES, RunState, apply
+from diloco_cli.protocol.state import RECENT_MERGES, RECENT_NOTES, RunState, Window, apply
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, merge, output
 
@@ -55,6 +55,17 @@ def test_a_merge_moves_slot_tokens_and_version_on() -> None:
     assert state.learner("l0").applied[0].produced == 1 and state.participation == 1.0
 
 
+def test_the_newest_merge_says_when_the_next_windows_are() -> None:
+    """Nothing else does: neither a skip nor a rollback changes what it said."""
+    state = genesis()
+    assert state.window is None
+    said = {"opens_s": 1.5, "slot_s": 2.0, "grace_s": 0.25}
+    state = follow(state, "merge", slot=0, inputs=(applied(),), outputs=(output(0, 1, 0),), **said)
+    assert state.window == Window(**said)
+    assert follow(state, "skip", slot=1).window == Window(**said)
+    assert merge(state, applied("l1", base=0)).window == Window(0.0, 0.0, 0.0)
+
+
 def test_tokens_are_counted_without_rounding() -> None:
     state = genesis()
     for seq in range(9):
@@ -86,7 +97,7 @@ def test_fates_in_any_order_leave_a_bounded_memory() -> None:
         shuffled[start : start + 10] = block
     state = genesis()
     for seq in shuffled:
-        state = follow(state, "skip", slot=state.slot, fates=(Fate("l0", 1, seq, 0, "slot_skipped"),))
+        state = follow(state, "skip", slot=state.slot, fates=(Fate("l0", 1, seq, 0, "late"),))
         assert len(state.learner("l0").fated) < 10
     assert (state.learner("l0").next_seq, state.learner("l0").fated) == (300, ())
     assert len(state.notes) == RECENT_NOTES

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.protocol.quorum import (
+    FOLLOWS,
+    FOLLOWS_WITHIN,
     MIN_ALIVE_S,
     Grace,
     Pace,
@@ -17,19 +19,20 @@ from diloco_cli.protocol.quorum import (
     Watch,
     decide_slot,
     grace_window,
-    late_offers_count_after_s,
     longest_exchange_s,
     measured_pace,
     moving_average,
+    next_window_s,
     overlap_slots,
+    window_start_s,
 )
 from diloco_cli.protocol.schedule import (
+    EXACT_TO,
+    SLOWEST,
+    fraction_of_run,
     fragment_of_slot,
     may_step,
     measured_local_steps,
-    most_ahead,
-    slot_to_offer,
-    slots_reached,
 )
 from diloco_cli.protocol.weights import token_weight
 
@@ -46,47 +49,38 @@ def test_every_fragment_is_due_once_a_round() -> None:
     assert sorted(fragment_of_slot(slot, 5) for slot in range(15, 20)) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("local_steps", "fragments"), [(24, 24), (10, 4), (7, 3), (3, 8), (1, 5), (100, 7)])
-def test_a_round_of_own_steps_reaches_each_fragment_exactly_once(local_steps: int, fragments: int) -> None:
-    credit, due = 0, []
-    for _ in range(3 * local_steps):
-        slots, credit = slots_reached(credit, local_steps, fragments)
-        due.append(slots)
-    assert [sum(due[:rounds]) for rounds in (local_steps, 3 * local_steps)] == [fragments, 3 * fragments]
-    assert set(due) <= {fragments // local_steps, fragments // local_steps + 1}
-
-
 @pytest.mark.parametrize(
-    ("own_s", "fastest_s", "expected"), [(1.0, 1.0, 24), (2.0, 1.0, 12), (1.0, 2.0, 24), (99.0, 1.0, 1)]
+    ("own_s", "fastest_s", "expected"),
+    [(1.0, 1.0, 24.0), (2.0, 1.0, 12.0), (1.0, 2.0, 24.0), (7.0, 3.0, 10.286), (99.0, 1.0, 1.0), (23.9, 1.0, 1.004)],
 )
-def test_slower_islands_make_fewer_steps_a_round_but_never_none(own_s: float, fastest_s: float, expected: int) -> None:
+def test_slower_islands_make_fewer_steps_a_round_but_never_none(
+    own_s: float, fastest_s: float, expected: float
+) -> None:
     assert measured_local_steps(24, own_s, fastest_s) == expected
 
 
-def test_after_falling_behind_the_heads_slot_is_offered() -> None:
-    assert slot_to_offer(3, 9, 4, ahead=2, in_touch=True) == 9
+def test_a_peer_that_says_it_is_very_fast_drives_nobody_to_a_sync_a_step() -> None:
+    assert measured_local_steps(3200, 1.0, 1e-9) == 3200 / SLOWEST
 
 
-def test_who_is_too_far_ahead_lets_the_occasion_go() -> None:
-    """Head 9, at most 2 ahead: for slot 11 it offers, for slot 12 it does not."""
-    assert [slot_to_offer(own, 9, 4, ahead=2, in_touch=True) for own in (9, 11, 12, 50)] == [9, 11, None, None]
-
-
-def test_who_hears_nothing_offers_every_fragment_for_its_next_slot() -> None:
-    """Head 9, 4 fragments: slot 12 is due within the round; 13, 14, 20 are those of slots 9, 10, 12."""
-    assert [slot_to_offer(own, 9, 4, ahead=2, in_touch=False) for own in (11, 12, 13, 14, 20)] == [11, 12, 9, 10, 12]
+@quick
+@given(st.integers(1, 500), st.floats(0.05, 20.0), st.floats(0.05, 20.0))
+def test_all_islands_reach_a_sync_at_the_same_time(every: int, own_s: float, other_s: float) -> None:
+    """Not a whole number of steps, or what rounding leaves over would add up: after 1,000 rounds they are apart by
+    less than the rounding of the figure itself, as far as nobody is at the bound for the slowest."""
+    fastest_s = min(own_s, other_s)
+    rounds_s = [measured_local_steps(every, s, fastest_s) * s for s in (own_s, other_s)]
+    if every * fastest_s / max(own_s, other_s) >= max(1.0, every / SLOWEST):
+        assert abs(rounds_s[0] - rounds_s[1]) <= 10**-EXACT_TO * max(own_s, other_s)
 
 
 @pytest.mark.parametrize(
-    ("exchange_s", "slot_s", "expected"),
-    [(0.0, 10.0, 2), (9.5, 10.0, 2), (9.6, 10.0, 3), (70.0, 10.0, 9), (0.0, 0.1, 6), (1.0, 0.0, 1_000_000)],
-)
-def test_a_learner_may_lead_by_its_exchange_and_one_slot_of_grace(
-    exchange_s: float, slot_s: float, expected: int
-) -> None:
-    """By hand, with the half second that it cannot see: 0.5 / 10, 10 / 10, 10.1 / 10, 70.5 / 10, 0.5 / 0.1; rounded
-    up, and one more. Without a pace there is no bound."""
-    assert most_ahead(exchange_s, slot_s) == expected
+    ("own_steps", "expected"), [(0, 0.5), (5, 0.5 + 0.05), (40, 0.5 + 0.4), (400, 0.5 + 0.4)]
+)  # fmt: skip
+def test_the_schedule_goes_on_between_merges_no_further_than_the_drift_bound(own_steps: int, expected: float) -> None:
+    """500 of 1,000 tokens are merged; all together make 100 a round, this learner 10 steps; 4 rounds of drift."""
+    assert fraction_of_run(500, 1000, 100, own_steps, 10, 4) == pytest.approx(expected)
+    assert fraction_of_run(900, 1000, 100, 400, 10, 4) == 1.0
 
 
 def test_the_drift_bound_pauses_with_a_reason() -> None:
@@ -190,10 +184,7 @@ def test_the_first_value_of_a_moving_average_is_the_value() -> None:
 
 # -- the decision -----------------------------------------------------------------------------------------------
 
-FACTS = SlotFacts(
-    present=1, alive=3, quorum=1, first_offer_s=10.0, quorum_reached_s=10.0, later_offers=False,
-    waiting_since_s=9.0, now_s=10.5,
-)  # fmt: skip
+FACTS = SlotFacts(present=1, alive=3, quorum=1, window_from_s=10.0, later_offers=False, waiting_since_s=9.0, now_s=10.5)
 ONE_SECOND = Grace(1.0, "test")
 
 
@@ -214,39 +205,62 @@ def test_it_merges_at_once_without_slack() -> None:
 
 
 def test_a_quorum_above_those_alive_waits_with_a_reason_and_never_merges() -> None:
-    facts = replace(FACTS, quorum=5, present=3, quorum_reached_s=None, now_s=1e6)
+    facts = replace(FACTS, quorum=5, present=3, window_from_s=None, now_s=1e6)
     decision = decide_slot(facts, ONE_SECOND, 60)
     assert decision.action == "wait" and "3 of the 5" in decision.reason
 
 
 def test_one_learner_alone_is_everybody() -> None:
     alone = replace(FACTS, present=1, alive=1, quorum=1, now_s=10.0)
-    assert decide_slot(alone, ONE_SECOND, 60).reason == "all 1 learners alive are here"
+    assert decide_slot(alone, ONE_SECOND, 60).reason == "all 1 learners are here that may come"
 
 
 def test_offers_without_weight_leave_the_slot_waiting_with_a_reason() -> None:
     """They are refused before they count as present."""
-    decision = decide_slot(replace(FACTS, present=0, quorum_reached_s=None), ONE_SECOND, 60)
+    decision = decide_slot(replace(FACTS, present=0, window_from_s=None), ONE_SECOND, 60)
     assert (decision.action, decision.reason) == ("wait", "0 of the 1 offers that the quorum needs")
 
 
 def test_a_quorum_above_those_alive_is_skipped_once_later_offers_wait() -> None:
-    facts = replace(FACTS, quorum=5, present=3, quorum_reached_s=None, later_offers=True, now_s=69.0)
+    facts = replace(FACTS, quorum=5, present=3, window_from_s=None, later_offers=True, now_s=69.0)
     assert decide_slot(facts, ONE_SECOND, 60).action == "skip"
 
 
 def test_a_slot_is_skipped_only_while_later_offers_wait_and_only_after_the_bound() -> None:
-    empty = replace(FACTS, present=0, quorum_reached_s=None)
+    empty = replace(FACTS, present=0, window_from_s=None)
     assert decide_slot(replace(empty, now_s=69.0), ONE_SECOND, 60).action == "wait"
     assert decide_slot(replace(empty, now_s=68.9, later_offers=True), ONE_SECOND, 60).action == "wait"
     assert decide_slot(replace(empty, now_s=69.0, later_offers=True), ONE_SECOND, 60).action == "skip"
 
 
+def test_it_merges_early_when_all_others_have_passed_the_slot_by() -> None:
+    """Two of three alive have offered for later slots alone: nobody waits for them."""
+    facts = replace(FACTS, later_offers=True, passed=2)
+    assert facts.expected == 1
+    assert decide_slot(facts, ONE_SECOND, 60).action == "merge"
+    assert decide_slot(replace(facts, passed=1), ONE_SECOND, 60).action == "wait"
+
+
+def test_a_slot_that_too_few_can_still_come_to_is_skipped_at_once() -> None:
+    """Three alive, two needed: with two of them past it the slot cannot be filled any more."""
+    facts = replace(FACTS, quorum=2, present=1, window_from_s=None, later_offers=True)
+    assert decide_slot(replace(facts, passed=1), ONE_SECOND, 60).action == "wait"
+    skipped = decide_slot(replace(facts, passed=2), ONE_SECOND, 60)
+    assert (skipped.action, skipped.until_s) == ("skip", None)
+    assert skipped.reason == "1 of the 2 offers that the quorum needs, and 2 of 3 alive have passed this slot by"
+
+
+def test_a_slot_is_not_skipped_at_once_because_learners_are_dead() -> None:
+    """Nobody who passed it is the reason that too few are left: those that are missing may come back."""
+    facts = replace(FACTS, alive=1, quorum=2, present=0, window_from_s=None, later_offers=True, passed=1)
+    assert decide_slot(facts, ONE_SECOND, 60).action == "wait"
+
+
 @quick
 @given(
     st.builds(
-        SlotFacts, st.integers(0, 5), st.integers(0, 5), st.integers(1, 5), st.none(), st.one_of(st.none(), seconds),
-        st.booleans(), seconds, seconds,
+        SlotFacts, st.integers(0, 5), st.integers(0, 5), st.integers(1, 5), st.one_of(st.none(), seconds),
+        st.booleans(), seconds, seconds, st.integers(0, 5),
     ),
     seconds,
 )  # fmt: skip
@@ -254,56 +268,69 @@ def test_a_decision_has_a_reason_and_a_merge_has_its_quorum(facts: SlotFacts, gr
     decision = decide_slot(facts, Grace(grace_s, "drawn"), 60)
     assert decision.reason
     assert (decision.action == "merge") <= (facts.present >= facts.quorum)
-    assert (decision.action == "skip") <= (facts.present < facts.quorum and facts.later_offers)
+    assert (decision.action == "skip") <= (facts.present < facts.quorum and (facts.later_offers or facts.passed > 0))
 
 
-# -- offers that missed their slot ------------------------------------------------------------------------------
+# -- a slot as its syncer sees it happen ------------------------------------------------------------------------
 
 
-def looked(watch: Watch, offered_for: list[int], now_s: float, quorum: int = 1, later: bool = False) -> SlotFacts:
-    """Slot 8 with three learners alive; late offers count after 6 s."""
-    return watch.look(8, offered_for, 3, quorum, later, 6.0, now_s)
+def looked(watch: Watch, present: int, now_s: float, quorum: int = 1, passed: int = 0) -> SlotFacts:
+    """Three learners alive."""
+    return watch.look(present, 3, quorum, passed > 0, now_s, passed)
 
 
-def test_an_offer_that_missed_its_slot_makes_the_quorum_only_later() -> None:
-    """Slot 8 is due at 100 s. An offer for slot 4 lies there: it waits until 106 s, then its grace runs."""
-    watch = Watch(100.0)
-    waiting = decide_slot(looked(watch, [4], 100.0), ONE_SECOND, 60)
-    assert (waiting.action, waiting.until_s) == ("wait", 106.0)
-    assert waiting.reason == "0 of the 1 offers that the quorum needs, and 1 late for an earlier slot"
-    assert decide_slot(looked(watch, [4], 105.9), ONE_SECOND, 60).action == "wait"
-    in_grace = decide_slot(looked(watch, [4], 106.0), ONE_SECOND, 60)
-    assert (in_grace.action, in_grace.until_s) == ("wait", 107.0)
-    assert decide_slot(looked(watch, [4], 107.0), ONE_SECOND, 60).action == "merge"
+def test_an_offer_that_lies_there_before_its_time_does_not_open_the_window() -> None:
+    """Slot 8 is due at 100 s, its window begins at 106 s at the earliest. An island whose step lasts for several slots
+    has offered for it long ago: it is merged alone at 107 s, when its grace is over, and not at once."""
+    watch = Watch(100.0, 106.0)
+    waiting = decide_slot(looked(watch, 1, 100.0), ONE_SECOND, 60)
+    assert (waiting.action, waiting.until_s) == ("wait", 107.0)
+    assert decide_slot(looked(watch, 1, 106.9), ONE_SECOND, 60).action == "wait"
+    assert decide_slot(looked(watch, 1, 107.0), ONE_SECOND, 60).action == "merge"
+    assert decide_slot(looked(Watch(100.0, 106.0), 3, 100.0), ONE_SECOND, 60).action == "merge", "all are here"
 
 
-def test_it_joins_the_merge_of_whoever_comes_in_time() -> None:
-    """The offer for slot 8 makes the quorum at 103 s; its grace ends at 104 s, with both in the merge."""
-    watch = Watch(100.0)
-    looked(watch, [4], 100.0)
-    facts = looked(watch, [4, 8], 103.0)
-    assert (facts.present, facts.counted, facts.first_offer_s, facts.quorum_reached_s) == (2, 1, 103.0, 103.0)
+def test_the_grace_runs_from_the_moment_at_which_enough_are_there() -> None:
+    watch = Watch(100.0, 101.0)
+    assert looked(watch, 1, 100.0, quorum=2).window_from_s is None
+    facts = looked(watch, 2, 103.0, quorum=2)
+    assert (facts.window_from_s, facts.quorum_took_s) == (103.0, 2.0), "the first was there before the window could be"
     assert decide_slot(facts, ONE_SECOND, 60).until_s == 104.0
-    assert decide_slot(looked(watch, [4, 8], 104.0), ONE_SECOND, 60).action == "merge"
-    assert decide_slot(looked(Watch(100.0), [4, 4, 8], 103.0), ONE_SECOND, 60).action == "merge", "all alive are here"
+    assert looked(watch, 2, 104.0, quorum=2).window_from_s == 103.0
 
 
-def test_offers_for_the_due_slot_and_for_later_ones_count_at_once() -> None:
-    """After an outage learners may be ahead of the head."""
-    assert [looked(Watch(100.0), made_for, 100.0).counted for made_for in ([8], [12], [8, 12, 4])] == [1, 1, 2]
-
-
-def test_with_everybody_late_the_slot_is_merged_all_the_same() -> None:
-    """K = M = 3, all from the slot before: nothing else will come, and after 6 s they count."""
+def test_an_offer_that_turns_out_to_be_bad_closes_the_window_again() -> None:
     watch = Watch(100.0)
-    assert decide_slot(looked(watch, [4, 4, 4], 105.0, quorum=3), ONE_SECOND, 60).action == "wait"
-    assert decide_slot(looked(watch, [4, 4, 4], 106.0, quorum=3), ONE_SECOND, 60).action == "merge"
+    assert looked(watch, 2, 100.0, quorum=2).window_from_s == 100.0
+    assert looked(watch, 1, 100.5, quorum=2).window_from_s is None
+    assert looked(watch, 2, 102.0, quorum=2).window_from_s == 102.0
 
 
-def test_late_offers_count_before_the_slot_could_be_skipped() -> None:
-    """A slot and a half; never longer than until the skip, and then merging goes first."""
-    assert late_offers_count_after_s(Pace(4.0), 60.0) == 6.0
-    assert late_offers_count_after_s(Pace(1e6), 60.0) == 60.0
-    watch = Watch(100.0)
-    facts = watch.look(8, [4], 1, 1, True, late_offers_count_after_s(Pace(1e6), 60.0), 160.0)
-    assert decide_slot(facts, ONE_SECOND, 60).action == "merge"
+@pytest.mark.parametrize(
+    ("now_s", "came", "expected_s"),
+    [
+        (10.0, 3, 12.0),  # all came just then
+        (10.1, 3, 12.0 + FOLLOWS * 0.1),  # a little later: the next window, too
+        (9.9, 3, 12.0 - FOLLOWS * 0.1),  # all were there before it
+        (15.0, 3, 12.0 + FOLLOWS * FOLLOWS_WITHIN * 2.0),  # who comes much later does not set the pace
+        (2.0, 3, 12.0 - FOLLOWS * FOLLOWS_WITHIN * 2.0),
+        (10.9, 2, 12.0),  # one did not come: it ran to its end
+    ],
+)
+def test_the_next_window_begins_a_slot_after_this_one_and_follows_the_learners(
+    now_s: float, came: int, expected_s: float
+) -> None:
+    """A window from 10 s on, slots of 2 s."""
+    facts = replace(FACTS, window_from_s=10.0, present=came, now_s=now_s)
+    assert next_window_s(facts, 2.0) == pytest.approx(expected_s)
+
+
+def test_who_has_passed_a_slot_by_is_not_missed_when_its_window_is_measured() -> None:
+    facts = replace(FACTS, window_from_s=10.0, present=2, passed=1, now_s=10.1)
+    assert next_window_s(facts, 2.0) == pytest.approx(12.0 + FOLLOWS * 0.1)
+
+
+def test_a_window_began_at_the_latest_when_its_slot_was_merged() -> None:
+    assert window_start_s(replace(FACTS, window_from_s=10.0, now_s=10.5)) == 10.0
+    assert window_start_s(replace(FACTS, window_from_s=12.0, now_s=10.5)) == 10.5, "all came before it could begin"
+    assert window_start_s(replace(FACTS, window_from_s=None, now_s=10.5)) == 10.5

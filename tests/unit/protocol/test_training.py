@@ -10,6 +10,7 @@ import pytest
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.progress import Draft
 from diloco_cli.protocol.records import CommitKind
+from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.training import awaits_last, is_over, merge_is_due, save_is_due, waited_for
 from tests.unit.protocol.records import follow, genesis, output
 
@@ -17,7 +18,13 @@ AT_TAU = replace(SyncSettings(), adoption="at_tau", overlap=2)
 
 
 def draft(slot: int, base: int = 0) -> Draft:
-    return Draft(0, slot, 0, output(0, base, -1), 0, 8, 2, None, (), None, ())
+    return Draft(0, slot, 0, output(0, base, -1), 0, 8, 2, None, (), None)
+
+
+def log(head: int, *merged: int, base_floor: int = 0) -> RunState:
+    """Two fragments, `head` slots long; `merged`: the newest merged slot of each fragment."""
+    outputs = tuple(output(fragment, slot + 1, slot) for fragment, slot in enumerate(merged))
+    return RunState(slot=head, outputs=outputs, base_floor=base_floor)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +53,25 @@ def test_a_leaver_stays_for_the_fates_of_its_offers_while_there_is_time(fates: b
 def test_a_merge_is_adopted_tau_slots_after_its_own() -> None:
     assert [next_slot for next_slot in range(8) if merge_is_due(AT_TAU, draft(3), next_slot)] == [6, 7]
     assert not merge_is_due(replace(AT_TAU, adoption="on_arrival"), draft(3), 7)
+    assert not merge_is_due(replace(AT_TAU, overlap="auto"), draft(3), 7)
 
 
-def test_the_wait_for_a_merge_ends_with_it_or_with_a_rollback() -> None:
-    mine = draft(3, base=5)
-    assert waited_for(mine, None, 0) == waited_for(mine, output(0, 6, 2), 5) == "to come"
-    assert waited_for(mine, output(0, 7, 3), 5) == waited_for(mine, output(0, 9, 5), 0) == "here"
-    assert waited_for(mine, None, 6) == waited_for(mine, output(0, 7, 3), 6) == "never"
+def test_the_wait_for_a_merge_ends_with_it_or_with_a_later_one_of_the_fragment() -> None:
+    """An offer of fragment 0 for slot 4; the log as far as it is known, and the version that has arrived."""
+    mine = draft(4)
+    assert waited_for(mine, None, log(4, 2, 3)) == "to come"
+    assert waited_for(mine, output(0, 3, 2), log(4, 2, 3)) == "to come", "that is the merge before it"
+    assert waited_for(mine, None, log(5, 4, 3)) == "to come", "merged, and its version is on its way"
+    assert waited_for(mine, output(0, 5, 4), log(5, 4, 3)) == "here"
+    assert waited_for(mine, output(0, 7, 6), log(7, 6, 5)) == "here"
+
+
+def test_a_merge_that_a_skip_or_a_rollback_has_taken_the_place_of_is_not_waited_for() -> None:
+    mine = draft(4, base=3)
+    assert waited_for(mine, None, log(5, 2, 3)) == "never", "slot 4 was skipped"
+    assert waited_for(mine, None, log(4, 2, 3, base_floor=3)) == "to come"
+    assert waited_for(mine, None, log(4, 2, 3, base_floor=4)) == "never", "its base lies behind a rollback"
+    assert waited_for(mine, output(0, 7, 4), log(5, 4, 3, base_floor=4)) == "never"
 
 
 def test_a_save_is_due_once_every_so_many_rounds() -> None:

@@ -19,9 +19,14 @@ from diloco_cli.signing import MAX_TAIL_BYTES, Keyring, learner_signer
 from tests.unit.protocol.records import RUN, applied, commit, genesis, merge, offer
 
 SIGNER = learner_signer("l" * 63)
-EVENTS = (Event("steps", count=2, batch_tokens=4), Event("adopted", fragment=1, version=3, since=0), Event("saved"))
+EVENTS = (
+    Event("steps", count=2, batch_tokens=4), Event("heard", n=3, local_steps=3.125),
+    Event("adopted", fragment=1, version=3, since=0), Event("saved"),
+)  # fmt: skip
 OFFER = replace(offer(genesis()), began=Beginning(8, (0, 0)), events=EVENTS, loss=1.5)
-COMMIT = commit(genesis(), "merge", slot=0, inputs=(applied(),), outputs=genesis().outputs)
+COMMIT = commit(
+    genesis(), "merge", slot=0, inputs=(applied(),), outputs=genesis().outputs, opens_s=-0.5, slot_s=2.0, grace_s=0.25
+)
 SAMPLES: list[Any] = [
     OFFER,
     COMMIT,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.records import Event
+from diloco_cli.protocol.records import Event, Mixing
 from diloco_cli.protocol.tape import Tape, Track
 from diloco_cli.tapes.needs import needs_of
 from tests.unit.tapes.tiny_tape import AGAIN, FIRST, MERGES, OTHER, RUN, TAPE, sent, steps
@@ -47,6 +47,16 @@ def events_of(*events: Event) -> Tape:
     return with_track(OTHER, events=(steps(2), sent(0), *events, steps(1), sent(1)))
 
 
+def adopted(version: int, since: int | None = None, mixing: Mixing | None = None) -> Event:
+    return Event("adopted", fragment=0, version=version, since=since, mixing=mixing)
+
+
+def test_progress_may_be_kept_since_a_send_that_a_version_was_adopted_after() -> None:
+    """While its offer was on its way: what was sent is shifted then, and still there."""
+    needs = needs_of(events_of(adopted(1), adopted(4, since=0)))
+    assert needs.since == {("l1", 1, 0)} and needs.versions[0, 1] == needs_of(TAPE).versions[0, 1] + 1
+
+
 @pytest.mark.parametrize(
     ("tape", "reason"),
     [
@@ -61,6 +71,8 @@ def events_of(*events: Event) -> Tape:
         (events_of(Event("adopted", fragment=0, version=9)), "no merge made version 9 of fragment 0"),
         (events_of(Event("adopted", fragment=0, version=1, since=5)), "since no such send"),
         (events_of(Event("adopted", fragment=1, version=2, since=0)), "since no such send"),
+        (events_of(adopted(1, mixing="replace"), adopted(4, since=0)), "since no such send"),
+        (events_of(adopted(1, since=0), adopted(4, since=0)), "since no such send"),
         (events_of(Event("adopted", fragment=7, version=1)), "no fragment 7"),
         (events_of(Event("steps", count=1)), "steps on batches of no tokens"),
         (events_of(Event("steps", count=-1, batch_tokens=4)), "impossible numbers"),

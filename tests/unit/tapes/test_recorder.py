@@ -12,12 +12,13 @@ from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.event_log import MAX_EVENTS, EventLog
 from diloco_cli.protocol.keys import commit_key, inner_key, offer_key, read_inner_key
 from diloco_cli.protocol.log import fold
-from diloco_cli.protocol.progress import Draft, Progress
+from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.records import Beginning, Event, Offer
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.tapes.recorder import record
+from tests.unit.protocol.books import hear, stepped
 from tests.unit.protocol.records import RUN, applied, commit, genesis, merge, offer, output
 
 STEPS = Event("steps", count=2, batch_tokens=4)
@@ -132,24 +133,19 @@ def test_steps_in_a_row_are_one_event_and_too_many_events_are_a_gap() -> None:
 def test_a_learners_books_tell_all_that_shaped_its_parameters() -> None:
     progress = Progress(RUN, "l0", 2, genesis(), 0)
     progress.begin("key", moments_lost=False)
-    assert _step(progress) == []
-    (draft,) = _step(progress)  # a slot every two steps: 4 local steps, 2 fragments
+    assert stepped(progress, 1) == []
+    (draft,) = stepped(progress, 1)  # a slot every two steps: 4 local steps, 2 fragments
     assert (draft.began, draft.events) == (Beginning(0, (0, 0), "key"), (Event("steps", count=2, batch_tokens=4),))
     head = merge(genesis(), applied("l0", incarnation=1, data_end=20))  # a predecessor's offer came late
-    assert progress.heard(head)
-    assert _step(progress) == []
+    assert hear(progress, head)
+    assert stepped(progress, 1, tokens=3) == []
     progress.rebased(head.outputs[0], draft)
     progress.saved(7)
-    (late,) = _step(progress)
+    (late,) = stepped(progress, 1)
     assert late.began is None
     assert late.events == (
         Event("heard", n=1, local_steps=4), Event("moved", position=20), Event("dropped", fragment=0),
-        Event("dropped", fragment=1), Event("steps", count=1, batch_tokens=4),
+        Event("dropped", fragment=1), Event("steps", count=1, batch_tokens=3),
         Event("adopted", fragment=0, version=1, since=0), Event("saved", count=7),
         Event("steps", count=1, batch_tokens=4),
     )  # fmt: skip
-
-
-def _step(progress: Progress) -> list[Draft]:
-    progress.stepped()
-    return progress.due()

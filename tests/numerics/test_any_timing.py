@@ -1,0 +1,205 @@
+"""Whatever the timing: a payload is the gradient of the data that its offer claims, one learner that rebases is plain
+training, and the tape repeats the run.
+
+Steps, uploads and downloads take random times; offers come late and are folded into later ones, and some are on their
+way while their fragment is adopted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+
+from diloco_cli.algorithm.flat import gather
+from diloco_cli.algorithm.payload import from_bytes
+from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.learner.inner import build_optimizer
+from diloco_cli.protocol.keys import delta_key, state_key
+from diloco_cli.protocol.records import Event, Offer, OfferId, RunFormat
+from diloco_cli.protocol.tape import Tape, Track
+from diloco_cli.protocol.wire import decode
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.syncer.replay import Replayer
+from diloco_cli.syncer.versions import state_spec
+from diloco_cli.tapes.player import Player
+from diloco_cli.tapes.recorder import record
+from diloco_cli.tasks.build import build_data, build_model
+from tests.numerics.harness import commits, make_run
+from tests.numerics.test_identities import CONSTANT, DYADIC, inner_step
+from tests.numerics.tiny import ROWS
+from tests.numerics.virtual import run_virtual
+
+MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
+SEEDS = (0, 1)
+ANY_SEED = pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+STEP_S, UPLOAD_S, DOWNLOAD_S = (0.5, 1.5), (0.0, 2.0), (0.0, 2.0)  # a slot takes two steps
+HICCUP_S, HICCUPS = 8.0, 0.1  # a share of the uploads takes so long
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def lived(
+    mixing: str, seed: int, learners: int = 3, rounds: int = 10, inner: InnerSettings = CONSTANT,
+    model: str = "regression", data: str = "stream", codec: str = "fp32", error_feedback: bool = False,
+) -> tuple[RunFormat, MemoryStore]:  # fmt: skip
+    """A run of some rounds, and its bucket."""
+    sync = SyncSettings(
+        every=6, fragments=3, overlap=2, merge="avg", embedding_merge="avg", mixing=mixing,  # type: ignore[arg-type]
+        error_feedback=error_feedback,
+    )  # fmt: skip
+    run = make_run(learners, rounds, sync, OuterSettings("sgd", 1.0, 0.0), inner, model, data, codec)
+    run = replace(run, islands=tuple(replace(island, step_s=1.0) for island in run.islands))
+    drawn = random.Random(f"{mixing} {seed}")
+    return run, run_virtual(
+        run,
+        lambda name, number: drawn.uniform(*STEP_S),
+        lambda name, number: HICCUP_S if drawn.random() < HICCUPS else drawn.uniform(*UPLOAD_S),
+        lambda name, number: drawn.uniform(*DOWNLOAD_S),
+    )
+
+
+def offers(store: MemoryStore) -> dict[OfferId, Offer]:
+    found = (decode(Offer, store.get(key) or b"", key) for key in store.list("offer/", limit=100_000))
+    return {offer.id: offer for offer in found}
+
+
+def applied(run: RunFormat, store: MemoryStore) -> set[OfferId]:
+    return {(i.learner, i.incarnation, i.seq) for commit in commits(run, store) for i in commit.inputs}
+
+
+# -- what a payload holds ---------------------------------------------------------------------------------------------
+
+
+def moved(run: RunFormat, offer: Offer) -> torch.Tensor:
+    """Old minus new of the offer's fragment by plain SGD on the data that it claims; the gradients are the data."""
+    data, lr = build_data(run.settings), run.settings.train.inner.lr
+    shard, shards = run.shard_of(offer.learner), len(run.islands)
+    total = {"a": torch.zeros(3), "b": torch.zeros(2)}
+    for position in range(offer.data_start, offer.data_end, ROWS):
+        x, _ = data.batch(shard, shards, position, ROWS)
+        total["a"] += lr * x[0, :3]
+        total["b"] += lr * x[0, 3:5]
+    return gather(run.layout.fragments[offer.fragment], total)
+
+
+@MIXINGS
+@ANY_SEED
+def test_every_payload_is_the_gradient_of_the_data_that_its_offer_claims(mixing: str, seed: int) -> None:
+    """Applied or not: neither more nor less than one batch, which would be off by 1 / 64 at least."""
+    run, store = lived(mixing, seed, inner=DYADIC, model="slope", data="dyadic_stream")
+    assert Replayer(store, run).replay().ok
+    checked = 0
+    for offer in offers(store).values():
+        payload = store.get(delta_key(*offer.id, offer.payload_digest))
+        if payload:  # none where the log had passed the slot before it was encoded
+            size = run.layout.fragments[offer.fragment].num_parameters
+            values = torch.frombuffer(bytearray(payload[-4 * size :]), dtype=torch.float32)
+            torch.testing.assert_close(values, moved(run, offer), rtol=0.0, atol=1e-5)
+            checked += 1
+    assert checked >= len(applied(run, store)) >= 24
+
+
+@ANY_SEED
+def test_what_a_missed_offer_held_is_in_no_merge_and_nothing_is_in_two(seed: int) -> None:
+    """`rebase`: of each fragment every learner's data is merged in order; what came too late for its slot is given up
+    when that slot's version is adopted, and never comes into a later offer."""
+    run, store = lived("rebase", seed, inner=DYADIC, model="slope", data="dyadic_stream")
+    merged, found = applied(run, store), offers(store)
+    gaps = 0
+    for name, fragment in sorted({(offer.learner, offer.fragment) for offer in found.values()}):
+        mine = [offer for offer in found.values() if (offer.learner, offer.fragment) == (name, fragment)]
+        ranges = sorted((offer.data_start, offer.data_end) for offer in mine if offer.id in merged)
+        for (_, end), (start, _) in pairwise([(0, 0), *ranges]):
+            assert end <= start
+            gaps += start > end
+    assert gaps > 0, "nothing was missed"
+
+
+# -- one learner ------------------------------------------------------------------------------------------------------
+
+
+@ANY_SEED
+def test_one_learner_that_rebases_is_plain_training_whatever_the_timing(seed: int) -> None:
+    """Every version is what plain training has after the data that its merge ends with."""
+    run, store = lived("rebase", seed, learners=1, rounds=24)
+    assert Replayer(store, run).replay().ok
+    model = build_model(run.settings)
+    optimizer, steps = build_optimizer(model, run.settings.train.inner), 0
+    wanted = [(item.data_end // ROWS, c.outputs[0]) for c in commits(run, store) for item in c.inputs]
+    assert len(wanted) >= 15
+    for until, output in sorted(wanted, key=lambda pair: pair[0]):
+        while steps < until:
+            inner_step(run, model, optimizer, 0, steps)
+            steps += 1
+        fragment = run.layout.fragments[output.fragment]
+        state = store.get(state_key(output.fragment, output.version, output.epoch, output.state_digest)) or b""
+        found = from_bytes(state, state_spec(fragment.num_parameters))["parameters"]
+        torch.testing.assert_close(found, gather(fragment, dict(model.named_parameters())), rtol=1e-5, atol=1e-6)
+
+
+# -- tapes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mixing", "codec", "error_feedback"),
+    [("replace", "int8", False), ("rebase", "int4", True), ("adaptive", "int8", True), ("blend", "bf16", False)],
+)
+@ANY_SEED
+def test_a_run_of_any_timing_is_repeated_bit_for_bit(
+    mixing: str, codec: str, error_feedback: bool, seed: int
+) -> None:  # fmt: skip
+    run, store = lived(mixing, seed, codec=codec, error_feedback=error_feedback)
+    tape = record(store, run)
+    assert [merge.n for merge in Player(tape).merges() if not merge.as_recorded] == []
+    assert len(tape.merges) >= 24 and Replayer(store, run).replay().ok
+
+
+def test_among_them_are_adoptions_while_an_offer_of_the_fragment_is_on_its_way() -> None:
+    """Which is merged later, and after which progress is kept: it goes on from the shifted parameters."""
+    tapes = [tape_of(seed) for seed in SEEDS]
+    assert any(shifted(track) for tape in tapes for track in tape.tracks)
+
+
+def test_an_adoption_that_forgets_what_is_on_its_way_is_noticed() -> None:
+    """The same tape, with the progress kept since another moment: the merges after it come out otherwise."""
+    for seed in SEEDS:
+        tape = tape_of(seed)
+        for track in tape.tracks:
+            for index in shifted(track):
+                events = tuple(event for place, event in enumerate(track.events) if place != index)
+                other = replace(tape, tracks=tuple(replace(t, events=events) if t is track else t for t in tape.tracks))
+                assert any(not merge.as_recorded for merge in Player(other).merges())
+                return
+    raise AssertionError("no adoption came while an offer was on its way")
+
+
+def tape_of(seed: int) -> Tape:
+    run, store = lived("rebase", seed, codec="int4", error_feedback=True)
+    return record(store, run)
+
+
+def shifted(track: Track) -> list[int]:
+    """Where on the track a version is adopted after a send of its fragment that a later adoption goes on from."""
+    found = []
+    for index, event in enumerate(track.events):
+        if event.kind == "adopted" and event.since is None:
+            before = [e.seq for e in track.events[:index] if is_of(e, "sent", event)]
+            later = [e.since for e in track.events[index + 1 :] if is_of(e, "adopted", event)]
+            found += [index] if set(before) & set(later) else []
+    return found
+
+
+def is_of(event: Event, kind: str, other: Event) -> bool:
+    return event.kind == kind and event.fragment == other.fragment

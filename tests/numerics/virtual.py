@@ -1,0 +1,107 @@
+"""Whole runs that really train, in virtual time: the product's learners, syncer and arithmetic; how long steps and
+transfers take is the test's affair. The same arguments give the same bucket, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from diloco_cli.learner.replica import Replica
+from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.wire import TensorWire
+from diloco_cli.protocol.keys import FORMAT_KEY, commit_key
+from diloco_cli.protocol.learner import Learner
+from diloco_cli.protocol.operations import Create, Get, Operation, Sleep, Steps
+from diloco_cli.protocol.ports import Progression, Stepped
+from diloco_cli.protocol.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.protocol.wire import encode
+from diloco_cli.simulate.histories.integers import FailingEvaluator
+from diloco_cli.simulate.lanes import VirtualLanes
+from diloco_cli.simulate.world import LATENCY_S, Actor, World
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.tasks.build import build_data, build_model
+
+ENDS_WITHIN_S = 10_000.0
+Seconds = Callable[[str, int], float]
+"""Of a learner's how many-th step, upload or download."""
+
+
+class TimedTraining(DeviceTraining):
+    """The product's, whose steps take as long as they are told to."""
+
+    def __init__(self, run: RunFormat, name: str, step_s: Seconds) -> None:
+        data, shard = build_data(run.settings), run.shard_of(name)
+        super().__init__(run, Replica(run.settings, build_model(run.settings), data, shard, run.num_shards))
+        self._name, self._step_s, self._steps = name, step_s, count()
+
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
+        yield Sleep(self._step_s(self._name, next(self._steps)))
+        return self.train(position, batch_tokens, at)
+
+
+class Fleet:
+    """One run, from its beginning."""
+
+    def __init__(self, run: RunFormat, step_s: Seconds, upload_s: Seconds, download_s: Seconds) -> None:
+        self.run, self.world, self.state = run, World(), RunState()
+        self._step_s, self._upload_s, self._download_s = step_s, upload_s, download_s
+        self._numbers, self._uploads, self._downloads = count(), count(), count()
+        self.learners: dict[str, Learner] = {}
+        self.world.latency_s, self.world.on_end = self._latency_s, self._ended
+        self.world.store.create(FORMAT_KEY, encode(run))
+        syncer = Syncer(
+            run, self._claim(), TorchArithmetic(run), FailingEvaluator(), lambda: "then", self._nonce,
+            on_commit=lambda state, commit: setattr(self, "state", state),
+        )  # fmt: skip
+        self.world.start("syncer", syncer.serve())
+        self.world.run(lambda: self.store.get(commit_key(0)) is not None, 10.0)
+        for island in run.islands:
+            self._start(island.name)
+
+    def _start(self, name: str) -> None:
+        lanes = VirtualLanes(lambda steps: self.world.start(name, steps))
+        self.learners[name] = Learner(
+            self.run, name, self._claim(), TimedTraining(self.run, name, self._step_s), TensorWire(self.run),
+            self._nonce, lanes.start,
+        )  # fmt: skip
+        self.world.start(name, self.learners[name].train())
+
+    @property
+    def store(self) -> MemoryStore:
+        assert isinstance(self.world.store, MemoryStore)
+        return self.world.store
+
+    def finish(self) -> MemoryStore:
+        """The bucket after the run's end."""
+        assert self.world.run(lambda: self.state.phase == "FINISHED", ENDS_WITHIN_S), self.state.recent_merges
+        self.world.run_for(5.0)
+        return self.store
+
+    def _nonce(self) -> str:
+        return f"{next(self._numbers):032x}"
+
+    def _claim(self) -> ProcessClaim:
+        return ProcessClaim(0, self._nonce(), "test", 1, "then", "test")
+
+    def _latency_s(self, actor: Actor, operation: Operation) -> float:
+        match operation:
+            case Create(key, data) if key.startswith("delta/") and data:
+                return self._upload_s(actor.name, next(self._uploads))
+            case Get(key, _) if key.startswith("cast/") and actor.name != "syncer":
+                return self._download_s(actor.name, next(self._downloads))
+        return LATENCY_S
+
+    def _ended(self, actor: Actor) -> None:
+        if actor.error is not None:
+            raise actor.error
+
+
+def run_virtual(
+    run: RunFormat, step_s: Seconds, upload_s: Seconds = lambda name, number: LATENCY_S,
+    download_s: Seconds = lambda name, number: LATENCY_S,
+) -> MemoryStore:  # fmt: skip
+    """The bucket of a run that has finished."""
+    return Fleet(run, step_s, upload_s, download_s).finish()

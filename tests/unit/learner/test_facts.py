@@ -1,0 +1,76 @@
+"""What a learner's process says of itself: in its log, and in its heartbeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.learner.facts import Facts
+from diloco_cli.protocol.records import RunFormat
+from tests.unit.protocol.integer_ports import IntegerTraining, WrittenLog
+from tests.unit.protocol.living import Living
+from tests.unit.protocol.records import applied, make_run
+
+RUN = make_run(fragments=1)
+
+
+def with_sgd(run: RunFormat) -> RunFormat:
+    train = run.settings.train
+    inner = replace(train.inner, name="sgd")
+    return replace(run, settings=replace(run.settings, train=replace(train, inner=inner)))
+
+
+@pytest.mark.parametrize(
+    ("run", "merged_by", "moments"),
+    [
+        (RUN, None, "new"),
+        (RUN, "l1", "none yet, warming up"),
+        (RUN, "l0", "lost, warming up anew"),
+        (with_sgd(RUN), "l0", "none"),
+    ],
+)
+def test_it_says_how_it_joins(
+    run: RunFormat, merged_by: str | None, moments: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = WrittenLog(run)
+    if merged_by is not None:
+        log.merge(90, applied(merged_by))
+    living = Living(log, IntegerTraining(1, keeps_moments=run.settings.train.inner.name != "sgd"))
+    Facts("l0").began(living.learner)
+    said = "".join(capfd.readouterr())
+    start = 8 if merged_by == "l0" else 0
+    assert f"l0: incarnation 1 of run toy joins at commit {log.state.n}, data from token {start}, inner" in said
+    assert said.strip().endswith(f"inner moments {moments}")
+
+
+def test_it_says_where_the_run_went_back_to_and_what_cannot_be_read(capfd: pytest.CaptureFixture[str]) -> None:
+    living, facts = Living(WrittenLog(RUN)), Facts("l0")
+    facts.rolled_back(living.learner, 7)
+    living.learner.saves.add("somewhere", 0)
+    facts.rolled_back(living.learner, 9)
+    facts.missed("version 0 of fragment 1 cannot be read")
+    lines = "".join(capfd.readouterr()).splitlines()
+    assert [line.partition(" ")[2] for line in lines] == [
+        "l0: the run went back to commit 7, inner moments new",
+        "l0: the run went back to commit 9, inner moments from before",
+        "l0: version 0 of fragment 1 cannot be read; waits for its successor",
+    ]
+
+
+def test_its_first_step_is_worth_a_line_and_no_other(capfd: pytest.CaptureFixture[str]) -> None:
+    facts = Facts("l0")
+    for _ in range(3):
+        facts.stepped(0, 4)
+    assert "".join(capfd.readouterr()).count("made its first step") == 1
+
+
+def test_rates_are_of_its_busy_time_and_what_the_exchange_takes_is_told() -> None:
+    """Two steps of 1 s on 100 tokens, half a second of exchange, a wait of 1.5 s: 200 tokens in 4 s."""
+    facts = Facts("l0")
+    assert facts.heartbeat() == {"tokens_per_s": 0.0, "mean_tokens_per_s": 0.0, "blocked_percent": 0.0}
+    for between in (("offer", 0.5), ("wait", 1.5)):
+        facts.stepped(0, 100)
+        facts.took("step", 1.0)
+        facts.took(*between)  # type: ignore[arg-type]
+    assert facts.heartbeat() == {"tokens_per_s": 100.0, "mean_tokens_per_s": 50.0, "blocked_percent": 50.0}

@@ -1,0 +1,22 @@
+"""A learner's books, without a learner."""
+
+from __future__ import annotations
+
+from diloco_cli.protocol.progress import Draft, Progress
+from diloco_cli.protocol.state import RunState
+from tests.unit.protocol.records import BATCH
+
+
+def stepped(progress: Progress, steps: int, tokens: int = BATCH) -> list[Draft]:
+    """Take so many steps; the offers that came due on the way."""
+    drafts = []
+    for _ in range(steps):
+        progress.stepped(tokens)
+        drafts += progress.due(0.0, 0.0)
+    return drafts
+
+
+def hear(progress: Progress, state: RunState) -> bool:
+    """Of a log whose merges say nothing of time: offers are made by steps alone."""
+    progress.aim.heard(state, 0.0, 0.0)
+    return progress.heard(state)

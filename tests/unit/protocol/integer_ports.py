@@ -1,0 +1,121 @@
+"""A model of one integer a fragment, and a log in a store, for a learner without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key
+from diloco_cli.protocol.log import fold
+from diloco_cli.protocol.operations import Sleep, Steps
+from diloco_cli.protocol.ports import Moments, Progression, Stepped
+from diloco_cli.protocol.records import Input, Mixing, Output, Rollback, RunFormat
+from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.store.memory import MemoryStore
+from tests.unit.protocol.records import commit
+
+STEP_S = 0.1
+
+
+class IntegerTraining:
+    """Implements protocol.ports.Training. A step takes one from every fragment."""
+
+    def __init__(self, fragments: int, keeps_moments: bool = True) -> None:
+        self.values = [0] * fragments
+        self.steps = 0
+        self.moments = 0
+        self.keeps_moments = keeps_moments
+        self.at: list[Progression] = []
+
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
+        yield Sleep(STEP_S)
+        self.values = [value - 1 for value in self.values]
+        self.steps += 1
+        self.moments += 1
+        self.at.append(at)
+        return Stepped(batch_tokens, 1.5)
+
+    def read(self, fragment: int) -> int:
+        return self.values[fragment]
+
+    def write(self, fragment: int, values: int) -> None:
+        self.values[fragment] = values
+
+    def save(self) -> Moments | None:
+        moments = self.moments
+        return Moments(moments, lambda: b"%d" % moments) if self.keeps_moments else None
+
+    def restore(self, moments: bytes) -> bool:
+        if not moments.isdigit():
+            return False
+        self.moments = int(moments)
+        return True
+
+    def reset(self) -> bool:
+        self.moments = 0
+        return self.keeps_moments
+
+
+class IntegerWire:
+    """Implements protocol.ports.Wire. A blend is the mean, rounded down."""
+
+    def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
+        return b"%d" % (base - values)
+
+    def decode(self, output: Output, data: bytes) -> int:
+        return int(data)
+
+    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None) -> int:
+        if mixing == "blend":
+            return (merged + own) // 2
+        assert mixing == "rebase" and reference is not None
+        return merged + (own - reference)
+
+
+class WrittenLog:
+    """What a syncer would write, and nothing else does: commits, and versions of one integer each."""
+
+    def __init__(self, run: RunFormat, first: int = 100) -> None:
+        self.run, self.store, self.state = run, MemoryStore(), RunState()
+        self.store.create(FORMAT_KEY, encode(run))
+        outputs = tuple(self.version(fragment, 0, -1, first) for fragment in range(run.num_fragments))
+        self.append("epoch_start", outputs=outputs)
+
+    def version(self, fragment: int, version: int, slot: int, value: int) -> Output:
+        data = b"%d" % value
+        self.store.create(cast_key(fragment, version, 1, digest(data)), data)
+        return Output(fragment, version, slot, 1, "state", digest(data))
+
+    def append(self, kind: Any, **fields: Any) -> RunState:
+        data = encode(commit(self.state, kind, **fields))
+        self.store.create(commit_key(self.state.n + 1), data)
+        self.state = fold(self.run, self.state, data)
+        return self.state
+
+    def merge(self, value: int, *inputs: Input, **fields: Any) -> Output:
+        """The slot that is due, to this value."""
+        slot = self.state.slot
+        made = self.version(fragment_of_slot(slot, self.run.num_fragments), self.state.n + 1, slot, value)
+        self.append("merge", slot=slot, inputs=inputs, outputs=(made,), alive=2, **fields)
+        return made
+
+    def roll_back(self, value: int, to: int = 0) -> tuple[Output, ...]:
+        """Every fragment to this value."""
+        made = tuple(
+            self.version(fragment, self.state.n + 1, self.state.slot - 1, value)
+            for fragment in range(self.run.num_fragments)
+        )
+        self.append("rollback", outputs=made, rollback=Rollback(to))
+        return made
+
+    def hide(self, output: Output) -> bytes:
+        """Nobody can read this version any more; its bytes."""
+        key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+        data = self.store.get(key) or b""
+        self.store.delete(key)
+        return data
+
+    def show(self, output: Output, data: bytes) -> None:
+        self.store.create(cast_key(output.fragment, output.version, output.epoch, output.cast_digest), data)
