@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from statistics import median_low
+from typing import Literal
 
 from diloco_cli.protocol.state import RunState, Window
 
@@ -38,21 +39,32 @@ MOST_PASSED = 4096  # slots in one go: beyond that something is wrong with a clo
 
 @dataclass
 class Delivery:
-    """How long an upload takes: its median and median deviation, for one hiccup says nothing of the next; and what is
-    hidden of its way."""
+    """How long an upload takes: its median and median deviation, for one hiccup says nothing of the next; what is
+    hidden of its way; and how many are `waiting` to be uploaded, one after the other, which is done at `free_s`."""
 
     measured_s: float = 0.0
     hidden_s: float = 0.0
+    waiting: int = 0
+    free_s: float = -inf
     _taken_s: deque[float] = field(default_factory=lambda: deque(maxlen=TAKEN))
 
-    def expected_s(self, queued: int) -> float:
-        """From sending an offer until the syncer has it, while so many others wait before it."""
-        return (queued + 1) * self.measured_s + self.hidden_s
+    def expected_s(self, now_s: float, before: int = 0) -> float:
+        """From now until the syncer has one more offer, with so many others sent before it."""
+        return max(0.0, self.free_s - now_s) + (before + 1) * self.measured_s + self.hidden_s
 
-    def took(self, seconds: float) -> None:
-        self._taken_s.append(seconds)
-        middle_s = median_low(self._taken_s)
-        self.measured_s = middle_s + DEVIATIONS * median_low(abs(taken_s - middle_s) for taken_s in self._taken_s)
+    def sent(self, now_s: float) -> None:
+        self.waiting += 1
+        self.free_s = max(self.free_s, now_s) + self.measured_s
+
+    def done(self, now_s: float, seconds: float | None) -> None:
+        """`seconds`: that its upload took; None if there was nothing to upload any more."""
+        if seconds is not None:
+            self._taken_s.append(seconds)
+            middle_s = median_low(self._taken_s)
+            deviation_s = median_low(abs(taken_s - middle_s) for taken_s in self._taken_s)
+            self.measured_s = middle_s + DEVIATIONS * deviation_s
+        self.waiting -= 1
+        self.free_s = now_s + self.waiting * self.measured_s
 
 
 @dataclass
@@ -67,13 +79,14 @@ class Shot:
 
 @dataclass
 class Aim:
-    """Of one incarnation. `next_slot`: the first that it has neither offered for nor passed by. `reached`: where on the
-    line of slots its own steps have brought it; slot s is due from s + 1 on. `early`: so that nobody waits for it.
-    `closes`: False where no merge goes on without this learner, and so no offer is ever too late."""
+    """Of one incarnation. `next_slot`: the one after its newest offer's. `reached`: where on the
+    line of slots its own steps have brought it; slot s is due from s + 1 on. `pace`: `steps`: by these alone;
+    `planned`: by the clock so that none is too late; `measured`: so that nobody waits for it. `closes`: False where no
+    merge goes on without this learner, and so no offer is ever too late."""
 
     num_fragments: int
     head: int
-    early: bool = True
+    pace: Literal["steps", "planned", "measured"] = "measured"
     closes: bool = True
     window: Window | None = None
     head_since_s: float = -inf
@@ -109,11 +122,12 @@ class Aim:
 
     def sent(self, slot: int, now_s: float) -> None:
         self._shots[slot] = Shot(self.closes_s(slot, now_s), self.known)
+        self.delivery.sent(now_s)
 
-    def delivered(self, slot: int, seconds: float, now_s: float) -> None:
-        """Its upload took so long, and has just ended."""
-        self.delivery.took(seconds)
-        if (shot := self._shots.get(slot)) is not None:
+    def delivered(self, slot: int, seconds: float | None, now_s: float) -> None:
+        """Its upload took so long, and has just ended; None: there was nothing to upload any more."""
+        self.delivery.done(now_s, seconds)
+        if seconds is not None and (shot := self._shots.get(slot)) is not None:
             shot.arrived_s = now_s
 
     def settled(self, slot: int, in_time: bool | None) -> None:
@@ -130,67 +144,67 @@ class Aim:
 
     # -- what follows -------------------------------------------------------------------------------------------
 
+    def opens_s(self, slot: int, now_s: float) -> float:
+        """When the window of a slot begins; `-inf` where nothing is known of it yet. While the log stands still, and
+        after a slot was skipped, too few are there: the window of the slot that is due is open, until all have met."""
+        if self.window is None or self.window.slot_s <= 0:
+            return -inf
+        first_s = now_s if self._stands_still(now_s) else self.head_since_s + self.window.opens_s
+        return first_s + (slot - self.head) * self.window.slot_s
+
     def closes_s(self, slot: int, now_s: float) -> float:
-        """When the window of a slot closes, at the earliest; `inf` where nothing is known of it yet, and for the slot
-        that is due while the log stands still, or after one was skipped: then too few are there, and all have to meet
-        in the same slot."""
-        if self.window is None or self.window.slot_s <= 0 or not self.closes:
+        """When the window of a slot closes, at the earliest; `inf` where that is not known, or never happens."""
+        opens_s = self.opens_s(slot, now_s)
+        if self.window is None or opens_s == -inf or not self.closes:
             return inf
-        slot_s, ahead = self.window.slot_s, slot - self.head
-        first_s = self.head_since_s + self.window.opens_s + self.window.grace_s
-        if now_s <= first_s + STALLED * slot_s and not self.skipped:
-            return first_s + ahead * slot_s
-        return inf if ahead == 0 else now_s + self.window.grace_s + ahead * slot_s
+        return inf if slot == self.head and self._stands_still(now_s) else opens_s + self.window.grace_s
 
-    def latest_s(self, slot: int, now_s: float, queued: int = 0) -> float:
-        """Until when an offer for the slot can be sent, while so many others wait to be uploaded."""
-        return self.closes_s(slot, now_s) - self.delivery.expected_s(queued)
+    def _stands_still(self, now_s: float) -> bool:
+        if self.window is None or self.skipped:
+            return self.skipped
+        closes_s = self.head_since_s + self.window.opens_s + self.window.grace_s
+        return now_s > closes_s + STALLED * self.window.slot_s
 
-    def best_s(self, slot: int, now_s: float) -> float:
-        """Until when it is best sent, so that it is not waited for."""
-        grace_s = 0.0 if self.window is None else self.window.grace_s
-        return self.latest_s(slot, now_s) - (1.0 - TOLERATED) * grace_s
-
-    def due(
-        self, now_s: float, step_s: float, queued: int = 0, is_ready: Callable[[int], bool] = lambda slot: True
-    ) -> list[int]:
-        """The slots to offer for after this step. `step_s`: how long the next one takes; `queued`: so many offers wait
-        to be uploaded. A slot that is not ready yet holds up those after it, for as long as it can still be reached:
-        in everybody's eyes it is passed by once there is an offer for a later one."""
-        self._pass_by(now_s, queued)
+    def due(self, now_s: float, step_s: float, is_ready: Callable[[int], bool] = lambda slot: True) -> list[int]:
+        """The slots to offer for after this step. `step_s`: how long the next one takes. A slot that is not ready yet
+        holds up those after it, for as long as it can still be reached: in everybody's eyes it is passed by once there
+        is an offer for a later one."""
         slots: list[int] = []
-        while self._is_due(now_s, step_s) and self.latest_s(self.next_slot, now_s, queued + len(slots)) >= now_s:
-            if len(slots) == self.num_fragments or not is_ready(self.next_slot):
-                self.reached = float(self.next_slot)  # what it is made of counts from there
+        while True:
+            slot = self.first_reachable(now_s, len(slots))
+            self.reached = max(self.reached, float(slot))
+            if not self._is_due(slot, now_s, step_s):
                 break
-            slots.append(self.next_slot)
-            self.next_slot += 1
-            self.reached = max(self.reached, float(self.next_slot))
-        self.reached = min(self.reached, self.next_slot + 1.0)
+            if len(slots) == self.num_fragments or not is_ready(slot):
+                self.reached = float(slot)  # what it is made of counts from there
+                break
+            slots.append(slot)
+            self.passed += slot - self.next_slot
+            self.next_slot = slot + 1
+        self.reached = min(self.reached, slot + 1.0)
         return slots
 
-    def _is_due(self, now_s: float, step_s: float) -> bool:
-        """By its steps, unless it is that far ahead of the others: an offer that lies there for long would merge old
-        progress. Or by the clock."""
-        best_s = self.best_s(self.next_slot, now_s)
-        if best_s == inf:
-            ahead = self.next_slot < self.head + self.num_fragments or not self.closes
-            return ahead and self.reached >= self.next_slot + 1 - 1e-6
-        slot_s = 0.0 if self.window is None else self.window.slot_s
-        by_steps = self.reached >= self.next_slot + 1 - 1e-6 and best_s <= now_s + max(step_s, EARLY * slot_s)
-        until_s = best_s if self.early else self.latest_s(self.next_slot, now_s)
-        return by_steps or until_s < now_s + step_s
+    def _is_due(self, slot: int, now_s: float, step_s: float) -> bool:
+        """By its steps, or by the clock; unless it is too far ahead of the others, or earlier ones wait to be uploaded
+        for longer than a step: an offer that lies somewhere for long would merge old progress."""
+        has_reached = self.reached >= slot + 1 - 1e-6
+        if self.pace == "steps":
+            return has_reached
+        opens_s, way_s = self.opens_s(slot, now_s), self.delivery.expected_s(now_s)
+        if self.delivery.free_s > now_s + step_s:
+            return False
+        if self.window is None or opens_s == -inf:
+            return has_reached and slot < self.head + self.num_fragments
+        if has_reached and opens_s - way_s <= now_s + max(step_s, EARLY * self.window.slot_s):
+            return True
+        late = 1.0 if self.pace == "planned" else TOLERATED
+        return self.closes_s(slot, now_s) < inf and opens_s + late * self.window.grace_s - way_s < now_s + step_s
 
-    def _pass_by(self, now_s: float, queued: int) -> None:
-        """What the log has passed, and what an offer cannot reach any more."""
-        first = self.first_reachable(now_s, queued, max(self.next_slot, self.head))
-        self.passed += first - self.next_slot
-        self.next_slot = first
-        self.reached = max(self.reached, float(first))
-
-    def first_reachable(self, now_s: float, queued: int, first: int | None = None) -> int:
-        """The first slot, from `first` or the log's head on, that an offer sent now can reach."""
-        slot = self.head if first is None else first
-        while self.latest_s(slot, now_s, queued) < now_s and slot < self.head + MOST_PASSED:
-            slot += 1
-        return slot
+    def first_reachable(self, now_s: float, before: int = 0) -> int:
+        """The first slot that an offer can reach which is sent now, after so many others. What it cannot reach is
+        passed by, and what the log has passed."""
+        first = max(self.next_slot, self.head)
+        late_s = now_s + self.delivery.expected_s(now_s, before) - self.closes_s(first, now_s)
+        if self.window is None or late_s <= 0:
+            return first
+        return first + min(ceil(late_s / self.window.slot_s + 1e-9), MOST_PASSED)

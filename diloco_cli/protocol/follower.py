@@ -185,7 +185,7 @@ class Follower:
 
     def heartbeat(self) -> LearnerBeat:
         learner, progress = self._learner, self._learner.progress
-        uploading = learner.doing == "TRAINING" and learner.uploads > 0
+        uploading = learner.doing == "TRAINING" and progress.aim.delivery.waiting > 0
         facts: dict[str, Any] = {
             "state": "UPLOADING" if uploading else learner.doing, "incarnation": progress.incarnation,
             "n": self.state.n, "step": progress.steps, "position": progress.position, "behind": progress.behind(),

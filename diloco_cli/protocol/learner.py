@@ -81,7 +81,7 @@ class Learner:
         self.loss: float | None = None
         self.note = ""
         self.moments_lost = False
-        self.steps_at_loss = self.saved_at = self.uploads = 0
+        self.steps_at_loss = self.saved_at = 0
         self.arrived: dict[int, Cast] = {}
         self.awaited: deque[Draft] = deque()
         self.progress: Progress
@@ -238,12 +238,12 @@ class Learner:
         """What is due after this step is on its way when this returns; the store is never waited for."""
         now_s: float = yield Now()
         self.progress.unreadable = self.follower.unreadable
-        for draft in self.progress.due(now_s, self.watch.step_s, self.uploads):
+        for draft in self.progress.due(now_s, self.watch.step_s):
             self._send(draft)
 
     def _offer_everything(self) -> Steps[None]:
         now_s: float = yield Now()
-        for draft in self.progress.everything(now_s, self.uploads):
+        for draft in self.progress.everything(now_s):
             self._send(draft)
 
     def _send(self, draft: Draft) -> None:
@@ -253,7 +253,6 @@ class Learner:
         self.observer.sent(draft)
         if self.at_tau:
             self.awaited.append(draft)
-        self.uploads += 1
         self.background("upload", self._upload(draft, base, values, self.loss))
 
     def _upload(self, draft: Draft, base: Values, values: Values, loss: float | None) -> Steps[None]:
@@ -271,8 +270,7 @@ class Learner:
         now_s: float = yield Now()
         if not passed:
             self.watch.uploaded(now_s - started_s)
-            self.progress.aim.delivered(draft.slot, now_s - started_s, now_s)
-        self.uploads -= 1
+        self.progress.aim.delivered(draft.slot, None if passed else now_s - started_s, now_s)
 
     def _encoded(self, draft: Draft, base: Values, values: Values) -> bytes:
         return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)

@@ -66,8 +66,8 @@ class Progress:
         self.next_seq = 0
         sync = run.settings.sync
         waits = sync.adoption == "at_tau"
-        alone = not waits and sync.quorum < len(state.with_members(run).everybody)
-        self.aim = Aim(run.num_fragments, state.slot, sync.local_steps == "measured" and not waits, alone, state.window)
+        closes = not waits and sync.quorum < len(state.with_members(run).everybody)
+        self.aim = Aim(run.num_fragments, state.slot, "steps" if waits else sync.local_steps, closes, state.window)
         self.books = [FragmentBooks(output, position) for output in state.outputs]
         self.events = EventLog()
         self._applied: dict[int, int | None] = {}
@@ -115,15 +115,15 @@ class Progress:
 
     # -- offering -----------------------------------------------------------------------------------------------
 
-    def due(self, now_s: float, step_s: float, queued: int = 0) -> list[Draft]:
-        """The offers to make after this step: usually none or one. `queued`: so many wait to be uploaded."""
-        return self._drafts(self.aim.due(now_s, step_s, queued, self._is_ready), now_s)
+    def due(self, now_s: float, step_s: float) -> list[Draft]:
+        """The offers to make after this step: usually none or one."""
+        return self._drafts(self.aim.due(now_s, step_s, self._is_ready), now_s)
 
-    def everything(self, now_s: float, queued: int = 0) -> list[Draft]:
+    def everything(self, now_s: float) -> list[Draft]:
         """What a learner offers that leaves, or that may not step: every fragment with progress and no offer on its
         way, for the next slot that it can reach. (Without this, one that stands at the drift bound, all its offers
         refused, would wait for a merge that waits for it.)"""
-        first = self.aim.first_reachable(now_s, queued)
+        first = self.aim.first_reachable(now_s)
         return self._drafts(range(first, first + self.run.num_fragments), now_s)
 
     def awaits_outcomes(self) -> bool:

@@ -158,7 +158,7 @@ def test_progress_that_outgrows_an_offer_is_dropped_before_the_next_step_with_ne
 def test_at_the_drift_bound_everything_is_offered_and_nothing_is_trained() -> None:
     run = make_run(fragments=4, drift_rounds=1)
     living = Living(WrittenLog(run))
-    living.until(lambda: living.learner.doing == "WAITING" and living.learner.uploads == 0)
+    living.until(lambda: living.learner.doing == "WAITING" and not living.learner.progress.aim.delivery.waiting)
     steps = living.training.steps
     living.world.run_for(30.0)
     assert living.training.steps == steps == 4 and "drift bound" in living.learner.note

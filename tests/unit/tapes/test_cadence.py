@@ -75,7 +75,7 @@ def test_equal_learners_merge_once_a_slot_whatever_their_links(slow_link_s: floa
     pacings = [NEAR, NEAR, replace(NEAR, upload_s=1.2), replace(NEAR, upload_s=slow_link_s)]
     played = Played(pacings, grace=GraceSettings(gamma))
     assert played.state.skips == 0
-    assert played.due <= played.state.merges <= played.due + 4
+    assert played.state.merges == pytest.approx(played.due, abs=4)
     assert played.state.participation > (0.95 if slow_link_s < SLOT_S else 0.85)
 
 
@@ -98,7 +98,7 @@ def test_learners_that_are_a_little_apart_merge_together(apart: float, mixing: s
     played = Played(pacings, rounds=60, mixing=mixing, local_steps="planned")
     assert played.state.participation > 0.98 and played.state.skips == 0
     assert played.state.offers_refused == 0
-    assert played.state.merges == pytest.approx(played.due, abs=4)
+    assert 0.97 * played.due <= played.state.merges <= played.due + 4
     assert played.kept > (0.98 if mixing == "rebase" else 0.6)
 
 
@@ -142,14 +142,14 @@ def test_after_an_outage_few_fragments_that_are_replaced_lose_more() -> None:
 @pytest.mark.parametrize("fragments", [3, 4, 12])
 def test_a_full_quorum_of_unequal_speeds_leaves_no_offer_waiting_for_rounds(fragments: int) -> None:
     """Step times 1 to 2 s with one H for all: all are in every merge, nobody's offers are superseded or too late, and
-    the slots go at least at the pace of the slowest."""
+    the slots go at least at the pace of the slowest. At the end the fast ones' last round is in no merge yet."""
     played = Played(
         [Pacing(s, LINK_S, LINK_S) for s in (1.0, 1.3, 1.7, 2.0)], fragments=fragments, rounds=160 // fragments,
         quorum=4, local_steps="planned", mixing="rebase",
     )  # fmt: skip
     state = played.state
     assert state.participation == 1.0 and state.skips == 0
-    assert state.offers_refused == 0 and played.kept > 0.95
+    assert state.offers_refused == 0 and played.kept > 0.93
     slowest = min(played.reached(f"l{index}") for index in range(4))
     assert slowest - 4 <= state.merges <= played.due
 

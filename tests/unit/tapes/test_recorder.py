@@ -146,6 +146,6 @@ def test_a_learners_books_tell_all_that_shaped_its_parameters() -> None:
     assert late.events == (
         Event("heard", n=1, local_steps=4), Event("moved", position=20), Event("dropped", fragment=0),
         Event("dropped", fragment=1), Event("steps", count=1, batch_tokens=3),
-        Event("adopted", fragment=0, version=1, since=0), Event("saved", count=7),
+        Event("adopted", fragment=0, version=1, mixing="rebase", since=0), Event("saved", count=7),
         Event("steps", count=1, batch_tokens=4),
     )  # fmt: skip

@@ -97,7 +97,7 @@ def test_mixed_hardware_merges_together_at_the_pace_of_the_fastest_with_a_window
     """Half the learners take 1.5 times as long, with one H for all. Quorum M waits for the slow; at K = 1 they offer
     what they have by then, in time for the slot's window, though it has no length."""
     pacings = mixed_speeds(4, slow=1.5)
-    base = SyncSettings(every=24, fragments=12, overlap=2)
+    base = SyncSettings(every=24, fragments=12, overlap=2, local_steps="planned")
     steps = 144
     full = tape_of(decoupled(replace(base, quorum=4)), pacings, steps)
     no_window = tape_of(decoupled(replace(base, quorum=1, grace=GraceSettings(0.0))), pacings, steps)
@@ -106,7 +106,7 @@ def test_mixed_hardware_merges_together_at_the_pace_of_the_fastest_with_a_window
     slots = max(steps_of(track.events) for track in no_window.tracks) * 12 // 24  # of the fastest learner
     for tape in (no_window, window):
         assert mean_participants(tape) > 3.9 and min(len(merge.inputs) for merge in tape.merges) >= 2
-        assert slots <= len(tape.merges) <= slots + 2
+        assert abs(len(tape.merges) - slots) <= 2
     assert len(full.merges) < 0.9 * slots
 
 
