@@ -197,7 +197,8 @@ class Aim:
             return has_reached and slot < self.head + self.num_fragments
         if has_reached and opens_s - way_s <= now_s + max(step_s, EARLY * self.window.slot_s):
             return True
-        late = 1.0 if self.pace == "planned" else TOLERATED
+        missed_a_round = slot >= self.next_slot + self.num_fragments  # then nobody waits for it any more
+        late = 1.0 if self.pace == "planned" and not missed_a_round else TOLERATED
         return self.closes_s(slot, now_s) < inf and opens_s + late * self.window.grace_s - way_s < now_s + step_s
 
     def first_reachable(self, now_s: float, before: int = 0) -> int:
