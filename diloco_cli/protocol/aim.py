@@ -39,8 +39,8 @@ MOST_PASSED = 4096  # slots in one go: beyond that something is wrong with a clo
 
 @dataclass
 class Delivery:
-    """How long an upload takes: its median and median deviation, for one hiccup says nothing of the next; what is
-    hidden of its way; and how many are `waiting` to be uploaded, one after the other, which is done at `free_s`."""
+    """How long an upload takes: its median and median deviation, for one hiccup says nothing of the next, and the first
+    one alone may have been a hiccup; what is hidden of its way; and how many are `waiting` to be uploaded, one after the other, which is done at `free_s`."""
 
     measured_s: float = 0.0
     hidden_s: float = 0.0
@@ -62,7 +62,7 @@ class Delivery:
             self._taken_s.append(seconds)
             middle_s = median_low(self._taken_s)
             deviation_s = median_low(abs(taken_s - middle_s) for taken_s in self._taken_s)
-            self.measured_s = middle_s + DEVIATIONS * deviation_s
+            self.measured_s = middle_s + DEVIATIONS * deviation_s if len(self._taken_s) > 1 else 0.0
         self.waiting -= 1
         self.free_s = now_s + self.waiting * self.measured_s
 
@@ -172,7 +172,8 @@ class Aim:
         slots: list[int] = []
         while True:
             slot = self.first_reachable(now_s, len(slots))
-            self.reached = max(self.reached, float(slot))
+            missed = self.pace == "steps" and slot > self.next_slot  # at once, to be there with the others again
+            self.reached = max(self.reached, slot + 1.0 if missed else float(slot))
             if not self._is_due(slot, now_s, step_s):
                 break
             if len(slots) == self.num_fragments or not is_ready(slot):

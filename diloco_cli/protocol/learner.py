@@ -178,8 +178,12 @@ class Learner:
 
     def adopt(self) -> Steps[None]:
         """All that has arrived, if nothing else is agreed on (`at_tau`)."""
+        if not self.at_tau:
+            yield from self._adopt_all()
+
+    def _adopt_all(self) -> Steps[None]:
         now_s: float = yield Now()
-        for fragment in () if self.at_tau else sorted(self.arrived):
+        for fragment in sorted(self.arrived):
             self._adopt(*self.arrived.pop(fragment), now_s)
 
     def _adopt(self, output: Output, values: Values, seen_s: float, now_s: float) -> None:
@@ -284,21 +288,26 @@ class Learner:
         yield from self._offer_everything()
         yield Sleep(PAUSE_S)
         yield from self.hear()
-        yield from self.adopt()
+        yield from self._adopt_all()
 
     def await_merges(self) -> Steps[None]:
-        """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be."""
+        """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be. A learner whose offer
+        was refused passes that slot by, for others may wait for it."""
         sync = self.run.settings.sync
-        while self.awaited and merge_is_due(sync, self.awaited[0], self.progress.aim.next_slot):
+        aim = self.progress.aim
+        while self.awaited and merge_is_due(sync, self.awaited[0], max(aim.next_slot, aim.head)):
             draft = self.awaited.popleft()
             while not self._is_over():
                 cast = self.arrived.get(draft.fragment)
-                found = waited_for(draft, None if cast is None else cast[0], self.state)
+                base = self.progress.books[draft.fragment].base
+                found = waited_for(draft, base, None if cast is None else cast[0], self.state)
                 if found == "here":
                     self._adopt(*self.arrived.pop(draft.fragment), (yield Now()))
                 if found != "to come":
                     break
                 self.doing = "WAITING"
+                if self.progress.is_refused(draft):
+                    yield from self._offer_everything()
                 yield Sleep(PAUSE_S)
                 yield from self.hear()
         self.doing = "TRAINING"

@@ -5,7 +5,7 @@ c_steps[p], c_tokens[p]   inner steps and tokens since this learner last RECEIVE
 
 At most one offer of a fragment is on its way. Its outcome is known as soon as the log has passed its slot: applied
 there, or not at all. What an offer held that was not applied goes into the fragment's next one, with all progress
-since, unless its adoption gives up own progress (`replace`, `blend`).
+since, if its slot was skipped; if others were merged there, it is given up with the adoption of that merge.
 """
 
 from __future__ import annotations
@@ -125,6 +125,11 @@ class Progress:
         refused, would wait for a merge that waits for it.)"""
         first = self.aim.first_reachable(now_s)
         return self._drafts(range(first, first + self.run.num_fragments), now_s)
+
+    def is_refused(self, draft: Draft) -> bool:
+        """Whether this offer is known to be in no merge."""
+        book = self.books[draft.fragment]
+        return draft is not book.waits and draft is not book.sent
 
     def awaits_outcomes(self) -> bool:
         """Whether the outcome of any own offer is not known yet."""

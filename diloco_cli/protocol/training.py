@@ -35,10 +35,13 @@ def merge_is_due(sync: SyncSettings, draft: Draft, next_slot: int) -> bool:
     return sync.adoption == "at_tau" and sync.overlap != "auto" and draft.slot + 1 + sync.overlap <= next_slot
 
 
-def waited_for(draft: Draft, arrived: Output | None, state: RunState) -> Literal["here", "to come", "never"]:
-    """The merge of this offer, or a later one of its fragment; `arrived`: the fragment's newest version that is here.
-    Never after a rollback behind the offer's base, for nobody merges that offer, and never if its slot was skipped."""
-    if draft.base.version < state.base_floor:
+def waited_for(
+    draft: Draft, base: Output, arrived: Output | None, state: RunState
+) -> Literal["here", "to come", "never"]:
+    """The merge of this offer, or a later one of its fragment; `base`: what is adopted of that, `arrived`: its newest
+    version that is here. Never after a rollback behind the offer's base, for nobody merges that offer, and never if its
+    slot was skipped, or such a merge is adopted."""
+    if draft.base.version < state.base_floor or base.slot >= draft.slot:
         return "never"
     if arrived is not None and arrived.slot >= draft.slot:
         return "here"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BAD_PAYLOADS = (2, 12)  # of one disturbance: a few, or enough for a quarantine
 RESUMED_AFTER_S = 0.5
+PART = 0.5
 
 
 class Disturber:
@@ -40,6 +41,7 @@ class Disturber:
         self._away: dict[str, tuple[float, Fault]] = {}
         self._leaving: set[str] = set()
         self._bad: Counter[tuple[str, str]] = Counter()
+        self._partial_until_s: dict[str, float] = {}
 
     def strike(self, disturbance: Disturbance) -> None:
         history = self.history
@@ -53,6 +55,7 @@ class Disturber:
         self._away.clear()
         self._leaving.clear()
         self._bad.clear()
+        self._partial_until_s.clear()
         self.let_in()
 
     def let_in(self) -> None:
@@ -223,6 +226,14 @@ class Disturber:
 
     def leaves(self, name: str) -> bool:
         return name in self._leaving
+
+    def _partial(self, disturbance: Disturbance) -> None:
+        """Some of an island's devices are gone for a while: its steps take a part of its batch."""
+        self._partial_until_s[disturbance.target] = self.history.world.now_s + disturbance.for_s
+
+    def share(self, name: str) -> float:
+        """Of its batch that a step of this learner takes now."""
+        return PART if self.history.world.now_s < self._partial_until_s.get(name, 0.0) else 1.0
 
     # -- bad payloads -------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ gradients of the data that made it. Exact, and every version depends on every in
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from diloco_cli.digests import digest
@@ -12,6 +13,7 @@ from diloco_cli.protocol.records import Offer, Output, RunFormat
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
 MOST = 1 << 40  # the norm cap: no honest delta comes near
+COARSE = 8  # with error feedback, a payload names a multiple of this
 
 
 def gradient(learner: str, start: int, end: int) -> int:
@@ -22,6 +24,16 @@ def gradient(learner: str, start: int, end: int) -> int:
 
 def _gradient_until(learner: str, end: int) -> int:
     return end * (sum(learner.encode()) * 7919 + end * 1009)
+
+
+def rounded(wanted: int) -> int:
+    """What a lossy codec leaves of a delta."""
+    return wanted // COARSE * COARSE
+
+
+def agreement(deltas: list[int]) -> float | None:
+    """Stands for the mean cosine of so many learners' deltas: any number from 0 to 1."""
+    return sum(deltas) % 11 / 10 if len(deltas) > 1 else None
 
 
 def first_version(fragment: int) -> tuple[int, int]:
@@ -102,7 +114,8 @@ class IntegerArithmetic:
         if unfit:
             return Refused(unfit)
         parameter, momentum = numbers(self.current[fragment], "state")
-        return self._version(fragment, *outer_step(parameter, momentum, deltas))
+        merged = self._version(fragment, *outer_step(parameter, momentum, deltas))
+        return replace(merged, agreement=agreement([int(delta) for delta, _ in deltas]))
 
     def settled(self, fragment: int) -> Merged:
         state = self.current[fragment]

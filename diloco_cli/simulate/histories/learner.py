@@ -16,7 +16,7 @@ from diloco_cli.protocol.operations import Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.progress import Draft
 from diloco_cli.protocol.records import Mixing, Offer, OfferId, Output, ProcessClaim, RunFormat
-from diloco_cli.simulate.histories.integers import delta_bytes, gradient, numbers
+from diloco_cli.simulate.histories.integers import delta_bytes, gradient, numbers, rounded
 from diloco_cli.simulate.histories.ledger import Account
 from diloco_cli.simulate.lanes import VirtualLanes
 
@@ -88,15 +88,21 @@ class IntegerTraining:
 
 
 class IntegerWire:
-    """Implements protocol.ports.Wire. `casts`: the bytes of the versions that were decoded and not adopted yet."""
+    """Implements protocol.ports.Wire. `casts`: the bytes of the versions that were decoded and not adopted yet; `left`:
+    what was rounded away of each offer, by fragment and seq."""
 
-    def __init__(self, habits: Habits) -> None:
-        self.habits = habits
+    def __init__(self, habits: Habits, feeds_back: bool) -> None:
+        self.habits, self.feeds_back = habits, feeds_back
         self.casts: dict[Output, bytes] = {}
+        self.left: dict[tuple[int, int | None], int] = {}
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
-        poison = self.habits.poison()
-        return delta_bytes(base - values if poison is None else poison)
+        poison, delta = self.habits.poison(), base - values
+        if self.feeds_back:
+            wanted = delta + self.left.get((fragment, applied), 0)
+            delta = rounded(wanted)
+            self.left[fragment, seq] = wanted - delta
+        return delta_bytes(delta if poison is None else poison)
 
     def decode(self, output: Output, data: bytes) -> int:
         self.casts[output] = data
@@ -149,7 +155,8 @@ class Learner(product.Learner):
         start_threads: Callable[[list[Steps[Any]]], None],
     ) -> None:  # fmt: skip
         self.habits, self._waits = habits, count()
-        wire, lanes = IntegerWire(habits), VirtualLanes(lambda steps: start_threads([steps]))
+        wire = IntegerWire(habits, run.settings.sync.error_feedback)
+        lanes = VirtualLanes(lambda steps: start_threads([steps]))
         self.casts = wire.casts
         super().__init__(
             run, name, claim, IntegerTraining(name, run.num_fragments, habits), wire, nonce,

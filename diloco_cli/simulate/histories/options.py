@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, get_args
 
+from diloco_cli.config.impossible import longest_overlap
 from diloco_cli.config.settings import (
     DataSettings,
     EvaluationSettings,
@@ -30,13 +31,17 @@ GRACE_S = 1.0  # of readers, before anything is deleted
 REGION = "apart"  # the one with a bucket of its own, in some histories
 SPARE_SHARDS = 2  # for islands that join
 MOST_LEARNERS = 16
+SHORT_MERGES, LONG_MERGES, LONG_SHARE = (5, 8), (100, 300), 0.01
 SECRET = Secret("of histories, " * 3, "a history")
 POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
 
 DisturbanceKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
-    "stand_in", "join", "leave", "wall_jump", "poison", "huge", "corrupt", "unfit", "lift", "rollback", "collect",
+    "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "lift", "rollback",
+    "collect",
 ]  # fmt: skip
+MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
+MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
 DISTURBANCES: tuple[DisturbanceKind, ...] = get_args(DisturbanceKind)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # seldom on: clients wait long, and a history spends its time with nothing
@@ -65,7 +70,9 @@ class Options:
     quorum: int
     apart: int
     merges: int
-    mixing: Literal["replace", "rebase"]
+    mixing: MixingSetting
+    adoption: Literal["on_arrival", "at_tau"]
+    feedback: bool
     overlap: int | Literal["auto"]
     local_steps: Literal["measured", "planned"]
     steps_a_slot: int
@@ -94,7 +101,7 @@ class Options:
         than one of each where the exchange takes longer than a slot, or no progress in flight is given up."""
         participants = fmean((self.learners, self.quorum))
         exchange_slots = (2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * self.latency_s) / self.slot_s
-        kept = 1.4 if self.mixing == "rebase" else 1.0
+        kept = 1.4 if self.mixing in ("rebase", "adaptive") else 1.0
         return participants * kept * min(2.2, max(1.0, 0.3 + 0.45 * exchange_slots))
 
     @property
@@ -115,7 +122,7 @@ class Options:
         apart = f", {self.apart} of them in a region of their own" if self.apart else ""
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
-            f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, "
+            f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
             f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
             f"{signed}faults of calls: {calls}; others: {others}"
         )
@@ -133,6 +140,9 @@ def drawn_options(seed: int) -> Options:
     quorum = 1 if draw.chance(0.6) else draw.whole(1, min(learners, 4))
     step_s = draw.choice((0.05, 0.05, 0.1, 0.5))
     steps_a_slot = draw.choice((1, 2, 2, 3))
+    every = steps_a_slot * fragments
+    at_tau = draw.chance(0.1)
+    longest = longest_overlap(every, fragments)
     return Options(
         learners=learners,
         syncers=draw.choice((1, 1, 1, 1, 2, 3)),
@@ -145,9 +155,11 @@ def drawn_options(seed: int) -> Options:
         fragments=fragments,
         quorum=quorum,
         apart=draw.whole(1, learners) if draw.chance(0.1) else 0,
-        merges=draw.whole(5, 8),
-        mixing="rebase" if draw.chance(0.3) else "replace",
-        overlap=draw.choice(("auto", "auto", 0, 1, 2)),
+        merges=draw.whole(*(LONG_MERGES if draw.chance(LONG_SHARE) else SHORT_MERGES)),
+        mixing=draw.choice(MIXINGS),
+        adoption="at_tau" if at_tau else "on_arrival",
+        feedback=draw.chance(0.2),
+        overlap=min(longest, draw.choice((0, 1, 2))) if at_tau else draw.choice(("auto", "auto", 0, 1, 2)),
         local_steps="planned" if draw.chance(0.3) else "measured",
         steps_a_slot=steps_a_slot,
         staleness_rounds=draw.choice((1, 2, 2, 3)),
@@ -185,6 +197,9 @@ def run_of(options: Options) -> RunFormat:
             fragments=options.fragments,
             quorum=options.quorum,
             mixing=options.mixing,
+            adoption=options.adoption,
+            codec="int8" if options.feedback else "bf16",
+            error_feedback=options.feedback,
             overlap=options.overlap,
             local_steps=options.local_steps,
             staleness_rounds=options.staleness_rounds,

@@ -28,6 +28,7 @@ from diloco_cli.simulate.histories.integers import (
     gradient,
     numbers,
     outer_step,
+    rounded,
     state_bytes,
 )
 from diloco_cli.store.port import Store
@@ -101,6 +102,7 @@ class Replayer:
         self.applied: list[Applied] = []
         self.shares: dict[str, int] = {}
         self.shares_after: list[dict[str, int]] = []
+        self.left: dict[tuple[str, int, int], tuple[int, int]] = {}
 
     def read(self) -> Replayer:
         """The whole log, from where this reader stands; and nothing lies beyond its end. Behind the newest floor only
@@ -191,6 +193,7 @@ class Replayer:
         to = rollback["to"]
         expect(self.gc_floor <= to < n, "9", f"commit {n} goes back to {to}, behind the floor {self.gc_floor}")
         self.shares, self.base_floor = self.shares_after[to], n
+        self.left.clear()  # nothing is owed for merges that no longer count
         expect(dict(rollback["shares"]) == self.shares, "4", f"commit {n} says other shares than there were after {to}")
         self.token_parameters = sum(self.shares.values())
         for fragment in range(self.run.num_fragments):
@@ -237,23 +240,32 @@ class Replayer:
         offer = json.loads(self.store.get(f"offer/{at}.json") or b"{}")
         expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")
         payload = self.store.get(f"delta/{at}-{item['payload_digest']}")
+        made = self._made(item, fragment, offer["feeds_back"], who)
         if payload is None and self.n <= self.collected:  # deltas are what their ranges give
-            return self._made(item) + self._anchor(item, fragment, who)
+            return made + self._anchor(item, fragment, who)
         expect(payload is not None, "9", f"{who}: its payload is gone")
         expect(digest(payload or b"") == item["payload_digest"], "8", f"{who}: other bytes than its record says")
-        return self._delta(item, payload or b"", who) + self._anchor(item, fragment, who)
+        return self._delta(made, payload or b"", who) + self._anchor(item, fragment, who)
 
-    def _delta(self, item: Plain, payload: bytes, who: str) -> int:
+    def _delta(self, made: int, payload: bytes, who: str) -> int:
         try:
             (delta,) = numbers(payload, "delta")
         except ValueError:
             raise ViolationError("8", f"{who}: {payload!r} was merged") from None
         expect(abs(delta) <= MOST, "8", f"{who}: {delta} is over the cap")
-        expect(delta == self._made(item), "4", f"{who}: its delta was not made from the range that it claims")
+        expect(delta == made, "4", f"{who}: its delta was not made from the range that it claims")
         return delta
 
-    def _made(self, item: Plain) -> int:
-        return gradient(item["learner"], item["data_start"], item["data_end"])
+    def _made(self, item: Plain, fragment: int, feeds_back: int | None, who: str) -> int:
+        """What its range gives; with error feedback also what was rounded away of the one before that was applied."""
+        made = gradient(item["learner"], item["data_start"], item["data_end"])
+        if not self.run.settings.sync.error_feedback:
+            return made
+        of = item["learner"], item["incarnation"], fragment
+        before, owed = self.left.get(of, (None, 0))
+        expect(feeds_back == before, "4", f"{who} feeds back what is left of {feeds_back}, not of {before}")
+        self.left[of] = item["seq"], made + owed - rounded(made + owed)
+        return rounded(made + owed)
 
     def _anchor(self, item: Plain, fragment: int, who: str) -> int:
         versions = self.versions[fragment]

@@ -16,7 +16,7 @@ LONGEST_PAUSE_S = (0.1, 0.5, 2.0, 10.0)
 LONGEST_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
 OF_PROCESSES = frozenset({"kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump"})
 WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
-OF_LEARNERS = frozenset({"leave", "poison", "huge", "corrupt", "unfit", "lift"})
+OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "lift"})
 CHECKED = (  # bytes that may come damaged
     "delta/", "state/", "cast/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
 )  # fmt: skip

@@ -100,6 +100,7 @@ class Supervisor:
             lambda: disturber.leaves(name),
             lambda: disturber.poison(name),
             lambda: disturber.corrupts(name),
+            lambda: disturber.share(name),
         )
 
     # -- ending, and coming back --------------------------------------------------------------------------------

@@ -59,19 +59,22 @@ def test_a_merge_is_adopted_tau_slots_after_its_own() -> None:
 def test_the_wait_for_a_merge_ends_with_it_or_with_a_later_one_of_the_fragment() -> None:
     """An offer of fragment 0 for slot 4; the log as far as it is known, and the version that has arrived."""
     mine = draft(4)
-    assert waited_for(mine, None, log(4, 2, 3)) == "to come"
-    assert waited_for(mine, output(0, 3, 2), log(4, 2, 3)) == "to come", "that is the merge before it"
-    assert waited_for(mine, None, log(5, 4, 3)) == "to come", "merged, and its version is on its way"
-    assert waited_for(mine, output(0, 5, 4), log(5, 4, 3)) == "here"
-    assert waited_for(mine, output(0, 7, 6), log(7, 6, 5)) == "here"
+    assert waited_for(mine, output(0, 3, 2), None, log(4, 2, 3)) == "to come"
+    assert waited_for(mine, output(0, 3, 2), output(0, 3, 2), log(4, 2, 3)) == "to come", "that is the merge before it"
+    assert waited_for(mine, output(0, 3, 2), None, log(5, 4, 3)) == "to come", "merged, and its version is on its way"
+    assert waited_for(mine, output(0, 3, 2), output(0, 5, 4), log(5, 4, 3)) == "here"
+    assert waited_for(mine, output(0, 3, 2), output(0, 7, 6), log(7, 6, 5)) == "here"
 
 
 def test_a_merge_that_a_skip_or_a_rollback_has_taken_the_place_of_is_not_waited_for() -> None:
     mine = draft(4, base=3)
-    assert waited_for(mine, None, log(5, 2, 3)) == "never", "slot 4 was skipped"
-    assert waited_for(mine, None, log(4, 2, 3, base_floor=3)) == "to come"
-    assert waited_for(mine, None, log(4, 2, 3, base_floor=4)) == "never", "its base lies behind a rollback"
-    assert waited_for(mine, output(0, 7, 4), log(5, 4, 3, base_floor=4)) == "never"
+    assert waited_for(mine, output(0, 3, 2), None, log(5, 2, 3)) == "never", "slot 4 was skipped"
+    assert waited_for(mine, output(0, 3, 2), None, log(4, 2, 3, base_floor=3)) == "to come"
+    assert waited_for(mine, output(0, 3, 2), None, log(4, 2, 3, base_floor=4)) == "never", (
+        "its base lies behind a rollback"
+    )
+    assert waited_for(mine, output(0, 3, 2), output(0, 7, 4), log(5, 4, 3, base_floor=4)) == "never"
+    assert waited_for(mine, output(0, 5, 4), None, log(5, 4, 3)) == "never", "its merge was adopted at the drift bound"
 
 
 def test_a_save_is_due_once_every_so_many_rounds() -> None:
