@@ -40,7 +40,8 @@ MOST_PASSED = 4096  # slots in one go: beyond that something is wrong with a clo
 @dataclass
 class Delivery:
     """How long an upload takes: its median and median deviation, for one hiccup says nothing of the next, and the first
-    one alone may have been a hiccup; what is hidden of its way; and how many are `waiting` to be uploaded, one after the other, which is done at `free_s`."""
+    one alone may have been a hiccup; what is hidden of its way; and how many are `waiting` to be uploaded, one after
+    the other, which is done at `free_s`."""
 
     measured_s: float = 0.0
     hidden_s: float = 0.0
@@ -138,9 +139,18 @@ class Aim:
         slot_s = 0.0 if self.window is None else self.window.slot_s
         if in_time:
             self.delivery.hidden_s = max(0.0, self.delivery.hidden_s - HIDDEN_LESS * slot_s)
-        elif shot is not None and shot.known and shot.arrived_s is not None and shot.arrived_s <= shot.closes_s < inf:
-            more_s = max(self.delivery.hidden_s, shot.closes_s - shot.arrived_s) + HIDDEN_STEP * slot_s
-            self.delivery.hidden_s = min(more_s, self.num_fragments * slot_s)
+        elif shot is not None and shot.known and shot.arrived_s is not None:
+            hidden_s = min(shot.closes_s, self._closed_s(slot)) - shot.arrived_s
+            if 0 <= hidden_s < inf:
+                more_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
+                self.delivery.hidden_s = min(more_s, self.num_fragments * slot_s)
+
+    def _closed_s(self, slot: int) -> float:
+        """When the half of a merged slot's grace was over, at the latest, as the head tells now."""
+        if self.window is None:
+            return inf
+        passed_s = (self.head - slot) * self.window.slot_s
+        return self.head_since_s + self.window.opens_s - passed_s + self.window.grace_s / 2
 
     # -- what follows -------------------------------------------------------------------------------------------
 

@@ -291,8 +291,8 @@ class Learner:
         yield from self._adopt_all()
 
     def await_merges(self) -> Steps[None]:
-        """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be. A learner whose offer
-        was refused passes that slot by, for others may wait for it."""
+        """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be. A learner whose
+        offer was refused passes that slot by, for others may wait for it."""
         sync = self.run.settings.sync
         aim = self.progress.aim
         while self.awaited and merge_is_due(sync, self.awaited[0], max(aim.next_slot, aim.head)):

@@ -65,13 +65,13 @@ class Progress:
         self.local_steps = float(island.local_steps)
         self.next_seq = 0
         sync = run.settings.sync
-        waits = sync.adoption == "at_tau"
-        closes = not waits and sync.quorum < len(state.with_members(run).everybody)
-        self.aim = Aim(run.num_fragments, state.slot, "steps" if waits else sync.local_steps, closes, state.window)
+        pace = "steps" if sync.adoption == "at_tau" else sync.local_steps
+        self.aim = Aim(run.num_fragments, state.slot, pace, self._is_dispensable(state), state.window)
         self.books = [FragmentBooks(output, position) for output in state.outputs]
         self.events = EventLog()
         self._applied: dict[int, int | None] = {}
         self._produced: dict[int, int] = {}
+        self._faults = state.learner(learner).faults
         self.log_n = state.n
         self.head_tokens = state.tokens(run.layout)
         self._merges = state.merges
@@ -79,6 +79,11 @@ class Progress:
         self.base_floor = state.base_floor
         self.quarantined = state.learner(learner).quarantined
         self.unreadable: frozenset[int] = frozenset()
+
+    def _is_dispensable(self, state: RunState) -> bool:
+        """Whether merges go on without this learner, and so its offers can be too late."""
+        sync, members = self.run.settings.sync, state.with_members(self.run).everybody
+        return sync.adoption == "on_arrival" and sync.quorum < len(members)
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
@@ -244,7 +249,8 @@ class Progress:
 
     def _learn_outcomes(self, state: RunState, known: LearnerRecord) -> None:
         """An offer is in the merge of its slot or in none, so the log's slot tells, also before its refusal does."""
-        self.aim.known = known.floor == self.incarnation
+        self.aim.known, self.aim.closes = known.floor == self.incarnation, self._is_dispensable(state)
+        blamed, self._faults = known.faults > self._faults, known.faults  # for what an offer held, not for its way
         self._produced = {fragment: last.produced for fragment, last in known.applied.items()}
         mine = {
             fragment: last.seq
@@ -262,8 +268,14 @@ class Progress:
             if applied or passed or refused:
                 book.waits = None
                 book.sent = book.sent if applied else None
-                merged = any(output.slot == draft.slot for output in state.history if output.fragment == fragment)
-                self.aim.settled(draft.slot, applied or not passed if merged or not passed else None)
+                self.aim.settled(draft.slot, None if blamed else self._was_in_time(draft, applied, state))
+
+    def _was_in_time(self, draft: Draft, applied: bool, state: RunState) -> bool | None:
+        """None: the log does not tell, for its slot was skipped."""
+        if applied or draft.slot >= state.slot:
+            return True
+        of_fragment = (output.slot for output in state.history if output.fragment == draft.fragment)
+        return False if draft.slot in of_fragment else None
 
     def is_behind_rollback(self, state: RunState) -> bool:
         """Whether the log knows of a rollback that these books do not know."""

@@ -9,11 +9,12 @@ from diloco_cli.protocol.driver import perform
 from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.regional import TRIES_AGAIN_S
+from diloco_cli.simulate.histories.attendance import Attendances
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.monitor import check_folded
-from diloco_cli.simulate.histories.options import POLL_BOUNDS_S
+from diloco_cli.simulate.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S
 from diloco_cli.simulate.histories.processes import LARGEST_DRIFT, Process
-from diloco_cli.simulate.histories.replayer import LIVENESS, Replayer, ViolationError, expect
+from diloco_cli.simulate.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
 from diloco_cli.store.retry import LONGEST_PAUSE_S
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ SAYS_WHY_S = 15.0
 CALLS_OF_EACH = 100  # while a syncer takes in what a learner has offered in the meantime
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # longer than all of these nobody is silent who may offer
 POLLS_A_SECOND = 1.5 * (1 + LARGEST_DRIFT) / POLL_BOUNDS_S[0]
+COLLECTS_BELOW = 0.05  # of a slot, for a call of the store for each learner: then a syncer has time to collect
 GOOD_ENDS = (0, FencedError.exit_status)
 
 
@@ -39,14 +41,15 @@ class Healthy:
         for process in history.supervisor.processes:
             process.free_s = process.held_until_s()
             process.heard_s, process.heard_merges = self.since_s, history.monitor.replayer.merges
+        self.attendances = Attendances(history)
         self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
         self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
 
-    def committed(self) -> None:
+    def committed(self, commit: Plain) -> None:
         """Whoever may offer does so, round after round."""
         history, now_s = self.history, self.history.world.now_s
         replayer, slot_s = history.monitor.replayer, history.options.slot_s * history.options.slowest
-        if replayer.kinds[-1] != "merge":
+        if commit["kind"] != "merge":
             return
         self.merged_s = now_s
         for process in history.supervisor.processes:
@@ -54,6 +57,9 @@ class Healthy:
                 continue
             if self._excused(process):
                 process.heard_merges = replayer.merges
+                self.attendances.excused(process)
+            else:
+                self.attendances.merged(process, commit)
             if replayer.merges - process.heard_merges <= 1:
                 process.heard_s = now_s
             rounds = (replayer.merges - process.heard_merges) / history.options.fragments
@@ -119,6 +125,22 @@ class Healthy:
             bound = POLLS_A_SECOND * max(0.0, spent_s) * asks + each * (commits + 4) + 4 * history.monitor.deletions
             done = process.operations - self.operations.get(process.name, 0)
             expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
+
+
+def check_bucket(history: History) -> None:
+    """What nobody needs any more is deleted: what lies there is bounded by what is kept, by how often the floor moves
+    and by the grace of readers. Demanded of long histories whose syncer has time between its merges."""
+    options, fragments = history.options, history.options.fragments
+    kept = options.kept_rounds * fragments
+    busy = options.latency_s * len(history.roles) > COLLECTS_BELOW * options.slot_s
+    if busy or options.merges < LONG_MERGES[0]:
+        return
+    grace_slots = (2 * GRACE_S + 2.0) / options.slot_s
+    commits = 1.5 * kept + 4 * options.snapshot_every + grace_slots + 10
+    most = {"state": commits + fragments, "delta": len(history.roles) * (commits + 4 * fragments)}
+    for kind, bound in most.items():
+        there = sum(key.startswith(f"{kind}/") for key in history.bucket.objects)
+        expect(there <= bound, "bucket", f"{there} objects of the kind {kind} are there, more than {bound:.0f}")
 
 
 def check_gave_way(history: History, process: Process) -> None:

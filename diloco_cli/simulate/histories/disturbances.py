@@ -59,6 +59,7 @@ class Disturber:
         self.let_in()
 
     def let_in(self) -> None:
+        """Operators lift the quarantine of whoever behaves again: no other learner may need it."""
         for name in sorted(self.history.monitor.replayer.kept_out):
             self._ask("lift", learner=name)
 
@@ -253,6 +254,7 @@ class Disturber:
         if not self._bad[kind, name]:
             return False
         self._bad[kind, name] -= 1
+        self.history.monitor.suspects.add(name)
         return True
 
     def poison(self, name: str) -> int | str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,11 +17,11 @@ from diloco_cli.protocol.wire import encode
 from diloco_cli.signing import LOG
 from diloco_cli.simulate.faulty_calls import Fault, Injected
 from diloco_cli.simulate.histories.bucket import Bucket
-from diloco_cli.simulate.histories.demands import Healthy, check_restart
+from diloco_cli.simulate.histories.demands import Healthy, check_bucket, check_restart
 from diloco_cli.simulate.histories.disturbances import Disturber
 from diloco_cli.simulate.histories.folds import remembered, tuned
 from diloco_cli.simulate.histories.learner import Beliefs
-from diloco_cli.simulate.histories.ledger import check_fates
+from diloco_cli.simulate.histories.ledger import check_fates, most_lost
 from diloco_cli.simulate.histories.monitor import Monitor
 from diloco_cli.simulate.histories.options import REGION, Options, run_of
 from diloco_cli.simulate.histories.outcome import Actors, Moment, Outcome
@@ -90,7 +91,7 @@ class History:
         drawn = drawn_disturbances(options, seed, names) if script is None else script.disturbances
         self.disturbances = drawn
         self.draw = Stream(seed, "history")
-        self.changes = 0
+        self.changes = self.lost_tokens = 0
         self.tail: list[Moment] = []
         self.roles = names
         self.disturber, self.supervisor = Disturber(self), Supervisor(self)
@@ -126,6 +127,8 @@ class History:
         outcome.operations = sum(actor.operations for actor in self.world.actors)
         outcome.per_actor = Counter({actor.name: actor.operations for actor in self.world.actors if actor.name})
         outcome.faulty = Script(tuple(self.calls.struck), self.disturbances)
+        outcome.lost_tokens = self.lost_tokens
+        outcome.processed_tokens = sum(account.tokens for account in self.beliefs.accounts)
         outcome.tail, outcome.log, outcome.objects = self.tail, self._log(), dict(self.bucket.objects)
         if self.region is not None:
             outcome.objects |= {f"{REGION}/{key}": data for key, data in self.region.bucket.objects.items()}
@@ -223,6 +226,8 @@ class History:
         fault = self.calls.strike(actor.name, actor.operations, operation, actor.owner.stream.uniform())
         if fault is not None:
             self.note(f"{actor.name} {_named(operation)}: {fault.kind.value}")
+            if fault.kind is Fault.TORN_WRITE and (key := getattr(operation, "key", "")).startswith("delta/"):
+                self.monitor.suspects.add(key.split("/")[1])
             if fault.kind is Fault.PAUSE:
                 self.supervisor.freeze(process, fault.seconds)
         return fault
@@ -245,7 +250,7 @@ class History:
                     watcher.bucket.listed_from_s[key] = self._listed_at_s()
                 watcher.created(role, key, data, self.world.now_s)
                 self.changes += 1
-                self._heard(actor.owner.process, key, watcher)
+                self._heard(actor.owner.process, key, data, watcher)
             case Put(key, _):
                 watcher.put(role, key)
             case Delete(key):
@@ -254,12 +259,12 @@ class History:
                     watcher.bucket.listed_until_s[key] = self._listed_at_s()
                 watcher.deleted(role, key, before, self.world.now_s)
 
-    def _heard(self, process: Process, key: str, watcher: Monitor | Region) -> None:
+    def _heard(self, process: Process, key: str, data: bytes, watcher: Monitor | Region) -> None:
         """What is demanded of a process depends on what it has said by now."""
         if process.role in self.roles and key.startswith(("offer/", "incarnation/")):
             process.said(key, self.monitor.replayer.merges)
         elif self.healthy is not None and watcher is self.monitor and key.startswith("commit/"):
-            self.healthy.committed()
+            self.healthy.committed(json.loads(data))
 
     def _listed_at_s(self) -> float:
         """When listings show what has happened now."""
@@ -281,10 +286,13 @@ class History:
         replayer = Replayer(self.bucket, self.run).read().check_published(at_home)
         if self.region is not None:
             self.region.check_at_the_end(apart)
-        check_fates(self.beliefs.accounts, replayer, self.run.num_fragments)
+        most = most_lost(self.run, max(replayer.batches.values()))
+        self.lost_tokens = check_fates(self.beliefs.accounts, replayer, self.run.num_fragments, most)
         check_restart(self, replayer)
         if self.healthy is not None:
             self.healthy.check_operations()
+            self.healthy.attendances.check_at_the_end()
+            check_bucket(self)
 
 
 def _latency(usual_s: float) -> Callable[[Actor, Operation], float]:

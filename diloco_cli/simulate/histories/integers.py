@@ -12,7 +12,7 @@ from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Offer, Output, RunFormat
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
-MOST = 1 << 40  # the norm cap: no honest delta comes near
+MOST = 1 << 80  # the norm cap: no honest delta comes near
 COARSE = 8  # with error feedback, a payload names a multiple of this
 
 

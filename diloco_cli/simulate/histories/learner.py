@@ -3,6 +3,7 @@ stand for the range that its offer claims shows in a replay."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -16,8 +17,10 @@ from diloco_cli.protocol.operations import Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.progress import Draft
 from diloco_cli.protocol.records import Mixing, Offer, OfferId, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.integers import delta_bytes, gradient, numbers, rounded
 from diloco_cli.simulate.histories.ledger import Account
+from diloco_cli.simulate.histories.replayer import expect
 from diloco_cli.simulate.lanes import VirtualLanes
 
 DRAIN_S = 10.0  # at most: where a quorum leaves together, each would wait for the others' progress
@@ -115,11 +118,16 @@ class IntegerWire:
 
 
 class Witness(Observer):
-    """Keeps the account of one incarnation, apart from the books of the product's code."""
+    """Keeps the account of one incarnation, apart from the books of the product's code. `stepped_at`: where its steps
+    ended, in tokens; `since_news`: how many of them since the log brought a merge, as far as the learner has read it.
+    """
 
     def __init__(self, learner: Learner, seen: Beliefs) -> None:
         self.learner, self.seen = learner, seen
         self.account: Account | None = None
+        self.stepped_at: list[int] = []
+        self.since_news = 0
+        self._merges = self._floor = 0
 
     def began(self, learner: product.Learner) -> None:
         start, fragments = learner.joined.data_start, learner.run.num_fragments
@@ -129,6 +137,19 @@ class Witness(Observer):
     def stepped(self, position: int, tokens: int) -> None:
         assert self.account is not None
         self.account.stepped(position, position + tokens)
+        self.stepped_at.append(position + tokens)
+        self._check_drift(self.learner.state)
+
+    def _check_drift(self, state: RunState) -> None:
+        """Nobody trains on without news: no further than the drift bound, of what no version holds."""
+        assert self.account is not None
+        if (state.merges, state.base_floor) != (self._merges, self._floor):
+            self._merges, self._floor, self.since_news = state.merges, state.base_floor, 0
+        self.since_news += 1
+        drifted = len(self.stepped_at) - bisect_right(self.stepped_at, min(self.account.held))
+        sync = self.learner.run.settings.sync
+        steps, most = min(self.since_news, drifted), sync.drift_rounds * sync.every
+        expect(steps <= most, "drift", f"{self.learner.name} has stepped {steps} times without news, more than {most}")
 
     def sent(self, draft: Draft) -> None:
         assert self.account is not None

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from diloco_cli.protocol.records import RunFormat
 from diloco_cli.simulate.histories.replayer import Applied, Replayer, expect
 
 Range = tuple[int, int]
@@ -43,6 +44,11 @@ class Account:
         self.offered.setdefault(fragment, []).append((seq, (start, end)))
         self.unsent[fragment] = max(self.unsent[fragment], end)
 
+    @property
+    def tokens(self) -> int:
+        """All that it has processed."""
+        return sum(end - start for start, end in self.processed)
+
     def kept(self, fragment: int, start: int) -> None:
         """An adopted version holds what lies before; what is new goes on in the parameters."""
         self.held[fragment] = start
@@ -55,19 +61,33 @@ class Account:
         self.held[fragment] = self.unsent[fragment] = position
 
 
-def check_fates(accounts: Iterable[Account], replayer: Replayer, fragments: int) -> None:
-    """4: raises at the first range with no fate, or with two."""
+def most_lost(run: RunFormat, batch_tokens: int) -> int:
+    """Tokens that one incarnation can take with it: those of as many steps as may lie between two adoptions of a
+    fragment, by the drift bound and by the age of what an offer may be based on."""
+    sync = run.settings.sync
+    return (sync.drift_rounds + sync.staleness_rounds + 2) * sync.every * batch_tokens
+
+
+def check_fates(accounts: Iterable[Account], replayer: Replayer, fragments: int, most: int) -> int:
+    """4: raises at the first range with no fate, or with two, and where an incarnation took more than `most` tokens
+    with it. Returns how many were lost like that, in the fragment of which most were."""
     applied: dict[tuple[str, int], list[Applied]] = {}
     for item in replayer.applied:
         applied.setdefault((item.learner, item.incarnation), []).append(item)
+    lost = [0] * fragments
     for account in accounts:
         mine = applied.pop((account.learner, account.incarnation), [])
         for fragment in range(fragments):
-            _check_fragment(account, fragment, [item for item in mine if item.fragment == fragment])
+            here = _check_fragment(account, fragment, [item for item in mine if item.fragment == fragment])
+            who = f"{account.learner} {account.incarnation}, fragment {fragment}"
+            expect(here <= most, "loss", f"{who}: {here} tokens are lost, more than {most}")
+            lost[fragment] += here
     expect(not applied, "4", f"{sorted(applied)} merged what no such process has ever processed")
+    return max(lost)
 
 
-def _check_fragment(account: Account, fragment: int, applied: list[Applied]) -> None:
+def _check_fragment(account: Account, fragment: int, applied: list[Applied]) -> int:
+    """Returns how many tokens were held at its end and came into no merge."""
     who = f"{account.learner} {account.incarnation}, fragment {fragment}"
     processed = _tokens(account.processed)
     merged = [at for item in applied for at in range(item.start, item.end)]
@@ -78,8 +98,10 @@ def _check_fragment(account: Account, fragment: int, applied: list[Applied]) -> 
     twice = never_sent & set(merged)
     expect(not twice, "4", f"{who}: {_some(twice)} given up by the learner before any offer held it, and yet applied")
     given_up = _tokens(where for where, _, _ in discarded)
-    left = {at for at in processed - given_up - set(merged) if at < account.held[fragment]}
-    expect(not left, "4", f"{who}: {_some(left)} was processed, is in no merge, and nobody says why")
+    left = processed - given_up - set(merged)
+    silent = {at for at in left if at < account.held[fragment]}
+    expect(not silent, "4", f"{who}: {_some(silent)} was processed, is in no merge, and nobody says why")
+    return len(left)
 
 
 def _tokens(ranges: Iterable[Range]) -> set[int]:

@@ -17,13 +17,17 @@ from diloco_cli.protocol.records import Commit, Output, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.processes import LARGEST_DRIFT
-from diloco_cli.simulate.histories.replayer import LIVENESS, OfferId, Plain, Replayer, expect
+from diloco_cli.simulate.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect
 
 OPERATOR = "operator"
 OF_SYNCERS = ("epoch/", "commit/", "state/", "cast/", "snapshot/", "hint/", f"beat/{SYNCER}", STANDBY_BEATS)
 OF_OPERATORS = ("request/", "epoch/", "commit/", "state/", "cast/")  # with no syncer alive a command commits itself
 OVERWRITTEN = ("hint/", "beat/")
 NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/")
+INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be refused
+    "late", "old_incarnation", "superseded", "before_rollback", "unknown_base", "base_consumed", "data_overlap",
+    "run_over",
+})  # fmt: skip
 FATE_ROUNDS = 2  # of merges: fates travel with them, and a skip leaves the offers of its slot to the next merge
 FATE_APART_S = 25.0  # of what was carried home: a call of that thread may have been slow since before faults ceased
 FATE_S = 4.0  # at the least: a new incarnation is looked for only every second of the syncer's own clock
@@ -61,6 +65,8 @@ class Floors:
 class Monitor:
     """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more, and `_grows`: the log
     has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end.
+    `suspects`: learners
+    that said what no honest one says, or whose payload the store has damaged.
     `_fresh`: of each offer without a fate, the merges after which its slot is due, and when it appeared; `_serving`:
     the merges and the time when the newest syncer did."""
 
@@ -71,6 +77,7 @@ class Monitor:
     adopted: int = 0
     deletions: int = 0
     last_look_s: Callable[[], float] = float
+    suspects: set[str] = field(default_factory=set)
     _grows: bool = False
     _apart: frozenset[str] = frozenset()
     _apart_bucket: Bucket | None = None
@@ -160,6 +167,7 @@ class Monitor:
         self.floors.show(commit, now_s)
         if commit["kind"] == "gc_floor":
             self.check_floor(commit["floor"])
+        self._check_blame(commit)
         for item in (*commit["inputs"], *commit["fates"]):
             self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
         if commit["kind"] == "epoch_start":
@@ -177,6 +185,15 @@ class Monitor:
             current = incarnation >= self.replayer.floors[learner]
             text = f"offer {incarnation}/{seq} of {learner} has no fate after {merged} merges"
             expect(not (late and current), LIVENESS, text)
+
+    def _check_blame(self, commit: Plain) -> None:
+        """Nobody is blamed for what it has not done."""
+        for fate in commit["fates"]:
+            fair = fate["reason"] in INNOCENT or fate["learner"] in self.suspects
+            text = f"offer {fate['incarnation']}/{fate['seq']} of {fate['learner']} was refused: {fate['reason']}"
+            expect(fair, BLAME, f"{text}, and nothing was wrong with it")
+        if commit["kind"] == "quarantine":
+            expect(commit["learner"] in self.suspects, BLAME, f"{commit['learner']} is kept out, and did nothing wrong")
 
     def _check_finish(self, now_s: float) -> None:
         """4: the run's end gives a fate to all that a syncer could find by then: it looks before it ends the run."""

@@ -31,8 +31,9 @@ class Actors:
 
 @dataclass
 class Outcome:
-    """How a history ended. `tail`: everything worth telling, in its order; `objects`: what then lies in the bucket, and
-    under `apart/` in the region's, if there is one."""
+    """How a history ended. `lost_tokens`: that processes took with them when they ended, of all `processed_tokens`, in
+    the fragment of which most were lost. `tail`: everything worth telling, in its order; `objects`: what then lies in
+    the bucket, and under `apart/` in the region's, if there is one."""
 
     commits: int = 0
     crashes: int = 0
@@ -42,4 +43,6 @@ class Outcome:
     tail: list[Moment] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
     log: list[bytes] = field(default_factory=list)
+    processed_tokens: int = 0
+    lost_tokens: int = 0
     per_actor: Counter[str] = field(default_factory=Counter)

@@ -34,8 +34,9 @@ class Thread:
 @dataclass
 class Process:
     """The `number`-th process of a role. `status`: with which it has left, None while it lives or after a crash. Of a
-    learner's, `incarnation`: as which it has joined, 0 before; `offered`: its newest offer; `heard_merges`, `heard_s`:
-    how many merges there were when it last said something or had a reason not to, and when the next one came."""
+    learner's, `incarnation`: as which it has joined, 0 before; `offered`: its newest offer, of so many `offers`;
+    `heard_merges`, `heard_s`: how many merges there were when it last said something or had a reason not to, and when
+    the next one came."""
 
     role: str
     number: int
@@ -54,6 +55,7 @@ class Process:
     heard_merges: int = 0
     incarnation: int = 0
     offered: OfferId | None = None
+    offers: int = 0
     free_s: float = 0.0
     ended_s: float = inf
     serves: Syncer | None = None
@@ -88,6 +90,7 @@ class Process:
             self.incarnation = int(number)
         elif kind == "offer":
             self.offered = (self.role, int(number), int(name[0]))
+            self.offers += 1
 
     def held_until_s(self) -> float:
         """From then on no thread waits for a call that a fault has struck by now; an error that is still on its way

@@ -39,11 +39,11 @@ SAID_BY_BOTH = (
     "learner", "incarnation", "seq", "base", "data_start", "data_end", "tokens", "steps",
     "payload_digest", "payload_bytes",
 )  # fmt: skip
-LIVENESS = "liveness"
+LIVENESS, BLAME = "liveness", "blame"
 
 
 class ViolationError(AssertionError):
-    """An invariant is broken: its number, or `liveness`, and how."""
+    """An invariant is broken: its number, `liveness` or another word, and how."""
 
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"invariant {invariant}: {text}")
