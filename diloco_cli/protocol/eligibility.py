@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diloco_cli.digests import is_digest
 from diloco_cli.protocol.event_log import MAX_EVENTS
-from diloco_cli.protocol.records import MOST, SCHEMA, Offer, RunFormat
+from diloco_cli.protocol.records import MOST, SCHEMA, Offer, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
@@ -91,8 +91,13 @@ def _base_refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "unknown_base"
     if base.cast_digest != offer.base_digest:
         return "wrong_base"
-    stale = state.slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments
-    return "unknown_base" if stale and base not in state.outputs else None  # skipped slots do not age what is current
+    stale = is_stale(base, state.slot, run) and base not in state.outputs  # skipped slots do not age what is current
+    return "unknown_base" if stale else None
+
+
+def is_stale(base: Output, slot: int, run: RunFormat) -> bool:
+    """Whether a version is too old for a delta based on it to be merged in this slot, unless it is the newest still."""
+    return slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments
 
 
 def most_steps(run: RunFormat) -> int:

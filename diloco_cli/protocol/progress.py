@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diloco_cli.protocol.aim import Aim
-from diloco_cli.protocol.eligibility import most_steps
+from diloco_cli.protocol.eligibility import is_stale, most_steps
 from diloco_cli.protocol.event_log import EventLog
 from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.records import Beginning, Event, Island, Mixing, Offer, Output, RunFormat, Timings
@@ -72,6 +72,7 @@ class Progress:
         self._applied: dict[int, int | None] = {}
         self._produced: dict[int, int] = {}
         self._faults = state.learner(learner).faults
+        self._newest = state.outputs
         self.log_n = state.n
         self.head_tokens = state.tokens(run.layout)
         self._merges = state.merges
@@ -148,10 +149,17 @@ class Progress:
 
     def _is_ready(self, slot: int) -> bool:
         """Not while an offer of the fragment is on its way, or the version that holds its newest one, nor before the
-        next step after that. A version that cannot be read holds nothing up."""
+        next step after that; not from a base that is too old by then. A version that cannot be read holds nothing up."""
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
-        return book.waits is None and book.steps > 0 and (fragment in self.unreadable or not self.awaits(fragment))
+        if book.waits is not None or book.steps == 0 or self._would_be_stale(book.base, slot):
+            return False
+        return fragment in self.unreadable or not self.awaits(fragment)
+
+    def _would_be_stale(self, base: Output, slot: int) -> bool:
+        """Whether an offer for this slot is refused for the age of its base, as far as is known."""
+        newest = self._newest[base.fragment]
+        return base.version < newest.version and is_stale(base, slot, self.run)
 
     def awaits(self, fragment: int) -> bool:
         """Nothing is offered from a base behind a rollback, or one that an own offer has consumed: its successor has to
@@ -251,6 +259,7 @@ class Progress:
         """An offer is in the merge of its slot or in none, so the log's slot tells, also before its refusal does."""
         self.aim.known, self.aim.closes = known.floor == self.incarnation, self._is_dispensable(state)
         blamed, self._faults = known.faults > self._faults, known.faults  # for what an offer held, not for its way
+        self._newest = state.outputs
         self._produced = {fragment: last.produced for fragment, last in known.applied.items()}
         mine = {
             fragment: last.seq

@@ -1,8 +1,9 @@
 """What a learner may count on while no faults strike: its first merge soon, and a part in nearly every one after that.
 
 The second is demanded where it can be had: of a learner whose offers follow the pace of the others (`local_steps:
-measured`, `adoption: on_arrival`), that can make two steps of its own and an exchange within a round (after an adoption
-that gives up its progress the first step begins anew), in a run whose slots are long beside a call of the store.
+measured`, `adoption: on_arrival`), with a grace for those that come a little later (`overlap: auto`), that can make two
+steps of its own and an exchange within a round (after an adoption that gives up its progress it steps anew), in a run
+whose slots are long beside a call of the store.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Attendances:
     def _keeps_pace(self, process: Process, mine: Attendance) -> bool:
         """As the run went on in the end, which is slower than planned where its syncer is."""
         options, region = self.history.options, self.history.region
-        if options.local_steps == "planned" or options.adoption == "at_tau":
+        if (options.local_steps, options.adoption, options.overlap) != ("measured", "on_arrival", "auto"):
             return False
         if region is not None and process.role in region.residents:
             return False
