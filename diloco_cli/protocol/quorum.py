@@ -139,7 +139,9 @@ class Watch:
             self.enough_s = None
         elif self.enough_s is None:
             self.enough_s = now_s
-        first_s, enough_s = self.first_offer_s, self.enough_s
+        first_s = now_s if self.first_offer_s is None else self.first_offer_s
+        enough_s = self.enough_s
+        quorum_s = now_s if enough_s is None else enough_s
         return SlotFacts(
             present=present,
             alive=alive,
@@ -150,7 +152,7 @@ class Watch:
             now_s=now_s,
             opens_s=max(self.due_s, self.not_before_s),
             passed=passed,
-            quorum_took_s=max(0.0, (enough_s or now_s) - max(first_s or now_s, self.not_before_s)),
+            quorum_took_s=max(0.0, quorum_s - max(first_s, self.not_before_s)),
         )
 
 

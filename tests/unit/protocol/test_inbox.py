@@ -105,10 +105,10 @@ def test_of_two_offers_for_one_slot_the_newer_one_counts_and_the_older_is_supers
     assert inbox.candidates(0) == [newer, other] and inbox.fates == []
 
 
-def test_who_has_offered_for_later_slots_alone_has_passed_this_one_by(inbox: Inbox) -> None:
+def test_who_has_offered_for_later_slots_is_ahead(inbox: Inbox) -> None:
     for made in (offer(genesis(), slot=2), offer(genesis(), learner="l1", slot=0), offer(genesis(), 1, learner="l1")):
         inbox.deliver(made)
-    assert [inbox.beyond(slot) for slot in range(4)] == [{"l0"}, {"l0"}, set(), set()]
+    assert [inbox.ahead(slot) for slot in range(4)] == [{"l0", "l1"}, {"l0"}, set(), set()]
 
 
 def test_what_the_log_has_passed_gets_its_fate_when_it_is_sorted_out(inbox: Inbox) -> None:

@@ -299,6 +299,18 @@ def test_the_grace_runs_from_the_moment_at_which_enough_are_there() -> None:
     assert looked(watch, 2, 104.0, quorum=2).window_from_s == 103.0
 
 
+@pytest.mark.parametrize("begins_s", [0.0, 100.0])
+def test_the_time_to_the_quorum_is_measured_on_any_clock(begins_s: float) -> None:
+    """A virtual clock begins at 0, and that is a moment like all others."""
+    watch = Watch(begins_s)
+    assert looked(watch, 1, begins_s, quorum=2).quorum_took_s == 0.0
+    assert looked(watch, 1, begins_s + 1.0, quorum=2).quorum_took_s == 1.0
+    assert looked(watch, 2, begins_s + 3.0, quorum=2).quorum_took_s == 3.0
+    at_once = Watch(begins_s)
+    assert looked(at_once, 2, begins_s, quorum=2).quorum_took_s == 0.0
+    assert looked(at_once, 2, begins_s + 5.0, quorum=2).quorum_took_s == 0.0
+
+
 def test_an_offer_that_turns_out_to_be_bad_closes_the_window_again() -> None:
     watch = Watch(100.0)
     assert looked(watch, 2, 100.0, quorum=2).window_from_s == 100.0

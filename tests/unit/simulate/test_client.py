@@ -31,7 +31,7 @@ def one(operation: Any) -> Steps[Any]:
 
 def simulated(operation: Any, answers: list[Any]) -> tuple[Any, list[Any]]:
     """(result or error, everything that went over the wire) with these answers of the wire."""
-    steps, wire, left = Client(lambda: 0.5).drive(one(operation)), [], list(answers)
+    steps, wire, left = Client(lambda: 0.5, lambda: 0.0).drive(one(operation)), [], list(answers)
     answer: Any = None
     try:
         sent = steps.send(None)

@@ -55,8 +55,9 @@ def asked_every_millisecond(view: SlotView, rules: MergeRules) -> tuple[str, int
             reached_s = now_ms / 1000
         alive = sum(a <= now_ms or u >= now_ms for a, u in zip(view.reports, view.alive_until, strict=True))
         facts = SlotFacts(
-            len(present), alive, rules.quorum, 0.0, reached_s, now_ms >= view.slot_ms, view.opened / 1000, now_ms / 1000
-        )
+            present=len(present), alive=alive, quorum=rules.quorum, window_from_s=reached_s,
+            later_offers=now_ms >= view.slot_ms, waiting_since_s=view.opened / 1000, now_s=now_ms / 1000,
+        )  # fmt: skip
         decision = decide_slot(facts, grace_window(rules.overlap, view.pace, rules.gamma), rules.skip_after_s)
         if decision.action != "wait":
             return decision.action, now_ms, present
