@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import floor, inf
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from diloco_cli.protocol.aim import (
 from diloco_cli.protocol.state import RunState, Window
 from tests.unit.protocol.records import output
 
+Pace = Literal["steps", "planned", "measured"]
 FRAGMENTS, SLOT_S, GRACE_S = 4, 2.0, 0.5
 WINDOW = Window(opens_s=SLOT_S, slot_s=SLOT_S, grace_s=GRACE_S)
 EVERY = 8.0  # two steps a slot
@@ -43,11 +45,22 @@ def aim_at(head: int = 0, seen_s: float = 100.0, **changes: object) -> Aim:
     return aim
 
 
+def took(delivery: Delivery, *seconds: float) -> None:
+    """Uploads that took so long, one after the other, a long time ago."""
+    for each_s in seconds:
+        delivery.sent(0.0)
+        delivery.done(0.0, each_s)
+
+
 def delivering(aim: Aim, seconds: float) -> Aim:
     """Uploads have always taken so long."""
-    for _ in range(TAKEN):
-        aim.delivery.took(seconds)
+    took(aim.delivery, *[seconds] * TAKEN)
     return aim
+
+
+def latest_s(aim: Aim, slot: int, now_s: float, before: int = 0) -> float:
+    """By when an offer has to be sent, with so many others before it."""
+    return aim.closes_s(slot, now_s) - aim.delivery.expected_s(now_s, before)
 
 
 def slots_after(
@@ -74,12 +87,12 @@ def test_a_slot_is_due_when_its_steps_have_been_made(window: Window | None) -> N
 
 @pytest.mark.parametrize("local_steps", [8.0, 7.3, 2.75, 100 / 3])
 def test_nothing_of_a_fraction_of_a_step_is_lost_or_made_up(local_steps: float) -> None:
-    aim = Aim(FRAGMENTS, 0, closes=False)
+    aim = Aim(FRAGMENTS, 0, pace="steps")
     assert slots_after(aim, 1000, local_steps=local_steps) == list(range(floor(1000 * FRAGMENTS / local_steps + 1e-6)))
 
 
 def test_fewer_steps_than_fragments_make_several_slots_a_step() -> None:
-    assert slots_after(Aim(FRAGMENTS, 0, closes=False), 1, local_steps=2.0) == [0, 1]
+    assert slots_after(Aim(FRAGMENTS, 0), 1, local_steps=2.0) == [0, 1]
 
 
 def test_what_could_not_be_offered_is_not_made_up_for_in_a_burst() -> None:
@@ -116,14 +129,43 @@ def test_a_slot_that_is_never_ready_is_passed_by_when_it_can_not_be_reached_any_
 # -- by the clock -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("now_s", "offers"), [(100.0, False), (101.12, False), (101.13, True), (101.5, True)])
-def test_an_offer_that_would_be_waited_for_after_one_more_step_is_made_now(now_s: float, offers: bool) -> None:
-    """Slot 10 begins at 102 s and closes at 102.5 s. An upload of 0.25 s that is to be there a quarter of the grace
-    after the beginning starts by 101.875 s; the next step would end 0.75 s from now."""
-    aim = delivering(aim_at(10), 0.25)
-    assert aim.closes_s(10, 100.0) == 102.5 and aim.latest_s(10, 100.0) == 102.25
-    assert aim.best_s(10, 100.0) == 102.25 - (1 - TOLERATED) * GRACE_S == 101.875
+@pytest.mark.parametrize(
+    ("pace", "now_s", "offers"),
+    [
+        ("measured", 100.0, False), ("measured", 101.12, False), ("measured", 101.13, True), ("measured", 101.5, True),
+        ("planned", 101.5, False), ("planned", 101.51, True), ("steps", 102.2, False),
+    ],
+)  # fmt: skip
+def test_an_offer_that_would_be_waited_for_after_one_more_step_is_made_now(
+    pace: Pace, now_s: float, offers: bool
+) -> None:
+    """The window of slot 10 begins at 102 s and closes at 102.5 s. An upload of 0.25 s that is to be there a quarter of
+    the grace after the beginning starts by 101.875 s; the next step would end 0.75 s from now. As planned, it is enough
+    to be there when the window closes."""
+    aim = delivering(aim_at(10, pace=pace), 0.25)
+    assert (aim.opens_s(10, 100.0), aim.closes_s(10, 100.0)) == (102.0, 102.5)
+    assert aim.opens_s(10, 100.0) + TOLERATED * GRACE_S - 0.25 == 101.875 and latest_s(aim, 10, 100.0) == 102.25
     assert slots_after(aim, 1, now_s, step_s=0.75) == ([10] if offers else [])
+
+
+@pytest.mark.parametrize(("head", "offers"), [(13, False), (14, True)])
+def test_who_has_missed_a_whole_round_does_not_wait_for_its_steps_any_more(head: int, offers: bool) -> None:
+    """Its newest offer was for slot 9. As planned it would have time until 0.25 s before the window of the slot that is
+    due closes; but nobody waits for it any more."""
+    aim = delivering(aim_at(10, pace="planned"), 0.25)
+    aim.heard(log(head), 106.0, 106.0)
+    opens_s = aim.opens_s(head, 106.0)
+    assert slots_after(aim, 1, opens_s - 0.5, step_s=0.5) == ([head] if offers else [])
+
+
+def test_nothing_is_offered_while_earlier_ones_wait_to_be_uploaded_for_longer_than_a_step() -> None:
+    """An offer that lies there for long would merge old progress."""
+    aim = delivering(aim_at(10), 1.5)
+    for slot in (10, 11):
+        aim.sent(slot, 100.0)
+    aim.next_slot = 12
+    assert slots_after(aim, 2, 100.0, step_s=2.0) == slots_after(aim, 2, 100.9, step_s=2.0) == []
+    assert slots_after(aim, 2, 101.0, step_s=2.0) == [12]
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.003, 1.01, 1.03, 1.1])
@@ -171,8 +213,9 @@ def test_nobody_offers_earlier_than_a_slot_or_a_step_before_the_window_less_its_
     for upload_s, step_s in ((0.25, 1.0), (0.25, 4.0), (9.0, 1.0)):
         aim = delivering(aim_at(10), upload_s)
         slots = slots_after(aim, 100, 100.0, step_s)
-        assert slots and all(aim.begins_s(slot, 100.0) <= 100.0 + max(step_s, EARLY * SLOT_S) for slot in slots)
-        assert aim.begins_s(aim.next_slot, 100.0) > 100.0 + max(step_s, EARLY * SLOT_S)
+        most_s = 100.0 + upload_s + max(step_s, EARLY * SLOT_S)
+        assert slots and all(aim.opens_s(slot, 100.0) <= most_s for slot in slots)
+        assert aim.opens_s(aim.next_slot, 100.0) > most_s
 
 
 # -- passed by --------------------------------------------------------------------------------------------------
@@ -180,16 +223,28 @@ def test_nobody_offers_earlier_than_a_slot_or_a_step_before_the_window_less_its_
 
 def test_what_an_offer_cannot_reach_any_more_is_passed_by_and_the_next_slot_takes_its_place() -> None:
     """The window of slot 10 closes at 102.5 s, after which an offer of 0.5 s comes too late from 102 s on."""
-    for now_s, slot in ((102.0, 10), (102.01, 11), (104.0, 11), (104.01, 12)):
+    for now_s, slot in ((102.0, 10), (102.01, 11), (103.99, 11), (104.01, 12)):
         aim = delivering(aim_at(10), 0.5)
         assert slots_after(aim, 3, now_s)[0] == slot and aim.passed == slot - 10
 
 
 def test_offers_that_wait_before_it_make_the_way_longer() -> None:
     aim = delivering(aim_at(10), 0.5)
-    assert [aim.latest_s(10, 100.0, queued) for queued in (0, 1, 3)] == [102.0, 101.5, 100.5]
-    assert aim.first_reachable(100.0, queued=0) == 10
-    assert aim.first_reachable(100.0, queued=6) == 11
+    assert [latest_s(aim, 10, 100.0, before) for before in (0, 1, 3)] == [102.0, 101.5, 100.5]
+    assert aim.first_reachable(100.0, before=0) == 10
+    assert aim.first_reachable(100.0, before=6) == 11
+
+
+def test_what_waits_to_be_uploaded_becomes_less_with_time_and_is_counted_from_each_upload_s_end() -> None:
+    delivery = Delivery()
+    took(delivery, 0.5, 0.5, 0.5)
+    for _ in range(3):
+        delivery.sent(100.0)
+    assert [delivery.expected_s(now_s) for now_s in (100.0, 101.0, 101.5, 200.0)] == [2.0, 1.0, 0.5, 0.5]
+    delivery.done(101.2, 0.5)
+    assert (delivery.waiting, delivery.expected_s(101.2)) == (2, 1.5), "the first took longer than it should have"
+    delivery.done(101.3, None)
+    assert (delivery.waiting, delivery.measured_s, delivery.expected_s(101.3)) == (1, 0.5, 1.0)
 
 
 def test_what_the_log_has_passed_is_never_offered() -> None:
@@ -257,21 +312,19 @@ def test_the_same_head_heard_again_changes_nothing() -> None:
 def test_one_hiccup_changes_nothing_of_what_an_upload_takes() -> None:
     delivery = Delivery()
     for seconds in (0.25, 0.25, 0.25, 60.0, 0.25):
-        delivery.took(seconds)
-        assert delivery.expected_s(0) == 0.25
+        took(delivery, seconds)
+        assert delivery.expected_s(100.0) == 0.25
 
 
 def test_uploads_that_differ_are_reckoned_with_by_their_deviation() -> None:
     delivery = Delivery()
-    for seconds in (1.0, 2.0, 3.0, 4.0, 5.0):
-        delivery.took(seconds)
+    took(delivery, 1.0, 2.0, 3.0, 4.0, 5.0)
     assert delivery.measured_s == 3.0 + DEVIATIONS * 1.0, "deviations from the median 3: 0, 1, 1, 2, 2"
 
 
 def test_a_link_that_has_become_slower_is_soon_reckoned_with() -> None:
     delivery = Delivery()
-    for seconds in [0.25] * TAKEN + [3.0] * TAKEN:
-        delivery.took(seconds)
+    took(delivery, *[0.25] * TAKEN, *[3.0] * TAKEN)
     assert delivery.measured_s == 3.0
 
 
@@ -291,7 +344,7 @@ def test_a_miss_that_nothing_explains_makes_the_way_longer() -> None:
     aim = aim_at(10)
     shot(aim, 10, 100.0, 1.0, in_time=False)
     assert aim.delivery.hidden_s == 1.5 + HIDDEN_STEP * SLOT_S
-    assert aim.delivery.expected_s(0) == 1.0 + aim.delivery.hidden_s
+    assert aim.delivery.expected_s(101.0) == 1.0 + aim.delivery.hidden_s
 
 
 def test_a_way_that_stays_too_long_goes_on_growing_up_to_a_round() -> None:
@@ -348,7 +401,7 @@ def test_where_no_window_was_known_a_miss_says_nothing() -> None:
 
 def test_at_tau_neither_the_clock_nor_a_late_offer_decides_anything() -> None:
     """Everybody offers for every slot, however late it is, or the schedule would not be the one that it must be."""
-    aim = delivering(aim_at(10, closes=False), 30.0)
+    aim = delivering(aim_at(10, pace="steps", closes=False), 30.0)
     assert slots_after(aim, 1, 1000.0, step_s=60.0) == []
     assert slots_after(aim, 1, 1000.0, step_s=60.0) == [10] and aim.passed == 0
     assert slots_after(aim, 100, 1000.0, step_s=60.0) == list(range(11, 61)), "nor how far ahead of the log it is"
@@ -377,15 +430,19 @@ def test_slots_rise_are_never_behind_the_log_and_never_beyond_the_bound(
             head += int(amount)
             aim.heard(log(head, Window(slot_s, slot_s, min(grace_s, slot_s))), now_s - 0.1, now_s)
         elif what == "upload":
-            aim.delivery.took(amount)
+            if aim.delivery.waiting:
+                aim.delivery.done(now_s, amount)
         else:
             now_s += amount
         if what == "step":
             aim.stepped(local_steps)
+            way_s = aim.delivery.expected_s(now_s)
             slots = aim.due(now_s, amount)
             assert slots == sorted(set(slots)) and all(slot > newest and slot >= head for slot in slots)
-            reach = (aim.delivery.expected_s(0) + amount) / slot_s + 1 + EARLY
+            reach = (way_s + amount) / slot_s + 1 + EARLY
             assert all(slot - head <= max(reach, 2 * FRAGMENTS) for slot in slots)
-            late = [slot for place, slot in enumerate(slots) if aim.latest_s(slot, now_s, place) < now_s]
+            late = [slot for place, slot in enumerate(slots) if latest_s(aim, slot, now_s, place) < now_s]
             assert late == [], "they would come too late"
+            for slot in slots:
+                aim.sent(slot, now_s)
             newest = max([newest, *slots])
