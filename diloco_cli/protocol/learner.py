@@ -195,7 +195,7 @@ class Learner:
         if mixing == "rebase":
             self.progress.rebased(output, since)
         else:
-            self.progress.adopted(output)
+            self.progress.adopted(output, mixing)
             self.observer.gave_up(fragment, "replaced")
         self.watch.adopted(now_s - seen_s)
         self.observer.adopted(output, since)

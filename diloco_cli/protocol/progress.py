@@ -5,7 +5,8 @@ c_steps[p], c_tokens[p]   inner steps and tokens since this learner last RECEIVE
 
 At most one offer of a fragment is on its way. Its outcome is known as soon as the log has passed its slot: applied
 there, or not at all. What an offer held that was not applied goes into the fragment's next one, with all progress
-since, if its slot was skipped; if others were merged there, it is given up with the adoption of that merge.
+since, as long as no newer version is adopted; an adoption gives it up, whatever the `mixing`. Only progress since an
+offer that was applied, or may still be, is kept by `rebase`.
 """
 
 from __future__ import annotations
@@ -331,13 +332,13 @@ class Progress:
 
     # -- adopting -----------------------------------------------------------------------------------------------
 
-    def adopted(self, output: Output) -> None:
+    def adopted(self, output: Output, mixing: Mixing = "replace") -> None:
         """Fragment overwritten by a committed version (`replace`, `blend`): its counters start anew. What was trained
         on it and is in no merge is discarded, which the gap before the next data range records. With `blend` a share
         of it lives on in the parameters, and so in the next delta, but is not counted: no token ever counts twice."""
         book = self.books[output.fragment]
         book.data_start, book.steps, book.sent = self.position, 0, None
-        self._note_adoption(output, "replace", None)
+        self._note_adoption(output, mixing, None)
 
     def rebased(self, output: Output, since: Draft | None) -> None:
         """Fragment moved onto a committed version with the progress made after `since`: counters go on from there."""
@@ -361,8 +362,7 @@ class Progress:
         book.base = output
         if book.waits is None:
             book.sent = None
-        usual = "rebase" if self.run.settings.sync.mixing == "rebase" else "replace"
-        stated = None if mixing == usual and self.run.settings.sync.mixing != "adaptive" else mixing
+        stated = None if mixing == self.run.settings.sync.mixing else mixing
         seq = None if since is None else since.seq
         self.events.note(Event("adopted", fragment=output.fragment, version=output.version, mixing=stated, since=seq))
 

@@ -390,8 +390,14 @@ def test_a_slot_that_was_skipped_says_nothing_of_the_way_to_it() -> None:
     assert aim.delivery.hidden_s == 0.0
 
 
+def test_where_the_syncer_does_not_look_for_this_incarnation_yet_a_miss_says_nothing() -> None:
+    aim = aim_at(10, known=False)
+    shot(aim, 10, 100.0, 1.0, in_time=False)
+    assert aim.delivery.hidden_s == 0.0
+
+
 def test_where_no_window_was_known_a_miss_says_nothing() -> None:
-    aim = Aim(FRAGMENTS, 0)
+    aim = Aim(FRAGMENTS, 0, known=True)
     shot(aim, 0, 100.0, 1.0, in_time=False)
     assert aim.delivery.hidden_s == 0.0
 

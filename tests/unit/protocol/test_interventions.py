@@ -162,13 +162,17 @@ def test_error_feedback_owes_nothing_for_what_a_rollback_took_back() -> None:
     assert owed_after(4) == [None], "the log still names the merge that was taken back"
 
 
-def test_without_a_rollback_a_version_is_adopted_as_the_run_says() -> None:
-    run = make_run(2, mixing="rebase")
+@pytest.mark.parametrize("mixing", ["rebase", "blend"])
+def test_without_a_rollback_a_version_is_adopted_as_the_run_says(mixing: str) -> None:
+    run = make_run(2, mixing=mixing)
     state = after_merges(2)
-    progress = Progress(run, "l0", 1, state, 0)
-    newer = merge(state, applied("l0", 2, base=1, data_start=16, data_end=24))
+    progress = Progress(run, "l0", 2, state, 16)
+    (draft,) = [draft for draft in stepped(progress, 2) if draft.fragment == 0]
+    mine = applied("l0", incarnation=2, base=1, data_start=16, data_end=draft.data_end)
+    newer = merge(state, mine)
+    hear(progress, newer)
     made = newer.outputs[0]
-    assert progress.mixing_of(made, newer) == mixing_of(run.settings.sync, made) == "rebase"
+    assert progress.mixing_of(made, newer) == mixing_of(run.settings.sync, made) == mixing
     assert progress.mixing_of(made, rolled_back(newer, 0)) == "replace"
 
 

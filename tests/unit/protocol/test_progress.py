@@ -1,4 +1,4 @@
-"""A learner's books: what it offers, what it keeps on adopting, and whose pace it follows."""
+"""A learner's books: what it offers, what it keeps on adopting and what it gives up, and whose pace it follows."""
 
 from __future__ import annotations
 
@@ -70,25 +70,58 @@ def test_a_refusal_before_its_slot_is_an_outcome_too() -> None:
     assert [draft.seq for draft in progress.everything(0.0)] == [1]
 
 
-def test_what_a_missed_offer_held_is_in_the_next_one() -> None:
-    progress, state, missed = ready()
-    state = merged_without(state, 0)
+def test_what_an_offer_for_a_skipped_slot_held_is_in_the_next_one() -> None:
+    """No version took its place."""
+    progress, state, skipped = ready()
+    state = follow(state, "skip", RUN, slot=0)
     hear(progress, state)
-    progress.rebased(state.outputs[0], progress.kept_since(0))
     (draft,) = stepped(progress, 4)
-    assert (draft.data_start, draft.data_end, draft.steps) == (missed.data_start, 8 * BATCH, 8)
-    offer = progress.offer(draft, "", 0, "n", Timings(), None, None)
+    assert (draft.data_start, draft.data_end, draft.steps) == (skipped.data_start, 8 * BATCH, 8)
+    offer = progress.offer(draft, "d", 1, "n", Timings(), None, None)
     assert offer.tokens == 8 * BATCH and refusal(offer, state, RUN) is None
 
 
-def test_what_a_missed_offer_held_is_given_up_if_own_progress_is_replaced() -> None:
-    run = make_run(fragments=1, mixing="replace")
+@pytest.mark.parametrize("mixing", ["rebase", "replace", "blend"])
+def test_what_a_missed_offer_held_is_given_up_when_the_merge_without_it_is_adopted(mixing: str) -> None:
+    """With all that came after it: the others have gone the same way already."""
+    run = make_run(fragments=1, mixing=mixing)
     progress, state, missed = ready(run)
+    stepped(progress, 2)
     state = merged_without(state, 0, run)
     hear(progress, state)
-    progress.adopted(state.outputs[0])
-    (draft,) = stepped(progress, 4)
-    assert (draft.data_start, draft.data_end, draft.steps) == (missed.data_end, 8 * BATCH, 4)
+    made = state.outputs[0]
+    assert progress.mixing_of(made, state) == ("replace" if mixing == "rebase" else mixing)
+    progress.adopted(made)
+    (draft,) = stepped(progress, 2)
+    assert (draft.data_start, draft.data_end, draft.steps) == (missed.data_end + 2 * BATCH, 8 * BATCH, 2)
+    offer = progress.offer(draft, "d", 1, "n", Timings(), None, None)
+    assert refusal(offer, state, run) is None
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_own_progress_is_kept_on_a_version_that_holds_the_newest_offer_or_while_that_is_on_its_way(
+    merged: bool,
+) -> None:
+    progress, state, draft = ready()
+    assert progress.mixing_of(state.outputs[0], state) == "rebase", "its outcome is not known"
+    state = merge(state, took(draft), run=RUN) if merged else merged_without(state, 0)
+    hear(progress, state)
+    assert progress.mixing_of(state.outputs[0], state) == ("rebase" if merged else "replace")
+
+
+@pytest.mark.parametrize("mixing", ["rebase", "replace", "blend", "adaptive"])
+@pytest.mark.parametrize("made", ["rebase", "replace", "blend"])
+def test_an_adoption_is_told_by_its_rule_where_that_is_not_the_runs(mixing: str, made: Any) -> None:
+    """Or a replay would make it by another one: after a rollback everybody replaces."""
+    run = make_run(fragments=1, mixing=mixing)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    newer = output(0, 1, 0)
+    if made == "rebase":
+        progress.rebased(newer, None)
+    else:
+        progress.adopted(newer, made)
+    (told,) = [event for event in progress.events.take()[1] if event.kind == "adopted"]
+    assert told.mixing == (None if made == mixing else made)
 
 
 def test_nothing_is_offered_from_a_base_that_an_own_offer_has_consumed() -> None:
@@ -133,12 +166,13 @@ def test_a_version_that_cannot_be_read_holds_up_no_other_fragment() -> None:
 def test_an_offer_for_a_slot_that_was_skipped_was_not_too_late(skipped: bool) -> None:
     """It was uploaded long before its window closed. Merged without it, its way is longer than it looks."""
     run = make_run(fragments=1, mixing="rebase")
+    progress, state, first = ready(run)
+    progress.aim.delivered(first.slot, 0.5, 0.5)
     window = {"opens_s": 2.0, "slot_s": 2.0, "grace_s": 1.0}
-    state = follow(genesis(run), "merge", run, slot=0, inputs=(applied("l1"),), outputs=(output(0, 1, 0),), **window)
-    progress = Progress(run, "l0", 1, genesis(run), 0)
+    state = follow(state, "merge", run, slot=0, inputs=(took(first),), outputs=(output(0, 1, 0),), **window)
     progress.aim.heard(state, 100.0, 100.0)
     progress.heard(state)
-    progress.rebased(state.outputs[0], None)
+    progress.rebased(state.outputs[0], first)
     (draft,) = [draft for _ in range(5) if progress.stepped(BATCH) is None for draft in progress.due(100.0, 0.1)]
     progress.aim.delivered(draft.slot, 0.5, 100.5)
     later = follow(state, "skip", run, slot=1) if skipped else merged_without(state, 1, run)
