@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from diloco_cli.protocol.follower import LOOKS_FOR_ROLLBACK
+from diloco_cli.protocol.keys import commit_key
 from diloco_cli.protocol.operations import Get, Operation
+from diloco_cli.protocol.polling import DENSE_BOUNDS_S, EARLY, MOST_REQUESTS
 from diloco_cli.protocol.records import CommitKind
 from diloco_cli.simulate.world import Actor
 from tests.unit.protocol.integer_ports import WrittenLog
@@ -24,6 +28,26 @@ def followed() -> Living:
     return living
 
 
+def looked(step_s: float, seconds: float) -> tuple[float, list[float]]:
+    """When a merge was found, and when the log was looked at from then on. One fragment, four steps a slot."""
+    run = make_run(fragments=1)
+    run = replace(run, islands=tuple(replace(island, step_s=step_s) for island in run.islands))
+    living, looks_s = Living(WrittenLog(run)), list[float]()
+    living.world.pause(living.actor)
+    living.log.merge(90, applied("l1"))
+    living.until(lambda: living.learner.follower.state.n == 1)
+
+    def latency_s(actor: Actor, operation: Operation) -> float:
+        if isinstance(operation, Get) and operation.key == commit_key(2):
+            looks_s.append(living.world.now_s)
+        return 0.001
+
+    living.world.latency_s = latency_s
+    found_s = living.world.now_s
+    living.world.run_for(seconds)
+    return found_s, looks_s
+
+
 def casts_read(living: Living) -> Counter[str]:
     """Which versions are asked for, from now on."""
     read: Counter[str] = Counter()
@@ -35,6 +59,23 @@ def casts_read(living: Living) -> Counter[str]:
 
     living.world.latency_s = latency_s
     return read
+
+
+# -- when it looks ----------------------------------------------------------------------------------------------
+
+
+def test_in_long_slots_it_looks_at_once_for_more_and_then_about_when_the_next_commit_is_due() -> None:
+    found_s, looks_s = looked(2.5, 11.0)
+    after_s = [look_s - found_s for look_s in looks_s]
+    assert after_s[0] < 0.1, "what comes may not come alone"
+    assert after_s[1] == pytest.approx(10.0 * EARLY, abs=0.5) and 3 <= len(after_s) <= 1 + MOST_REQUESTS
+
+
+def test_in_short_slots_it_looks_all_the_time() -> None:
+    _, looks_s = looked(0.1, 10.0)
+    pauses_s = [later_s - look_s for look_s, later_s in pairwise(looks_s)]
+    shortest_s, longest_s = DENSE_BOUNDS_S
+    assert len(pauses_s) > 100 and shortest_s <= min(pauses_s[1:]) and max(pauses_s) < longest_s + 0.01
 
 
 # -- news for the training --------------------------------------------------------------------------------------
