@@ -15,6 +15,9 @@ from diloco_cli.simulate.histories.options import drawn_options
 from diloco_cli.simulate.histories.replayer import Plain, ViolationError
 from tests.simulation.toy import make_run
 
+REFUSAL = {
+    "kind": "refuse", "inputs": [], "fates": [{"learner": "l0", "incarnation": 1, "seq": 0}],
+}  # fmt: skip
 ROUNDS = FATE_ROUNDS + 1  # of one fragment; one merge more is too late
 
 
@@ -22,12 +25,13 @@ class Books:
     """In a replayer's place: it takes every commit for sound."""
 
     def __init__(self) -> None:
-        self.n, self.merges = -1, 0
+        self.n, self.merges, self.slot = -1, 0, 0
         self.floors: Counter[str] = Counter()
 
     def feed(self, data: bytes) -> Plain:
         commit: Plain = json.loads(data)
         self.n, self.merges = self.n + 1, self.merges + (commit["kind"] == "merge")
+        self.slot += commit["kind"] in ("merge", "skip")
         return commit
 
 
@@ -36,8 +40,12 @@ def monitor() -> Monitor:
     monitor = Monitor(Bucket(), make_run(fragments=1))
     monitor.replayer = Books()  # type: ignore[assignment]
     monitor.grown_healthy(0.0)
-    monitor.created("l0", "offer/l0/00000001/0000000000.json", b"", 0.0)
+    offers(monitor, 0, slot=0)
     return monitor
+
+
+def offers(monitor: Monitor, seq: int, slot: int) -> None:
+    monitor.created("l0", f"offer/l0/00000001/{seq:010d}.json", json.dumps({"slot": slot}).encode(), 0.0)
 
 
 def commits(monitor: Monitor, number: int, now_s: float, kind: str = "merge") -> None:
@@ -55,6 +63,14 @@ def test_an_offer_is_late_after_some_merges_and_some_time(monitor: Monitor) -> N
 @pytest.mark.parametrize(("merges", "now_s"), [(ROUNDS, 10 * FATE_S), (10 * ROUNDS, FATE_S)])
 def test_it_is_not_late_after_one_of_both(monitor: Monitor, merges: int, now_s: float) -> None:
     commits(monitor, merges, now_s)
+
+
+def test_an_offer_for_a_later_slot_has_the_merges_until_then_besides(monitor: Monitor) -> None:
+    monitor.created(SYNCER, "commit/000000000000.json", json.dumps(REFUSAL).encode(), 0.0)
+    offers(monitor, 1, slot=5)
+    commits(monitor, 5 + ROUNDS, FATE_S + 1)
+    with pytest.raises(ViolationError, match=r"offer 1/1 of l0 has no fate after 4 merges"):
+        commits(monitor, 1, FATE_S + 1)
 
 
 def test_time_without_a_syncer_makes_nothing_late_and_the_next_one_has_its_own(monitor: Monitor) -> None:

@@ -44,6 +44,7 @@ from diloco_cli.tapes.recorder import record
 from tests.unit.plan import fleets
 
 STEP_S, BATCH = 0.1, 100
+SLOT_S = 6 * STEP_S
 FRAGMENT_BYTES = 1_000_000 * 2  # a million parameters in bf16
 
 
@@ -130,10 +131,20 @@ def test_a_blackout_loses_no_commit() -> None:
 
 
 def test_a_partitioned_learner_steps_on_and_resumes_by_itself() -> None:
-    found, _ = play(make_run(), Injection(0, 10.0, "partition", ("l2",), for_s=5.0))
-    assert found.finished and found.islands[2].incarnations == 1
-    assert found.islands[2].stalled_s == 0 and found.islands[2].merges < found.islands[0].merges
-    assert found.islands[2].goodput == pytest.approx(found.islands[0].goodput, abs=0.02)  # its progress was kept
+    """It loses what it trained meanwhile, for the others went on without it; and is in the next merge."""
+    found, fleet = play(make_run(), Injection(0, 10.0, "partition", ("l2",), for_s=5.0))
+    other, cut_off = found.islands[0], found.islands[2]
+    assert found.finished and cut_off.incarnations == 1 and cut_off.stalled_s == 0
+    assert cut_off.tokens_processed == other.tokens_processed
+    lost_s = (other.tokens_merged - cut_off.tokens_merged) / BATCH * STEP_S
+    assert lost_s == pytest.approx(5.0, abs=SLOT_S + STEP_S)
+    without = [
+        at_s
+        for record, at_s in zip(_commits(fleet), _commit_times(fleet), strict=True)
+        if record.kind == "merge" and "l2" not in {item.learner for item in record.inputs}
+    ]
+    assert len(without) == other.merges - cut_off.merges > 5
+    assert 10.0 < min(without) and max(without) < 15.0 + SLOT_S
     cut, _ = play(make_run(), Injection(0, 10.0, "partition", ("l2",), for_s=20.0))
     assert cut.islands[2].stalled_s == pytest.approx(20.0 - 9.6, abs=1.5)  # the drift bound, as above
 
