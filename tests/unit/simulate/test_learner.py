@@ -1,4 +1,4 @@
-"""The product's learner in a simulated fleet, on integers: what it tells of its leaving, and what it can be made to do."""
+"""The product's learner in a simulated fleet, on integers: how it leaves, alone and with all the others."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_a_partitioned_learner_steps_on_and_resumes_by_itself() -> None:
         if record.kind == "merge" and "l2" not in {item.learner for item in record.inputs}
     ]
     assert len(without) == other.merges - cut_off.merges > 5
-    assert 10.0 < min(without) and max(without) < 15.0 + SLOT_S
+    assert min(without) > 10.0 and max(without) < 15.0 + SLOT_S
     cut, _ = play(make_run(), Injection(0, 10.0, "partition", ("l2",), for_s=20.0))
     assert cut.islands[2].stalled_s == pytest.approx(20.0 - 9.6, abs=1.5)  # the drift bound, as above
 
