@@ -43,7 +43,7 @@ class RegionLink:
         return {"mirror": self.mirror.serve, "relay": self.relay.serve}
 
 
-def listen(syncer: Syncer, links: Mapping[str, RegionLink]) -> None:
+def read_after_relays(syncer: Syncer, links: Mapping[str, RegionLink]) -> None:
     """The syncer reads no offer in the name of a region's learner that the region's bucket has not."""
     relays = {region: link.relay for region, link in links.items()}
     syncer.inbox.withheld = withheld_by(relays, syncer.run, lambda: syncer.state)

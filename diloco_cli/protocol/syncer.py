@@ -28,6 +28,7 @@ from diloco_cli.protocol.log import (
     read_log,
     write_snapshot,
 )
+from diloco_cli.protocol.merge_commit import merge_fields
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Now, Put, Sleep, Steps
 from diloco_cli.protocol.operators import Answer, answer_to
@@ -43,12 +44,10 @@ from diloco_cli.protocol.quorum import (
     decide_slot,
     grace_window,
     next_window_s,
-    window_start_s,
 )
 from diloco_cli.protocol.records import (
     Commit,
     CommitKind,
-    Input,
     Offer,
     Output,
     ProcessClaim,
@@ -337,26 +336,9 @@ class Syncer:
             self.doing = "SERVING"
             return False
         output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
-        used_s, opens_s = facts.now_s - window_start_s(facts), next_window_s(facts, self.pace.slot_s)
-        mine = yield from self._commit(
-            "merge",
-            slot=slot,
-            inputs=tuple(
-                _input(offer, weights[offer.id], scale)
-                for offer, scale in zip(offers, merged.scales or [1.0] * len(offers), strict=True)
-            ),
-            fates=self.inbox.take_fates(),
-            outputs=(output,),
-            tokens=sum(offer.tokens for offer in offers),
-            quorum=sync.quorum,
-            alive=facts.alive,
-            grace_s=round(grace.seconds, 6),
-            grace_used_s=round(used_s, 6),
-            opens_s=round(opens_s - facts.now_s, 6),
-            slot_s=round(self.pace.slot_s, 6),
-            agreement=as_logged(merged.agreement),
-            reason=reason,
-        )
+        opens_s = next_window_s(facts, self.pace.slot_s)
+        said = merge_fields(offers, weights, merged, output, facts, grace, self.pace.slot_s, opens_s, reason)
+        mine = yield from self._commit("merge", fates=self.inbox.take_fates(), **said)
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)
             self.pacer.merged(offers, facts, (yield Now()))
@@ -410,11 +392,3 @@ class Syncer:
             "reason": self.reason, "beats": self.num_beats, "slowest_s": round(self.slowest_s, 1), **self.beat_facts(),
         }  # fmt: skip
         yield Put(beat_key(SYNCER), encode(facts))
-
-
-def _input(offer: Offer, weight: float, scale: float) -> Input:
-    return Input(
-        offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
-        offer.tokens, offer.steps, weight, offer.payload_digest, offer.payload_bytes,
-        offer.timings.step_s, scale,
-    )  # fmt: skip

@@ -19,7 +19,7 @@ from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import SYNCER, beat_key
 from diloco_cli.protocol.log import read_format
 from diloco_cli.protocol.records import Commit, ProcessClaim, RunFormat
-from diloco_cli.protocol.regional import home_of, listen
+from diloco_cli.protocol.regional import home_of, read_after_relays
 from diloco_cli.protocol.standby import counts_of
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
@@ -72,7 +72,7 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
         because=because,
     )
     regions = region_services(run, store, home_of(syncer), _earlier_mirrors(store))
-    listen(syncer, regions.links)
+    read_after_relays(syncer, regions.links)
     syncer.beat_facts = _beat_facts(meter, store, unit, regions)
     news.beat = lambda: _beat_unless_it_fails(syncer, meter, clock)
     regions.start()

@@ -43,6 +43,7 @@ class PolicedWorld(World):
         return super().start(name, self._policed(name, steps), delay_s)
 
     def _policed(self, name: str, steps: Steps[Any]) -> Steps[Any]:
+        name = name.partition("/")[0]  # of its process
         answer, role = None, ROLES.get(name, "learner")
         while True:
             try:

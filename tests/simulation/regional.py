@@ -12,7 +12,7 @@ from diloco_cli.protocol.membership import enter
 from diloco_cli.protocol.mirrors import RegionStoppedError
 from diloco_cli.protocol.operations import Operation, Sleep, Steps, There
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.regional import RegionLink, home_of, listen
+from diloco_cli.protocol.regional import RegionLink, home_of, read_after_relays
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.client import Client
 from diloco_cli.simulate.histories.learner import Learner
@@ -57,7 +57,7 @@ class RegionalFleet(Fleet):
         actor = super().syncer(name, delay_s)
         served, leaving = self.served, lambda: actor.ended
         link = RegionLink(self.run, FAR, home_of(served), lambda: bool(self.stops) or leaving(), lambda line: None)
-        listen(served, {FAR: link})
+        read_after_relays(served, {FAR: link})
         self.mirror, self.relay = link.mirror, link.relay
         self.threads = [
             self.world.start(what, self.patience.drive(self._thread(steps)), delay_s)

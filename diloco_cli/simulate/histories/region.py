@@ -17,7 +17,7 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, cast_key, commit_key, offer_key
 from diloco_cli.protocol.mirrors import RegionStoppedError
 from diloco_cli.protocol.operations import Now, Operation, Sleep, Steps, There
-from diloco_cli.protocol.regional import TRIES_AGAIN_S, RegionLink, home_of, listen
+from diloco_cli.protocol.regional import TRIES_AGAIN_S, RegionLink, home_of, read_after_relays
 from diloco_cli.protocol.relays import Relay
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
@@ -59,7 +59,7 @@ class Region:
             self.history.run, REGION, home_of(served), lambda: leaving, lambda line: self._start_again(link.relay),
             self.history.actors.mirror,
         )  # fmt: skip
-        listen(served, {REGION: link})
+        read_after_relays(served, {REGION: link})
         working = set(link.works())
         works = link.works().items()
         process.start_threads([self._work(steps, partial(working.discard, what)) for what, steps in works])

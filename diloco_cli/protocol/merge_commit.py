@@ -1,0 +1,41 @@
+"""What the commit of a merge says, beside the fates of the offers that are not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diloco_cli.protocol.mixing import as_logged
+from diloco_cli.protocol.ports import Merged
+from diloco_cli.protocol.quorum import Grace, SlotFacts, window_start_s
+from diloco_cli.protocol.records import Input, Offer, OfferId, Output
+
+
+def merge_fields(
+    offers: Sequence[Offer], weights: Mapping[OfferId, float], merged: Merged, output: Output, facts: SlotFacts,
+    grace: Grace, slot_s: float, opens_s: float, reason: str,
+) -> dict[str, Any]:  # fmt: skip
+    """`opens_s`: when the next slot's window begins, at the earliest, on the clock of `facts`."""
+    scales = merged.scales or [1.0] * len(offers)
+    return {
+        "slot": output.slot,
+        "inputs": tuple(_input(o, weights[o.id], scale) for o, scale in zip(offers, scales, strict=True)),
+        "outputs": (output,),
+        "tokens": sum(offer.tokens for offer in offers),
+        "quorum": facts.quorum,
+        "alive": facts.alive,
+        "grace_s": round(grace.seconds, 6),
+        "grace_used_s": round(facts.now_s - window_start_s(facts), 6),
+        "opens_s": round(opens_s - facts.now_s, 6),
+        "slot_s": round(slot_s, 6),
+        "agreement": as_logged(merged.agreement),
+        "reason": reason,
+    }
+
+
+def _input(offer: Offer, weight: float, scale: float) -> Input:
+    return Input(
+        offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
+        offer.tokens, offer.steps, weight, offer.payload_digest, offer.payload_bytes,
+        offer.timings.step_s, scale,
+    )  # fmt: skip
