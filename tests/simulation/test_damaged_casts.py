@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from diloco_cli.protocol import repair
-from diloco_cli.protocol.joining import follow, join
+from diloco_cli.protocol.joining import join
 from diloco_cli.protocol.loading import READS
 from diloco_cli.protocol.operations import Get, Now, Steps
 from diloco_cli.protocol.past import Pulse
@@ -82,12 +83,12 @@ def rolled_back_and_spoilt(
     fleet.restart = False
     for name in ("l0", "l1"):
         for actor in fleet.living(name):
-            fleet.world.pause(actor)
+            fleet.pause(actor)
     answered(fleet, "rollback", to=TO)
     spoilt = [spoil(fleet, fragment, data) for fragment in fragments]
     for name in ("l0", "l1"):
         for actor in fleet.living(name):
-            fleet.world.resume(actor)
+            fleet.resume(actor)
     return fleet, spoilt
 
 
@@ -264,11 +265,15 @@ def test_a_syncer_is_seen_alive_between_two_reads_of_what_cannot_be_read() -> No
     assert seen == ["pulse", "Get"] * READS
 
 
+def saving(run: RunFormat) -> RunFormat:
+    """Learners save their moments every round."""
+    train = run.settings.train
+    train = replace(train, inner=replace(train.inner, save_every=1))
+    return replace(run, settings=replace(run.settings, train=train))
+
+
 def test_saved_moments_survive_repairs_and_no_other_rollback() -> None:
-    fleet = started(run_that_keeps(merges=40, skip_after_s=0.5), 2)
-    for name in ("l0", "l1"):
-        fleet.habits[name].saves_every_rounds = 1
-    until_commit(fleet, 20)
+    fleet = started(saving(run_that_keeps(merges=40, skip_after_s=0.5)), 20)
     silence(fleet)
     saved = joined_inner(fleet)
     assert saved is not None
@@ -327,17 +332,3 @@ def keys_read(steps: Steps[Any], reads: list[str]) -> Steps[Any]:
         if isinstance(operation, Get):
             reads.append(operation.key)
         answer = yield operation
-
-
-def test_at_a_rollback_each_cast_is_fetched_once_however_often_one_is_looked_for() -> None:
-    fleet = started(run_that_keeps(fragments=8, merges=40), 12)
-    before = state_of(fleet)
-    answered(fleet, "rollback", to=TO)
-    silence(fleet)
-    spoil(fleet, 7)
-    reads: list[str] = []
-    steps = keys_read(follow(fleet.run, before, dict.fromkeys(range(8), -1)), reads)
-    news = done(fleet, fleet.world.start("reader", steps)).result
-    fetched = [key for key in reads if key.startswith("cast/")]
-    assert [output.fragment for output in news.missing] == [7] and len(news.casts) == 7
-    assert len(fetched) == 7 + 3, "the seven that are whole, and three looks for the other"
