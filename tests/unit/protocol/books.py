@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from diloco_cli.protocol.progress import Draft, Progress
+from diloco_cli.protocol.records import Mixing
 from diloco_cli.protocol.state import RunState
 from tests.unit.protocol.records import BATCH
 
@@ -20,3 +24,15 @@ def hear(progress: Progress, state: RunState) -> bool:
     """Of a log whose merges say nothing of time: offers are made by steps alone."""
     progress.aim.heard(state, 0.0, 0.0)
     return progress.heard(state)
+
+
+def adopt(progress: Progress, state: RunState, fragment: int = 0, **changes: Any) -> tuple[Mixing, Draft | None]:
+    """Adopt the fragment's newest version as a learner does: (by what rule, the send since which progress is kept)."""
+    output = replace(state.outputs[fragment], **changes)
+    mixing = progress.mixing_of(output, state)
+    since = progress.kept_since(fragment) if mixing == "rebase" else None
+    if mixing == "rebase":
+        progress.rebased(output, since)
+    else:
+        progress.adopted(output, mixing)
+    return mixing, since

@@ -19,7 +19,7 @@ from diloco_cli.protocol.records import SCHEMA, Commit, Fate, Output, Rollback, 
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.syncer.bookkeeping import Books
-from tests.unit.protocol.books import hear, stepped
+from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import BATCH, RUN, applied, commit, follow, genesis, make_run, merge, offer, output
 
 PARAMETERS = 3  # of each fragment of RUN
@@ -112,8 +112,8 @@ def test_a_learner_counts_from_zero_offers_for_the_due_slot_and_its_schedule_goe
     back = rolled_back(state, 0)
     assert progress.is_behind_rollback(back) and progress.mixing_of(back.outputs[0], back) == "replace"
     hear(progress, back)
-    for made in back.outputs:
-        progress.adopted(made)
+    for fragment in range(2):
+        assert adopt(progress, back, fragment) == ("replace", None)
     assert progress.aim.next_slot == back.slot < ahead and progress.fraction() < fraction
     assert [book.steps for book in progress.books] == [0, 0] and progress.position == 24 + 9 * 4
     assert not progress.is_behind_rollback(back)
@@ -126,8 +126,8 @@ def test_offers_from_before_a_rollback_hold_nothing_up_once_they_are_refused_or_
     assert [(draft.slot, draft.fragment) for draft in drafts] == [(3, 1), (4, 0)]
     back = rolled_back(state, 1)
     hear(progress, back)
-    for made in back.outputs:
-        progress.adopted(made)
+    for fragment in range(2):
+        assert adopt(progress, back, fragment) == ("replace", None)
     assert stepped(progress, 4) == [] and progress.awaits_outcomes(), "what became of them is not known yet"
     refused = follow(back, "refuse", fates=(Fate("l0", 2, 0, 1, "before_rollback"),))
     hear(progress, refused)
@@ -150,12 +150,12 @@ def test_error_feedback_owes_nothing_for_what_a_rollback_took_back() -> None:
     assert owed_after(4) == [None]
     state = merge(state, applied("l0", 0, base=0, data_end=8))
     hear(progress, state)
-    progress.adopted(state.outputs[0])
+    adopt(progress, state)
     assert owed_after(4) == [0], "offer 0 was merged"
     back = rolled_back(state, 0)
     hear(progress, back)
-    for made in back.outputs:
-        progress.adopted(made)
+    for fragment in range(2):
+        assert adopt(progress, back, fragment) == ("replace", None)
     fates = tuple(Fate("l0", 1, seq, 0, "before_rollback") for seq in range(1, progress.next_seq))
     back = follow(back, "refuse", run, fates=fates)
     hear(progress, back)

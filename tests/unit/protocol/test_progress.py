@@ -11,7 +11,7 @@ from diloco_cli.protocol.eligibility import most_steps, refusal
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import Fate, Input, RunFormat, Timings
 from diloco_cli.protocol.state import LearnerRecord, RunState
-from tests.unit.protocol.books import hear, stepped
+from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import BATCH, applied, follow, genesis, make_run, merge, output
 
 RUN = make_run(fragments=1, mixing="rebase")
@@ -89,9 +89,7 @@ def test_what_a_missed_offer_held_is_given_up_when_the_merge_without_it_is_adopt
     stepped(progress, 2)
     state = merged_without(state, 0, run)
     hear(progress, state)
-    made = state.outputs[0]
-    assert progress.mixing_of(made, state) == ("replace" if mixing == "rebase" else mixing)
-    progress.adopted(made)
+    assert adopt(progress, state) == ("replace" if mixing == "rebase" else mixing, None)
     (draft,) = stepped(progress, 2)
     assert (draft.data_start, draft.data_end, draft.steps) == (missed.data_end + 2 * BATCH, 8 * BATCH, 2)
     offer = progress.offer(draft, "d", 1, "n", Timings(), None, None)
@@ -130,7 +128,7 @@ def test_nothing_is_offered_from_a_base_that_an_own_offer_has_consumed() -> None
     state = merge(state, took(draft), run=RUN)
     hear(progress, state)
     assert stepped(progress, 4) == progress.everything(0.0) == []
-    progress.rebased(state.outputs[0], progress.kept_since(0))
+    assert adopt(progress, state) == ("rebase", draft)
     (after,) = progress.everything(0.0)
     assert (after.steps, after.data_start, after.base.version) == (4, draft.data_end, 1)
 
@@ -145,7 +143,7 @@ def test_a_learner_that_is_ahead_offers_for_its_slots_in_their_order() -> None:
     state = merge(state, took(first), run=run)
     hear(progress, state)
     assert stepped(progress, 4) == [], "its merge is known, its version is not here yet"
-    progress.rebased(state.outputs[0], first)
+    assert adopt(progress, state) == ("rebase", first)
     assert [draft.slot for draft in stepped(progress, 4)] == [2]
 
 
@@ -156,7 +154,7 @@ def test_a_version_that_cannot_be_read_holds_up_no_other_fragment() -> None:
     first, _ = stepped(progress, 4)
     state = merge(merge(state, took(first), run=run), applied("l1"), run=run)
     hear(progress, state)
-    progress.adopted(state.outputs[1])
+    adopt(progress, state, 1)
     assert stepped(progress, 6) == []
     progress.unreadable = frozenset({0})
     assert [draft.fragment for draft in stepped(progress, 6)] == [1]
@@ -172,7 +170,7 @@ def test_an_offer_for_a_slot_that_was_skipped_was_not_too_late(skipped: bool) ->
     state = follow(state, "merge", run, slot=0, inputs=(took(first),), outputs=(output(0, 1, 0),), **window)
     progress.aim.heard(state, 100.0, 100.0)
     progress.heard(state)
-    progress.rebased(state.outputs[0], first)
+    assert adopt(progress, state) == ("rebase", first)
     (draft,) = [draft for _ in range(5) if progress.stepped(BATCH) is None for draft in progress.due(100.0, 0.1)]
     progress.aim.delivered(draft.slot, 0.5, 100.5)
     later = follow(state, "skip", run, slot=1) if skipped else merged_without(state, 1, run)
@@ -180,18 +178,17 @@ def test_an_offer_for_a_slot_that_was_skipped_was_not_too_late(skipped: bool) ->
     assert (progress.aim.delivery.hidden_s == 0.0) is skipped
 
 
-def test_what_comes_after_an_outgrown_stretch_or_while_an_outcome_is_awaited_is_offered_once() -> None:
-    """An offer on its way stays so when the books begin anew: its range may still be merged."""
+def test_what_an_outgrown_stretch_held_is_not_offered_again_when_its_offer_is_merged_after_all() -> None:
+    """An offer on its way stays so when the books begin anew, and nothing else of the fragment is offered meanwhile."""
     progress, state, draft = ready()
     stepped(progress, most_steps(RUN) - 4)
     assert progress.overgrown() == [0] and progress.books[0].waits is draft
     stepped(progress, 2)
     state = merge(state, took(draft), run=RUN)
     hear(progress, state)
-    assert progress.kept_since(0) is None, "all that is left came after what it held"
-    progress.rebased(state.outputs[0], None)
-    (after,) = progress.everything(0.0)
-    assert (after.steps, after.data_start) == (2, most_steps(RUN) * BATCH)
+    assert adopt(progress, state) == ("replace", None), "what it held was dropped before it was merged"
+    (after,) = [*stepped(progress, 1), *progress.everything(0.0)]
+    assert (after.steps, after.data_start) == (1, (most_steps(RUN) + 2) * BATCH)
 
 
 def test_steps_on_smaller_batches_count_as_the_tokens_that_they_took() -> None:
@@ -218,8 +215,7 @@ def test_after_an_applied_offer_progress_is_kept_since_its_send() -> None:
     stepped(progress, 2)
     state = merge(state, took(draft), run=RUN)
     hear(progress, state)
-    assert progress.kept_since(0) is draft
-    progress.rebased(state.outputs[0], draft)
+    assert adopt(progress, state) == ("rebase", draft)
     assert (progress.books[0].steps, progress.books[0].data_start) == (2, 4 * BATCH)
     assert progress.kept_since(0) is None, "the next adoption goes on from this one"
 
@@ -230,14 +226,13 @@ def test_a_version_that_is_adopted_while_an_offer_is_on_its_way_keeps_all_and_th
     first = merged_without(state, 0)
     hear(progress, first)
     (second,) = stepped(progress, 4)
-    assert second.base.version == 0 and progress.kept_since(0) is None
-    progress.rebased(first.outputs[0], None)
+    assert second.base.version == 0
+    assert adopt(progress, first) == ("rebase", None)
     assert (progress.books[0].steps, progress.books[0].data_start, progress.books[0].waits) == (8, 0, second)
     stepped(progress, 1)
     state = merge(first, took(second), run=RUN)
     hear(progress, state)
-    assert progress.kept_since(0) is second
-    progress.rebased(state.outputs[0], second)
+    assert adopt(progress, state) == ("rebase", second)
     assert (progress.books[0].steps, progress.books[0].data_start) == (1, 8 * BATCH)
 
 
@@ -248,13 +243,12 @@ def test_replaced_progress_is_not_kept_when_an_offer_that_held_it_is_applied_lat
     other = merged_without(follow(state, "skip", run, slot=0), 0, run)
     hear(progress, other)
     (draft,) = stepped(progress, 5)
-    progress.adopted(other.outputs[0])
+    assert adopt(progress, other) == ("replace", None)
     stepped(progress, 2)
     state = merge(other, took(draft), run=run)
     hear(progress, state)
-    assert progress.kept_since(0) is None
-    progress.rebased(replace(state.outputs[0], rebase=True), None)
-    assert (progress.books[0].steps, progress.books[0].data_start) == (2, draft.data_end)
+    assert adopt(progress, state, rebase=True) == ("replace", None)
+    assert (progress.books[0].steps, progress.books[0].data_start) == (0, draft.data_end + 2 * BATCH)
 
 
 def test_a_learner_knows_which_of_its_offers_was_applied_last() -> None:
@@ -262,7 +256,7 @@ def test_a_learner_knows_which_of_its_offers_was_applied_last() -> None:
     assert draft.applied is None
     state = merge(state, took(draft), run=RUN)
     hear(progress, state)
-    progress.rebased(state.outputs[0], draft)
+    adopt(progress, state)
     (second,) = stepped(progress, 4)
     assert second.applied == 0
     state = merged_without(state, 0)
@@ -342,7 +336,7 @@ def test_a_predecessors_late_offer_for_data_that_is_in_the_books_begins_them_ane
     late = applied("l0", 1, base=state.n, data_start=8, data_end=16, tokens=8, steps=2, weight=32.0)
     state = merge(state, late, run=RUN)
     assert hear(progress, state), "the parameters must go back to what was adopted"
-    progress.rebased(state.outputs[0], progress.kept_since(0))
+    assert adopt(progress, state) == ("replace", None)
     assert (progress.books[0].data_start, progress.books[0].steps, progress.position) == (24, 0, 24)
     progress.stepped(BATCH)
     assert not hear(progress, replace(state, n=state.n + 1)), "once"
