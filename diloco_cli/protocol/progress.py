@@ -353,7 +353,7 @@ class Progress:
 
     def kept_since(self, fragment: int) -> Draft | None:
         """With `rebase`: the send after which own progress is in no version: that of the offer that a merge applied.
-        None: all since the adoption before, for no merge holds any of it, or not yet."""
+        None: all since the adoption before, for a newer offer is on its way, and its outcome is not known."""
         book = self.books[fragment]
         return None if book.waits is not None else book.sent
 
