@@ -103,6 +103,17 @@ def test_what_could_not_be_offered_is_not_made_up_for_in_a_burst() -> None:
     assert [slots_after(aim, 1, 102.0) for _ in range(3)] == [[11], [], []]
 
 
+def test_of_all_that_was_trained_too_early_one_slots_worth_counts_later() -> None:
+    """Half a slot's steps a slot are enough for two more slots, and not for all that come."""
+    aim = aim_at(10)
+    slots_after(aim, 40)
+    offered = []
+    for head in range(11, 21):
+        aim.heard(log(head), 80.0 + 2 * head, 80.0 + 2 * head)
+        offered += slots_after(aim, 1, 80.0 + 2 * head)
+    assert offered == [11, 12]
+
+
 # -- in their order ---------------------------------------------------------------------------------------------
 
 
@@ -279,6 +290,15 @@ def test_after_a_skip_all_meet_in_the_slot_that_is_due() -> None:
     assert slots_after(aim, 2, 104.9) == [12]
     aim.heard(log(13), 106.0, 106.0)
     assert not aim.skipped and aim.closes_s(13, 106.0) == 108.5
+
+
+def test_after_a_rollback_the_outcomes_of_offers_from_before_it_say_nothing() -> None:
+    aim = aim_at(10)
+    aim.sent(10, 100.0)
+    aim.delivered(10, 1.0, 101.0)
+    aim.rolled_back(10)
+    aim.settled(10, in_time=False)
+    assert aim.delivery.hidden_s == 0.0
 
 
 def test_a_rollback_begins_at_the_slot_that_is_due() -> None:

@@ -182,11 +182,25 @@ def test_a_new_incarnation_does_not_outwait_the_run(kind: CommitKind) -> None:
 def test_at_a_rollback_all_versions_come_at_once() -> None:
     """Nobody trains on a mixture of what is left and what counts."""
     living = followed()
+    follower = living.learner.follower
     living.log.roll_back(70)
-    living.until(lambda: living.learner.follower.state.n == 1)
-    living.world.run_for(1.0)
-    mail = living.learner.follower.take()
+    living.until(lambda: follower._mail)
+    mail = follower.take()
     assert mail is not None and {f: values for f, (_, values, _) in mail.casts.items()} == {0: 70, 1: 70}
+
+
+def test_a_version_that_was_not_taken_before_a_rollback_is_not_there_after_it() -> None:
+    living = followed()
+    living.log.merge(90, applied("l1"))
+    living.until(lambda: living.learner.follower.state.n == 1)
+    living.world.run_for(0.1)
+    back = living.log.roll_back(70)
+    living.log.hide(back[0])
+    living.until(lambda: living.learner.follower.state.n == 2)
+    living.world.run_for(5.0)
+    mail = living.learner.follower.take()
+    assert mail is not None and mail.state.base_floor == 2
+    assert {f: values for f, (_, values, _) in mail.casts.items()} == {1: 70}
 
 
 def test_at_a_rollback_each_version_is_fetched_once_however_often_one_is_looked_for() -> None:

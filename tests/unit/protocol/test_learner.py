@@ -281,6 +281,36 @@ def test_after_a_rollback_the_moments_are_those_of_before_or_none(to: int) -> No
     assert living.training.moments == (4 if to == 2 else 0)
 
 
+def test_moments_that_cannot_be_had_after_a_rollback_are_named_in_no_offer_any_more() -> None:
+    log = WrittenLog(saving(REBASE))
+    log.append("refuse")
+    living = Living(log)
+    living.until(lambda: living.learner.saves.newest is not None)
+    log.store.delete(living.learner.saves.newest or "")
+    log.append("refuse")
+    log.append("refuse")
+    living.until(lambda: living.learner.state.n == 3)
+    log.roll_back(70, to=2)
+    living.until(lambda: living.seen.back_to == [2])
+    assert living.learner.moments_lost and living.learner.saves.newest is None
+
+
+def test_a_merge_that_is_held_back_is_forgotten_at_a_rollback() -> None:
+    """`at_tau`: it has arrived, and its time has not come; then the run goes back, to versions that come later."""
+    living = waiting()
+    living.log.roll_back(70)
+    living.until(lambda: living.seen.back_to == [0])
+    living.log.merge(60, applied("l1", base=1))
+    living.until(lambda: set(living.learner.arrived) == {0})
+    back = living.log.roll_back(50)
+    data = living.log.hide(back[0])
+    living.until(lambda: len(living.seen.back_to) == 2)
+    living.world.run_for(1.0)
+    assert (0, 2) not in living.seen.adoptions and living.learner.arrived == {}
+    living.log.show(back[0], data)
+    living.until(lambda: (0, 3) in living.seen.adoptions)
+
+
 # -- leaving ----------------------------------------------------------------------------------------------------
 
 
