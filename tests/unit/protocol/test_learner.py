@@ -13,7 +13,7 @@ from diloco_cli.protocol.eligibility import most_steps
 from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key
 from diloco_cli.protocol.learner import PAUSE_S
 from diloco_cli.protocol.operations import Create
-from diloco_cli.protocol.records import Fate, Input, Offer, RunFormat
+from diloco_cli.protocol.records import Event, Fate, Input, Offer, RunFormat
 from diloco_cli.protocol.wire import decode
 from tests.unit.protocol.integer_ports import STEP_S, IntegerTraining, WrittenLog
 from tests.unit.protocol.living import Living
@@ -151,6 +151,25 @@ def test_what_an_offer_for_a_skipped_slot_held_is_in_the_next_one() -> None:
     first, second = living.offers()
     assert (second.base, second.data_start, second.data_end) == (0, first.data_start, 4 * second.steps)
     assert payload(living, second) == second.steps >= 8 and living.seen.given_up == []
+    assert list(living.learner.fragments.sent[0]) == [second.seq], "what was sent in vain takes no memory"
+
+
+def test_offers_tell_by_what_rule_a_version_was_adopted_where_that_is_not_the_runs() -> None:
+    """A blend, and after a rollback a replacement: a replay has to make the same parameters."""
+    living = Living(WrittenLog(make_run(fragments=1, mixing="blend")))
+    living.until(lambda: living.offers() and living.training.steps == 5)
+    living.log.merge(500, took(living.offers()[0]))
+    living.until(lambda: living.seen.adoptions[1:])
+    living.log.roll_back(70)
+    living.until(lambda: living.seen.adoptions[2:])
+    assert living.training.values[0] <= 70
+    living.log.append("skip", slot=1)
+    told: list[Event] = []
+    while not told[1:]:
+        number = len(living.offers())
+        living.until(lambda least=number: len(living.offers()) > least)
+        told = [event for offer in living.offers() for event in offer.events if event.kind == "adopted"]
+    assert [(event.version, event.mixing) for event in told] == [(1, None), (2, "replace")]
 
 
 def test_a_version_that_comes_while_a_newer_offer_is_on_its_way_is_adopted_with_all_progress() -> None:
@@ -293,6 +312,9 @@ def test_moments_that_cannot_be_had_after_a_rollback_are_named_in_no_offer_any_m
     log.roll_back(70, to=2)
     living.until(lambda: living.seen.back_to == [2])
     assert living.learner.moments_lost and living.learner.saves.newest is None
+    lost_at = living.training.steps
+    living.until(lambda: living.training.steps == lost_at + 2)
+    assert [at.own_steps for at in living.training.at[lost_at:]] == [0, 1], "the learning rate warms up anew"
 
 
 def test_a_merge_that_is_held_back_is_forgotten_at_a_rollback() -> None:
