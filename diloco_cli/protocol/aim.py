@@ -139,9 +139,9 @@ class Aim:
         slot_s = 0.0 if self.window is None else self.window.slot_s
         if in_time:
             self.delivery.hidden_s = max(0.0, self.delivery.hidden_s - HIDDEN_LESS * slot_s)
-        elif shot is not None and shot.known and shot.arrived_s is not None:
+        elif shot is not None and shot.known and shot.arrived_s is not None and shot.closes_s < inf:
             hidden_s = min(shot.closes_s, self._closed_s(slot)) - shot.arrived_s
-            if 0 <= hidden_s < inf:
+            if hidden_s >= 0:
                 more_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
                 self.delivery.hidden_s = min(more_s, self.num_fragments * slot_s)
 

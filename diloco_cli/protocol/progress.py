@@ -150,7 +150,8 @@ class Progress:
 
     def _is_ready(self, slot: int) -> bool:
         """Not while an offer of the fragment is on its way, or the version that holds its newest one, nor before the
-        next step after that; not from a base that is too old by then. A version that cannot be read holds nothing up."""
+        next step after that; not from a base that is too old by then. A version that cannot be read holds nothing up.
+        """
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
         if book.waits is not None or book.steps == 0 or self._would_be_stale(book.base, slot):

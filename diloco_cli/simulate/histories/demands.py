@@ -25,7 +25,7 @@ SAYS_WHY_S = 15.0
 CALLS_OF_EACH = 100  # while a syncer takes in what a learner has offered in the meantime
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # longer than all of these nobody is silent who may offer
 POLLS_A_SECOND = 1.5 * (1 + LARGEST_DRIFT) / POLL_BOUNDS_S[0]
-COLLECTS_BELOW = 0.05  # of a slot, for a call of the store for each learner: then a syncer has time to collect
+COLLECTS_BELOW = 0.03  # of a slot, for a call of the store for each learner: then a syncer has time to collect
 GOOD_ENDS = (0, FencedError.exit_status)
 
 

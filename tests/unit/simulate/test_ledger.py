@@ -11,6 +11,7 @@ from diloco_cli.simulate.histories.ledger import Account, check_fates
 from diloco_cli.simulate.histories.replayer import Applied, Replayer, ViolationError
 
 BATCH = 4
+MOST_LOST = 40
 
 
 def account(steps: int) -> Account:
@@ -21,8 +22,8 @@ def account(steps: int) -> Account:
     return made
 
 
-def check(*accounts: Account, applied: tuple[Applied, ...] = ()) -> None:
-    check_fates(accounts, cast(Replayer, SimpleNamespace(applied=list(applied))), 1)
+def check(*accounts: Account, applied: tuple[Applied, ...] = ()) -> int:
+    return check_fates(accounts, cast(Replayer, SimpleNamespace(applied=list(applied))), 1, MOST_LOST)
 
 
 def merged(start: int, end: int, **other: Any) -> Applied:
@@ -35,7 +36,8 @@ def test_what_was_applied_given_up_or_held_at_the_end_balances() -> None:
     books.kept(0, 8)
     books.sent(0, 1, 8, 16)  # late, and then given up with what came after it
     books.gave_up(0, "replaced", 24)
-    check(books, applied=(merged(0, 8),))  # the last four batches went with the incarnation
+    lost = check(books, applied=(merged(0, 8),))
+    assert lost == 16, "the last four batches went with the incarnation"
     assert books.discarded == {0: [((8, 24), 16, "replaced")]} and books.processed == [(0, 40)]
 
 
@@ -68,6 +70,12 @@ def test_a_range_that_a_predecessor_brought_is_a_gap_in_what_is_processed() -> N
     books.sent(0, 0, 20, 24)
     check(books, applied=(merged(20, 24),))
     assert books.processed == [(0, 8), (20, 24)]
+
+
+def test_what_goes_with_an_incarnation_is_bounded() -> None:
+    assert check(account(10)) == MOST_LOST
+    with pytest.raises(ViolationError, match="invariant loss: l0 1, fragment 0: 44 tokens are lost, more than 40"):
+        check(account(11))
 
 
 def test_giving_up_nothing_is_no_entry() -> None:

@@ -16,7 +16,7 @@ from diloco_cli.simulate.histories.replayer import Plain, ViolationError
 from tests.simulation.toy import make_run
 
 REFUSAL = {
-    "kind": "refuse", "inputs": [], "fates": [{"learner": "l0", "incarnation": 1, "seq": 0}],
+    "kind": "refuse", "inputs": [], "fates": [{"learner": "l0", "incarnation": 1, "seq": 0, "reason": "late"}],
 }  # fmt: skip
 ROUNDS = FATE_ROUNDS + 1  # of one fragment; one merge more is too late
 
