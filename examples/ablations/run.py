@@ -87,10 +87,13 @@ def overlap_study() -> Iterator[Variant]:
 def quorum_study() -> Iterator[Variant]:
     """Two learners of full speed and two that take 1.5 times as long; all have processed the same tokens together."""
     mixed = mixed_speeds(4, SLOW)
-    yield Variant("K = 1, window", 4, paced(mixed, quorum=1, overlap=2))
-    yield Variant("K = 1, no window", 4, paced(mixed, quorum=1, overlap=2, grace=GraceSettings(0.0)))
-    yield Variant("K = M", 4, paced(mixed, quorum=4, overlap=2))
-    yield Variant("K = 1, window, H by speed", 4, paced(mixed, quorum=1, overlap=2, local_steps="measured"))
+    for name, fields in (
+        ("K = 1, window", {"quorum": 1}),
+        ("K = 1, no window", {"quorum": 1, "grace": GraceSettings(0.0)}),
+        ("K = M", {"quorum": 4}),
+        ("K = 1, window, H by speed", {"quorum": 1, "local_steps": "measured"}),
+    ):
+        yield Variant(name, 4, paced(mixed, **{"overlap": 2, "local_steps": "planned", **fields}))
 
 
 def outer_study() -> Iterator[Variant]:
