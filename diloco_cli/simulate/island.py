@@ -16,7 +16,7 @@ from diloco_cli.protocol.observer import Observer, Phase
 from diloco_cli.protocol.operations import Create, Get, Now, Operation, Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped, Values
 from diloco_cli.protocol.records import Island, Mixing, Offer, OfferId, Output, RunFormat
-from diloco_cli.simulate.pacing import Pacing, StepClock
+from diloco_cli.simulate.pacing import TOLERANCE_S, Pacing, StepClock
 
 MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
 BITS = 8.0
@@ -71,7 +71,8 @@ class Budget:
 
 @dataclass
 class Condition:
-    """How an island is, across its incarnations: what faults change, and what is measured."""
+    """How an island is, across its incarnations: what faults change, and what is measured. `stepping`: the stretches in
+    which it made one step after the other, from and to."""
 
     island: Island
     sizes: Sizes
@@ -89,9 +90,18 @@ class Condition:
     bytes_up: float = 0.0
     bytes_down: float = 0.0
     poisoned: set[OfferId] = field(default_factory=set)
+    stepping: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.up, self.down = Wire(self.island.link.up_bps), Wire(self.island.link.down_bps)
+
+    def stepped(self, tokens: int, end_s: float) -> None:
+        self.steps += 1
+        self.tokens += tokens
+        start_s = end_s - self.pacing.step_s
+        if self.stepping and start_s <= self.stepping[-1][1] + TOLERANCE_S:
+            start_s = self.stepping.pop()[0]
+        self.stepping.append((start_s, end_s))
 
     def transfer_s(self, operation: Operation, now_s: float) -> float:
         """How long the payload of this call is on the island's link."""
@@ -136,8 +146,7 @@ class VirtualTraining:
         condition.budget.processed += timed.batch_tokens
         yield Sleep(timed.end_s - now_s)
         self.optimizer_steps += 1
-        condition.steps += 1
-        condition.tokens += timed.batch_tokens
+        condition.stepped(timed.batch_tokens, timed.end_s)
         return Stepped(timed.batch_tokens)
 
     def read(self, fragment: int) -> Values:

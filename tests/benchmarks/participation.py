@@ -1,0 +1,279 @@
+"""How often learners take part, in virtual time: python -m tests.benchmarks.participation
+
+The product's learners and syncer on tapes without training (`diloco_cli.tapes.fleet`). Prints the tables of
+participation.md beside this file, with every figure beyond its bound in bold; ends with status 1 if there is one.
+
+    participation   inputs of the merges / (merges x learners)
+    late            offers that missed their slot / all offers
+    merges          merges / (the time in which anybody steps / the fastest learner's slot)
+    merged          of what was trained before each learner's last round, the share that is merged
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import mean
+
+from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.keys import commit_key
+from diloco_cli.protocol.records import Commit, Input, Island, Mixing, RunFormat
+from diloco_cli.protocol.wire import decode
+from diloco_cli.simulate.fleet import SimulatedFleet
+from diloco_cli.simulate.island import Condition
+from diloco_cli.simulate.pacing import Pacing
+from diloco_cli.simulate.published import PUBLISHED
+from diloco_cli.tapes.fleet import play_fleet
+from diloco_cli.tapes.schedules import LINK_STEPS, failing
+from tests.benchmarks.measure import machine
+
+EVERY = 24  # steps a round
+STEPS = 480  # of the fastest learner
+STEP_S = 2.0
+BATCH_TOKENS = 1000
+CHIPS, SEEDS = 1_228_800, 5
+SLOWER = 6.0
+LEARNERS, FRAGMENTS = (2, 4, 8), (4, 12, 24)
+SPREADS = (0.0, 0.002, 0.01, 0.03, 0.1)
+MIXINGS: tuple[Mixing, ...] = ("replace", "rebase")
+LEAST, MOST_LATE, LEAST_OF_SLOW = 0.95, 0.05, 0.9
+LATE = "late"  # protocol/eligibility.py
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one tape. `uptime`: the share of the time in which a learner steps, their mean. `merged_by`: `merged`, of each
+    learner."""
+
+    participation: float
+    late: float
+    merges: float
+    merged: float
+    uptime: float
+    merged_by: tuple[float, ...]
+
+
+def play(pacings: Sequence[Pacing], fragments: int, mixing: Mixing, steps: int = STEPS) -> Found:
+    """One tape: the learners together process what so many steps of the fastest one's time give undisturbed ones."""
+    fastest_s = min(pacing.step_s for pacing in pacings)
+    tokens = sum(round(steps * fastest_s / pacing.step_s) for pacing in pacings) * BATCH_TOKENS
+    fleet = play_fleet(make_run(pacings, fragments, mixing), tuple(pacings), tokens)
+    return judge(fleet, fastest_s)
+
+
+def make_run(pacings: Sequence[Pacing], fragments: int, mixing: Mixing) -> RunFormat:
+    """One island per pacing; everything else as a run has it that says nothing of it."""
+    settings = RunSettings(
+        name="participation",
+        train=TrainSettings(batch_tokens=BATCH_TOKENS),
+        sync=SyncSettings(every=EVERY, fragments=fragments, mixing=mixing),
+    )
+    islands = tuple(
+        Island(f"l{index}", "virtual", BATCH_TOKENS, EVERY, 0.0, pacing.step_s)
+        for index, pacing in enumerate(pacings)
+    )  # fmt: skip
+    layout = balanced_layout([ParameterFact(f"w{index}", (100,), False) for index in range(fragments)], fragments)
+    return RunFormat("participation", settings.name, "", settings, islands, layout, "bench")
+
+
+def judge(fleet: SimulatedFleet, fastest_s: float) -> Found:
+    """What a fleet came to that has been played."""
+    commits = list(log_of(fleet))
+    merges = [commit for commit in commits if commit.kind == "merge"]
+    applied = [item for commit in merges for item in commit.inputs]
+    fates = [fate for commit in commits for fate in commit.fates]
+    conditions = [fleet.conditions[island.name] for island in fleet.run.islands]
+    stretches = [stretch for condition in conditions for stretch in condition.stepping]
+    end_s = max(to_s for _, to_s in stretches)
+    slot_s = EVERY * fastest_s / fleet.run.num_fragments
+    counted = [tokens_before_the_last_round(condition, fastest_s) for condition in conditions]
+    taken = [tokens_taken(condition, before, applied) for condition, before in zip(conditions, counted, strict=True)]
+    whole = [before * fleet.run.num_fragments for before in counted]
+    return Found(
+        participation=len(applied) / (len(merges) * len(conditions)),
+        late=sum(fate.reason == LATE for fate in fates) / (len(applied) + len(fates)),
+        merges=len(merges) / (covered_s(stretches) / slot_s),
+        merged=sum(taken) / sum(whole),
+        uptime=mean(covered_s(condition.stepping) / end_s for condition in conditions),
+        merged_by=tuple(part / all_of_it for part, all_of_it in zip(taken, whole, strict=True)),
+    )
+
+
+def log_of(fleet: SimulatedFleet) -> Iterator[Commit]:
+    number = 0
+    while (data := fleet.world.store.get(key := commit_key(number))) is not None:
+        yield decode(Commit, data, key)
+        number += 1
+
+
+def covered_s(stretches: Iterable[tuple[float, float]]) -> float:
+    """The length of their union."""
+    total_s, end_s = 0.0, float("-inf")
+    for from_s, to_s in sorted(stretches):
+        total_s += max(0.0, to_s - max(from_s, end_s))
+        end_s = max(end_s, to_s)
+    return total_s
+
+
+def tokens_before_the_last_round(condition: Condition, fastest_s: float) -> int:
+    """Of one learner: a round lasts as long as the fastest learner's."""
+    return condition.tokens - round(EVERY * fastest_s / condition.pacing.step_s) * condition.island.batch_tokens
+
+
+def tokens_taken(condition: Condition, before: int, applied: Iterable[Input]) -> int:
+    """Merged of its first `before` tokens, summed over fragments."""
+    own = (item for item in applied if item.learner == condition.island.name)
+    return sum(max(0, min(item.data_end, before) - item.data_start) for item in own)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+class Marked:
+    """Figures as text, those beyond their bound in bold; `misses` counts these."""
+
+    def __init__(self) -> None:
+        self.misses = 0
+
+    def text(self, text: str, holds: bool) -> str:
+        self.misses += not holds
+        return text if holds else f"**{text}**"
+
+    def least(self, value: float, bound: float | None = LEAST) -> str:
+        return self.text(f"{value:.3f}", bound is None or value >= bound)
+
+    def late(self, share: float) -> str:
+        return self.text(f"{100 * share:.1f} %", share <= MOST_LATE)
+
+
+def least_merged(mixing: Mixing) -> float | None:
+    """`replace` gives up what it does not offer: no bound."""
+    return LEAST if mixing == "rebase" else None
+
+
+def spread_pacings(learners: int, spread: float) -> tuple[Pacing, ...]:
+    """Learner i steps 1 + spread * i / (M - 1) times slower than the first."""
+    return tuple(linked(STEP_S * (1 + spread * index / max(1, learners - 1))) for index in range(learners))
+
+
+def linked(step_s: float) -> Pacing:
+    """Links as those of the other tapes."""
+    return Pacing(step_s, LINK_STEPS * step_s, LINK_STEPS * step_s)
+
+
+def spread_rows(
+    marked: Marked, mixings: Sequence[Mixing], fragments: Sequence[int], learners: Sequence[int], steps: int
+) -> Iterator[str]:
+    """One row a kind of run, one cell a spread: participation, late, merges, merged."""
+    yield f"| mixing | P | M | {' | '.join(f's = {100 * spread:g} %' for spread in SPREADS)} |"
+    yield "|---" * (3 + len(SPREADS)) + "|"
+    for mixing, num_fragments, num_learners in product(mixings, fragments, learners):
+        cells = []
+        for spread in SPREADS:
+            found = play(spread_pacings(num_learners, spread), num_fragments, mixing, steps)
+            figures = (
+                marked.least(found.participation), marked.late(found.late), marked.least(found.merges),
+                marked.least(found.merged, least_merged(mixing)),
+            )  # fmt: skip
+            cells.append(", ".join(figures))
+        yield f"| {mixing} | {num_fragments} | {num_learners} | {' | '.join(cells)} |"
+
+
+def failure_rows(
+    marked: Marked, mixings: Sequence[Mixing], fragments: Sequence[int], learners: Sequence[int], seeds: int, steps: int
+) -> Iterator[str]:
+    """One row a kind of run: means of all seeds, and the worst of them."""
+    yield "| mixing | P | M | uptime | participation / uptime | late | merges | merged |"
+    yield "|---" * 8 + "|"
+    for mixing, num_fragments, num_learners in product(mixings, fragments, learners):
+        found = [
+            play(failing(num_learners, CHIPS, seed, steps), num_fragments, mixing, steps) for seed in range(seeds)
+        ]  # fmt: skip
+        there = [one.participation / one.uptime for one in found]
+        late, merges, merged = ([getattr(one, name) for one in found] for name in ("late", "merges", "merged"))
+        cells = [
+            mixing, str(num_fragments), str(num_learners), f"{mean(one.uptime for one in found):.3f}",
+            f"{marked.least(mean(there))} ({min(there):.3f})", f"{marked.late(mean(late))} ({100 * max(late):.1f} %)",
+            f"{marked.least(mean(merges))} ({min(merges):.3f})",
+            f"{marked.least(mean(merged), least_merged(mixing))} ({min(merged):.3f})",
+        ]  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+def slow_rows(marked: Marked, steps: int) -> Iterator[str]:
+    """Two equal islands and a slower one, with `rebase`."""
+    yield "| P | merged of the slow island's work | of all | participation | late | merges |"
+    yield "|---" * 6 + "|"
+    for fragments in (min(FRAGMENTS), max(FRAGMENTS)):
+        found = play((linked(STEP_S), linked(STEP_S), linked(SLOWER * STEP_S)), fragments, "rebase", steps)
+        cells = [
+            str(fragments), marked.least(found.merged_by[-1], LEAST_OF_SLOW), f"{found.merged:.3f}",
+            f"{found.participation:.3f}", f"{100 * found.late:.1f} %", f"{found.merges:.3f}",
+        ]  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+BEGINS = """\
+# Who takes part
+
+`python -m tests.benchmarks.participation` prints this file: the product's learners and syncer in virtual time, without
+training. H = {every}, {steps} steps of the fastest learner, {link:g} steps for an upload and for a download, everything
+else by default (`local_steps: measured`). Figures beyond their bound are in bold.
+
+| figure | what it is | bound |
+|---|---|---|
+| participation | inputs of the merges / (merges x learners) | >= {least:g} |
+| late | offers that missed their slot / all offers | <= {late:g} % |
+| merges | merges / (time in which anybody steps / the fastest learner's slot) | >= {least:g} |
+| merged | of what was trained before each learner's last round, the share that is merged | `rebase`: >= {least:g} |
+
+{machine}; the figures are the same on any machine.
+
+## Speeds that differ
+
+Learner i of M (from 0) takes 1 + s * i / (M - 1) times as long for a step as the first. Each cell: participation, late,
+merges, merged.
+"""
+FAILURES = """
+## Learners that fail
+
+{chips:,} chips in M learners, of steps of {step_s:g} s, that fail as those of the published goodput do: slices leave
+and come back, and each time the learner stops for a while. Means of seeds 0 to {last} (and the worst of them).
+`uptime`: the share of the time in which a learner steps.
+"""
+SLOW = """
+## An island {slower:g} times slower
+
+Beside two equal ones, with `rebase`. Bound: >= {least:g} of its work is merged.
+"""
+
+
+def report(marked: Marked, steps: int = STEPS, seeds: int = SEEDS) -> Iterator[str]:
+    """The whole of participation.md."""
+    yield BEGINS.format(
+        every=EVERY, steps=steps, link=LINK_STEPS, least=LEAST, late=100 * MOST_LATE, machine=machine()
+    )  # fmt: skip
+    yield from spread_rows(marked, MIXINGS, FRAGMENTS, LEARNERS, steps)
+    yield FAILURES.format(chips=CHIPS, step_s=PUBLISHED.step_s, last=seeds - 1)
+    yield from failure_rows(marked, MIXINGS, (min(FRAGMENTS), max(FRAGMENTS)), LEARNERS, seeds, steps)
+    yield SLOW.format(slower=SLOWER, least=LEAST_OF_SLOW)
+    yield from slow_rows(marked, steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the fastest learner, in each tape")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of each failure tape")
+    options = parser.parse_args()
+    marked = Marked()
+    for line in report(marked, options.steps, options.seeds):
+        print(line, flush=True)
+    sys.exit(1 if marked.misses else 0)
+
+
+if __name__ == "__main__":
+    main()
