@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median_low
 
 from diloco_cli.protocol.quorum import Pace, SlotFacts, longest_exchange_s, measured_pace, window_start_s
 from diloco_cli.protocol.records import Offer, RunFormat
+from diloco_cli.protocol.state import Window
 
 TIMES_SEEN = 32
 MOST_FASTER = 4.0  # than it takes part: it may have to wait for slower ones
@@ -34,13 +36,29 @@ def believed_slot_s(claimed_s: float, seen_s: Sequence[float], waited_s: Sequenc
 
 
 class Pacer:
-    """Of one syncer process, which begins with what was planned at the launch."""
+    """Of one syncer process, which begins with what its predecessor told, or with what was planned at the launch: a
+    guess, which may be wrong by any factor. The first word that can be held against the clock takes its place, and
+    before that nobody is told of a pace."""
 
     def __init__(self, run: RunFormat) -> None:
         self.pace = Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments)
+        self._is_guess = True
         self._stale_after_slots = run.settings.sync.staleness_rounds * run.num_fragments
         self._grace_s = 0.0
         self._took_part: dict[str, deque[tuple[float, bool]]] = {}
+
+    def begin(self, window: Window | None) -> None:
+        """`window`: of the log's newest merge."""
+        if window is not None and window.slot_s > 0:
+            self._measured(window.slot_s)
+
+    @property
+    def told_slot_s(self) -> float:
+        """For the log; 0: nothing is known."""
+        return 0.0 if self._is_guess else self.pace.slot_s
+
+    def _measured(self, slot_s: float) -> None:
+        self.pace, self._is_guess = replace(self.pace, slot_s=slot_s), False
 
     def merged(self, offers: Sequence[Offer], facts: SlotFacts, now_s: float) -> None:
         """Moving averages from the participants' own timings and from this syncer's clock."""
@@ -51,7 +69,10 @@ class Pacer:
             merges.append((now_s - self._grace_s, reached_s > facts.waiting_since_s))
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
         sync_s = now_s - facts.now_s + min(claimed_s, longest_exchange_s(self.pace, self._stale_after_slots))
-        self.pace = measured_pace(self.pace, self._slot_s(offers), facts.quorum_took_s, sync_s)
+        slot_s = self._slot_s(offers)
+        if self._is_guess and slot_s is not None:
+            self._measured(slot_s)
+        self.pace = measured_pace(self.pace, slot_s, facts.quorum_took_s, sync_s)
 
     def _slot_s(self, offers: Sequence[Offer]) -> float | None:
         """None: nobody who was seen before says how fast it is, or what was seen has all piled up before."""

@@ -77,7 +77,8 @@ class MergeNote:
 @dataclass(frozen=True)
 class Window:
     """What the newest merge says of the slots after it. The window of the next one begins `opens_s` after its commit,
-    that of each further one `slot_s` later, and it closes `grace_s` after it begins, unless all are there before."""
+    that of each further one `slot_s` later, and it closes `grace_s` after it begins, unless all are there before.
+    `slot_s` 0: the pace is not known yet, and so nothing of windows."""
 
     opens_s: float
     slot_s: float

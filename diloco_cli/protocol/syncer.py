@@ -155,6 +155,7 @@ class Syncer:
         self.last_evaluated_slot = self.state.slot
         self.inbox.open(self.state, (yield Now()))
         self.window_from_s = -inf
+        self.pacer.begin(self.state.window)
         self.doing = "SERVING"
 
     def _genesis(self) -> Steps[tuple[Output, ...]]:
@@ -337,7 +338,7 @@ class Syncer:
             return False
         output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
         opens_s = next_window_s(facts, self.pace.slot_s)
-        said = merge_fields(offers, weights, merged, output, facts, grace, self.pace.slot_s, opens_s, reason)
+        said = merge_fields(offers, weights, merged, output, facts, grace, self.pacer.told_slot_s, opens_s, reason)
         mine = yield from self._commit("merge", fates=self.inbox.take_fates(), **said)
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)

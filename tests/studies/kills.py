@@ -34,7 +34,7 @@ from diloco_cli.protocol.records import Commit, RunFormat
 from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.store.open import open_store
 from diloco_cli.syncer.replay import Replay
-from tests.studies.launched import SUPERVISOR, LaunchedRun
+from tests.studies.launched import SUPERVISOR, LaunchedRun, run_file
 from tests.studies.toy_runs import LEARNERS, integer_run
 from tests.studies.verifying import verified_integers
 
@@ -181,7 +181,7 @@ class Study:
 
     def _made(self, directory: Path) -> KilledRun:
         if self.role == SUPERVISOR:
-            return LaunchedRun(directory, self.rounds)
+            return LaunchedRun(directory, run_file(self.rounds))
         return ToyRun(directory, integer_run(self.rounds, STEP_S, RETENTIONS[self.tally.runs % len(RETENTIONS)]))
 
     def _one_run(self, toy: KilledRun, kills: int) -> None:

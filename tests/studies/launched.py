@@ -57,13 +57,18 @@ evaluation: {{every: 1000000}}
 class LaunchedRun:
     """One supervisor at a time, and what it started. The same to a study as a run of toy processes."""
 
-    def __init__(self, directory: Path, rounds: int) -> None:
+    def __init__(self, directory: Path, run_text: str, inventory: str = INVENTORY) -> None:
         self.directory, self.bucket, self.home = directory, directory / "bucket" / NAME, str(directory / "home")
-        (directory / "run.yaml").write_text(run_file(rounds))
-        (directory / "inventory.yaml").write_text(INVENTORY)
+        (directory / "run.yaml").write_text(run_text)
+        (directory / "inventory.yaml").write_text(inventory)
         self.said, self.said_before = directory / f"{SUPERVISOR}.log", 0
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.orphans: dict[str, Identity] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process of this run."""
+        return {**os.environ, "DILOCO_HOME": self.home, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     @property
     def store(self) -> Store:
@@ -76,12 +81,11 @@ class LaunchedRun:
     def start(self, *names: str) -> None:
         """The first supervisor launches the run; its successors go on with it."""
         words = ["resume", NAME] if (self.bucket / FORMAT_KEY).exists() else ["launch", "run.yaml"]
-        variables = {"DILOCO_HOME": self.home, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         with self.said.open("ab") as log:
             self.said_before = log.tell()
             self.supervisor = subprocess.Popen(
                 [sys.executable, "-m", "diloco_cli", *words],
-                cwd=self.directory, env={**os.environ, **variables}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                cwd=self.directory, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         self._wait_for_it()
 

@@ -22,7 +22,7 @@ from diloco_cli.protocol.records import Commit
 from diloco_cli.protocol.wire import decode
 from tests.studies import kills
 from tests.studies.kills import EVERYBODY, HEADER, Role, Study, ToyRun
-from tests.studies.launched import NAME, LaunchedRun
+from tests.studies.launched import NAME, LaunchedRun, run_file
 from tests.studies.server_faults import HEADER as HEADER_OF_FAULTS
 from tests.studies.server_faults import ServerFault, emulated, run_through, summary
 from tests.studies.toy_process import float_payload
@@ -39,7 +39,7 @@ def test_kill_9_at_random_instants_loses_and_repeats_nothing(role: Role) -> None
 
 
 def test_units_that_die_with_their_supervisor_or_get_a_double_are_noticed(tmp_path: Path) -> None:
-    launched, child = LaunchedRun(tmp_path, 1), subprocess.Popen(["sleep", "60"])
+    launched, child = LaunchedRun(tmp_path, run_file(1)), subprocess.Popen(["sleep", "60"])
     units = tmp_path / "home" / NAME / "units"
     units.mkdir(parents=True)
     try:

@@ -1,14 +1,19 @@
-"""The model that the product's own syncer believes to serve; toy learners never build it."""
+"""Models and data of next to nothing, for real learners and the product's own syncer; toy learners never build them."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from tests.studies.toy_runs import FRAGMENTS
+
+SLOWER = 10.0
 
 
 class Numbers(nn.Module):
@@ -48,9 +53,51 @@ class SlowNothing(Nothing):
         return super().batch(shard, num_shards, position, batch_tokens)
 
 
+class Witnessed(Numbers):
+    """The same, and a file for each learner's process says what it has trained on, apart from the product's books: one
+    line a step, its position in the shard."""
+
+    def __init__(self, elements: int, journal: str) -> None:
+        super().__init__(elements)
+        self.path = Path(journal) / f"{own_name()}.{os.getpid()}"
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.training and own_name():
+            with self.path.open("a") as journal:
+                journal.write(f"{int(x[0, 0])}\n")
+        return super().forward(x, y)
+
+
+def own_name() -> str:
+    """Of the learner that this process is; empty if it is none."""
+    return next((word.partition("=")[2] for word in sys.argv if word.startswith("--name=")), "")
+
+
+class SlowPositions(SlowNothing):
+    """Batches that hold their own position. Those of the shard that the file `slowed` names take `SLOWER` times as
+    long."""
+
+    def __init__(self, step_s: float, slowed: str) -> None:
+        super().__init__(step_s)
+        self.slowed = Path(slowed)
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
+        is_slow = self.slowed.exists() and self.slowed.read_text() == str(shard)
+        time.sleep(self.step_s * (SLOWER if is_slow else 1.0))
+        return torch.tensor([[position]]), torch.zeros(1, 1)
+
+
 def data() -> Nothing:
     return Nothing()
 
 
 def slow_data(step_s: float) -> Nothing:
     return SlowNothing(step_s)
+
+
+def witnessed_model(elements: int, journal: str) -> nn.Module:
+    return Witnessed(elements, journal)
+
+
+def slow_positions(step_s: float, slowed: str) -> Nothing:
+    return SlowPositions(step_s, slowed)

@@ -10,6 +10,7 @@ import pytest
 from diloco_cli.protocol.pacing import MOST_FASTER, MOST_SLOWER, TIMES_SEEN, Pacer, believed_slot_s
 from diloco_cli.protocol.quorum import SlotFacts
 from diloco_cli.protocol.records import Timings
+from diloco_cli.protocol.state import Window
 from tests.unit.protocol.records import RUN, genesis, offer
 
 SLOT_S = 60.0
@@ -33,6 +34,23 @@ def test_a_word_on_the_pace_counts_beside_what_slots_take_however_often_it_is_sa
     claimed_s: float, believed_s: float, step_s: float
 ) -> None:
     assert paced([claimed_s] * 100, step_s).pace.slot_s == pytest.approx(believed_s)
+
+
+@pytest.mark.parametrize("step_s", [1e-6, 1e6])
+def test_a_plan_that_is_far_off_is_told_to_nobody_and_gone_with_the_first_word_that_can_be_compared(
+    step_s: float,
+) -> None:
+    assert paced([SLOT_S], step_s).told_slot_s == 0.0
+    assert paced([SLOT_S] * 2, step_s).told_slot_s == paced([SLOT_S] * 2, step_s).pace.slot_s == SLOT_S
+
+
+def test_a_successor_begins_with_what_the_log_tells_if_it_tells_anything() -> None:
+    pacer = paced([], 1e-6)
+    pacer.begin(None)
+    pacer.begin(Window(0.0, 0.0, 0.0))
+    assert pacer.told_slot_s == 0.0
+    pacer.begin(Window(1.0, SLOT_S, 5.0))
+    assert pacer.told_slot_s == pacer.pace.slot_s == SLOT_S
 
 
 def test_without_a_plan_the_first_word_waits_for_something_to_compare_it_with() -> None:

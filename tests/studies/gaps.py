@@ -1,0 +1,317 @@
+"""What a fault costs the others, and what becomes of every token: python -m tests.studies.gaps [--mixing rebase]
+
+Three real learners, a syncer and their supervisor (`diloco launch`), on a model of a few numbers whose steps take their
+time. One run without a fault, then one for each: a learner is killed, a learner's steps take ten times as long from
+there on, the syncer is killed, the syncer stays dead for 20 s. A run goes on until its tokens are merged.
+
+    gap      the longest time between two merges that one of the others takes part in (of the syncer's faults: anybody)
+    trained  what the learners' processes have written down themselves, step by step; of each of these steps the bucket
+             must tell what became of it, in the mean over the fragments:
+    merged   it is in a version
+    late     it was in an offer that missed its slot
+    refused  it was in an offer with another fate, or with none when the run ended
+    given up it was in no offer, for an adoption took its place
+    unsent   it came after its process's last offer: all that the bucket does not tell; a round and what is on its way
+
+Ends with the table of README.md, and with status 1 if a step is not accounted for or `verify` finds anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count, pairwise
+from pathlib import Path
+
+from diloco_cli.protocol.keys import offer_key
+from diloco_cli.protocol.records import Commit, Mixing, Offer, OfferId
+from diloco_cli.protocol.wire import decode
+from diloco_cli.store.port import Store
+from tests.studies.launched import NAME, LaunchedRun
+from tests.studies.toy_runs import FRAGMENTS, LEARNERS
+
+LOCAL_STEPS, BATCH_TOKENS, STEP_S = 20, 16, 0.1
+ROUNDS = 30
+STRUCK_AFTER_ROUNDS = 8
+DEAD_S = 20.0
+VICTIM, SYNCER = LEARNERS[-1], "syncer"
+LIMIT_S = 600.0
+MOST_INCARNATIONS = 20
+MOST_UNSENT_ROUNDS = 5  # of each process: the drift bound, up to which it steps while the last evaluation runs; and one
+INVENTORY = "version: 1\nstore: {url: bucket, region: here}\nislands:\n" + "".join(
+    f'  - {{name: {name}, region: here, accelerators: "cpu:1"}}\n' for name in LEARNERS
+)
+FAULTS = ("none", "a learner killed", "a learner 10x slower", "the syncer killed", f"the syncer dead for {DEAD_S:g} s")
+HEADER = (
+    "| mixing | fault | merges | others' longest gap | / healthy | steps trained | merged | late | refused | given up "
+    "| unsent | of the victim's: merged | violations |\n" + "|---" * 13 + "|"
+)
+
+Steps = Counter[tuple[str, int]]
+"""Of steps: the learner and the position at which they begin; more than one where an incarnation went there again."""
+
+
+def run_file(directory: Path, rounds: int, mixing: Mixing, step_s: float) -> str:
+    tokens = len(LEARNERS) * rounds * LOCAL_STEPS * BATCH_TOKENS
+    return f"""\
+version: 1
+name: {NAME}
+inventory: inventory.yaml
+model:
+  entrypoint: "tests.studies.toy_task:witnessed_model"
+  args: {{elements: 16, journal: "{directory / "journal"}"}}
+data:
+  entrypoint: "tests.studies.toy_task:slow_positions"
+  args: {{step_s: {step_s}, slowed: "{directory / "slowed"}"}}
+train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
+sync: {{every: {LOCAL_STEPS}, fragments: {FRAGMENTS}, mixing: {mixing}, codec: fp32, broadcast: fp32}}
+retention: {{rounds: all}}
+evaluation: {{every: 1000000}}
+"""
+
+
+class WatchedRun(LaunchedRun):
+    """A launched run whose learners keep a journal, and who can be slowed down."""
+
+    def __init__(self, directory: Path, rounds: int, mixing: Mixing, step_s: float = STEP_S) -> None:
+        (directory / "journal").mkdir()
+        super().__init__(directory, run_file(directory, rounds, mixing, step_s), INVENTORY)
+
+    def commits(self) -> list[Commit]:
+        return [decode(Commit, data, name) for name, data in self.log().items()]
+
+    def chaos(self, *words: str) -> None:
+        """`diloco chaos`, as a user would."""
+        command = [sys.executable, "-m", "diloco_cli", "chaos", *words, "--run", NAME]
+        subprocess.run(command, cwd=self.directory, env=self.environment, check=True, capture_output=True)
+
+    def slow_down(self, learner: str) -> None:
+        (self.directory / "slowed").write_text(str(self.run.shard_of(learner)))
+
+    def wait_for_merges(self, merges: int) -> None:
+        self._wait(lambda: sum(commit.kind == "merge" for commit in self.commits()) >= merges)
+
+    def wait_for_end(self) -> None:
+        self._wait(self.is_over)
+
+    def _wait(self, reached: Callable[[], bool]) -> None:
+        ends_s = time.monotonic() + LIMIT_S
+        while not reached():
+            if self.failed() or time.monotonic() > ends_s:
+                raise RuntimeError(f"{self.failed() or 'not over in time'}: {self.said.read_text()[-2000:]}")
+            time.sleep(0.1)
+
+    def journal(self) -> Steps:
+        """What the processes say that they trained."""
+        files = sorted((self.directory / "journal").iterdir())
+        return Counter((path.name.partition(".")[0], int(line)) for path in files for line in path.read_text().split())
+
+    def processes(self) -> int:
+        """That have trained."""
+        return len(list((self.directory / "journal").iterdir()))
+
+
+def strike(run: WatchedRun, fault: str) -> None:
+    match FAULTS.index(fault):
+        case 1:
+            run.chaos("kill", VICTIM)
+        case 2:
+            run.slow_down(VICTIM)
+        case 3:
+            run.chaos("kill", SYNCER)
+        case 4:
+            run.chaos("kill", SYNCER, "--hold")
+            time.sleep(DEAD_S)
+            run.chaos("revive", SYNCER)
+
+
+# -- gaps -------------------------------------------------------------------------------------------------------------
+
+
+def longest_gap_s(commits: Sequence[Commit], learners: Iterable[str]) -> float:
+    """Between two merges that the same learner takes part in, of these learners, once all have taken part together."""
+    merges = [commit for commit in commits if commit.kind == "merge"]
+    together = next((i for i, commit in enumerate(merges) if len(commit.inputs) == len(LEARNERS)), len(merges))
+    return max((gap_s for name in learners for gap_s in _gaps_s(merges[together:], name)), default=0.0)
+
+
+def _gaps_s(merges: Sequence[Commit], name: str) -> Iterator[float]:
+    times = [datetime.fromisoformat(c.time) for c in merges if any(item.learner == name for item in c.inputs)]
+    return ((later - earlier).total_seconds() for earlier, later in pairwise(times))
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Account:
+    """Steps by what became of them, in the mean over fragments; `told`: all of which the bucket tells."""
+
+    told: Steps = field(default_factory=Counter)
+    merged: float = 0.0
+    late: float = 0.0
+    refused: float = 0.0
+    given_up: float = 0.0
+
+
+def account(offers: Sequence[Offer], commits: Sequence[Commit], learners: Iterable[str]) -> Account:
+    """Of these learners' steps, from the bucket alone."""
+    applied = {(item.learner, item.incarnation, item.seq) for commit in commits for item in commit.inputs}
+    fates = {(f.learner, f.incarnation, f.seq): f.reason for commit in commits for f in commit.fates}
+    found, whole = Account(), Counter[str]()
+    for name, incarnation in sorted({(o.learner, o.incarnation) for o in offers if o.learner in set(learners)}):
+        own = [offer for offer in offers if (offer.learner, offer.incarnation) == (name, incarnation)]
+        told = steps_told(own)
+        found.told.update((name, position) for position in told)
+        for fragment in range(FRAGMENTS):
+            of_fragment = [offer for offer in own if offer.fragment == fragment]
+            left = set(told)
+            for fate in ("merged", "late", "refused"):
+                taken = steps_of(offer for offer in of_fragment if fate_of(offer.id, applied, fates) == fate)
+                whole[fate] += len(taken & left)
+                left -= taken
+            whole["given_up"] += len(left)
+    for fate, steps in whole.items():
+        setattr(found, fate, steps / FRAGMENTS)
+    return found
+
+
+def fate_of(offer: OfferId, applied: set[OfferId], fates: dict[OfferId, str]) -> str:
+    if offer in applied:
+        return "merged"
+    return "late" if fates.get(offer) == "late" else "refused"
+
+
+def steps_told(offers: Sequence[Offer]) -> list[int]:
+    """Where the steps of one incarnation began, by what its offers say of it."""
+    if not offers or offers[0].began is None:
+        return []
+    position, found = offers[0].began.position, []
+    for event in (event for offer in offers for event in offer.events):
+        if event.kind == "moved":
+            position = event.position
+        for _ in range(event.count if event.kind == "steps" else 0):
+            found.append(position)
+            position += event.batch_tokens
+    return found
+
+
+def steps_of(offers: Iterable[Offer]) -> set[int]:
+    return {position for offer in offers for position in range(offer.data_start, offer.data_end, BATCH_TOKENS)}
+
+
+def read_offers(store: Store, learners: Iterable[str]) -> Iterator[Offer]:
+    """All that lie in the bucket, each incarnation's in its order."""
+    for name in learners:
+        for incarnation in range(1, 1 + MOST_INCARNATIONS):
+            for seq in count():
+                data = store.get(key := offer_key(name, incarnation, seq))
+                if data is None:
+                    break
+                yield decode(Offer, data, key)
+
+
+# -- a study ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one run. `unsent`: trained, and the bucket does not tell of it. `of_victim`: merged of what it trained."""
+
+    mixing: Mixing
+    fault: str
+    merges: int
+    gap_s: float
+    trained: int
+    found: Account
+    unsent: int
+    of_victim: float
+    violations: tuple[str, ...]
+
+    def text(self, healthy_s: float) -> str:
+        shares = (self.found.merged, self.found.late, self.found.refused, self.found.given_up, self.unsent)
+        cells = [
+            self.mixing, self.fault, str(self.merges), f"{self.gap_s:.2f} s", f"{self.gap_s / healthy_s:.2f}",
+            f"{self.trained:,}", *(f"{100 * share / self.trained:.1f} %" for share in shares),
+            f"{100 * self.of_victim:.1f} %", "; ".join(self.violations) or "0",
+        ]  # fmt: skip
+        return f"| {' | '.join(cells)} |"
+
+
+def judge(run: WatchedRun, mixing: Mixing, fault: str) -> Row:
+    """What a run came to that is over."""
+    commits, journal = run.commits(), run.journal()
+    offers = list(read_offers(run.store, LEARNERS))
+    everybody, victim = account(offers, commits, LEARNERS), account(offers, commits, (VICTIM,))
+    others = [name for name in LEARNERS if "learner" not in fault or name != VICTIM]
+    unsent = journal - everybody.told
+    return Row(
+        mixing=mixing,
+        fault=fault,
+        merges=sum(commit.kind == "merge" for commit in commits),
+        gap_s=longest_gap_s(commits, others),
+        trained=journal.total(),
+        found=everybody,
+        unsent=unsent.total(),
+        of_victim=victim.merged / sum(times for (name, _), times in journal.items() if name == VICTIM),
+        violations=tuple(problems(run, journal, everybody)),
+    )
+
+
+def problems(run: WatchedRun, journal: Steps, found: Account) -> Iterator[str]:
+    """Why a run does not count as sound."""
+    replay, never = run.verified(), found.told - journal
+    yield from (f"missing: {key}" for key in replay.missing)
+    yield from replay.mismatches
+    if replay.duplicates:
+        yield f"{replay.duplicates} offers applied twice"
+    if never:
+        yield f"{never.total()} steps that nobody trained"
+    most = run.processes() * MOST_UNSENT_ROUNDS * LOCAL_STEPS
+    if (unsent := (journal - found.told).total()) > most:
+        yield f"{unsent} steps of which nothing is told, where {most} may be on their way"
+
+
+def study(mixing: Mixing, fault: str, rounds: int = ROUNDS, step_s: float = STEP_S) -> Row:
+    directory = Path(tempfile.mkdtemp(prefix="gaps-"))
+    run = WatchedRun(directory, rounds, mixing, step_s)
+    try:
+        run.start()
+        run.wait_for_merges(min(STRUCK_AFTER_ROUNDS, rounds // 2) * FRAGMENTS)
+        strike(run, fault)
+        run.wait_for_end()
+        return judge(run, mixing, fault)
+    finally:
+        run.end()
+        shutil.rmtree(directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mixing", choices=("replace", "rebase"), help="default: both, one after the other")
+    parser.add_argument("--fault", choices=FAULTS[1:], action="append", help="default: all; may be given several times")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each run")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *about: sys.exit(143))  # so that nothing that was started stays behind
+    mixings: tuple[Mixing, ...] = (options.mixing,) if options.mixing else ("replace", "rebase")
+    rows: list[Row] = []
+    print(HEADER, flush=True)
+    for mixing in mixings:
+        healthy = study(mixing, FAULTS[0], options.rounds)
+        for row in (healthy, *(study(mixing, fault, options.rounds) for fault in options.fault or FAULTS[1:])):
+            rows.append(row)
+            print(row.text(healthy.gap_s), flush=True)
+    sys.exit(1 if any(row.violations for row in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()
