@@ -40,7 +40,7 @@ from tests.studies.launched import NAME, LaunchedRun
 from tests.studies.toy_runs import FRAGMENTS, LEARNERS
 
 LOCAL_STEPS, BATCH_TOKENS, STEP_S = 20, 16, 0.1
-ROUNDS = 30
+ROUNDS = 24
 STRUCK_AFTER_ROUNDS = 8
 DEAD_S = 20.0
 VICTIM, SYNCER = LEARNERS[-1], "syncer"
