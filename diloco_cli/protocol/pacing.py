@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median_low
 
@@ -27,12 +27,25 @@ MOST_FASTER = 4.0  # than it takes part: it may have to wait for slower ones
 MOST_SLOWER = 8.0  # for grace, which its own word makes longer, is not counted in
 
 
-def believed_slot_s(claimed_s: float, seen_s: Sequence[float], waited_s: Sequence[float]) -> float:
-    """`claimed_s`, as far as it can be true beside `seen_s`: the times between the last merges that it took part in.
+@dataclass(frozen=True)
+class Gap:
+    """Between two merges that a learner took part in, in seconds on the syncer's clock: all of it, and less the grace
+    that passed meanwhile. `waited`: the second one's quorum was waited for."""
 
-    The least is by their median, for one long outage says nothing. The most is by the mean of those that were waited
-    for: what has piled up in an outage is merged as fast as the syncer can, and says nothing of the learners."""
-    return min(max(claimed_s, median_low(seen_s) / MOST_FASTER), fmean(waited_s) * MOST_SLOWER)
+    whole_s: float
+    seconds: float
+    waited: bool
+
+
+def believed_slot_s(claimed_s: float, seen: Sequence[Gap], compared: Sequence[Gap]) -> float:
+    """`claimed_s`, as far as it can be true beside the gaps between the last merges that its learner took part in.
+
+    The least is by the median of what was `seen`, for one long outage says nothing. The most is by the mean of those
+    that it is `compared` with: what has piled up in an outage is merged as fast as the syncer can, and says nothing of
+    the learners. A grace lasts for one slot at most, so half of what a gap takes can always be a slot."""
+    least_s = median_low(gap.seconds for gap in seen) / MOST_FASTER
+    most_s = max(fmean(gap.seconds for gap in compared) * MOST_SLOWER, median_low(gap.whole_s for gap in compared) / 2)
+    return min(max(claimed_s, least_s), most_s)
 
 
 class Pacer:
@@ -45,7 +58,7 @@ class Pacer:
         self._is_guess = True
         self._stale_after_slots = run.settings.sync.staleness_rounds * run.num_fragments
         self._grace_s = 0.0
-        self._took_part: dict[str, deque[tuple[float, bool]]] = {}
+        self._took_part: dict[str, deque[tuple[float, float, bool]]] = {}
 
     def begin(self, window: Window | None) -> None:
         """`window`: of the log's newest merge."""
@@ -66,7 +79,7 @@ class Pacer:
         self._grace_s += facts.now_s - reached_s
         for offer in offers:
             merges = self._took_part.setdefault(offer.learner, deque(maxlen=TIMES_SEEN + 1))
-            merges.append((now_s - self._grace_s, reached_s > facts.waiting_since_s))
+            merges.append((now_s, self._grace_s, reached_s > facts.waiting_since_s))
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
         sync_s = now_s - facts.now_s + min(claimed_s, longest_exchange_s(self.pace, self._stale_after_slots))
         slot_s = self._slot_s(offers)
@@ -78,15 +91,20 @@ class Pacer:
         """None: nobody who was seen before says how fast it is, or what was seen has all piled up before."""
         believed = []
         for offer in offers:
-            seen_s, waited_s = self._seen(offer.learner)
-            if waited_s and offer.timings.slot_s > 0:
-                believed.append(believed_slot_s(offer.timings.slot_s, seen_s, waited_s))
+            seen = self._seen(offer.learner)
+            compared = self._to_compare(seen)
+            if compared and offer.timings.slot_s > 0:
+                believed.append(believed_slot_s(offer.timings.slot_s, seen, compared))
         return min(believed, default=None)
 
-    def _seen(self, learner: str) -> tuple[list[float], list[float]]:
-        """The times between its merges on the syncer's clock, less all grace: all of them, and those that were waited
-        for. Where nobody was ever waited for, the syncer is the slowest, and all count."""
-        gaps = [(later - earlier, waited) for (earlier, _), (later, waited) in pairwise(self._took_part[learner])]
-        seen_s = [gap_s for gap_s, _ in gaps]
-        waited_s = [gap_s for gap_s, waited in gaps if waited]
-        return seen_s, waited_s or (seen_s if len(seen_s) == TIMES_SEEN else [])
+    def _seen(self, learner: str) -> list[Gap]:
+        return [
+            Gap(later_s - earlier_s, later_s - earlier_s - (grace_s - grace_before_s), waited)
+            for (earlier_s, grace_before_s, _), (later_s, grace_s, waited) in pairwise(self._took_part[learner])
+        ]
+
+    def _to_compare(self, seen: Sequence[Gap]) -> Sequence[Gap]:
+        """Those that were waited for. Where nobody was ever waited for, the syncer is the slowest, and all count; so do
+        they at a run's beginning, before which nothing can have piled up."""
+        waited = [gap for gap in seen if gap.waited]
+        return waited or (seen if self._is_guess or len(seen) == TIMES_SEEN else [])

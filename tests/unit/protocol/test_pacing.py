@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.protocol.pacing import MOST_FASTER, MOST_SLOWER, TIMES_SEEN, Pacer, believed_slot_s
+from diloco_cli.protocol.pacing import MOST_FASTER, MOST_SLOWER, TIMES_SEEN, Gap, Pacer, believed_slot_s
 from diloco_cli.protocol.quorum import SlotFacts
 from diloco_cli.protocol.records import Timings
 from diloco_cli.protocol.state import Window
@@ -62,11 +62,23 @@ def test_grace_that_a_false_pace_has_made_long_does_not_make_the_pace_longer() -
     assert paced([1e6] * 100, SLOT_S / 2, grace_s=0.9 * SLOT_S).pace.slot_s <= 0.8 * SLOT_S
 
 
+def gaps(*seconds: float) -> list[Gap]:
+    """Without any grace."""
+    return [Gap(each_s, each_s, True) for each_s in seconds]
+
+
+def test_a_grace_that_takes_all_the_time_leaves_half_of_it_to_a_slot() -> None:
+    """Each slot waits for learners that come too late: the slots are as long as their grace."""
+    spent = [Gap(SLOT_S, 0.0, True)] * 8
+    assert believed_slot_s(SLOT_S, spent, spent) == SLOT_S / 2
+    assert believed_slot_s(SLOT_S / 3, spent, spent) == SLOT_S / 3
+
+
 def test_an_outage_and_the_burst_after_it_change_nobodys_honest_word() -> None:
-    usual, burst = [SLOT_S] * 7, [0.05] * 24
-    outage = [*usual, 40 * SLOT_S]
+    usual, burst = gaps(*[SLOT_S] * 7), gaps(*[0.05] * 24)
+    outage = [*usual, *gaps(40 * SLOT_S)]
     assert believed_slot_s(SLOT_S, [*outage, *burst], outage) == SLOT_S
-    back = [3600.0, SLOT_S]
+    back = gaps(3600.0, SLOT_S)
     assert believed_slot_s(SLOT_S / 2, outage, outage) == believed_slot_s(SLOT_S / 2, back, back) == SLOT_S / 2
     assert len(usual) + 1 + len(burst) == TIMES_SEEN
 
@@ -75,6 +87,7 @@ def test_an_outage_and_the_burst_after_it_change_nobodys_honest_word() -> None:
 def test_what_has_piled_up_before_a_takeover_is_no_measure_of_its_learners(piled_up: int) -> None:
     """A new syncer merges it as fast as it can: each slot's quorum is there at once."""
     pacer, merge_s = paced([], SLOT_S / 2), 0.3
+    pacer.begin(Window(0.0, SLOT_S, 0.0))
     for k in range(piled_up):
         due_s = k * merge_s
         facts = SlotFacts(1, 2, 1, due_s, True, due_s, due_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -38,6 +39,9 @@ def make_run(sync: SyncSettings, pacings: tuple[Pacing, ...], batch: int = BATCH
     facts = [ParameterFact(f"w{i}", (3,), False) for i in range(sync.fragments)]
     islands = tuple(Island(f"l{i}", "here", batch, sync.every, 1.0, p.step_s) for i, p in enumerate(pacings))
     return RunFormat("id", "toy", "", settings, islands, make_layout(facts, sync), "test")
+
+
+PACE_KNOWN = 7  # merges, at the latest
 
 
 def tape_of(sync: SyncSettings, pacings: tuple[Pacing, ...], steps: int, batch: int = BATCH, quantum: int = 1) -> Tape:
@@ -95,7 +99,8 @@ def test_equal_learners_with_a_window_all_take_part_in_every_merge() -> None:
 
 def test_mixed_hardware_merges_together_at_the_pace_of_the_fastest_with_a_window_and_without() -> None:
     """Half the learners take 1.5 times as long, with one H for all. Quorum M waits for the slow; at K = 1 they offer
-    what they have by then, in time for the slot's window, though it has no length."""
+    what they have by then, in time for the slot's window, though it has no length: from when the log tells the pace,
+    which the syncer has to see first."""
     pacings = mixed_speeds(4, slow=1.5)
     base = SyncSettings(every=24, fragments=12, overlap=2, local_steps="planned")
     steps = 144
@@ -105,7 +110,8 @@ def test_mixed_hardware_merges_together_at_the_pace_of_the_fastest_with_a_window
     assert mean_participants(full) == 4.0
     slots = max(steps_of(track.events) for track in no_window.tracks) * 12 // 24  # of the fastest learner
     for tape in (no_window, window):
-        assert mean_participants(tape) > 3.9 and min(len(merge.inputs) for merge in tape.merges) >= 2
+        taking_part = [len(merge.inputs) for merge in tape.merges]
+        assert fmean(taking_part[PACE_KNOWN:]) > 3.9 and min(taking_part) >= 2
         assert abs(len(tape.merges) - slots) <= 2
     assert len(full.merges) < 0.9 * slots
 
