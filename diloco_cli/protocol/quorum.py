@@ -9,7 +9,7 @@ from typing import Literal
 SMOOTHING = 0.5  # of the moving averages below
 MOST_CHANGE = 4.0
 MIN_ALIVE_S = 15.0
-FOLLOWS, FOLLOWS_WITHIN = 0.25, 0.1  # the latter in slots
+FOLLOWS, FOLLOWS_WITHIN = 0.25, 0.04  # the latter in slots: together a hundredth of one, more than paces are misjudged
 ALIVE_SLOTS = 4
 
 
