@@ -322,8 +322,8 @@ def test_an_offer_that_turns_out_to_be_bad_closes_the_window_again() -> None:
     ("now_s", "came", "expected_s"),
     [
         (10.0, 3, 12.0),  # all came just then
-        (10.1, 3, 12.0 + FOLLOWS * 0.1),  # a little later: the next window, too
-        (9.9, 3, 12.0 - FOLLOWS * 0.1),  # all were there before it
+        (10.05, 3, 12.0 + FOLLOWS * 0.05),  # a little later: the next window, too
+        (9.95, 3, 12.0 - FOLLOWS * 0.05),  # all were there before it
         (15.0, 3, 12.0 + FOLLOWS * FOLLOWS_WITHIN * 2.0),  # who comes much later does not set the pace
         (2.0, 3, 12.0 - FOLLOWS * FOLLOWS_WITHIN * 2.0),
         (10.9, 2, 12.0),  # one did not come: it ran to its end
@@ -338,8 +338,8 @@ def test_the_next_window_begins_a_slot_after_this_one_and_follows_the_learners(
 
 
 def test_who_has_passed_a_slot_by_is_not_missed_when_its_window_is_measured() -> None:
-    facts = replace(FACTS, window_from_s=10.0, present=2, passed=1, now_s=10.1)
-    assert next_window_s(facts, 2.0) == pytest.approx(12.0 + FOLLOWS * 0.1)
+    facts = replace(FACTS, window_from_s=10.0, present=2, passed=1, now_s=10.05)
+    assert next_window_s(facts, 2.0) == pytest.approx(12.0 + FOLLOWS * 0.05)
 
 
 def test_a_window_began_at_the_latest_when_its_slot_was_merged() -> None:

@@ -92,12 +92,12 @@ def test_a_link_that_takes_longer_than_a_slot_carries_what_it_can_in_time() -> N
 @pytest.mark.parametrize("apart", [0.0, 0.002, 0.01, 0.03, 0.1])
 @pytest.mark.parametrize("mixing", ["replace", "rebase"])
 def test_learners_that_are_a_little_apart_merge_together(apart: float, mixing: str) -> None:
-    """Four, the slowest by so much slower than the fastest, H as planned: nobody falls out of step, no offer is too
-    late, and with `rebase` nothing of what is processed is lost."""
+    """Four, the slowest by so much slower than the fastest, H as planned: nobody falls out of step, at most one
+    offer is too late, and with `rebase` nothing of what is processed is lost."""
     pacings = [Pacing(STEP_S * (1 + apart * index / 3), LINK_S, LINK_S) for index in range(4)]
     played = Played(pacings, rounds=60, mixing=mixing, local_steps="planned")
     assert played.state.participation > 0.98 and played.state.skips == 0
-    assert played.state.offers_refused == 0
+    assert played.state.offers_refused <= 1
     assert 0.97 * played.due <= played.state.merges <= played.due + 4
     assert played.kept > (0.98 if mixing == "rebase" else 0.6)
 
