@@ -72,7 +72,7 @@ def run_learner(url: str, name: str, floats: bool, stop: Stopping) -> None:
     assert island is not None
     habits = Habits(island.step_s)
     sizes = tuple(fragment.num_parameters for fragment in run.layout.fragments)
-    wire = FloatWire(sizes) if floats else IntegerWire(habits)
+    wire = FloatWire(sizes) if floats else IntegerWire(habits, run.settings.sync.error_feedback)
     training = IntegerTraining(name, run.num_fragments, habits)
     learner = Learner(run, name, _claim(), training, wire, nonce, lanes.start)
     perform(learner.train(), store, clock)
