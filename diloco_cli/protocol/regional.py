@@ -33,10 +33,10 @@ class RegionLink:
 
     def __init__(
         self, run: RunFormat, region: str, home: Home, leaving: Callable[[], bool], tell: Tell,
-        mirror: type[Mirror] = Mirror,
+        mirror: type[Mirror] = Mirror, relay: type[Relay] = Relay,
     ) -> None:  # fmt: skip
         self.mirror = mirror(run, home.head, leaving, home.pace, home.suspect)
-        self.relay = Relay(run, region, home.head, home.pace, leaving, tell)
+        self.relay = relay(run, region, home.head, home.pace, leaving, tell)
 
     def works(self) -> dict[str, Callable[[], Steps[None]]]:
         """What goes on side by side, each again after TRIES_AGAIN_S if it fails: a region must not fall silent."""

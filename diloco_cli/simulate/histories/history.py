@@ -84,7 +84,7 @@ class History:
         )
         self.world.history, self.bucket = self, bucket
         self.monitor = Monitor(bucket, self.run, last_look_s=self._last_look_s)
-        self.beliefs = Beliefs({}, [], self.monitor.on_adoption, self.monitor.on_publication)
+        self.beliefs = Beliefs({}, [], self.monitor.on_adoption, self.monitor.on_publication, self.monitor.moments)
         given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
         self.calls = CallFaults(options, given)
         names = [island.name for island in self.run.islands]

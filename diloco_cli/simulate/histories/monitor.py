@@ -16,6 +16,7 @@ from diloco_cli.protocol.keys import STANDBY_BEATS, SYNCER
 from diloco_cli.protocol.records import Commit, Output, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.bucket import Bucket
+from diloco_cli.simulate.histories.moments import MomentsWatch
 from diloco_cli.simulate.histories.processes import LARGEST_DRIFT
 from diloco_cli.simulate.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect
 
@@ -88,6 +89,7 @@ class Monitor:
     def __post_init__(self) -> None:
         self.replayer = Replayer(self.bucket, self.run)
         self.floors = self.floors_of(self.bucket)
+        self.moments = MomentsWatch(self.replayer)
 
     def floors_of(self, bucket: Bucket) -> Floors:
         return Floors(bucket, self.run.settings.retention.grace_s)
@@ -100,6 +102,8 @@ class Monitor:
 
     def created(self, role: str, key: str, data: bytes, now_s: float) -> None:
         self.check_place(role, key)
+        if role not in (SYNCER, OPERATOR):
+            self.moments.born(key, data, self.bucket)
         if key.startswith("commit/"):
             expect(key == f"commit/{self.replayer.n + 1:012d}.json", "1", f"{role} created {key} beyond the log's end")
             self._committed(self.replayer.feed(data), now_s)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.mirrors import Mirror
+from diloco_cli.protocol.relays import Relay
 from diloco_cli.protocol.standby import Standby
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.simulate.histories.client import Client
@@ -24,6 +25,7 @@ class Actors:
     syncer: type[Syncer] = Syncer
     standby: type[Standby] = Standby
     mirror: type[Mirror] = Mirror
+    relay: type[Relay] = Relay
     learner: type[Learner] = Learner
     client: type[Client] = Client
     arithmetic: type[IntegerArithmetic] = IntegerArithmetic

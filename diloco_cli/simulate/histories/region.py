@@ -57,7 +57,7 @@ class Region:
         leaving = False
         link = RegionLink(
             self.history.run, REGION, home_of(served), lambda: leaving, lambda line: self._start_again(link.relay),
-            self.history.actors.mirror,
+            self.history.actors.mirror, self.history.actors.relay,
         )  # fmt: skip
         read_after_relays(served, {REGION: link})
         working = set(link.works())
@@ -95,7 +95,8 @@ class Region:
     def created(self, role: str, key: str, data: bytes, now_s: float) -> None:
         """Copies of what lies at home, in its order; and what residents say."""
         if role != SYNCER:
-            return self.history.monitor.check_place(role, key)
+            self.history.monitor.check_place(role, key)
+            return self.history.monitor.moments.born(key, data, self.bucket)
         expect(key.startswith(OF_THE_MIRROR), "11", f"the mirror wrote {key}")
         home = self.history.bucket.get(key)
         if key.startswith("commit/"):

@@ -103,6 +103,7 @@ class Replayer:
         self.shares: dict[str, int] = {}
         self.shares_after: list[dict[str, int]] = []
         self.left: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self.returns: dict[int, int] = {}
 
     def read(self) -> Replayer:
         """The whole log, from where this reader stands; and nothing lies beyond its end. Behind the newest floor only
@@ -193,6 +194,7 @@ class Replayer:
         to = rollback["to"]
         expect(self.gc_floor <= to < n, "9", f"commit {n} goes back to {to}, behind the floor {self.gc_floor}")
         self.shares, self.base_floor = self.shares_after[to], n
+        self.returns[n] = to
         self.left.clear()  # nothing is owed for merges that no longer count
         expect(dict(rollback["shares"]) == self.shares, "4", f"commit {n} says other shares than there were after {to}")
         self.token_parameters = sum(self.shares.values())
@@ -239,6 +241,7 @@ class Replayer:
         at = f"{learner}/{item['incarnation']:08d}/{item['seq']:010d}"
         offer = json.loads(self.store.get(f"offer/{at}.json") or b"{}")
         expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")
+        expect(offer["slot"] == self.slot - 1, "7", f"{who} was made for slot {offer['slot']}, not for {self.slot - 1}")
         payload = self.store.get(f"delta/{at}-{item['payload_digest']}")
         made = self._made(item, fragment, offer["feeds_back"], who)
         if payload is None and self.n <= self.collected:  # deltas are what their ranges give
@@ -291,6 +294,12 @@ class Replayer:
         same = made == (output["state_digest"], output["cast_digest"])
         expect(same and own.number == n, "3", f"version {n} of fragment {fragment} differs from a replay")
         own.state_key, own.cast_key, own.cast_digest = state_key, cast_key, output["cast_digest"]
+
+    def leads_to(self, head: int, n: int) -> bool:
+        """Whether commit n is a part of how things came to be as they were after commit `head`."""
+        while head > n:
+            head = self.returns.get(head, head - 1)
+        return head == n
 
     def rolled_back_behind(self, n: int) -> int:
         """The newest rollback up to commit n, 0 if there is none."""

@@ -1,0 +1,252 @@
+"""Mistakes in the learner, each as a mutated one: the product has no switch for any of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.follower import Cast, Follower, Mail
+from diloco_cli.protocol.joining import Joined
+from diloco_cli.protocol.keys import delta_key, inner_key, offer_key
+from diloco_cli.protocol.operations import Create, List, Now, Sleep, Steps
+from diloco_cli.protocol.ports import Moments, Values
+from diloco_cli.protocol.progress import Draft, Progress
+from diloco_cli.protocol.records import Offer, Output
+from diloco_cli.protocol.schedule import StepPermit
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.wire import encode
+from diloco_cli.signing import learner_signer
+from diloco_cli.simulate.histories.learner import Learner
+
+PAUSE_S = 0.05
+
+
+def with_progress(name: str, progress: type[Progress]) -> type[Learner]:
+    """A learner whose books are these."""
+    return type(name, (Learner,), {"progress_type": progress, "__doc__": progress.__doc__})
+
+
+# -- stepping -----------------------------------------------------------------------------------------------------
+
+
+class Boundless(Progress):
+    """Steps on and on without news from the log."""
+
+    def may_step(self) -> StepPermit:
+        return StepPermit(True)
+
+
+class WaitsForItsOutcome(Learner):
+    """Makes no step while the outcome of an offer of its own is not known."""
+
+    def await_merges(self) -> Steps[None]:
+        while self.progress.awaits_outcomes() and not self._is_over() and self.progress.quarantined is None:
+            yield Sleep(PAUSE_S)
+            yield from self.hear()
+
+
+class WaitsForTheStore(Learner):
+    """Uploads in the training's own time."""
+
+    def offer(self) -> Steps[None]:
+        now_s: float = yield Now()
+        self.progress.unreadable = self.follower.unreadable
+        for draft in self.progress.due(now_s, self.watch.step_s):
+            base, values = self.fragments.bases[draft.fragment], self.training.read(draft.fragment)
+            self.background, background = lambda lane, steps: None, self.background
+            self._send(draft)
+            self.background = background
+            yield from self._upload(draft, base, values, self.loss)
+
+
+class FullBatches(Progress):
+    """Takes every batch for a full one."""
+
+    def stepped(self, tokens: int) -> None:
+        super().stepped(self.island.batch_tokens)
+
+
+class MoreSteps(Progress):
+    """Says that it has made one step more than it has."""
+
+    def offer(self, draft: Draft, *arguments: Any) -> Offer:
+        return super().offer(replace(draft, steps=draft.steps + 1), *arguments)
+
+
+class Unlimited(Progress):
+    """Goes on with a fragment that nobody merges, beyond what an offer may claim."""
+
+    def overgrown(self) -> list[int]:
+        return []
+
+
+# -- offering -----------------------------------------------------------------------------------------------------
+
+
+class LeavesOneOut(Progress):
+    """Never offers its last fragment."""
+
+    def _draft(self, slot: int) -> Draft | None:
+        last = self.run.num_fragments - 1
+        return None if slot % self.run.num_fragments == last else super()._draft(slot)
+
+
+class LateEveryTime(Progress):
+    """Names the slot that has just been passed by."""
+
+    def _draft(self, slot: int) -> Draft | None:
+        draft = super()._draft(slot)
+        return None if draft is None else replace(draft, slot=max(0, draft.slot - self.run.num_fragments))
+
+
+class FeedsBackTheNewest(Progress):
+    """Adds what was rounded away of its newest offer, whether a merge took that or not."""
+
+    def _draft(self, slot: int) -> Draft | None:
+        draft = super()._draft(slot)
+        if draft is not None:
+            self._newest_seq = getattr(self, "_newest_seq", {})
+            before = self._newest_seq.get(draft.fragment)
+            self._newest_seq[draft.fragment] = draft.seq
+            draft = self.books[draft.fragment].waits = self.books[draft.fragment].sent = replace(draft, applied=before)
+        return draft
+
+
+class NamesTheNewestBase(Progress):
+    """Names the newest version that it has heard of as its base, not the one that it has adopted."""
+
+    def _draft(self, slot: int) -> Draft | None:
+        draft = super()._draft(slot)
+        return None if draft is None else replace(draft, base=self._newest[draft.fragment])
+
+
+class OfferFirst(Learner):
+    """Publishes an offer, and then the payload that it names."""
+
+    def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
+        sealed = self.run.keyring.seal(learner_signer(self.name), offer_key(*offer.id), encode(offer))
+        yield Create(offer_key(*offer.id), sealed)
+        yield Create(delta_key(*offer.id, offer.payload_digest), payload)
+        return sealed
+
+
+# -- adopting -----------------------------------------------------------------------------------------------------
+
+
+class LastInFirstOut(Follower):
+    """Hands out its news like a pile of letters: the newest first, the older ones after it."""
+
+    def _put(self, casts: list[Cast]) -> None:
+        self._mail.append(Mail(self.state, {cast[0].fragment: cast for cast in casts}))
+        self._wakes()
+
+    def take(self) -> Mail | None:
+        return self._mail.pop() if self._mail else None
+
+
+class AdoptsOlderVersions(Learner):
+    """Adopts whatever comes, also when it has something newer."""
+
+    follower_type = LastInFirstOut
+
+
+class FirstComeFirstKept(Follower):
+    """Of two versions that the training has not taken yet, it keeps the older one."""
+
+    def _put(self, casts: list[Cast]) -> None:
+        before = self.take()
+        known = {cast[0].fragment: cast for cast in casts}
+        self._mail.append(Mail(self.state, known | ({} if before is None else before.casts)))
+        self._wakes()
+
+
+class LosesTheNewest(Learner):
+    """Never adopts a version that arrived while an older one lay there."""
+
+    follower_type = FirstComeFirstKept
+
+
+class KeepsWhatWasMerged(Learner):
+    """Moves all its progress onto the version that it rebases on, also what that version holds."""
+
+    def _adopt(self, output: Output, values: Values, seen_s: float, now_s: float) -> None:
+        fragment, own = output.fragment, self.training.read(output.fragment)
+        rebases = self.progress.mixing_of(output, self.state) == "rebase"
+        progress = own - self.fragments.bases[fragment]
+        super()._adopt(output, values, seen_s, now_s)
+        if rebases:
+            self.training.write(fragment, values + progress)
+
+
+class CountsFromTheAdoption(Progress):
+    """Takes no note of what a version that it rebases on holds: its next offers hold that once more."""
+
+    def kept_since(self, fragment: int) -> Draft | None:
+        return None
+
+
+# -- rollbacks ----------------------------------------------------------------------------------------------------
+
+
+class DropsUploads(Learner):
+    """Forgets the offers that a rollback overtook on their way, and so their numbers are missing."""
+
+    def _upload(self, draft: Draft, base: Values, values: Values, loss: float | None) -> Steps[None]:
+        if draft.base.version >= self.state.base_floor:
+            yield from super()._upload(draft, base, values, loss)
+
+
+class DeafToRollbacks(Progress):
+    """Goes on from void versions as if nobody had rolled the run back."""
+
+    def is_behind_rollback(self, state: RunState) -> bool:
+        return False
+
+    def is_left_behind(self, fragment: int, state: RunState) -> bool:
+        return False
+
+
+class MomentsOfAfter(Learner):
+    """Goes on after a rollback with the newest moments that it has saved, which belong to what was left behind."""
+
+    def _leave_behind(self, state: RunState) -> Steps[None]:
+        newest, self.saves.go_back = self.saves.newest, lambda to, at: newest  # type: ignore[method-assign]
+        yield from super()._leave_behind(state)
+        del self.saves.go_back
+
+
+# -- moments, restarts, leaving -----------------------------------------------------------------------------------
+
+
+class FirstMoments(Learner):
+    """Restores the oldest moments of its name that are there, of whichever incarnation."""
+
+    def _join(self) -> Steps[Joined]:
+        joined = yield from super()._join()
+        keys: list[str] = yield List(f"inner/{self.name}/", limit=1)
+        return replace(joined, inner=keys[0] if keys and joined.inner else joined.inner)
+
+
+class NeverSaves(Learner):
+    """Leaves a successor no moments."""
+
+    def save(self) -> Steps[None]:
+        yield from ()
+
+
+class NamesWhatIsNotThere(Learner):
+    """Names its moments before they are in the store."""
+
+    def _upload_moments(self, moments: Moments, log_n: int) -> Steps[None]:
+        data = moments.encode()
+        self.saves.add(inner_key(self.name, self.progress.incarnation, moments.step, digest(data)), log_n)
+        yield Sleep(10 * PAUSE_S)
+        yield from super()._upload_moments(moments, log_n)
+
+
+class LeavesAtOnce(Learner):
+    """Goes without a word on what it has not offered, and without waiting for what becomes of its offers."""
+
+    def drain(self) -> Steps[None]:
+        yield from ()

@@ -1,0 +1,188 @@
+"""Mistakes in the syncer, its relay and its arithmetic, each as a mutated one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from diloco_cli.protocol.collection import Collector
+from diloco_cli.protocol.frozen import replace
+from diloco_cli.protocol.inbox import Inbox
+from diloco_cli.protocol.loading import load_delta
+from diloco_cli.protocol.operations import Operation, Steps
+from diloco_cli.protocol.operators import Answer
+from diloco_cli.protocol.quorum import SlotFacts
+from diloco_cli.protocol.records import CommitKind, Offer
+from diloco_cli.protocol.relays import Box, Relay
+from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.simulate.histories.integers import IntegerArithmetic, numbers, state_bytes
+
+# -- merges -------------------------------------------------------------------------------------------------------
+
+
+class ForAnySlot(Inbox):
+    """Takes an offer for whichever slot of its fragment is due, not for the one that it names."""
+
+    def candidates(self, slot: int) -> list[Offer]:
+        named = super().candidates(slot)
+        here = {offer.learner for offer in named}
+        fragment = fragment_of_slot(slot, self.run.num_fragments)
+        others: dict[str, Offer] = {}
+        for box in self.mailboxes.values():
+            for offer in box.pending:
+                if offer.fragment == fragment and offer.learner not in here:
+                    others.setdefault(offer.learner, offer)
+        return sorted([*named, *others.values()], key=lambda offer: offer.learner)
+
+
+class MergesForAnySlot(Syncer):
+    """Merges an offer in another slot than it names."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.inbox = ForAnySlot(self.run)
+
+
+class OneIsEnough(Syncer):
+    """Merges whatever is there, without the quorum."""
+
+    def _present(self, now_s: float) -> Steps[tuple[list[Offer], SlotFacts]]:
+        present, facts = yield from super()._present(now_s)
+        return present, replace(facts, quorum=1)
+
+
+class NoPatience(Syncer):
+    """Merges as soon as the quorum is there, and waits for nobody else."""
+
+    def _present(self, now_s: float) -> Steps[tuple[list[Offer], SlotFacts]]:
+        present, facts = yield from super()._present(now_s)
+        return present, replace(facts, alive=min(facts.alive, facts.quorum), passed=0)
+
+
+class NotReanchored(IntegerArithmetic):
+    """Takes every delta for one from the newest version."""
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+        return super().read_delta(offer, payload, None)
+
+
+class NoMomentum(IntegerArithmetic):
+    """Begins with no momentum where it takes over from another syncer."""
+
+    def restore(self, fragment: int, state_digest: str, state: bytes) -> None:
+        super().restore(fragment, state_digest, state_bytes(numbers(state, "state")[0], 0))
+
+    def holds(self, fragment: int, state_digest: str) -> bool:
+        self.settle(fragment, state_digest)
+        return fragment in self.current
+
+
+# -- blame --------------------------------------------------------------------------------------------------------
+
+
+def asking_once(steps: Steps[Any]) -> Steps[Any]:
+    """The same question gets the answer that it got before."""
+    known: dict[Operation, Any] = {}
+    answer: Any = None
+    while True:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if operation not in known:
+            known[operation] = yield operation
+        answer = known[operation]
+
+
+class BelievesOneRead(Syncer):
+    """Takes bytes that were damaged on their way for what the learner has written."""
+
+    def _load_candidates(self, slot: int) -> Steps[list[Offer]]:
+        for offer in self.inbox.candidates(slot):
+            if offer.id not in self.loaded:
+                loaded = yield from asking_once(
+                    load_delta(self.run, self.arithmetic, self.state, offer, self.recover)
+                )  # fmt: skip
+                if isinstance(loaded, str):
+                    self.inbox.drop(offer, loaded)
+                else:
+                    self.loaded[offer.id] = loaded
+        return [offer for offer in self.inbox.candidates(slot) if offer.id in self.loaded]
+
+
+class KeepsOutTheLate(Syncer):
+    """Quarantines a learner whose offers come late again and again."""
+
+    def _turn(self) -> Steps[bool]:
+        for name, times in self._late.items():
+            if times >= 3 and self.state.learner(name).quarantined is None:
+                self._late[name] = 0
+                return (yield from self._commit("quarantine", learner=name, reason="late again and again"))
+        return (yield from super()._turn())
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._late: Counter[str] = Counter()
+
+    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
+        self._late.update(fate.learner for fate in fields.get("fates", ()) if fate.reason == "late")
+        return (yield from super()._commit(kind, **fields))
+
+
+class OfferBeforePayload(Relay):
+    """Carries an offer home, and then the payload that it names."""
+
+    def _carry_payload(self, box: Box, data: bytes, key: str) -> Steps[bool]:
+        if not (yield from self._carry(box, key, data)):
+            return False
+        return (yield from super()._carry_payload(box, data, key))
+
+
+# -- members, garbage ---------------------------------------------------------------------------------------------
+
+
+class OfTheLaunchOnly(Inbox):
+    """Looks for the offers of those that the run began with."""
+
+    def expect(self, learner: str) -> None:
+        return
+
+    def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
+        yield from super().look_for_incarnations(replace(state, members=()), now_s)
+
+    def open(self, state: RunState, now_s: float) -> None:
+        super().open(replace(state, members=()), now_s)
+
+
+class NoNewcomers(Syncer):
+    """Admits islands, and reads nothing of what they offer."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.inbox = OfTheLaunchOnly(self.run)
+
+
+class AdmitsNobody(Syncer):
+    """Passes over all requests as soon as one of an island that wants to join is the next."""
+
+    def _carry_out(self, answer: Answer) -> Steps[bool]:
+        if answer.kind == "membership":
+            return False
+        return (yield from super()._carry_out(answer))
+
+
+class IdleCollector(Collector):
+    """Finds nothing to do."""
+
+    def is_done(self, state: RunState) -> bool:
+        return True
+
+
+class NeverDeletes(Syncer):
+    """Commits floors, and deletes nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.housekeeper.collector = IdleCollector(self.run)
