@@ -193,7 +193,7 @@ class DropsUploads(Learner):
     """Forgets the offers that a rollback overtook on their way, and so their numbers are missing."""
 
     def _upload(self, draft: Draft, base: Values, values: Values, loss: float | None) -> Steps[None]:
-        if draft.base.version >= self.state.base_floor:
+        if draft.base.version >= self.follower.state.base_floor:
             yield from super()._upload(draft, base, values, loss)
 
 

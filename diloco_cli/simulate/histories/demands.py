@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SETTLES_S = 20.0  # a rival is fenced, somebody comes back and reads the log, a standby takes over
 SAYS_WHY_S = 15.0
 CALLS_OF_EACH = 100  # while a syncer takes in what a learner has offered in the meantime
+FRAGMENT_ROUNDS = 12  # longer than that nobody who offers leaves out a fragment
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # longer than all of these nobody is silent who may offer
 POLLS_A_SECOND = 1.5 * (1 + LARGEST_DRIFT) / POLL_BOUNDS_S[0]
 COLLECTS_BELOW = 0.03  # of a slot, for a call of the store for each learner: then a syncer has time to collect
@@ -41,6 +42,7 @@ class Healthy:
         for process in history.supervisor.processes:
             process.free_s = process.held_until_s()
             process.heard_s, process.heard_merges = self.since_s, history.monitor.replayer.merges
+            process.offered_of.clear()
         self.attendances = Attendances(history)
         self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
         self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
@@ -57,6 +59,7 @@ class Healthy:
                 continue
             if self._excused(process):
                 process.heard_merges = replayer.merges
+                process.offered_of.clear()
                 self.attendances.excused(process)
             else:
                 self.attendances.merged(process, commit)
@@ -67,6 +70,18 @@ class Healthy:
             idle = rounds > IDLE_ROUNDS and silent_s > IDLE_S + IDLE_SLOTS * slot_s
             text = f"{process.name} is there and offers nothing for {rounds:.0f} rounds and {silent_s:.1f} s"
             expect(not idle, LIVENESS, text)
+            self._check_fragments(process)
+
+    def _check_fragments(self, process: Process) -> None:
+        """Who offers, offers of all that it trains. (Where learners do not follow the pace of the others, one that is
+        half as fast may come to every second slot, and that may be the same fragment's for ever.)"""
+        merges, options = self.history.monitor.replayer.merges, self.history.options
+        if (options.local_steps, options.adoption) != ("measured", "on_arrival"):
+            return
+        for fragment in range(options.fragments):
+            rounds = (merges - process.offered_of.setdefault(fragment, merges)) / options.fragments
+            text = f"{process.name} offers nothing of fragment {fragment} for {rounds:.0f} rounds"
+            expect(rounds <= FRAGMENT_ROUNDS, LIVENESS, text)
 
     def _excused(self, process: Process) -> bool:
         """From offering. Those of a region hear what its mirror brings, and are heard when their relay has come."""

@@ -262,7 +262,7 @@ class History:
     def _heard(self, process: Process, key: str, data: bytes, watcher: Monitor | Region) -> None:
         """What is demanded of a process depends on what it has said by now."""
         if process.role in self.roles and key.startswith(("offer/", "incarnation/")):
-            process.said(key, self.monitor.replayer.merges)
+            process.said(key, data, self.monitor.replayer.merges)
         elif self.healthy is not None and watcher is self.monitor and key.startswith("commit/"):
             self.healthy.committed(json.loads(data))
 

@@ -23,16 +23,30 @@ def read_moments(data: bytes) -> tuple[int, int]:
     return int(step), int(n)
 
 
+def digest_of(key: str) -> str:
+    """That the key of saved moments ends with (digests have dashes, too)."""
+    return key.rpartition("/")[2].partition("-")[2]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the newest offer of an incarnation names: moments, and the base that it was made from."""
+
+    base: int
+    key: str
+
+
 @dataclass
 class MomentsWatch:
-    """Of all learners. `named`: what the offers of one have named, and from which base, in their order; `claimed`: how
-    many there were when an incarnation came to be."""
+    """Of all learners. `named`: by learner and incarnation, what its newest offer names; `promised`: to an incarnation,
+    when it came to be; `outdated`: all that had been named by then, but for that."""
 
     replayer: Replayer
-    bucket_of: dict[str, Bucket] = field(default_factory=dict)
     saved: set[str] = field(default_factory=set)
-    named: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    claimed: dict[tuple[str, int], int] = field(default_factory=dict)
+    named: dict[str, dict[int, Promise | None]] = field(default_factory=dict)
+    known: dict[str, set[str]] = field(default_factory=dict)
+    promised: dict[tuple[str, int], tuple[Promise, Bucket]] = field(default_factory=dict)
+    outdated: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
     def born(self, key: str, data: bytes, bucket: Bucket) -> None:
         """A learner has written this, in its own bucket."""
@@ -40,25 +54,34 @@ class MomentsWatch:
         if kind == "inner":
             self.saved.add(key)
         elif kind == "incarnation":
-            self.bucket_of[learner] = bucket
-            self.claimed[learner, int(rest[0].partition(".")[0])] = len(self.named.get(learner, ()))
+            self._came_to_be(learner, int(rest[0].partition(".")[0]), bucket)
         elif kind == "offer":
             offer = json.loads(data)
             inner = offer["inner"]
             expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which nobody has saved")
-            if inner is not None:
-                self.named.setdefault(learner, []).append((offer["base"], inner))
+            promise = None if inner is None else Promise(offer["base"], inner)
+            self.named.setdefault(learner, {})[int(rest[0])] = promise
+            self.known.setdefault(learner, set()).update(() if inner is None else (inner,))
+
+    def _came_to_be(self, learner: str, incarnation: int, bucket: Bucket) -> None:
+        floor = self.replayer.floors[learner]
+        promises = (p for number, p in sorted(self.named.get(learner, {}).items(), reverse=True) if number >= floor)
+        newest = next((promise for promise in promises if promise is not None), None)
+        if newest is not None:
+            self.promised[learner, incarnation] = newest, bucket
+            self.outdated[learner, incarnation] = {digest_of(key) for key in self.known[learner]}
 
     def restored(self, learner: str, incarnation: int, moments: bytes | None) -> None:
-        """A new incarnation goes on from these: what was named last before it came, or later. (Where a rollback has
+        """A new incarnation goes on from what was named last before it came, or from later ones. (Where a rollback has
         come since, or the collector, it may have none.)"""
-        known, first = self.named.get(learner, []), self.claimed.get((learner, incarnation), 0)
-        if not first or known[first - 1][0] < self.replayer.base_floor:
+        promise, bucket = self.promised.get((learner, incarnation), (None, None))
+        if promise is None or bucket is None or promise.base < self.replayer.base_floor:
             return
-        newest = known[first - 1][1]
-        named = moments is not None and any(key.endswith(digest(moments)) for _, key in known[first - 1 :])
-        there = self.bucket_of[learner].get(newest) is not None
-        expect(named or not there, "loss", f"{learner} {incarnation} does not go on from {newest}")
+        fits = bucket.get(promise.key) is None
+        if moments is not None:
+            named = digest(moments)
+            fits = named == digest_of(promise.key) or named not in self.outdated[learner, incarnation]
+        expect(fits, "loss", f"{learner} {incarnation} does not go on from {promise.key}")
 
     def fitting(self, learner: str, head: int, n: int) -> None:
         """Who knows the log up to `head` goes on with moments as of commit n."""

@@ -31,6 +31,7 @@ INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be re
 })  # fmt: skip
 FATE_ROUNDS = 2  # of merges: fates travel with them, and a skip leaves the offers of its slot to the next merge
 FATE_APART_S = 25.0  # of what was carried home: a call of that thread may have been slow since before faults ceased
+ANSWER_MERGES, ANSWER_S = 4, 20.0  # longer than both no request waits for its answer, with somebody serving
 FATE_S = 4.0  # at the least: a new incarnation is looked for only every second of the syncer's own clock
 
 
@@ -66,10 +67,10 @@ class Floors:
 class Monitor:
     """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more, and `_grows`: the log
     has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end.
-    `suspects`: learners
-    that said what no honest one says, or whose payload the store has damaged.
-    `_fresh`: of each offer without a fate, the merges after which its slot is due, and when it appeared; `_serving`:
-    the merges and the time when the newest syncer did."""
+    `suspects`: learners that said what no honest one says, or whose payload the store has damaged.
+    `_fresh`: of each offer without a fate, the merges after which its slot is due, and when it appeared; `_asked`: of
+    each request without an answer, how many merges there were then, and when; `_serving`: these of when the newest
+    syncer began to serve."""
 
     bucket: Bucket
     run: RunFormat
@@ -84,6 +85,7 @@ class Monitor:
     _apart_bucket: Bucket | None = None
     _prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _fresh: dict[OfferId, tuple[int, float]] = field(default_factory=dict)
+    _asked: dict[int, tuple[int, float]] = field(default_factory=dict)
     _serving: tuple[int, float] = (0, 0.0)
 
     def __post_init__(self) -> None:
@@ -112,6 +114,8 @@ class Monitor:
             _, learner, incarnation, name = key.split("/")
             due = self.replayer.merges + max(0, json.loads(data)["slot"] - self.replayer.slot)
             self._fresh[learner, int(incarnation), int(name.partition(".")[0])] = due, now_s
+        elif key.startswith("request/"):
+            self._asked[int(key[8:-5])] = self.replayer.merges, now_s
 
     def put(self, role: str, key: str) -> None:
         self.check_place(role, key)
@@ -172,6 +176,8 @@ class Monitor:
         if commit["kind"] == "gc_floor":
             self.check_floor(commit["floor"])
         self._check_blame(commit)
+        if commit["request"] is not None:
+            self._asked = {number: at for number, at in self._asked.items() if number > commit["request"]}
         for item in (*commit["inputs"], *commit["fates"]):
             self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
         if commit["kind"] == "epoch_start":
@@ -189,6 +195,10 @@ class Monitor:
             current = incarnation >= self.replayer.floors[learner]
             text = f"offer {incarnation}/{seq} of {learner} has no fate after {merged} merges"
             expect(not (late and current), LIVENESS, text)
+        for number, (merges, since_s) in self._asked.items():
+            merged = self.replayer.merges - max(merges, self._serving[0])
+            late = merged > ANSWER_MERGES and now_s - max(since_s, self._serving[1]) > ANSWER_S
+            expect(not late, LIVENESS, f"request {number} has no answer after {merged} merges")
 
     def _check_blame(self, commit: Plain) -> None:
         """Nobody is blamed for what it has not done."""
@@ -231,6 +241,7 @@ class Monitor:
     def grown_healthy(self, now_s: float) -> None:
         self.healthy, self.last_commit_s = True, now_s
         self._fresh = dict.fromkeys(self._fresh, (self.replayer.merges, now_s))
+        self._asked = dict.fromkeys(self._asked, (self.replayer.merges, now_s))
 
 
 def _later_moments(key: str, bucket: Bucket) -> int:

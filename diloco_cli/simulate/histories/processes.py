@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -35,7 +36,7 @@ class Thread:
 class Process:
     """The `number`-th process of a role. `status`: with which it has left, None while it lives or after a crash. Of a
     learner's, `incarnation`: as which it has joined, 0 before; `offered`: its newest offer, of so many `offers`;
-    `heard_merges`, `heard_s`: how many merges there were when it last said something or had a reason not to, and when
+    `offered_of`: how many merges there were when it last offered for a fragment; `heard_merges`, `heard_s`: how many merges there were when it last said something or had a reason not to, and when
     the next one came."""
 
     role: str
@@ -53,6 +54,7 @@ class Process:
     threads_started: int = 0
     heard_s: float = 0.0
     heard_merges: int = 0
+    offered_of: dict[int, int] = field(default_factory=dict)
     incarnation: int = 0
     offered: OfferId | None = None
     offers: int = 0
@@ -82,7 +84,7 @@ class Process:
             self.threads_started += 1
             self.start(steps, f"/{self.threads_started}")
 
-    def said(self, key: str, merges: int) -> None:
+    def said(self, key: str, data: bytes, merges: int) -> None:
         """By creating it."""
         kind, _, number, *name = key.partition(".")[0].split("/")
         self.heard_merges = merges
@@ -91,6 +93,7 @@ class Process:
         elif kind == "offer":
             self.offered = (self.role, int(number), int(name[0]))
             self.offers += 1
+            self.offered_of[json.loads(data)["fragment"]] = merges
 
     def held_until_s(self) -> float:
         """From then on no thread waits for a call that a fault has struck by now; an error that is still on its way
