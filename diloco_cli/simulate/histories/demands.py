@@ -54,6 +54,7 @@ class Healthy:
         if commit["kind"] != "merge":
             return
         self.merged_s = now_s
+        history.monitor.check_answers(self.free_s, now_s)
         for process in history.supervisor.processes:
             if process.ended or process.role not in history.roles:
                 continue

@@ -150,6 +150,7 @@ class Witness(Observer):
         start, fragments = learner.joined.data_start, learner.run.num_fragments
         self.account = Account(learner.name, learner.joined.incarnation, [start] * fragments, [start] * fragments)
         self.seen.accounts.append(self.account)
+        self._kept_out = learner.progress.quarantined is not None
         if self.seen.moments is not None:
             restored = self.learner.integers.restored
             self.seen.moments.restored(learner.name, learner.joined.incarnation, restored)

@@ -111,11 +111,18 @@ class Monitor:
             self._committed(self.replayer.feed(data), now_s)
             self.last_commit_s = now_s
         elif key.startswith("offer/"):
-            _, learner, incarnation, name = key.split("/")
-            due = self.replayer.merges + max(0, json.loads(data)["slot"] - self.replayer.slot)
-            self._fresh[learner, int(incarnation), int(name.partition(".")[0])] = due, now_s
+            self._offered(key, json.loads(data), now_s)
         elif key.startswith("request/"):
             self._asked[int(key[8:-5])] = self.replayer.merges, now_s
+
+    def _offered(self, key: str, offer: Plain, now_s: float) -> None:
+        """9: whoever finds it finds the payload that it names, for which nobody else can be blamed."""
+        _, learner, text, name = key.split("/")
+        incarnation, seq = int(text), int(name.partition(".")[0])
+        payload = f"delta/{learner}/{text}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
+        honest = learner not in self.suspects and incarnation >= self.replayer.floors[learner]
+        expect(payload or not honest, "9", f"{key} is there before its payload")
+        self._fresh[learner, incarnation, seq] = self.replayer.merges + max(0, offer["slot"] - self.replayer.slot), now_s
 
     def put(self, role: str, key: str) -> None:
         self.check_place(role, key)
@@ -195,9 +202,12 @@ class Monitor:
             current = incarnation >= self.replayer.floors[learner]
             text = f"offer {incarnation}/{seq} of {learner} has no fate after {merged} merges"
             expect(not (late and current), LIVENESS, text)
+
+    def check_answers(self, free_s: float, now_s: float) -> None:
+        """Whoever serves answers. `free_s`: from then on no fault holds it back."""
         for number, (merges, since_s) in self._asked.items():
             merged = self.replayer.merges - max(merges, self._serving[0])
-            late = merged > ANSWER_MERGES and now_s - max(since_s, self._serving[1]) > ANSWER_S
+            late = merged > ANSWER_MERGES and now_s - max(since_s, self._serving[1], free_s) > ANSWER_S
             expect(not late, LIVENESS, f"request {number} has no answer after {merged} merges")
 
     def _check_blame(self, commit: Plain) -> None:
