@@ -8,23 +8,27 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.protocol.follower import Cast, Follower, Mail
 from diloco_cli.protocol.joining import Joined
-from diloco_cli.protocol.keys import delta_key, inner_key, offer_key
-from diloco_cli.protocol.operations import Create, List, Now, Sleep, Steps
+from diloco_cli.protocol.keys import delta_key, inner_key, offer_key, read_version_key
+from diloco_cli.protocol.operations import Create, Get, List, Now, Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Values
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import Offer, Output
 from diloco_cli.protocol.schedule import StepPermit
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.signing import learner_signer
 from diloco_cli.simulate.histories.learner import Learner
 
 PAUSE_S = 0.05
 
 
-def with_progress(name: str, progress: type[Progress]) -> type[Learner]:
+def with_progress(progress: type[Progress]) -> type[Learner]:
     """A learner whose books are these."""
-    return type(name, (Learner,), {"progress_type": progress, "__doc__": progress.__doc__})
+
+    class Mistaken(Learner):
+        progress_type = progress
+
+    return Mistaken
 
 
 # -- stepping -----------------------------------------------------------------------------------------------------
@@ -93,11 +97,12 @@ class LeavesOneOut(Progress):
 
 
 class LateEveryTime(Progress):
-    """Names the slot that has just been passed by."""
+    """Names the last slot of the fragment that has been passed by."""
 
     def _draft(self, slot: int) -> Draft | None:
-        draft = super()._draft(slot)
-        return None if draft is None else replace(draft, slot=max(0, draft.slot - self.run.num_fragments))
+        draft, fragments = super()._draft(slot), self.run.num_fragments
+        rounds = (slot - self.aim.head) // fragments + 1
+        return draft if draft is None or slot < rounds * fragments else replace(draft, slot=slot - rounds * fragments)
 
 
 class FeedsBackTheNewest(Progress):
@@ -135,36 +140,20 @@ class OfferFirst(Learner):
 
 
 class LastInFirstOut(Follower):
-    """Hands out its news like a pile of letters: the newest first, the older ones after it."""
+    """Hands out versions like a pile of letters: the newest first, the older ones after it."""
 
     def _put(self, casts: list[Cast]) -> None:
         self._mail.append(Mail(self.state, {cast[0].fragment: cast for cast in casts}))
         self._wakes()
 
     def take(self) -> Mail | None:
-        return self._mail.pop() if self._mail else None
+        return replace(self._mail.pop(), state=self.state) if self._mail else None
 
 
 class AdoptsOlderVersions(Learner):
     """Adopts whatever comes, also when it has something newer."""
 
     follower_type = LastInFirstOut
-
-
-class FirstComeFirstKept(Follower):
-    """Of two versions that the training has not taken yet, it keeps the older one."""
-
-    def _put(self, casts: list[Cast]) -> None:
-        before = self.take()
-        known = {cast[0].fragment: cast for cast in casts}
-        self._mail.append(Mail(self.state, known | ({} if before is None else before.casts)))
-        self._wakes()
-
-
-class LosesTheNewest(Learner):
-    """Never adopts a version that arrived while an older one lay there."""
-
-    follower_type = FirstComeFirstKept
 
 
 class KeepsWhatWasMerged(Learner):
@@ -250,3 +239,74 @@ class LeavesAtOnce(Learner):
 
     def drain(self) -> Steps[None]:
         yield from ()
+
+
+# -- what it reads, who it is, what it says of its data -----------------------------------------------------------
+
+
+class ListingFollower(Follower):
+    """Takes the newest version that a listing shows, as if what is there were committed."""
+
+    def look(self) -> Steps[bool]:
+        found: bool = yield from super().look()
+        for fragment in range(self._learner.run.num_fragments):
+            keys: list[str] = yield List(f"cast/{fragment:04d}/")
+            version = read_version_key(keys[-1]) if keys else None
+            if version is None or version[1] <= self._fetched[fragment]:
+                continue
+            data: bytes | None = yield Get(keys[-1], MAX_RECORD_BYTES)
+            known = self.state.outputs[fragment]
+            output = replace(known, version=version[1], epoch=version[2], cast_digest=version[3])
+            if data is not None:
+                self._fetched[fragment] = version[1]
+                self._put([(output, self._learner.wire.decode(output, data), 0.0)])
+        return found
+
+
+class LooksForTheNewest(Learner):
+    follower_type = ListingFollower
+
+
+class Unfenced(Follower):
+    """Asks for no successor."""
+
+    def _check_fence(self) -> Steps[None]:
+        yield from ()
+
+
+class NoIncarnations(Learner):
+    """Every process of a learner writes under the same number, and takes no other for a rival."""
+
+    follower_type = Unfenced
+
+    def _join(self) -> Steps[Joined]:
+        return replace((yield from super()._join()), incarnation=1)
+
+    def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
+        yield Create(delta_key(*offer.id, offer.payload_digest), payload)
+        sealed = self.run.keyring.seal(learner_signer(self.name), offer_key(*offer.id), encode(offer))
+        yield Create(offer_key(*offer.id), sealed)
+        return sealed
+
+
+class DropsSilently(Learner):
+    """Begins a fragment anew now and then, and says to nobody what becomes of the data that it had processed."""
+
+    def step(self) -> Steps[None]:
+        yield from super().step()
+        if self.progress.steps % 5 == 0:
+            self.progress._start_anew(0)
+            self.fragments.go_back(0)
+
+
+class CountsTwice(Learner):
+    """Says that progress in flight was given up for what it adopts, and offers it all the same."""
+
+    def _adopt(self, output: Output, values: int, seen_s: float, now_s: float) -> None:
+        fragment, book = output.fragment, self.progress.books[output.fragment]
+        progress = self.training.read(fragment) - self.fragments.bases[fragment]
+        start, steps = book.data_start, book.steps
+        super()._adopt(output, values, seen_s, now_s)
+        if book.waits is None and self.progress.mixing_of(output, self.state) == "replace":
+            book.data_start, book.steps = start, steps
+            self.training.write(fragment, values + progress)

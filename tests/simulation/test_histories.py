@@ -34,7 +34,7 @@ from diloco_cli.simulate.histories.options import drawn_options
 from diloco_cli.simulate.histories.outcome import Actors
 from diloco_cli.simulate.histories.script import CallFault, Script
 from diloco_cli.simulate.histories.telling import trace_of
-from tests.simulation.mistakes import Gullible
+from tests.simulation.mistaken_logs import Gullible
 
 SAMPLE = range(80)
 TRACE = (

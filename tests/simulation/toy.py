@@ -18,7 +18,8 @@ from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import encode
 from diloco_cli.simulate.arithmetic import NoEvaluator
 from diloco_cli.simulate.histories.integers import IntegerArithmetic
-from diloco_cli.simulate.histories.learner import Beliefs, Habits, Learner
+from diloco_cli.simulate.histories.learner import Habits, Learner
+from diloco_cli.simulate.histories.witness import Beliefs
 from diloco_cli.simulate.world import Actor, World
 
 Refusal = Callable[[Offer], str | None]

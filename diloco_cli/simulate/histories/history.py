@@ -20,7 +20,6 @@ from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.demands import Healthy, check_bucket, check_restart
 from diloco_cli.simulate.histories.disturbances import Disturber
 from diloco_cli.simulate.histories.folds import remembered, tuned
-from diloco_cli.simulate.histories.learner import Beliefs
 from diloco_cli.simulate.histories.ledger import check_fates, most_lost
 from diloco_cli.simulate.histories.monitor import Monitor
 from diloco_cli.simulate.histories.options import REGION, Options, run_of
@@ -31,6 +30,7 @@ from diloco_cli.simulate.histories.replayer import LIVENESS, Replayer, Violation
 from diloco_cli.simulate.histories.script import CallFaults, Script, drawn_disturbances
 from diloco_cli.simulate.histories.stream import Stream
 from diloco_cli.simulate.histories.supervisor import Supervisor
+from diloco_cli.simulate.histories.witness import Beliefs
 from diloco_cli.simulate.world import Actor, World
 from diloco_cli.store.port import Created
 

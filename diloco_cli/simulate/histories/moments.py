@@ -1,5 +1,5 @@
-"""Learners' saved moments: what an offer names is there, a restart goes on from what was named last, and nobody from what
-a rollback left behind."""
+"""Learners' saved moments: what an offer names is there, a restart goes on from what was named last, and nobody goes on
+from what a rollback left behind."""
 
 from __future__ import annotations
 

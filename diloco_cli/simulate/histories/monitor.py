@@ -69,8 +69,8 @@ class Monitor:
     has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end.
     `suspects`: learners that said what no honest one says, or whose payload the store has damaged.
     `_fresh`: of each offer without a fate, the merges after which its slot is due, and when it appeared; `_asked`: of
-    each request without an answer, how many merges there were then, and when; `_serving`: these of when the newest
-    syncer began to serve."""
+    each request without an answer, how many merges there were when it came, or when the one before it got its answer,
+    and when that was; `_serving`: the same of when the newest syncer began to serve."""
 
     bucket: Bucket
     run: RunFormat
@@ -122,7 +122,8 @@ class Monitor:
         payload = f"delta/{learner}/{text}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
         honest = learner not in self.suspects and incarnation >= self.replayer.floors[learner]
         expect(payload or not honest, "9", f"{key} is there before its payload")
-        self._fresh[learner, incarnation, seq] = self.replayer.merges + max(0, offer["slot"] - self.replayer.slot), now_s
+        due = self.replayer.merges + max(0, offer["slot"] - self.replayer.slot)
+        self._fresh[learner, incarnation, seq] = due, now_s
 
     def put(self, role: str, key: str) -> None:
         self.check_place(role, key)
@@ -184,7 +185,8 @@ class Monitor:
             self.check_floor(commit["floor"])
         self._check_blame(commit)
         if commit["request"] is not None:
-            self._asked = {number: at for number, at in self._asked.items() if number > commit["request"]}
+            later = {number: at for number, at in self._asked.items() if number > commit["request"]}
+            self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other
         for item in (*commit["inputs"], *commit["fates"]):
             self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
         if commit["kind"] == "epoch_start":

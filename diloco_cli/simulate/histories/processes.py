@@ -36,8 +36,8 @@ class Thread:
 class Process:
     """The `number`-th process of a role. `status`: with which it has left, None while it lives or after a crash. Of a
     learner's, `incarnation`: as which it has joined, 0 before; `offered`: its newest offer, of so many `offers`;
-    `offered_of`: how many merges there were when it last offered for a fragment; `heard_merges`, `heard_s`: how many merges there were when it last said something or had a reason not to, and when
-    the next one came."""
+    `offered_of`: how many merges there were when it last offered of a fragment; `heard_merges`, `heard_s`: how many
+    there were when it last said something or had a reason not to, and when the next one came."""
 
     role: str
     number: int

@@ -1,0 +1,238 @@
+"""Mistakes in the log, in what is known of offers, in payloads, mirrors and leases, each as a mutated actor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol import log
+from diloco_cli.protocol.inbox import Inbox, Mailbox
+from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, state_key
+from diloco_cli.protocol.loading import make_resident
+from diloco_cli.protocol.mirrors import Mirror
+from diloco_cli.protocol.mixing import as_logged, rebase_of_next
+from diloco_cli.protocol.operations import Create, Delete, Get, Now, Put, Sleep, Steps
+from diloco_cli.protocol.ports import Merged
+from diloco_cli.protocol.records import CommitKind, Offer, Output
+from diloco_cli.protocol.standby import Standby
+from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES
+from diloco_cli.signing import LOG, Checksummed
+from diloco_cli.simulate.histories.client import Client
+from diloco_cli.simulate.histories.integers import Delta, IntegerArithmetic
+from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
+
+FOR_EVER = 1 << 60
+
+
+# -- the log ------------------------------------------------------------------------------------------------------
+
+
+class Overwriting(Client):
+    """Commits by overwriting."""
+
+    def create(self, operation: Create) -> Steps[Created | Exists]:
+        if not operation.key.startswith("commit/"):
+            return (yield from super().create(operation))
+        yield Put(operation.key, operation.data)
+        return Created()
+
+
+class Tidy(Syncer):
+    """Deletes old records of the log."""
+
+    def _turn(self) -> Steps[bool]:
+        if self.state.n > 3:
+            yield Delete(commit_key(1))
+        return (yield from super()._turn())
+
+
+class TakesOwnForLost(Client):
+    """A create that finds the key taken is lost to it, though it may have taken the key itself."""
+
+    def settle(self, operation: Create, doubt: StoreUnavailableError) -> Steps[Created | Exists]:
+        holder: bytes | None = yield Get(operation.key, holder_bytes(operation.data))
+        if holder is None:
+            raise doubt
+        body, end, _ = holder.partition(b',"sum":')
+        return Exists(Checksummed("id").seal(LOG, operation.key, body + b" }") if end else holder + b" ")
+
+
+class TakesDoubtForSuccess(Client):
+    """Whatever is in doubt has worked."""
+
+    def settle(self, operation: Create, doubt: StoreUnavailableError) -> Steps[Created | Exists]:
+        yield from ()
+        return Created()
+
+
+def without_watermarks(state: RunState) -> RunState:
+    """With nothing about which offers have been applied or refused."""
+    bare = {n: replace(known, next_seq=0, fated=(), applied={}) for n, known in state.learners.items()}
+    return replace(state, learners=bare)
+
+
+class AlteredSnapshots(Syncer):
+    """Writes snapshots without watermarks."""
+
+    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
+        written, self.last_snapshot = self.last_snapshot, FOR_EVER
+        mine: bool = yield from super()._commit(kind, **fields)
+        self.last_snapshot = written
+        if self.state.n - written >= log.SNAPSHOT_EVERY:
+            yield from log.write_snapshot(self.run, without_watermarks(self.state))
+            self.last_snapshot = self.state.n
+        return mine
+
+
+# -- offers -------------------------------------------------------------------------------------------------------
+
+
+class Undiscerning(Inbox):
+    """Takes every offer that it finds, whether the log has given it a fate or not."""
+
+    def open(self, state: RunState, now_s: float) -> None:
+        super().open(without_watermarks(state), now_s)
+
+    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
+        return super()._receive(box, data, key, without_watermarks(state))
+
+    def sort_out(self, state: RunState) -> None:
+        super().sort_out(without_watermarks(state))
+
+
+class NoDedupe(Syncer):
+    """Merges what it finds, and finds it again after a restart."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.inbox = Undiscerning(self.run)
+
+
+class OneWatermarkALearner(Inbox):
+    """Knows of a learner which seq it has seen, and not of which incarnation."""
+
+    def _box(self, learner: str, incarnation: int) -> Mailbox:
+        if (learner, incarnation) not in self.mailboxes:
+            box = super()._box(learner, incarnation)
+            box.next_seq = max(b.next_seq for (name, _), b in self.mailboxes.items() if name == learner)
+        return super()._box(learner, incarnation)
+
+
+class WatermarkPerLearner(Syncer):
+    """Looks for a new incarnation's offers where the old one's ended."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.inbox = OneWatermarkALearner(self.run)
+
+
+# -- payloads -----------------------------------------------------------------------------------------------------
+
+
+class NoDigests(Syncer):
+    """Merges a payload whatever its bytes are."""
+
+    def _load_candidates(self, fragment: int) -> Steps[list[Offer]]:
+        sound = []
+        for offer in self.inbox.candidates(fragment):
+            if offer.id not in self.loaded:
+                loaded = yield from self._load(offer)
+                if loaded is None or isinstance(loaded, str):
+                    self.inbox.drop(offer, loaded or "missing_payload")
+                    continue
+                self.loaded[offer.id] = loaded
+            sound.append(offer)
+        return sound
+
+    def _load(self, offer: Offer) -> Steps[Any]:
+        yield from make_resident(self.run, self.arithmetic, self.state.outputs[offer.fragment], self.recover)
+        payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest), MAX_RECORD_BYTES)
+        base = self.state.version(offer.fragment, offer.base)
+        if payload is None or base is None:
+            return None
+        cast = None
+        if base != self.state.outputs[offer.fragment]:
+            key = cast_key(base.fragment, base.version, base.epoch, base.cast_digest)
+            cast = yield Get(key, MAX_RECORD_BYTES)
+        try:
+            return self.arithmetic.read_delta(offer, payload, cast)
+        except ValueError:  # half a number is none
+            return "bad_payload"
+
+
+class Gullible(IntegerArithmetic):
+    """Merges what is not a number."""
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+        return Delta(7, offer) if payload == b"delta:nan" else super().read_delta(offer, payload, decoded_base)
+
+
+class NoReadBack(Syncer):
+    """Commits what it has written, without having seen it again."""
+
+    def _publish(
+        self, fragment: int, merged: Merged, version: int, slot: int, before: Output | None = None
+    ) -> Steps[Output]:
+        rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
+        output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
+        yield Create(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
+        yield Create(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
+        return output
+
+
+class NoLastFates(Syncer):
+    """Ends the run without a word on what is outstanding."""
+
+    def _finish(self) -> Steps[None]:
+        self.inbox.refuse_all = lambda reason: None  # type: ignore[method-assign]
+        yield from super()._finish()
+
+
+class Mute(Inbox):
+    """Refuses, and tells nobody."""
+
+    def refuse(self, offer: Offer, reason: str) -> None:
+        pass
+
+
+class NoRefusals(Syncer):
+    """Only what is merged gets its fate."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.inbox = Mute(self.run, withheld=self.inbox.withheld)
+
+
+# -- mirrors, and who serves --------------------------------------------------------------------------------------
+
+
+class GapInTheMirror(Mirror):
+    """Passes over a commit."""
+
+    def _mirror_next(self) -> Steps[None]:
+        if self.state.n + 1 != 4:
+            return (yield from super()._mirror_next())
+        self.state = log.fold(self.run, self.state, (yield from self._of_home(commit_key(4))))
+        return None
+
+
+@dataclass
+class WallClockLease(Standby):
+    """Takes over when its own wall clock is so far beyond the time that the last commit notes."""
+
+    _started_s: float | None = field(default=None, init=False)
+
+    def wait(self) -> Steps[str | None]:
+        started_s: float = yield Now()
+        state: RunState = yield from log.read_log(self.run)
+        while state.phase == "RUNNING":
+            own_s = datetime.fromisoformat(self.claim.started_at).timestamp() + (yield Now()) - started_s
+            if state.n >= 0 and own_s - datetime.fromisoformat(state.updated_at).timestamp() > 5.0:
+                return f"the lease of epoch {state.epoch} has expired"
+            yield Sleep(0.2)
+            state = yield from log.read_log(self.run, state)
+        return None
