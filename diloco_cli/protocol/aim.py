@@ -34,7 +34,6 @@ HIDDEN_LESS = 0.02  # of a slot, after each offer that was merged: the way may h
 TOLERATED = 0.25  # of the grace, that an offer may come after its window began: learners' times are never exact
 STALLED = 1.0  # slots beyond its time without the next commit: the log stands still, and the slot that is due is open
 EARLY = 1.0  # slots, or one step, that an offer may come before its window begins
-MOST_PASSED = 4096  # slots in one go: beyond that something is wrong with a clock
 
 
 @dataclass
@@ -80,7 +79,8 @@ class Shot:
 
 @dataclass
 class Aim:
-    """Of one incarnation. `next_slot`: the one after its newest offer's. `reached`: where on the
+    """Of one incarnation. `most_ahead`: slots that an offer may name beyond the head (see eligibility.most_ahead);
+    `next_slot`: the one after its newest offer's. `reached`: where on the
     line of slots its own steps have brought it; slot s is due from s + 1 on. `pace`: `steps`: by these alone;
     `planned`: by the clock so that none is too late; `measured`: so that nobody waits for it. `closes`: False where no
     merge goes on without this learner, and so no offer is ever too late."""
@@ -90,6 +90,7 @@ class Aim:
     pace: Literal["steps", "planned", "measured"] = "measured"
     closes: bool = True
     window: Window | None = None
+    most_ahead: int = 4096
     head_since_s: float = -inf
     skipped: bool = False
     delivery: Delivery = field(default_factory=Delivery)
@@ -199,6 +200,8 @@ class Aim:
         """By its steps, or by the clock; unless it is too far ahead of the others, or earlier ones wait to be uploaded
         for longer than a step: an offer that lies somewhere for long would merge old progress."""
         has_reached = self.reached >= slot + 1 - 1e-6
+        if slot > self.head + self.most_ahead:
+            return False
         if self.pace == "steps":
             return has_reached
         opens_s, way_s = self.opens_s(slot, now_s), self.delivery.expected_s(now_s)
@@ -219,4 +222,4 @@ class Aim:
         late_s = now_s + self.delivery.expected_s(now_s, before) - self.closes_s(first, now_s)
         if self.window is None or late_s <= 0:
             return first
-        return first + min(ceil(late_s / self.window.slot_s + 1e-9), MOST_PASSED)
+        return first + min(ceil(late_s / self.window.slot_s + 1e-9), self.most_ahead + 1)

@@ -15,6 +15,7 @@ REASONS: dict[str, str] = {
     "old_incarnation": "a newer incarnation of this learner has been merged",
     "settled": "this offer already has a fate",
     "late": "it came when its slot had been merged, or skipped",
+    "too_early": "it names a slot so far ahead that its base would be too old by then",
     "bad_claim": "slot, fragment, tokens, steps or data range contradict each other, or no payload is so large",
     "quarantined": "its learner is quarantined, until an operator lets it in again (diloco lift)",
     "wrong_base": "it names other bytes as its base than the log does",
@@ -70,6 +71,8 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "bad_claim"
     if offer.slot < state.slot or offer.payload_bytes == 0:  # its learner knew already
         return "late"
+    if offer.slot - state.slot > most_ahead(run):
+        return "too_early"
     if offer.steps == 0 or offer.tokens == 0:
         return "no_weight"
     if offer.base < state.base_floor:
@@ -97,7 +100,13 @@ def _base_refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
 
 def is_stale(base: Output, slot: int, run: RunFormat) -> bool:
     """Whether a version is too old for a delta based on it to be merged in this slot, unless it is the newest still."""
-    return slot - base.slot > (run.settings.sync.staleness_rounds + 1) * run.num_fragments
+    return slot - base.slot > most_ahead(run)
+
+
+def most_ahead(run: RunFormat) -> int:
+    """Slots between an offer and the one that it names, or between that and its base: where the others go on, an offer
+    that is further ahead has a base that is too old by then, whatever it is."""
+    return (run.settings.sync.staleness_rounds + 1) * run.num_fragments
 
 
 def most_steps(run: RunFormat) -> int:

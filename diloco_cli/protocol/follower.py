@@ -65,9 +65,9 @@ class Follower:
     def _put(self, casts: list[Cast]) -> None:
         """What lies behind a rollback is nobody's business any more, also if it was not taken in time."""
         before = self.take()
-        earlier = {} if before is None else before.casts
-        known = {f: cast for f, cast in earlier.items() if cast[0].version >= self.state.base_floor}
-        self._mail.append(Mail(self.state, known | {cast[0].fragment: cast for cast in casts}))
+        known = ({} if before is None else before.casts) | {cast[0].fragment: cast for cast in casts}
+        known = {f: cast for f, cast in known.items() if cast[0].version >= self.state.base_floor}
+        self._mail.append(Mail(self.state, known))
         self._wakes()
 
     # -- the log ------------------------------------------------------------------------------------------------

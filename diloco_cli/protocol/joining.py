@@ -76,8 +76,10 @@ def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) 
 
 
 def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps[bytes]:
-    """The payload, then the offer that names it; its bytes. FencedError if another process holds this very offer."""
-    yield Create(delta_key(*offer.id, offer.payload_digest), payload)
+    """The payload if there is any, then the offer that names it; its bytes. FencedError if another process holds this
+    very offer."""
+    if payload:
+        yield Create(delta_key(*offer.id, offer.payload_digest), payload)
     key = offer_key(*offer.id)
     mine = keyring.seal(learner_signer(offer.learner), key, encode(offer))
     if (yield from create_sealed(keyring, learner_signer(offer.learner), key, mine)) != mine:

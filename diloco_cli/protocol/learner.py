@@ -84,6 +84,7 @@ class Learner:
         self.steps_at_loss = self.saved_at = 0
         self.arrived: dict[int, Cast] = {}
         self.awaited: deque[Draft] = deque()
+        self.delivered: deque[tuple[int, float | None, float]] = deque()
         self.progress: Progress
         self.follower = self.follower_type(self, beat_facts, wakes)
 
@@ -130,7 +131,8 @@ class Learner:
             self.fragments.begin(fragment, values)
             self.progress.adopted(output)
             self.observer.adopted(output, None)
-        self.state = state
+        self.state, now_s = state, (yield Now())
+        self.progress.aim.heard(state, now_s, now_s)
         self.progress.heard(state)
         yield from self._restore(joined)
         self.progress.begin(self.saves.newest, self.moments_lost)
@@ -155,6 +157,8 @@ class Learner:
     def hear(self) -> Steps[None]:
         """Take note of the log's head. What has arrived is adopted after the next offers, for an adoption may take the
         place of what they would hold; but at once where nothing is offered before it."""
+        while self.delivered:
+            self.progress.aim.delivered(*self.delivered.popleft())
         mail = self.follower.take()
         if mail is not None:
             yield from self._take_note(mail)
@@ -274,7 +278,7 @@ class Learner:
         now_s: float = yield Now()
         if not passed:
             self.watch.uploaded(now_s - started_s)
-        self.progress.aim.delivered(draft.slot, None if passed else now_s - started_s, now_s)
+        self.delivered.append((draft.slot, None if passed else now_s - started_s, now_s))
 
     def _encoded(self, draft: Draft, base: Values, values: Values) -> bytes:
         return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)

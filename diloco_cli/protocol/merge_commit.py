@@ -13,9 +13,9 @@ from diloco_cli.protocol.records import Input, Offer, OfferId, Output
 
 def merge_fields(
     offers: Sequence[Offer], weights: Mapping[OfferId, float], merged: Merged, output: Output, facts: SlotFacts,
-    grace: Grace, slot_s: float, opens_s: float, reason: str,
+    grace: Grace, slot_s: float, opens_in_s: float, reason: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """`opens_s`: when the next slot's window begins, at the earliest, on the clock of `facts`."""
+    """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
     scales = merged.scales or [1.0] * len(offers)
     return {
         "slot": output.slot,
@@ -26,7 +26,7 @@ def merge_fields(
         "alive": facts.alive,
         "grace_s": round(grace.seconds, 6),
         "grace_used_s": round(facts.now_s - window_start_s(facts), 6),
-        "opens_s": round(opens_s - facts.now_s, 6),
+        "opens_s": round(opens_in_s, 6),
         "slot_s": round(slot_s, 6),
         "agreement": as_logged(merged.agreement),
         "reason": reason,

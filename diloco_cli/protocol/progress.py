@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diloco_cli.protocol.aim import Aim
-from diloco_cli.protocol.eligibility import is_stale, most_steps
+from diloco_cli.protocol.eligibility import is_stale, most_ahead, most_steps
 from diloco_cli.protocol.event_log import EventLog
 from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.records import Beginning, Event, Island, Mixing, Offer, Output, RunFormat, Timings
@@ -67,7 +67,7 @@ class Progress:
         self.next_seq = 0
         sync = run.settings.sync
         pace = "steps" if sync.adoption == "at_tau" else sync.local_steps
-        self.aim = Aim(run.num_fragments, state.slot, pace, self._is_dispensable(state), state.window)
+        self.aim = Aim(run.num_fragments, state.slot, pace, self._is_dispensable(state), state.window, most_ahead(run))
         self.books = [FragmentBooks(output, position) for output in state.outputs]
         self.events = EventLog()
         self._applied: dict[int, int | None] = {}
@@ -130,8 +130,17 @@ class Progress:
         """What a learner offers that leaves, or that may not step: every fragment with progress and no offer on its
         way, for the next slot that it can reach. (Without this, one that stands at the drift bound, all its offers
         refused, would wait for a merge that waits for it.)"""
-        first = self.aim.first_reachable(now_s)
-        return self._drafts(range(first, first + self.run.num_fragments), now_s)
+        drafts: list[Draft] = []
+        slot, offered = -1, set[int]()
+        while len(offered) < self.run.num_fragments:
+            slot = max(slot + 1, self.aim.first_reachable(now_s, len(drafts)))
+            fragment = fragment_of_slot(slot, self.run.num_fragments)
+            draft = None if fragment in offered else self._draft(slot)
+            drafts += [] if draft is None else [draft]
+            offered.add(fragment)
+        for draft in drafts:
+            self.aim.sent(draft.slot, now_s)
+        return drafts
 
     def is_refused(self, draft: Draft) -> bool:
         """Whether this offer is known to be in no merge."""

@@ -175,9 +175,9 @@ def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision
     """Merge at quorum plus grace; earlier when all who are alive are here; skip a slot that nobody can fill while
     offers for later slots wait; otherwise wait, and say for what.
 
-    present < K                 wait; skip once so many of those alive have passed this slot by that too few are left,
-                                or K of them have and its window would be over, or after `skip_after_s` with offers
-                                for later slots
+    present < K                 wait; skip once its window is open and so many of those alive have passed it by that
+                                too few are left, or K of them have and its window would be over, or after
+                                `skip_after_s` with offers for later slots
     K > alive                   the same: nobody lowers the quorum; the learners drift up to their bound, then pause
     present >= expected, >= K   merge at once (one learner alone, too; nobody alive counts as everybody here)
     present >= K otherwise      merge when the grace is over, which is at once where there is no slack
@@ -185,7 +185,7 @@ def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision
     if facts.present < facts.quorum:
         missing = f"{facts.present} of the {facts.quorum} offers that the quorum needs"
         closed = facts.passed >= facts.quorum and facts.now_s >= facts.opens_s + grace.seconds
-        if closed or facts.expected < facts.quorum <= facts.alive:
+        if closed or (facts.expected < facts.quorum <= facts.alive and facts.now_s >= facts.opens_s):
             return Decision("skip", f"{missing}, and {facts.passed} of {facts.alive} alive have passed this slot by")
         if facts.later_offers and facts.now_s - facts.waiting_since_s >= skip_after_s:
             return Decision("skip", f"{missing} after {skip_after_s:g} s, while later slots wait")

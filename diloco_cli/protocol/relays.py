@@ -250,6 +250,8 @@ class Relay:
         if not has_possible_size(offer, self.run):
             return True
         box.slot_s = offer.timings.slot_s
+        if offer.payload_bytes == 0:
+            return True
         payload = yield from there(read_payload(offer))
         if not isinstance(payload, bytes):
             return True

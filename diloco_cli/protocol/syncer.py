@@ -338,7 +338,8 @@ class Syncer:
             return False
         output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
         opens_s = next_window_s(facts, self.pace.slot_s)
-        said = merge_fields(offers, weights, merged, output, facts, grace, self.pacer.told_slot_s, opens_s, reason)
+        opens_in_s = opens_s - (yield Now())
+        said = merge_fields(offers, weights, merged, output, facts, grace, self.pacer.told_slot_s, opens_in_s, reason)
         mine = yield from self._commit("merge", fates=self.inbox.take_fates(), **said)
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)

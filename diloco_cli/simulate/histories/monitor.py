@@ -26,8 +26,8 @@ OF_OPERATORS = ("request/", "epoch/", "commit/", "state/", "cast/")  # with no s
 OVERWRITTEN = ("hint/", "beat/")
 NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/")
 INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be refused
-    "late", "old_incarnation", "superseded", "before_rollback", "unknown_base", "base_consumed", "data_overlap",
-    "run_over",
+    "late", "too_early", "old_incarnation", "superseded", "before_rollback", "unknown_base", "base_consumed",
+    "data_overlap", "run_over",
 })  # fmt: skip
 FATE_ROUNDS = 2  # of merges: fates travel with them, and a skip leaves the offers of its slot to the next merge
 FATE_APART_S = 25.0  # of what was carried home: a call of that thread may have been slow since before faults ceased
@@ -119,7 +119,10 @@ class Monitor:
         """9: whoever finds it finds the payload that it names, for which nobody else can be blamed."""
         _, learner, text, name = key.split("/")
         incarnation, seq = int(text), int(name.partition(".")[0])
-        payload = f"delta/{learner}/{text}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
+        payload = (
+            f"delta/{learner}/{text}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
+            or not offer["payload_bytes"]
+        )
         honest = learner not in self.suspects and incarnation >= self.replayer.floors[learner]
         expect(payload or not honest, "9", f"{key} is there before its payload")
         due = self.replayer.merges + max(0, offer["slot"] - self.replayer.slot)

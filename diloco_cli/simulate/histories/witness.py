@@ -41,13 +41,14 @@ class Beliefs:
 class Witness(Observer):
     """Keeps the account of one incarnation, apart from the books of the product's code. `stepped_at`: where its steps
     ended, in tokens; `since_news`: how many of them since the log brought a merge, as far as the learner has read it;
-    `versions`: what it adopted last, of each fragment; `offered`: its newest offer of each."""
+    `local_steps`: H_i then; `versions`: what it adopted last, of each fragment; `offered`: its newest offer of each."""
 
     def __init__(self, learner: Learner, seen: Beliefs) -> None:
         self.learner, self.seen = learner, seen
         self.account: Account | None = None
         self.stepped_at: list[int] = []
         self.since_news = 0
+        self.local_steps = 1.0
         self.versions: dict[int, Output] = {}
         self.offered: dict[int, Draft] = {}
         self._merges = self._floor = 0
@@ -79,7 +80,9 @@ class Witness(Observer):
         went_back, self._went_back = self._went_back, False
         if phase == "step" or seconds <= 0 or sync.adoption == "at_tau":
             return
-        bound = phase == "wait" and (self.since_news >= sync.drift_rounds or kept_out or self._kept_out)
+        bound = phase == "wait" and (
+            self.since_news >= sync.drift_rounds * self.local_steps or kept_out or self._kept_out
+        )
         may_wait = bound or (phase == "hear" and went_back)
         expect(may_wait, "pace", f"{learner.name} waits for {seconds:.2f} s, in {phase}, and might step on")
 
@@ -87,6 +90,7 @@ class Witness(Observer):
         assert self.account is not None
         self.account.stepped(position, position + tokens)
         self.stepped_at.append(position + tokens)
+        self.local_steps = self.learner.progress.local_steps
         self._check_drift(self.learner.state)
         self._check_saves()
 

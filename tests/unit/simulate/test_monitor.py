@@ -45,7 +45,12 @@ def monitor() -> Monitor:
 
 
 def offers(monitor: Monitor, seq: int, slot: int) -> None:
-    monitor.created("l0", f"offer/l0/00000001/{seq:010d}.json", json.dumps({"slot": slot}).encode(), 0.0)
+    monitor.created(
+        "l0",
+        f"offer/l0/00000001/{seq:010d}.json",
+        json.dumps({"slot": slot, "inner": None, "payload_bytes": 0, "payload_digest": ""}).encode(),
+        0.0,
+    )
 
 
 def commits(monitor: Monitor, number: int, now_s: float, kind: str = "merge") -> None:
