@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 from typing import Any, get_args
 
 import pytest
@@ -30,13 +32,35 @@ from diloco_cli.simulate.histories.campaign import (
     work_of,
 )
 from diloco_cli.simulate.histories.history import History
-from diloco_cli.simulate.histories.options import drawn_options
-from diloco_cli.simulate.histories.outcome import Actors
+from diloco_cli.simulate.histories.options import (
+    BATCH_TOKENS,
+    LONG_MERGES,
+    REGION,
+    MixingSetting,
+    Options,
+    drawn_options,
+)
+from diloco_cli.simulate.histories.outcome import Actors, Outcome
 from diloco_cli.simulate.histories.script import CallFault, Script
 from diloco_cli.simulate.histories.telling import trace_of
 from tests.simulation.mistaken_logs import Gullible
 
-SAMPLE = range(80)
+DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have drawn that is to show this
+    **{mixing: lambda options, mixing=mixing: options.mixing == mixing for mixing in get_args(MixingSetting)},
+    "on_arrival": lambda options: options.adoption == "on_arrival",
+    "at_tau": lambda options: options.adoption == "at_tau",
+    "feedback": lambda options: options.feedback,
+    "rollback": lambda options: "rollback" in options.disturbances,
+    "region": lambda options: options.apart > 0,
+    "join": lambda options: "join" in options.disturbances,
+    "drain": lambda options: "leave" in options.disturbances,
+    "partial": lambda options: "partial" in options.disturbances,
+    "quarantine": lambda options: "poison" in options.disturbances and options.fewest_faults < 8,
+    "long": lambda options: options.merges >= LONG_MERGES[0],
+}
+OF_EACH, OF_LONG = 8, 2
+OVER = ("stop", "finish")
+FEEDS_BACK = re.compile(rb'"feeds_back": ?[0-9]')
 TRACE = (
     "from diloco_cli.simulate.histories.history import History\n"
     "from diloco_cli.simulate.histories.options import drawn_options\n"
@@ -49,17 +73,67 @@ def stories(totals: Totals) -> str:
     return "\n".join(line for violation in totals.violations for line in violation.story)
 
 
-def test_a_sample_of_seeds_breaks_nothing() -> None:
-    totals, kinds, reasons = Totals(), set(), ""
-    for seed in SAMPLE:
-        outcome = lived(seed, drawn_options(seed))
+def sample() -> list[int]:
+    """The first seeds as they come, and the first ones that draw each of what is to be shown."""
+    seeds = set(range(60))
+    for name, is_drawn in DRAWN.items():
+        fitting = (seed for seed in count() if is_drawn(drawn_options(seed)))
+        seeds |= set(islice(fitting, OF_LONG if name == "long" else OF_EACH))
+    return sorted(seeds)
+
+
+def shown(options: Options, outcome: Outcome) -> set[str]:
+    """What did happen in a history."""
+    commits = [json.loads(data) for data in outcome.log]
+    kinds = {commit["kind"] for commit in commits}
+    inputs = [item for commit in commits for item in commit["inputs"]]
+    facts = {
+        options.mixing: "merge" in kinds,
+        options.adoption: "merge" in kinds,
+        "feedback": any(FEEDS_BACK.search(data) for data in offers_of(outcome, "offer/")),
+        "rollback": "rollback" in kinds,
+        "region": bool(offers_of(outcome, f"{REGION}/offer/")),
+        "join": any(item["learner"].startswith("n") for item in inputs),
+        "drain": any(drained(outcome)),
+        "partial": any(item["tokens"] < item["steps"] * BATCH_TOKENS for item in inputs),
+        "quarantine": "quarantine" in kinds,
+        "long": len(commits) >= LONG_MERGES[0],
+    }
+    return {name for name, is_so in facts.items() if is_so}
+
+
+def offers_of(outcome: Outcome, prefix: str) -> list[bytes]:
+    return [data for key, data in outcome.objects.items() if key.startswith(prefix)]
+
+
+def drained(outcome: Outcome) -> Iterator[str]:
+    """Learners that were asked to leave, and left in order while the run went on."""
+    asked, newest = set(), ""
+    for _, what, key in outcome.tail:
+        words = what.split()
+        if key.startswith("commit/"):
+            newest = json.loads(outcome.objects[key])["kind"]
+        elif len(words) > 4 and words[3] == "leave":
+            asked.add(words[4])
+        elif what.endswith("left with status 0") and words[0].split(".")[0] in asked and newest not in OVER:
+            yield words[0]
+
+
+def test_a_sample_of_seeds_breaks_nothing_and_shows_everything() -> None:
+    totals, kinds, reasons, seen = Totals(), set(), "", set()
+    seeds = sample()
+    for seed in seeds:
+        options = drawn_options(seed)
+        outcome = lived(seed, options)
         assert outcome.violation is None, stories(swarm(range(seed, seed + 1)))
         totals.add(outcome)
+        seen |= shown(options, outcome)
         commits = [json.loads(data) for data in outcome.log]
         kinds |= {commit["kind"] for commit in commits}
         reasons += "".join(commit["reason"] for commit in commits if commit["kind"] == "epoch_start")
-    assert totals.median >= 12 and sum(totals.lengths[n] for n in range(10)) <= len(SAMPLE) // 8
-    assert totals.crashes > 2 * len(SAMPLE)
+    assert seen == set(DRAWN)
+    assert totals.median >= 12 and sum(totals.lengths[n] for n in range(10)) <= len(seeds) // 8
+    assert totals.crashes > 2 * len(seeds)
     assert kinds == set(get_args(CommitKind)), "everything that a log may say has been said"
     assert "takes over" in reasons, "standbys served, too"
 

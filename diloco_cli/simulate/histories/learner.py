@@ -41,7 +41,7 @@ class IntegerTraining:
     `optimizer_steps`: what its moments have seen, `saved_at` of them when they were saved last; `restored`: what they
     were made from, None: nothing. `head`: the newest commit that the learner knows."""
 
-    def __init__(self, name: str, num_fragments: int, habits: Habits, head: Callable[[], int]) -> None:
+    def __init__(self, name: str, num_fragments: int, habits: Habits, head: Callable[[], int] = int) -> None:
         self.name, self.habits, self.head = name, habits, head
         self.values = [0] * num_fragments
         self.optimizer_steps = self.saved_at = 0

@@ -16,7 +16,8 @@ from diloco_cli.simulate.histories.replayer import Plain, ViolationError
 from tests.simulation.toy import make_run
 
 REFUSAL = {
-    "kind": "refuse", "inputs": [], "fates": [{"learner": "l0", "incarnation": 1, "seq": 0, "reason": "late"}],
+    "kind": "refuse", "inputs": [], "request": None,
+    "fates": [{"learner": "l0", "incarnation": 1, "seq": 0, "reason": "late"}],
 }  # fmt: skip
 ROUNDS = FATE_ROUNDS + 1  # of one fragment; one merge more is too late
 
@@ -45,17 +46,14 @@ def monitor() -> Monitor:
 
 
 def offers(monitor: Monitor, seq: int, slot: int) -> None:
-    monitor.created(
-        "l0",
-        f"offer/l0/00000001/{seq:010d}.json",
-        json.dumps({"slot": slot, "inner": None, "payload_bytes": 0, "payload_digest": ""}).encode(),
-        0.0,
-    )
+    offer = {"slot": slot, "base": 0, "inner": None, "payload_bytes": 1, "payload_digest": "digest"}
+    monitor.bucket.create(f"delta/l0/00000001/{seq:010d}-digest", b"")
+    monitor.created("l0", f"offer/l0/00000001/{seq:010d}.json", json.dumps(offer).encode(), 0.0)
 
 
 def commits(monitor: Monitor, number: int, now_s: float, kind: str = "merge") -> None:
     for _ in range(number):
-        data = json.dumps({"kind": kind, "inputs": [], "fates": []}).encode()
+        data = json.dumps({"kind": kind, "inputs": [], "fates": [], "request": None}).encode()
         monitor.created(SYNCER, f"commit/{monitor.replayer.n + 1:012d}.json", data, now_s)
 
 
