@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -178,12 +179,22 @@ class CountsFromTheAdoption(Progress):
 # -- rollbacks ----------------------------------------------------------------------------------------------------
 
 
+class OvertakenError(Exception):
+    """The base of an offer has become void."""
+
+
 class DropsUploads(Learner):
     """Forgets the offers that a rollback overtook on their way, and so their numbers are missing."""
 
     def _upload(self, draft: Draft, base: Values, values: Values, loss: float | None) -> Steps[None]:
-        if draft.base.version >= self.follower.state.base_floor:
+        with suppress(OvertakenError):
             yield from super()._upload(draft, base, values, loss)
+
+    def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
+        yield Create(delta_key(*offer.id, offer.payload_digest), payload)
+        if offer.base < self.follower.state.base_floor:
+            raise OvertakenError
+        return (yield from super()._publish(offer, payload))
 
 
 class DeafToRollbacks(Progress):

@@ -49,6 +49,20 @@ def _saves(options: Options) -> bool:
     return options.saves_every_rounds > 0
 
 
+def _saves_and_restarts(options: Options) -> bool:
+    return _saves(options) and options.learners <= 4 and _KILLS(options)
+
+
+def _rolls_back_slowly(options: Options) -> bool:
+    """Uploads may take so long that a rollback comes before their end."""
+    slow = options.write_rate >= 0.03 and bool(SLOW & set(options.calls))
+    return slow and options.learners <= 4 and _ROLLS_BACK(options)
+
+
+def _outages_of_few(options: Options) -> bool:
+    return options.learners <= 4 and _disturbed_by("outage", "pause")(options)
+
+
 def _rebases(options: Options) -> bool:
     return options.mixing in ("rebase", "adaptive")
 
@@ -72,6 +86,7 @@ def _damages_reads(options: Options) -> bool:
 _KILLS = _disturbed_by("kill", "kill_all", "zombie")
 _ROLLS_BACK, _JOINS = _disturbed_by("rollback"), _disturbed_by("join")
 LONG = 120  # merges
+SLOW = {Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.LATE, Fault.SLOW}
 OF_THE_LOG: dict[str, Mistake] = {
     "commit by overwrite": Mistake(Actors(client=logs.Overwriting), frozenset("1")),
     "deleted slots": Mistake(Actors(syncer=logs.Tidy), frozenset("1")),
@@ -135,7 +150,7 @@ OF_LEARNERS: dict[str, Mistake] = {
     "listing trusted": Mistake(Actors(learner=learners.LooksForTheNewest), frozenset("6")),
     "data dropped silently": Mistake(Actors(learner=learners.DropsSilently), frozenset({"4", "drift"})),
     "data counted twice": Mistake(
-        Actors(learner=learners.CountsTwice), frozenset("4"), lambda options: options.mixing == "replace"
+        Actors(learner=learners.CountsTwice), frozenset({"4", "liveness"}), lambda options: options.mixing == "replace"
     ),
     "no drift bound": Mistake(_books(learners.Boundless), frozenset({"drift"})),
     "waits for its outcome": Mistake(Actors(learner=learners.WaitsForItsOutcome), frozenset({"pace"})),
@@ -152,15 +167,22 @@ OF_LEARNERS: dict[str, Mistake] = {
     ),
     "base not the one it was made from": Mistake(_books(learners.NamesTheNewestBase), frozenset("6")),
     "offer before its payload": Mistake(Actors(learner=learners.OfferFirst), frozenset("9")),
-    "older version adopted": Mistake(Actors(learner=learners.AdoptsOlderVersions), frozenset({"6"})),
+    "older version adopted": Mistake(
+        Actors(learner=learners.AdoptsOlderVersions), frozenset("6"), _outages_of_few, longer=LONG
+    ),
     "rebase keeps what was merged": Mistake(Actors(learner=learners.KeepsWhatWasMerged), frozenset("4"), _rebases),
     "rebase counts what was merged": Mistake(_books(learners.CountsFromTheAdoption), frozenset({"liveness"}), _rebases),
     "uploads dropped at a rollback": Mistake(
-        Actors(learner=learners.DropsUploads), frozenset({"4", "liveness", "loss"}), _ROLLS_BACK
+        Actors(learner=learners.DropsUploads),
+        frozenset({"4", "liveness", "loss"}),
+        _rolls_back_slowly,
+        longer=LONG // 3,
     ),
     "rollback not heard": Mistake(_books(learners.DeafToRollbacks), frozenset("46"), _ROLLS_BACK),
     "moments of what was left behind": Mistake(Actors(learner=learners.MomentsOfAfter), frozenset("6"), _ROLLS_BACK),
-    "moments of another incarnation": Mistake(Actors(learner=learners.FirstMoments), frozenset({"loss"}), _saves),
+    "moments of another incarnation": Mistake(
+        Actors(learner=learners.FirstMoments), frozenset({"loss"}), _saves_and_restarts, longer=LONG
+    ),
     "moments never saved": Mistake(Actors(learner=learners.NeverSaves), frozenset({"loss"}), _saves),
     "moments named before they are there": Mistake(
         Actors(learner=learners.NamesWhatIsNotThere), frozenset("9"), _saves
