@@ -177,8 +177,16 @@ class Learner:
                 self.fragments.forget(fragment)
         self.arrived |= mail.casts
         for fragment in sorted(self.arrived):
-            if self.progress.is_left_behind(fragment, state) or (not self.at_tau and self.progress.awaits(fragment)):
+            if self._adopts_at_once(fragment):
                 self._adopt(*self.arrived.pop(fragment), now_s)
+
+    def _adopts_at_once(self, fragment: int) -> bool:
+        """Where no offer can be made before the adoption."""
+        progress = self.progress
+        if progress.is_left_behind(fragment, self.state) or (not self.at_tau and progress.awaits(fragment)):
+            return True
+        is_out = any(draft.fragment == fragment for draft in self.awaited) or progress.books[fragment].waits is not None
+        return not is_out and progress.is_too_old(fragment)
 
     def adopt(self) -> Steps[None]:
         """All that has arrived, if nothing else is agreed on (`at_tau`)."""

@@ -163,14 +163,17 @@ class Progress:
         """
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
-        if book.waits is not None or book.steps == 0 or self._would_be_stale(book.base, slot):
+        if book.waits is not None or book.steps == 0 or self.is_too_old(fragment, slot):
             return False
         return fragment in self.unreadable or not self.awaits(fragment)
 
-    def _would_be_stale(self, base: Output, slot: int) -> bool:
-        """Whether an offer for this slot is refused for the age of its base, as far as is known."""
-        newest = self._newest[base.fragment]
-        return base.version < newest.version and is_stale(base, slot, self.run)
+    def is_too_old(self, fragment: int, slot: int | None = None) -> bool:
+        """Whether an offer for this slot (the one that is due, if none is given) is refused for the age of its base, as
+        far as is known."""
+        base = self.books[fragment].base
+        return base.version < self._newest[fragment].version and is_stale(
+            base, self.aim.head if slot is None else slot, self.run
+        )
 
     def awaits(self, fragment: int) -> bool:
         """Nothing is offered from a base behind a rollback, or one that an own offer has consumed: its successor has to
