@@ -42,7 +42,7 @@ class Mail:
 
 
 class Follower:
-    """Of one learner. Nothing but `take` is for another thread."""
+    """Of one learner. Another thread takes the mail, reads the plain attributes, and sets `leaves`."""
 
     def __init__(self, learner: Learner, beat_facts: Callable[[], dict[str, Any]], wakes: Callable[[], None]) -> None:
         self._learner, self._beat_facts, self._wakes = learner, beat_facts, wakes

@@ -1,4 +1,4 @@
-"""How a learner's process joins, publishes and follows: the generators behind the training loop."""
+"""How a learner's process joins, and publishes: what is asked of the store behind the training loop."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from diloco_cli.protocol.polling import expected_slot_s, next_request_s
 
 MAX_CLAIMS_PER_LOOK = 8  # of one learner's incarnations: a flood must not starve the others
 MAX_OFFERS_PER_POLL = 8  # of one learner, for the same reason
-MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most two a fragment
+MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most one a fragment
 MAX_OLD_MAILBOXES = 8  # of one learner, beside its newest
 RETIRE_S = 120.0
 

@@ -1,4 +1,4 @@
-"""A whole run in virtual time: the product's syncer and learners' books on a simulated bucket, under faults."""
+"""A whole run in virtual time: the product's syncer and learners on a simulated bucket, under faults."""
 
 from __future__ import annotations
 
