@@ -130,6 +130,7 @@ def test_a_payload_that_is_not_what_it_must_be(tensors: Tensors | Callable[[byte
         ({"payload_bytes": 1}, "wrong_size"),
         ({"payload_digest": digest(b"other")}, "missing_payload"),
         ({"base": 5}, "unknown_base"),
+        ({"slot": 400_000}, "too_early"),
         ({"base_digest": digest(b"other")}, "wrong_base"),
         ({"tokens": ROWS}, "bad_claim"),
         ({"steps": 1}, "bad_claim"),
@@ -194,7 +195,7 @@ def test_every_word_of_the_log_has_its_test() -> None:
     """Those that only time, other offers or an operator give have tests of their own."""
     here = {reason for _, _, reason in PAYLOADS}
     here |= {"wrong_size", "missing_payload", "unknown_base", "wrong_base", "bad_claim", "no_weight", "bad_record"}
-    here |= {"digest_mismatch", "norm_cap", "base_consumed", "data_overlap", "late"}
+    here |= {"digest_mismatch", "norm_cap", "base_consumed", "data_overlap", "late", "too_early"}
     elsewhere = {"unknown_learner", "old_incarnation", "settled", "quarantined", "before_rollback", "superseded"}
     elsewhere |= {"bad_signature"}
     assert here | elsewhere | {"run_over"} == set(REASONS)

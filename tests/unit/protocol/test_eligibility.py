@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.eligibility import REASONS, refusal
+from diloco_cli.protocol.eligibility import REASONS, most_ahead, refusal
 from diloco_cli.protocol.records import Fate
 from tests.unit.protocol.records import RUN, applied, follow, genesis, merge, next_slot, offer
 
@@ -87,6 +87,13 @@ def test_a_late_offer_of_an_impossible_claim_is_a_bad_claim() -> None:
     state = merge(genesis(), applied("l1"))
     assert refusal(replace(offer(state), slot=0), state, RUN) == "late"
     assert refusal(replace(offer(state), slot=0, tokens=12, data_end=12), state, RUN) == "bad_claim"
+
+
+def test_an_offer_for_a_slot_that_makes_any_base_too_old_is_refused() -> None:
+    """One learner that names a slot far ahead must not make others' slots be skipped until then."""
+    state, most = genesis(), most_ahead(RUN)
+    assert refusal(offer(state, slot=most), state, RUN) is None
+    assert refusal(offer(state, slot=most + RUN.num_fragments), state, RUN) == "too_early"
 
 
 def test_a_base_that_the_log_never_had_is_refused() -> None:

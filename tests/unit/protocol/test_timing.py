@@ -245,6 +245,8 @@ def test_a_slot_that_too_few_can_still_come_to_is_skipped_at_once() -> None:
     """Three alive, two needed: with two of them past it the slot cannot be filled any more."""
     facts = replace(FACTS, quorum=2, present=1, window_from_s=None, later_offers=True)
     assert decide_slot(replace(facts, passed=1), ONE_SECOND, 60).action == "wait"
+    early = decide_slot(replace(facts, passed=2, opens_s=facts.now_s + 1.0), ONE_SECOND, 60)
+    assert early.action == "wait", "skips go no faster than the pace"
     skipped = decide_slot(replace(facts, passed=2), ONE_SECOND, 60)
     assert (skipped.action, skipped.until_s) == ("skip", None)
     assert skipped.reason == "1 of the 2 offers that the quorum needs, and 2 of 3 alive have passed this slot by"
