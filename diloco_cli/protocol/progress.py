@@ -312,7 +312,7 @@ class Progress:
     def mixing_of(self, output: Output, state: RunState) -> Mixing:
         """By what rule to adopt `output`: the run's, except where what it replaces lies behind a rollback (of that
         nothing goes on), or where `rebase` would keep progress that no version holds, and none will: others have gone
-        the same way without it, and to go it twice is worse than to lose it (examples/quality)."""
+        the same way without it."""
         mixing = mixing_of(self.run.settings.sync, output)
         book = self.books[output.fragment]
         if self.is_left_behind(output.fragment, state) or (mixing == "rebase" and book.sent is None):
