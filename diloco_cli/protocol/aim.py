@@ -101,7 +101,7 @@ class Aim:
     _shots: dict[int, Shot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.next_slot, self.reached = self.head, float(self.head)
+        self.begin_at(self.head)
 
     # -- what happens -------------------------------------------------------------------------------------------
 
@@ -118,7 +118,8 @@ class Aim:
             self.skipped = all(output.slot < state.slot - 1 for output in state.outputs)
         self.head, self.window = state.slot, state.window
 
-    def rolled_back(self, head: int) -> None:
+    def begin_at(self, head: int) -> None:
+        """No offer is on its way any more that counts, and none has a slot."""
         self.next_slot, self.reached = head, float(head)
         self._shots.clear()
 

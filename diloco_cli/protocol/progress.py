@@ -130,6 +130,8 @@ class Progress:
         """What a learner offers that leaves, or that may not step: every fragment with progress and no offer on its
         way, for the next slot that it can reach. (Without this, one that stands at the drift bound, all its offers
         refused, would wait for a merge that waits for it.)"""
+        if not self.awaits_outcomes():  # slots of the past no longer count, nor do refused offers for later ones
+            self.aim.begin_at(self.aim.head)
         drafts: list[Draft] = []
         slot, offered = -1, set[int]()
         while len(offered) < self.run.num_fragments:
@@ -257,7 +259,7 @@ class Progress:
         self.head_tokens = state.tokens(self.run.layout)
         if rolled_back:  # the due slot, and the learning rate, are those of the parameters that were just adopted
             self.base_floor, self._progress = state.base_floor, 0.0
-            self.aim.rolled_back(state.slot)
+            self.aim.begin_at(state.slot)
             self._applied = dict.fromkeys(self._applied)  # those merges no longer count: nothing is owed for them
         known = state.learner(self.learner)
         self._learn_outcomes(state, known)

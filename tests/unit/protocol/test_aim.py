@@ -292,11 +292,19 @@ def test_after_a_skip_all_meet_in_the_slot_that_is_due() -> None:
     assert not aim.skipped and aim.closes_s(13, 106.0) == 108.5
 
 
+def test_no_slot_is_named_that_is_further_ahead_than_a_base_may_be_old() -> None:
+    """However much it has trained, and however long its uploads take."""
+    aim = aim_at(10, most_ahead=6)
+    assert slots_after(aim, 40, step_s=100.0) == [10, 11, 12, 13, 14, 15, 16]
+    aim = delivering(aim_at(10, most_ahead=6), 100 * SLOT_S)
+    assert slots_after(aim, 40, step_s=1000.0) == [] and aim.first_reachable(100.0) == 10 + aim.most_ahead + 1
+
+
 def test_after_a_rollback_the_outcomes_of_offers_from_before_it_say_nothing() -> None:
     aim = aim_at(10)
     aim.sent(10, 100.0)
     aim.delivered(10, 1.0, 101.0)
-    aim.rolled_back(10)
+    aim.begin_at(10)
     aim.settled(10, in_time=False)
     assert aim.delivery.hidden_s == 0.0
 
@@ -304,7 +312,7 @@ def test_after_a_rollback_the_outcomes_of_offers_from_before_it_say_nothing() ->
 def test_a_rollback_begins_at_the_slot_that_is_due() -> None:
     aim = aim_at(10)
     slots_after(aim, 4)
-    aim.rolled_back(10)
+    aim.begin_at(10)
     assert slots_after(aim, 2) == [10]
 
 

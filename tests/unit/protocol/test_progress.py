@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.eligibility import most_steps, refusal
+from diloco_cli.protocol.aim import TAKEN
+from diloco_cli.protocol.eligibility import most_ahead, most_steps, refusal
 from diloco_cli.protocol.progress import Draft, Progress
 from diloco_cli.protocol.records import Fate, Input, RunFormat, Timings
-from diloco_cli.protocol.state import LearnerRecord, RunState
+from diloco_cli.protocol.state import LearnerRecord, RunState, Window
 from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import BATCH, applied, follow, genesis, make_run, merge, output
 
@@ -68,6 +69,32 @@ def test_a_refusal_before_its_slot_is_an_outcome_too() -> None:
     hear(progress, follow(state, "refuse", RUN, fates=(Fate("l0", 1, draft.seq, 0, "digest_mismatch"),)))
     assert progress.books[0].waits is None and progress.kept_since(0) is None
     assert [draft.seq for draft in progress.everything(0.0)] == [1]
+
+
+def test_once_all_its_offers_are_refused_a_learner_that_stands_offers_for_the_slots_that_are_due() -> None:
+    """They were for slots far ahead. Beyond these there is none that it may name."""
+    run = make_run(fragments=2)
+    state = genesis(run)
+    progress = Progress(run, "l0", 1, state, 0)
+    progress.stepped(BATCH)
+    sent = progress.everything(0.0)
+    progress.aim.next_slot = most_ahead(run) + 1
+    fates = tuple(Fate("l0", 1, draft.seq, 0, "wrong_base") for draft in sent)
+    hear(progress, follow(state, "refuse", run, fates=fates))
+    assert [draft.slot for draft in progress.everything(0.0)] == [0, 1]
+
+
+def test_a_leaver_on_a_slow_link_offers_for_slots_that_it_reaches_one_upload_after_the_other() -> None:
+    """The window of slot 1 closes at 2.5 s, those after it every 2 s; the uploads are done at 3 and 6 s."""
+    run = make_run(fragments=2)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    state = replace(merge(genesis(run), applied("l1"), run=run), window=Window(opens_s=2.0, slot_s=2.0, grace_s=0.5))
+    hear(progress, state)
+    for _ in range(TAKEN):
+        progress.aim.delivery.sent(-100.0)
+        progress.aim.delivery.done(-100.0, 3.0)
+    progress.stepped(BATCH)
+    assert [(draft.slot, draft.fragment) for draft in progress.everything(0.0)] == [(2, 0), (3, 1)]
 
 
 def test_what_an_offer_for_a_skipped_slot_held_is_in_the_next_one() -> None:
