@@ -22,6 +22,7 @@ def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) ->
     _check_overlap(run, place)
     _check_mixing(run, place)
     _check_length(run, place)
+    _check_cold_start(run, place)
     preset = MODEL_PRESETS.get(run.model.preset or "")
     _check_micro_batch(run, (preset.sequence if preset else run.model.sequence) or 1, place)
 
@@ -132,6 +133,27 @@ def _check_length(run: RunSettings, place: _Places) -> None:
             f"train.batch_tokens = {sync.every} x {format_count(train.batch_tokens)} = {format_count(one_round)}",
             f"--set train.tokens={one_round} or more, or --set sync.every={fewer} or less",
         )
+
+
+def _check_cold_start(run: RunSettings, place: _Places) -> None:
+    cold, sync = run.cold_start, run.sync
+    if cold.learners is not None and cold.learners < sync.quorum:
+        place.refuse(
+            "cold_start.learners",
+            f"{cold.learners} alone never are the {sync.quorum} that a merge needs (sync.quorum)",
+            f"--set cold_start.learners={sync.quorum} or more, or --set sync.quorum={cold.learners}",
+        )
+    if cold.every is None:
+        return
+    if cold.every > sync.every:
+        place.refuse(
+            "cold_start.every",
+            f"{cold.every} steps are more than sync.every ({sync.every}): the first rounds are the shorter ones",
+            f"--set cold_start.every={sync.every} or less",
+        )
+    problem = None if sync.overlap == "auto" else overlap_problem(sync.overlap, cold.every, sync.fragments)
+    if problem is not None:
+        place.refuse("cold_start.every", f"sync.overlap: {problem}", "--set sync.overlap=auto")
 
 
 def _check_micro_batch(run: RunSettings, sequence: int, place: _Places) -> None:

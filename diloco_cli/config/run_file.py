@@ -23,6 +23,7 @@ from diloco_cli.config.readers import (
 )
 from diloco_cli.config.settings import (
     AgreementSettings,
+    ColdStartSettings,
     DataSettings,
     EvaluationSettings,
     GraceSettings,
@@ -98,6 +99,13 @@ RULES: Rules = {
     },
     GraceSettings: {"gamma": Rule(inside(0, 1, number))},
     OuterSettings: {"lr": Rule(above(0, number)), "momentum": Rule(FRACTION)},
+    ColdStartSettings: {
+        "rounds": Rule(at_least(0, integer)),
+        "learners": Rule(WHOLE),
+        "every": Rule(WHOLE),
+        "outer_lr": Rule(at_least(0, number)),
+        "outer_momentum": Rule(FRACTION),
+    },
     SyncerSettings: {
         "standbys": Rule(between(0, MOST_STANDBYS, integer)),
         "takeover_s": Rule(

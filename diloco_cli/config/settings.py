@@ -133,6 +133,19 @@ class OuterSettings:
 
 
 @dataclass(frozen=True)
+class ColdStartSettings:
+    """The first `rounds` rounds (0: none are special). `learners`: so many islands, the first of the run, train in them
+    and the others join later. `every`: H in them. `outer_lr`, `outer_momentum`: of the first round; they come to those
+    of `outer` in even steps. None: as in all other rounds."""
+
+    rounds: int = 0
+    learners: int | None = None
+    every: int | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+
+
+@dataclass(frozen=True)
 class SyncerSettings:
     """Who merges when the syncer is gone. `standbys`: syncers that `launch` starts beside the one that serves, and that
     wait. `on_learners`: every learner's process hosts a standby, and no syncer of its own is started. `takeover_s`:
@@ -172,6 +185,7 @@ class RunSettings:
     train: TrainSettings = field(default_factory=TrainSettings)
     sync: SyncSettings = field(default_factory=SyncSettings)
     outer: OuterSettings = field(default_factory=OuterSettings)
+    cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
     syncer: SyncerSettings = field(default_factory=SyncerSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)

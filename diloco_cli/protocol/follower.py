@@ -174,7 +174,7 @@ class Follower:
     def _slot_s(self) -> float:
         """Between two commits, as expected: the log's own word, beside the learner's."""
         learner = self._learner
-        own_s = learner.watch.expected_slot_s(learner.progress.local_steps, learner.run.num_fragments)
+        own_s = learner.watch.expected_slot_s(learner.progress.round_steps, learner.run.num_fragments)
         return expected_slot_s(0.0 if self.state.window is None else self.state.window.slot_s, own_s)
 
     def _check_fence(self) -> Steps[None]:

@@ -277,7 +277,7 @@ class Learner:
         started_s: float = yield Now()
         passed = draft.slot < self.follower.state.slot
         payload = b"" if passed else self._encoded(draft, base, values)
-        timings = self.watch.timings(self.progress.local_steps, self.run.num_fragments)
+        timings = self.watch.timings(self.progress.round_steps, self.run.num_fragments)
         offer = self.progress.offer(
             draft, digest(payload), len(payload), self.nonce(), timings, loss, self.saves.newest
         )  # fmt: skip
@@ -299,6 +299,7 @@ class Learner:
     def wait_at_the_bound(self) -> Steps[None]:
         yield from self._offer_everything()
         yield Sleep(PAUSE_S)
+        self.progress.turn.waited((yield Now()))
         yield from self.hear()
         yield from self._adopt_all()
 

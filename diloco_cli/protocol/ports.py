@@ -52,8 +52,9 @@ class Arithmetic(Protocol):
         """A delta ready to merge, re-anchored if the base's cast is given; or the reason of its refusal."""
         ...
 
-    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
-        """The next version from (delta, weight) pairs; or which of them turned out to be unfit only now."""
+    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+        """The next version of this slot's fragment from (delta, weight) pairs; or which of them turned out to be unfit
+        only now."""
         ...
 
     def settled(self, fragment: int) -> Merged:

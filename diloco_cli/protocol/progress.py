@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diloco_cli.protocol.aim import Aim
+from diloco_cli.protocol.cold_start import Turn, steps_share
 from diloco_cli.protocol.eligibility import is_stale, most_ahead, most_steps
 from diloco_cli.protocol.event_log import EventLog
 from diloco_cli.protocol.mixing import mixing_of
@@ -79,6 +80,7 @@ class Progress:
         self._merges = state.merges
         self._progress = 0.0
         self.base_floor = state.base_floor
+        self.turn = Turn(run, learner)
         self.quarantined = state.learner(learner).quarantined
         self.unreadable: frozenset[int] = frozenset()
 
@@ -92,8 +94,16 @@ class Progress:
     def may_step(self) -> StepPermit:
         if self.quarantined is not None:
             return StepPermit(False, f"quarantined by commit {self.quarantined}; to go on: diloco lift {self.learner}")
+        held = self.turn.held(self.aim.head)
+        if held is not None:
+            return StepPermit(False, held)
         drift = min(self.steps_since_commit, max(book.steps for book in self.books))
         return may_step(drift, self.local_steps, self.run.settings.sync.drift_rounds)
+
+    @property
+    def round_steps(self) -> float:
+        """H_i of the round in which its next offer's slot is: fewer in a cold start."""
+        return self.local_steps * steps_share(self.run, self.aim.next_slot)
 
     def begin(self, inner: str | None, moments_lost: bool) -> None:
         """Training starts, from what has been adopted and restored by now."""
@@ -106,7 +116,7 @@ class Progress:
         self.steps += 1
         self.steps_since_commit += 1
         self.position += tokens
-        self.aim.stepped(self.local_steps)
+        self.aim.stepped(self.round_steps)
         for book in self.books:
             book.steps += 1
 
@@ -255,6 +265,7 @@ class Progress:
         news, planned = state.merges > self._merges or rolled_back, self.local_steps
         if news:  # skips are no news: they bring no version to adopt
             self.steps_since_commit = 0
+            self.turn.heard()
         self.log_n, self._merges = state.n, state.merges
         self.head_tokens = state.tokens(self.run.layout)
         if rolled_back:  # the due slot, and the learning rate, are those of the parameters that were just adopted

@@ -330,7 +330,7 @@ class Syncer:
         sync = self.run.settings.sync
         weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
         slot, version = self.state.slot, self.state.n + 1
-        merged = self.arithmetic.merge(fragment, [(self.loaded[o.id], weights[o.id]) for o in offers])
+        merged = self.arithmetic.merge(slot, [(self.loaded[o.id], weights[o.id]) for o in offers])
         if isinstance(merged, Refused):  # the next turn decides anew, on those that are left
             for place, why in merged.reasons.items():
                 self.inbox.drop(offers[place], why)

@@ -9,6 +9,7 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.protocol.ports import Merged
 from diloco_cli.protocol.records import Offer, Output
+from diloco_cli.protocol.schedule import fragment_of_slot
 
 
 class TraceArithmetic:
@@ -37,7 +38,8 @@ class TraceArithmetic:
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
         return self._refuse(offer) or (payload,)
 
-    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged:
+    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged:
+        fragment = fragment_of_slot(slot, self._num_fragments)
         inputs = b";".join(b"%s*%r" % (delta[0], weight) for delta, weight in deltas)
         return self._version(fragment, self._current[fragment] + inputs)
 

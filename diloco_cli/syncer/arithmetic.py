@@ -23,8 +23,10 @@ from diloco_cli.algorithm.payload import Blank, PayloadError, views
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import make_layout
+from diloco_cli.protocol.cold_start import outer_at
 from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Offer, RunFormat
+from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.syncer.norms import NormCap
 from diloco_cli.syncer.spool import Spool
 from diloco_cli.syncer.versions import state_spec
@@ -108,14 +110,15 @@ class TorchArithmetic:
     def _kept(self, data: bytes) -> bytes | memoryview:
         return data if self.spool is None else self.spool.keep(data)
 
-    def merge(self, fragment: int, deltas: list[tuple[Source, float]]) -> Merged | Refused:
+    def merge(self, slot: int, deltas: list[tuple[Source, float]]) -> Merged | Refused:
+        fragment = fragment_of_slot(slot, self.run.num_fragments)
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
         sources, weights = [source for source, _ in deltas], [weight for _, weight in deltas]
         compare = self.sync.mixing == "adaptive"
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
         blank = Blank(state_spec(form.cut.size))
         finite = apply_merge(
-            self.run.settings.outer,
+            outer_at(self.run.settings, slot, self.run.num_fragments),
             merging,
             (current.parameters, current.momentum),
             (blank.tensors["parameters"], blank.tensors["momentum"]),

@@ -161,7 +161,8 @@ class Replayer:
         sound = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if delta is not None]
         if not sound or len(sound) != len(deltas):
             return None
-        merged = self.arithmetic.merge(commit.outputs[0].fragment, sound)
+        assert commit.slot is not None, "a merge has one"
+        merged = self.arithmetic.merge(commit.slot, sound)
         return None if isinstance(merged, Refused) else merged
 
     def _delta(self, item: Input, fragment: int) -> Source | None:

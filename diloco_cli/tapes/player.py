@@ -110,7 +110,7 @@ class Player:
             (self._delta(offer, merge, scale), weight)
             for (offer, weight), scale in zip(merge.inputs, scales, strict=True)
         ]
-        merged = self.arithmetic.merge(merge.fragment, deltas)
+        merged = self.arithmetic.merge(merge.slot, deltas)
         if isinstance(merged, Refused):
             why = "; ".join(f"{merge.inputs[place][0]} {reason}" for place, reason in merged.reasons.items())
             raise RunFailedError(f"merge {merge.n} of this tape gives no version: {why}")

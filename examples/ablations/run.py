@@ -17,7 +17,7 @@ import report  # noqa: E402
 from experiment import TASKS, Task, trial  # noqa: E402
 from ledger import Named, complete, finished  # noqa: E402
 
-from diloco_cli.config.settings import GraceSettings, OuterSettings  # noqa: E402
+from diloco_cli.config.settings import ColdStartSettings, GraceSettings, OuterSettings  # noqa: E402
 from diloco_cli.simulate.pacing import Pacing  # noqa: E402
 from diloco_cli.tapes.schedules import mixed_speeds, nearly_equal  # noqa: E402
 from diloco_cli.tapes.trial import Trial  # noqa: E402
@@ -45,6 +45,10 @@ def sync(**fields: Any) -> Change:
 
 def outer(lr: float, momentum: float) -> Change:
     return lambda t: replace(t, settings=replace(t.settings, outer=OuterSettings("nesterov", lr, momentum)))
+
+
+def cold_start(start: ColdStartSettings) -> Change:
+    return lambda t: replace(t, settings=replace(t.settings, cold_start=start))
 
 
 def paced(pacings: tuple[Pacing, ...], **fields: Any) -> Change:
@@ -102,12 +106,28 @@ def outer_study() -> Iterator[Variant]:
         yield Variant(f"lr {lr}, momentum {momentum}", 2, outer(lr, momentum))
 
 
+def cold_start_study() -> Iterator[Variant]:
+    """How the first rounds go, against what one model with all the shards learns."""
+    for learners in (4, 8):
+        yield Variant("data-parallel", learners, lambda t: replace(t, kind="data_parallel"))
+        yield Variant("decoupled", learners, lambda t: t)
+        for name, start in (
+            ("one alone for 10 rounds", ColdStartSettings(10, learners=1)),
+            ("one alone for 20 rounds", ColdStartSettings(20, learners=1)),
+            ("H = 12 for 10 rounds", ColdStartSettings(10, every=12)),
+            ("outer 1.0 / 0 to 0.7 / 0.5 in 8 rounds", ColdStartSettings(8, outer_lr=1.0, outer_momentum=0.0)),
+            ("outer lr from 0 in 8 rounds", ColdStartSettings(8, outer_lr=0.0)),
+        ):
+            yield Variant(name, learners, cold_start(start))
+
+
 STUDIES: dict[str, Callable[[], Iterator[Variant]]] = {
     "merge": merge_study,
     "codec": codec_study,
     "overlap": overlap_study,
     "quorum": quorum_study,
     "outer": outer_study,
+    "cold-start": cold_start_study,
 }
 
 

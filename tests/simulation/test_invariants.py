@@ -33,9 +33,9 @@ SEEDS = 40
 class Biased(IntegerArithmetic):
     """Adds one to what it merges."""
 
-    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
         delta, weight = deltas[0]
-        return super().merge(fragment, [(type(delta)(delta + 1, delta.offer), weight), *deltas[1:]])
+        return super().merge(slot, [(type(delta)(delta + 1, delta.offer), weight), *deltas[1:]])
 
 
 class Boastful(Learner):

@@ -29,8 +29,8 @@ class ReplayedIntegers(IntegerArithmetic):
         found = super().read_delta(offer, payload, decoded_base)
         return found if isinstance(found, str) else ScaledDelta(found)
 
-    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
-        return super().merge(fragment, [(found.delta, weight) for found, weight in deltas])
+    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+        return super().merge(slot, [(found.delta, weight) for found, weight in deltas])
 
 
 class IntegerReplayer(Replayer):

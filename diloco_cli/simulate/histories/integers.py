@@ -10,6 +10,7 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Offer, Output, RunFormat
+from diloco_cli.protocol.schedule import fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
 MOST = 1 << 80  # the norm cap: no honest delta comes near
@@ -108,7 +109,8 @@ class IntegerArithmetic:
             delta += numbers(self.current[offer.fragment], "state")[0] - numbers(decoded_base, "cast")[0]
         return "norm_cap" if abs(delta) > MOST else Delta(delta, offer)
 
-    def merge(self, fragment: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+        fragment = fragment_of_slot(slot, self.run.num_fragments)
         late = {place: self.unfit(delta.offer) for place, (delta, _) in enumerate(deltas)}
         unfit = {place: reason for place, reason in late.items() if reason is not None}
         if unfit:

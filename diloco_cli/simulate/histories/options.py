@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from diloco_cli.config.impossible import longest_overlap
 from diloco_cli.config.settings import (
+    ColdStartSettings,
     DataSettings,
     EvaluationSettings,
     InnerSettings,
@@ -90,6 +91,9 @@ class Options:
     disturbances: tuple[DisturbanceKind, ...]
     faulty_share: float
     signed: bool
+    cold_rounds: int = 0
+    cold_learners: int | None = None
+    cold_every: int | None = None
 
     @property
     def slot_s(self) -> float:
@@ -176,6 +180,9 @@ def drawn_options(seed: int) -> Options:
         disturbances=tuple(kind for kind in DISTURBANCES if draw.chance(0.25)),
         faulty_share=draw.between(0.4, 0.8),
         signed=draw.chance(0.1),
+        cold_rounds=draw.whole(1, 3) if draw.chance(0.1) else 0,
+        cold_learners=draw.choice((None, quorum)),
+        cold_every=draw.choice((None, max(1, every // 2))),
     )
 
 
@@ -190,6 +197,7 @@ def run_of(options: Options) -> RunFormat:
         ),
         data=DataSettings(shards=options.learners + SPARE_SHARDS),
         evaluation=EvaluationSettings(every=options.evaluates_every),
+        cold_start=ColdStartSettings(options.cold_rounds, options.cold_learners, options.cold_every),
         syncer=SyncerSettings(standbys=options.standbys, takeover_s=options.takeover_s),
         retention=RetentionSettings(rounds=options.kept_rounds, grace_s=GRACE_S),
         sync=SyncSettings(

@@ -58,7 +58,7 @@ class Witness(Observer):
         start, fragments = learner.joined.data_start, learner.run.num_fragments
         self.account = Account(learner.name, learner.joined.incarnation, [start] * fragments, [start] * fragments)
         self.seen.accounts.append(self.account)
-        self._kept_out = learner.progress.quarantined is not None
+        self._kept_out = self._must_wait()
         if self.seen.moments is not None:
             restored = self.learner.integers.restored
             self.seen.moments.restored(learner.name, learner.joined.incarnation, restored)
@@ -76,8 +76,10 @@ class Witness(Observer):
         """Training waits for nothing: not for the store, but for moments after a rollback, and for news only at the
         drift bound."""
         learner, sync = self.learner, self.learner.run.settings.sync
-        kept_out, self._kept_out = self._kept_out, learner.progress.quarantined is not None
+        kept_out, self._kept_out = self._kept_out, self._must_wait()
         went_back, self._went_back = self._went_back, False
+        if phase == "hear":
+            self.local_steps = learner.progress.local_steps
         if phase == "step" or seconds <= 0 or sync.adoption == "at_tau":
             return
         bound = phase == "wait" and (
@@ -85,6 +87,14 @@ class Witness(Observer):
         )
         may_wait = bound or (phase == "hear" and went_back)
         expect(may_wait, "pace", f"{learner.name} waits for {seconds:.2f} s, in {phase}, and might step on")
+
+    def _must_wait(self) -> bool:
+        """In quarantine, or while others begin the run alone."""
+        learner, cold = self.learner, self.learner.run.settings.cold_start
+        first = [island.name for island in learner.run.islands][: cold.learners]
+        ends = cold.rounds * learner.run.num_fragments
+        alone = cold.learners is not None and learner.name not in first and learner.state.slot < ends
+        return alone or learner.progress.quarantined is not None
 
     def stepped(self, position: int, tokens: int) -> None:
         assert self.account is not None

@@ -28,7 +28,7 @@ PLACE = {"sync": 6, "train": 5, "data": 4}
 
 def load(tmp_path: Path, *lines: str, text: str = RUN):  # type: ignore[no-untyped-def]
     path = tmp_path / "run.yaml"
-    path.write_text(text + "".join(f"  {line}\n" for line in lines))
+    path.write_text(text + "".join(line if line[0] == "\n" else f"  {line}\n" for line in lines))
     return load_run_with_origins(path)
 
 
@@ -53,6 +53,10 @@ def islands(count: int) -> Inventory:
         (["agreement: {rebase_from: 0.1, replace_below: 0.5}"], 9, "must not be above rebase_from (0.1)", "0.1"),
         (["error_feedback: 1"], 9, "must be true or false, not 1", None),
         (["drift_rounds: 0"], 9, "sync.drift_rounds: must be at least 1, not 0", None),
+        (["quorum: 2", "\ncold_start: {learners: 1}"], 11, "1 alone never are the 2 that a merge needs", "quorum=1"),
+        (["\ncold_start: {every: 41}"], 10, "41 steps are more than sync.every (40)", "cold_start.every=40"),
+        (["overlap: 3", "\ncold_start: {every: 2}"], 11, "3 slots do not fit into a round of 2 steps", "overlap=auto"),
+        (["\ncold_start: {outer_momentum: 1}"], 10, "cold_start.outer_momentum: must be", None),
         (["quorum: 0"], 9, "sync.quorum: must be at least 1, not 0", None),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from diloco_cli.algorithm.delta import delta_formats
 from diloco_cli.algorithm.merge import Source
 from diloco_cli.algorithm.payload import to_bytes
-from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.config.settings import ColdStartSettings, InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.ports import Merged, Refused
@@ -62,6 +62,20 @@ def merged(arithmetic: TorchArithmetic, *deltas: tuple[Source, float]) -> Merged
 
 def current(arithmetic: TorchArithmetic) -> torch.Tensor:
     return arithmetic.parameters(0)
+
+
+def test_in_a_cold_start_a_merge_moves_the_parameters_as_its_round_says(run: RunFormat) -> None:
+    """Learning rate 0.5 in the first of two rounds, 0.75 in the second, then 1."""
+    cold = ColdStartSettings(rounds=2, outer_lr=0.5)
+    warming = TorchArithmetic(replace(run, settings=replace(run.settings, cold_start=cold)))
+    warming.settle(0, digest(warming.initial()[0].state))
+    before = warming.parameters(0).clone()
+    for slot, lr in enumerate((0.5, 0.75, 1.0)):
+        found = warming.merge(slot, [(read(warming, [1.0, 1.0, 1.0, 1.0, 1.0]), 1.0)])
+        assert isinstance(found, Merged)
+        warming.settle(0, digest(found.state))
+        assert torch.equal(warming.parameters(0), before - lr)
+        before = warming.parameters(0).clone()
 
 
 def test_what_is_settled_can_be_published_anew_bit_for_bit(run: RunFormat, arithmetic: TorchArithmetic) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.config.settings import GraceSettings, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.config.settings import ColdStartSettings, GraceSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.keys import commit_key
 from diloco_cli.protocol.records import Commit, Island, Offer, RunFormat
@@ -26,11 +26,13 @@ class Played:
     """A fleet after its run. `due`: slots that its fastest learner's steps reached."""
 
     def __init__(
-        self, pacings: list[Pacing], fragments: int = 4, steps_a_slot: int = 2, rounds: int = 40, **sync: Any
-    ) -> None:
+        self, pacings: list[Pacing], fragments: int = 4, steps_a_slot: int = 2, rounds: int = 40,
+        cold_start: ColdStartSettings = ColdStartSettings(), **sync: Any,
+    ) -> None:  # fmt: skip
         every = steps_a_slot * fragments
         settings = RunSettings(
             name="cadence",
+            cold_start=cold_start,
             train=TrainSettings(tokens=1, batch_tokens=BATCH),
             sync=replace(SyncSettings(every=every, fragments=fragments), **sync),
         )
@@ -161,3 +163,21 @@ def test_a_link_that_is_too_slow_for_the_cadence_merges_as_often_as_it_carries()
     assert played.state.merges >= 0.9 * played.due * SLOT_S / 7.0
     assert played.state.participation > 0.95 and played.kept > 0.8
     assert played.state.offers_refused == 0
+
+
+# -- the first rounds -------------------------------------------------------------------------------------------
+
+
+def test_where_the_first_rounds_are_shorter_everybody_stays_in_step() -> None:
+    """Also through the change: four rounds of a quarter, then whole ones."""
+    played = Played([NEAR] * 3, steps_a_slot=4, rounds=12, cold_start=ColdStartSettings(rounds=4, every=4))
+    steps = [item.steps for commit in played.merges()[4:] for item in commit.inputs]
+    assert set(steps[30:45]) == {3} and set(steps[-30:]) == {15}, "one less than a round: while it is in flight"
+    assert played.state.participation > 0.97 and played.state.skips == 0
+
+
+def test_where_one_begins_alone_the_others_come_with_the_round_after() -> None:
+    played = Played([NEAR] * 3, rounds=12, cold_start=ColdStartSettings(rounds=4, learners=1))
+    inputs = [len(commit.inputs) for commit in played.merges()]
+    assert inputs[:16] == [1] * 16 and set(inputs[19:]) == {3}
+    assert {item.learner for commit in played.merges()[:16] for item in commit.inputs} == {"l0"}

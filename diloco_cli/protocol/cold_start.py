@@ -1,0 +1,77 @@
+"""The first rounds of a run, which `cold_start` may let go another way than the rest. Pure.
+
+Models that are hardly trained move fast and apart, and what an average of them loses then is missing for long. All that
+is different in these rounds follows from a slot's number, which the log knows; so nobody is told when they end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from diloco_cli.config.settings import OuterSettings, RunSettings
+from diloco_cli.protocol.records import RunFormat
+
+PATIENCE_SLOTS = 4  # without a merge, as planned
+
+
+def is_cold(settings: RunSettings, slot: int, num_fragments: int) -> bool:
+    """Whether a slot is in the first `cold_start.rounds` rounds."""
+    return slot < settings.cold_start.rounds * num_fragments
+
+
+def beginners(run: RunFormat, slot: int) -> tuple[str, ...] | None:
+    """The learners that train until this slot is merged, while the others wait; None: all do."""
+    count = run.settings.cold_start.learners
+    if count is None or not is_cold(run.settings, slot, run.num_fragments):
+        return None
+    return tuple(island.name for island in run.islands[:count])
+
+
+class Turn:
+    """Of one learner: when it may begin. Nobody waits for ever for the first ones: they may be dead."""
+
+    def __init__(self, run: RunFormat, learner: str) -> None:
+        self._run, self._learner, self._quiet_since_s, self._is_mine = run, learner, inf, False
+        slot_s = max(island.local_steps * island.step_s for island in run.islands) / run.num_fragments
+        self._patience_s = max(run.settings.sync.skip_after_s, PATIENCE_SLOTS * slot_s)
+
+    def held(self, head: int) -> str | None:
+        """Why it may not step yet; None: it may."""
+        first = None if self._is_mine else beginners(self._run, head)
+        if first is None or self._learner in first:
+            return None
+        until = self._run.settings.cold_start.rounds * self._run.num_fragments
+        return f"cold start: {', '.join(first)} alone until slot {until}, now {head}"
+
+    def heard(self) -> None:
+        """Of a merge."""
+        self._quiet_since_s = inf
+
+    def waited(self, now_s: float) -> None:
+        self._quiet_since_s = min(self._quiet_since_s, now_s)
+        self._is_mine |= now_s - self._quiet_since_s > self._patience_s
+
+
+def steps_share(run: RunFormat, slot: int) -> float:
+    """The steps of this slot's round, as a share of those of a later one."""
+    every = run.settings.cold_start.every
+    if every is None or not is_cold(run.settings, slot, run.num_fragments):
+        return 1.0
+    return every / run.settings.sync.every
+
+
+def outer_at(settings: RunSettings, slot: int, num_fragments: int) -> OuterSettings:
+    """The outer optimizer of this slot's merge: from the cold start's values at the first round, in even steps, to its
+    own after the last. All fragments of a round are merged alike."""
+    outer, cold = settings.outer, settings.cold_start
+    if not is_cold(settings, slot, num_fragments):
+        return outer
+    share = (slot // num_fragments) / cold.rounds
+    lr = outer.lr if cold.outer_lr is None else cold.outer_lr + share * (outer.lr - cold.outer_lr)
+    momentum = (
+        outer.momentum
+        if cold.outer_momentum is None
+        else cold.outer_momentum + share * (outer.momentum - cold.outer_momentum)
+    )
+    return replace(outer, lr=lr, momentum=momentum)
