@@ -34,7 +34,6 @@ class Fault(Enum):
     FLIPPED = "the bytes read have a flipped bit"
 
 
-CRASHES = frozenset({Fault.CRASH, Fault.CRASH_AFTER, Fault.CRASH_LATE})
 OF_READS = frozenset({Fault.TORN, Fault.FLIPPED})
 OF_READ_BACK = frozenset({Fault.TORN_WRITE})  # of objects that their writer reads back, or their reader checks
 

@@ -30,11 +30,6 @@ class Timeline:
         return self.start_ms + self.steps * self.learner.step_ms
 
     @property
-    def stepping_share(self) -> float:
-        """Share of the time in which it made steps that counted."""
-        return float(self.steps.sum() * self.learner.step_ms / self.horizon_ms)
-
-    @property
     def goodput(self) -> float:
         """Share of its chip time spent on steps that counted; a step with fewer slices counts in part, and a
         straggler's steps for what a learner of full speed would have needed."""
