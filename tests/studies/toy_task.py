@@ -19,9 +19,9 @@ SLOWER = 10.0
 class Numbers(nn.Module):
     """One vector of `elements` zeros a fragment."""
 
-    def __init__(self, elements: int) -> None:
+    def __init__(self, elements: int, fragments: int = FRAGMENTS) -> None:
         super().__init__()
-        for index in range(FRAGMENTS):
+        for index in range(fragments):
             self.register_parameter(f"w{index}", nn.Parameter(torch.zeros(elements)))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ class Nothing:
         yield self.batch(0, 1, 0, 1)
 
 
-def model(elements: int) -> nn.Module:
-    return Numbers(elements)
+def model(elements: int, fragments: int = FRAGMENTS) -> nn.Module:
+    return Numbers(elements, fragments)
 
 
 class SlowNothing(Nothing):
@@ -50,6 +50,17 @@ class SlowNothing(Nothing):
 
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
         time.sleep(self.step_s)
+        return super().batch(shard, num_shards, position, batch_tokens)
+
+
+class Unequal(Nothing):
+    """Batches of each shard take its own factor times `step_s`."""
+
+    def __init__(self, step_s: float, factors: list[float]) -> None:
+        self.step_s, self.factors = step_s, factors
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self.step_s * self.factors[shard])
         return super().batch(shard, num_shards, position, batch_tokens)
 
 
@@ -93,6 +104,10 @@ def data() -> Nothing:
 
 def slow_data(step_s: float) -> Nothing:
     return SlowNothing(step_s)
+
+
+def unequal_data(step_s: float, factors: list[float]) -> Nothing:
+    return Unequal(step_s, factors)
 
 
 def witnessed_model(elements: int, journal: str) -> nn.Module:

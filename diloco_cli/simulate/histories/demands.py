@@ -145,13 +145,15 @@ class Healthy:
 
 def check_bucket(history: History) -> None:
     """What nobody needs any more is deleted: what lies there is bounded by what is kept, by how often the floor moves
-    and by the grace of readers. Demanded of long histories whose syncer has time between its merges."""
+    and by the grace of readers, which each syncer process waits anew. Demanded of long histories whose syncer has time
+    between its merges."""
     options, fragments = history.options, history.options.fragments
     kept = options.kept_rounds * fragments
     busy = options.latency_s * len(history.roles) > COLLECTS_BELOW * options.slot_s
     if busy or options.merges < LONG_MERGES[0]:
         return
-    grace_slots = (2 * GRACE_S + 2.0) / options.slot_s
+    syncers = sum(process.role == SYNCER for process in history.supervisor.processes)
+    grace_slots = syncers * (2 * GRACE_S + 2.0) / options.slot_s
     commits = 1.5 * kept + 4 * options.snapshot_every + grace_slots + 10
     most = {"state": commits + fragments, "delta": len(history.roles) * (commits + 4 * fragments)}
     for kind, bound in most.items():
