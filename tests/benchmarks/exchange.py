@@ -1,10 +1,12 @@
 """What the exchange costs a learner, beside the same loop without it: python -m tests.benchmarks.exchange
 
-One learner on one core, the syncer on another. Goals: blocked at most 1 % of the time, at least 97 % of the tokens/s.
+One learner on one core, the syncer on another; with `--device cuda` a model of 124 M parameters on the GPU, with all
+cores for the rest. Goals: blocked at most 1 % of the time, at least 97 % of the tokens/s.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -22,66 +25,93 @@ from diloco_cli.store.open import open_store
 from tests.benchmarks.measure import machine, spread
 
 ROUNDS = 5
-TOKENS = 500_000
+WARM_STEPS = 50  # of the loop alone, that do not count
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = "version: 1\nstore: {url: bucket}\nislands:\n  - {name: alone, region: here, accelerators: 'cpu:1'}\n"
 
 
-def without_exchange() -> float:
+@dataclass(frozen=True)
+class Setup:
+    """`overrides`: of the quickstart's run; `speed`: tokens/s, about; `pins`: a core for each process."""
+
+    device: str
+    tokens: int
+    overrides: tuple[str, ...]
+    speed: float
+    pins: bool
+
+
+SETUPS = {
+    "cpu": Setup("cpu", 500_000, (), speed=23e3, pins=True),
+    "cuda": Setup(
+        "cuda",
+        20_000_000,
+        ("model.preset=gpt-small", "train.batch_tokens=32768", "evaluation.every=1000", "evaluation.sequences=1"),
+        speed=4e5,
+        pins=False,
+    ),
+}
+
+
+def without_exchange(setup: Setup) -> float:
     """Tokens/s of plain training: the same model, data, optimizer and batch, on core 0."""
     code = f"""
 import time, torch
 from diloco_cli.config.run_file import load_run
-from diloco_cli.learner.inner import build_optimizer
+from diloco_cli.learner.inner import autocast, build_optimizer
 from diloco_cli.tasks.build import build_data, build_model
 torch.set_num_threads(1)
-run = load_run({str(ROOT / "examples" / "quickstart" / "run.yaml")!r})
-model, data = build_model(run), build_data(run)
+device = torch.device({setup.device!r})
+run = load_run({str(ROOT / "examples" / "quickstart" / "run.yaml")!r}, {list(setup.overrides)!r})
+model, data = build_model(run).to(device), build_data(run)
 optimizer = build_optimizer(model, run.train.inner)
 batch, times = run.train.batch_tokens, []
-for step in range({TOKENS} // batch):
+for step in range({setup.tokens} // batch):
     started = time.perf_counter()
-    x, y = data.batch(0, 1, step * batch, batch)
+    x, y = (part.to(device) for part in data.batch(0, 1, step * batch, batch))
     optimizer.zero_grad(set_to_none=True)
-    loss = model(x, y)
+    with autocast(run.train.precision, device):
+        loss = model(x, y)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), run.train.inner.clip_norm)
     optimizer.step()
     float(loss.detach())
     times.append(time.perf_counter() - started)
-print(batch * len(times[50:]) / sum(times[50:]))
+print(batch * len(times[{WARM_STEPS}:]) / sum(times[{WARM_STEPS}:]))
 """
-    done = pinned([sys.executable, "-c", code], core=0)
+    done = started(setup, [sys.executable, "-c", code], core=0)
     return float(done.communicate()[0])
 
 
-def prepare(folder: Path, url: str) -> None:
+def prepare(setup: Setup, folder: Path, url: str) -> None:
     """Create the run with its one island."""
     shutil.copy(ROOT / "examples" / "quickstart" / "run.yaml", folder)
     (folder / "inventory.yaml").write_text(INVENTORY)
-    run = load_run(folder / "run.yaml", [f"train.tokens={TOKENS}"])
-    pace = IslandPace(run.train.batch_tokens, run.sync.every, 23e3, run.train.batch_tokens / 23e3)
+    run = load_run(folder / "run.yaml", [f"train.tokens={setup.tokens}", *setup.overrides])
+    batch, speed = run.train.batch_tokens, setup.speed
+    pace = IslandPace(batch, run.sync.every, speed, batch / speed, micro_batch_tokens=batch)
     created = make_format(run, load_inventory(folder / "inventory.yaml"), url, {"alone": pace})
     create_run(open_store(url, create=True), created, url)
 
 
-def with_exchange() -> tuple[float, float]:
+def with_exchange(setup: Setup) -> tuple[float, float]:
     """(tokens/s, % of the time blocked) of a learner on core 0 with its syncer on core 1, from its own log."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         url = f"file://{folder}/bucket/quickstart"
-        prepare(folder, url)
-        syncer = pinned([sys.executable, "-m", "diloco_cli", "syncer", "--run", url], core=1)
-        learner = pinned([sys.executable, "-m", "diloco_cli", "learner", "--run", url, "--name", "alone"], core=0)
+        prepare(setup, folder, url)
+        syncer = started(setup, [sys.executable, "-m", "diloco_cli", "syncer", "--run", url], core=1)
+        words = ["learner", "--run", url, "--name", "alone", "--device", setup.device]
+        learner = started(setup, [sys.executable, "-m", "diloco_cli", *words], core=0)
         learner.communicate()
         syncer.communicate()
         beat = json.loads((folder / "bucket" / "quickstart" / "beat" / "alone.json").read_text())
         return beat["mean_tokens_per_s"], beat["blocked_percent"]
 
 
-def pinned(words: list[str], core: int) -> subprocess.Popen[str]:
+def started(setup: Setup, words: list[str], core: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        ["taskset", "--cpu-list", str(core), *words],
+        ["taskset", "--cpu-list", str(core), *words] if setup.pins else words,
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -90,10 +120,15 @@ def pinned(words: list[str], core: int) -> subprocess.Popen[str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=tuple(SETUPS), default="cpu")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    setup = SETUPS[options.device]
     alone, together, blocked = [], [], []
-    for _ in range(ROUNDS):
-        alone.append(without_exchange())
-        speed, percent = with_exchange()
+    for _ in range(options.rounds):
+        alone.append(without_exchange(setup))
+        speed, percent = with_exchange(setup)
         together.append(speed)
         blocked.append(percent)
         time.sleep(1)

@@ -10,7 +10,7 @@ from tests.benchmarks.measure import spread
 
 
 def test_the_exchange_benchmark_can_create_its_run(tmp_path: Path) -> None:
-    exchange.prepare(tmp_path, f"file://{tmp_path}/bucket/quickstart")
+    exchange.prepare(exchange.SETUPS["cpu"], tmp_path, f"file://{tmp_path}/bucket/quickstart")
     found = parse_format((tmp_path / "bucket" / "quickstart" / "FORMAT.json").read_bytes(), "here")
     assert [island.name for island in found.islands] == ["alone"]
 
