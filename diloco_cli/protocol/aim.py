@@ -210,9 +210,11 @@ class Aim:
             return False
         if self.window is None or opens_s == -inf:
             return has_reached and slot < self.head + self.num_fragments
+        missed_a_round = slot >= self.next_slot + self.num_fragments  # then nobody waits for it any more
+        if missed_a_round and slot == self.head and self._stands_still(now_s):
+            return True  # all meet in the slot that is due
         if has_reached and opens_s - way_s <= now_s + max(step_s, EARLY * self.window.slot_s):
             return True
-        missed_a_round = slot >= self.next_slot + self.num_fragments  # then nobody waits for it any more
         late = 1.0 if self.pace == "planned" and not missed_a_round else TOLERATED
         return self.closes_s(slot, now_s) < inf and opens_s + late * self.window.grace_s - way_s < now_s + step_s
 

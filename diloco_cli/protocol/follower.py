@@ -153,7 +153,7 @@ class Follower:
 
     def follow(self) -> Steps[None]:
         """Until the learner leaves. Raises FencedError when a newer incarnation has its place."""
-        next_beat_s = next_fence_s = next_look_s = self._looked_s = yield Now()
+        next_beat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
         while not self.leaves:
             now_s: float = yield Now()
             if now_s >= next_beat_s:
@@ -166,8 +166,10 @@ class Follower:
                 if (yield from self.look()):
                     next_look_s = yield Now()
                     continue
-                known_s = None if self.trouble else self.found_s  # what is missing may be there again at any time
-                next_look_s = next_request_s(known_s, now_s, self._slot_s())
+                asked_s = now_s
+            # anew each time: how fast its steps are may have turned out since
+            known_s = None if self.trouble else self.found_s  # what is missing may be there again at any time
+            next_look_s = next_request_s(known_s, asked_s, self._slot_s())
             low, high = SLEEP_BOUNDS_S
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
 

@@ -216,7 +216,7 @@ class Learner:
         """A rollback: all fragments arrive anew, or will, and the moments are those of before, or none (then it warms
         up). The data goes on where it is."""
         self.arrived, self.awaited = {}, deque()
-        key = self.saves.go_back(state.rolled_back_to, state.base_floor)
+        key = self.saves.go_back(state.rollbacks)
         data = yield from fetch_moments(key, most_moments_bytes(self.run.layout))
         if data is None or not self.training.restore(data):
             self.saves.forget()
@@ -321,6 +321,8 @@ class Learner:
                 self.doing = "WAITING"
                 if self.progress.is_refused(draft):
                     yield from self._offer_everything()
+                    if not self.progress.awaits_outcomes():
+                        break  # there is nothing to offer before the next step
                 yield Sleep(PAUSE_S)
                 yield from self.hear()
         self.doing = "TRAINING"

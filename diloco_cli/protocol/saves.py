@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from diloco_cli.protocol.records import MOST
-
 REMEMBERED = 16  # the newest saves; an older one is hardly worth going back to
 
 
@@ -13,7 +11,7 @@ class Saves:
 
     def __init__(self) -> None:
         self._saves: tuple[tuple[int, str], ...] = ()
-        self._gone = (MOST, 0)  # commits between these two lie behind a rollback, and so does what was saved there
+        self._rollbacks: tuple[tuple[int, int], ...] = ()
 
     def add(self, key: str, n: int) -> None:
         self._saves = (*self._saves, (n, key))[-REMEMBERED:]
@@ -24,13 +22,12 @@ class Saves:
         return next((key for n, key in reversed(self._saves) if self._counts(n)), None)
 
     def _counts(self, n: int) -> bool:
-        return n <= self._gone[0] or n >= self._gone[1]
+        return all(n <= to or n >= at for to, at in self._rollbacks)
 
-    def go_back(self, to: int, rolled_back_at: int) -> str | None:
-        """Forget what was saved after commit `to`, and what is yet to come from before `rolled_back_at`. Returns the
-        newest save that is left."""
-        self._saves = tuple(save for save in self._saves if self._counts(save[0]))
-        self._gone = (to, rolled_back_at)
+    def go_back(self, rollbacks: tuple[tuple[int, int], ...]) -> str | None:
+        """`rollbacks`: as in RunState. What was saved between the two commits of one, or is yet to come from there,
+        counts for nothing. Returns the newest save that is left."""
+        self._rollbacks = rollbacks
         return self.newest
 
     def forget(self) -> None:

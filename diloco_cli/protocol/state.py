@@ -18,6 +18,7 @@ from diloco_cli.protocol.wire import RecordError
 
 RECENT_MERGES = 10
 RECENT_NOTES = 20
+ROLLBACKS_KEPT = 16
 QUIET_FATES = ("superseded", "run_over", "before_rollback", "quarantined")  # many at a time, and said elsewhere
 Phase = Literal["RUNNING", "STOPPED", "FINISHED"]
 
@@ -101,10 +102,10 @@ class RunState:
     fragment, as an integer, so that no rounding ever enters the token count. Offers that a rollback went behind no
     longer count; merges, skips and offers are counted as they happened.
 
-    `base_floor`: the newest rollback (0: none); no version before it is anybody's base any more. `rolled_back_to`: the
-    commit that it went back to. `gc_floor`: what only commits before this one need may be gone (0: nothing is).
-    `moments_from`: where rollbacks since have only made versions anew, the newest that left merges behind (None:
-    `base_floor` is that one).
+    `base_floor`: the newest rollback (0: none); no version before it is anybody's base any more. `rollbacks`: the
+    newest, each as the commit that it went back to and its own number. `gc_floor`: what only commits before this one
+    need may be gone (0: nothing is). `moments_from`: where rollbacks since have only made versions anew, the newest
+    that left merges behind (None: `base_floor` is that one).
 
     `window`: of the newest merge, None before the first.
     `fruitless`: syncers that have begun to serve since the newest merge (or the first versions), and merged nothing.
@@ -134,7 +135,7 @@ class RunState:
     updated_at: str = ""
     members: tuple[Island, ...] = ()
     base_floor: int = 0
-    rolled_back_to: int = 0
+    rollbacks: tuple[tuple[int, int], ...] = ()
     gc_floor: int = 0
     fruitless: int = 0
     window: Window | None = None
@@ -162,6 +163,11 @@ class RunState:
             for record in self.learners.values()
             if record.step_s > 0 and any(last.produced > self.n - num_commits for last in record.applied.values())
         ]
+
+    @property
+    def rolled_back_to(self) -> int:
+        """The commit that the newest rollback went back to; 0: none."""
+        return self.rollbacks[-1][0] if self.rollbacks else 0
 
     @property
     def moments_floor(self) -> int:
@@ -331,9 +337,10 @@ def _roll_back(state: RunState, commit: Commit, layout: Layout) -> RunState:
     losses = tuple(point for point in state.losses if point[0] <= total // layout.num_parameters)
     anew = back.to == commit.n - 1  # nothing is left behind
     state = replace(
-        state, base_floor=commit.n, rolled_back_to=back.to, token_parameters=total, learners=learners, losses=losses,
+        state, base_floor=commit.n, token_parameters=total, learners=learners, losses=losses,
         loss=losses[-1][1] if losses else None, evaluated=None, recent_merges=(), history=(),
         moments_from=state.moments_floor if anew else None,
+        rollbacks=(*state.rollbacks, (back.to, commit.n))[-ROLLBACKS_KEPT:],
     )  # fmt: skip
     return _note(state, commit, "syncer", f"rolled back to commit {back.to}: {commit.reason}")
 

@@ -3,7 +3,8 @@
 The second is demanded where it can be had: of a learner whose offers follow the pace of the others (`local_steps:
 measured`, `adoption: on_arrival`), with a grace for those that come a little later (`overlap: auto`), that can make two
 steps of its own and an exchange within a round (after an adoption that gives up its progress it steps anew), in a run
-whose slots are long beside a call of the store.
+whose slots are long beside a call of the store, and of more than one fragment (of a single one nothing is offered
+before the outcome of its last offer is known, and to hear of that late is to be late again).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from diloco_cli.simulate.histories.options import CALLS_AN_EXCHANGE, POLL_BOUNDS_S, Options
+from diloco_cli.simulate.histories.options import CALLS_AN_EXCHANGE, POLL_BOUNDS_S, SLOWEST, Options
 from diloco_cli.simulate.histories.processes import Process
 from diloco_cli.simulate.histories.replayer import LIVENESS, Plain, expect
 
@@ -89,7 +90,7 @@ class Attendances:
         options, region = self.history.options, self.history.region
         if (options.local_steps, options.adoption, options.overlap) != ("measured", "on_arrival", "auto"):
             return False
-        if region is not None and process.role in region.residents:
+        if options.fragments == 1 or (region is not None and process.role in region.residents):
             return False
         exchange_s = 2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * options.latency_s
         until_s = min(process.ended_s, self.history.world.now_s)
@@ -100,5 +101,5 @@ class Attendances:
 
 def step_s(options: Options, process: Process) -> float:
     """How long one of its steps takes, by the world's clock."""
-    slowest = options.slowest if process.role == "l0" else 1.0
+    slowest = options.slowest if process.role == SLOWEST else 1.0
     return options.step_s * slowest / process.clock_rate

@@ -12,7 +12,7 @@ from diloco_cli.protocol.regional import TRIES_AGAIN_S
 from diloco_cli.simulate.histories.attendance import Attendances
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.monitor import check_folded
-from diloco_cli.simulate.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S
+from diloco_cli.simulate.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
 from diloco_cli.simulate.histories.processes import LARGEST_DRIFT, Process
 from diloco_cli.simulate.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
 from diloco_cli.store.retry import LONGEST_PAUSE_S
@@ -58,6 +58,8 @@ class Healthy:
         for process in history.supervisor.processes:
             if process.ended or process.role not in history.roles:
                 continue
+            if history.options.outruns_bases and process.role == SLOWEST:
+                continue
             if self._excused(process):
                 process.heard_merges = replayer.merges
                 process.offered_of.clear()
@@ -74,10 +76,11 @@ class Healthy:
             self._check_fragments(process)
 
     def _check_fragments(self, process: Process) -> None:
-        """Who offers, offers of all that it trains. (Where learners do not follow the pace of the others, one that is
-        half as fast may come to every second slot, and that may be the same fragment's for ever.)"""
+        """Who offers, offers of all that it trains. (Where learners do not follow the pace of the others, or there is
+        no grace, one that is half as fast may come to every second slot, and that may be the same fragment's for ever.)
+        """
         merges, options = self.history.monitor.replayer.merges, self.history.options
-        if (options.local_steps, options.adoption) != ("measured", "on_arrival"):
+        if (options.local_steps, options.adoption) != ("measured", "on_arrival") or options.overlap == 0:
             return
         for fragment in range(options.fragments):
             rounds = (merges - process.offered_of.setdefault(fragment, merges)) / options.fragments

@@ -30,6 +30,7 @@ BATCH_TOKENS = 4
 CALLS_AN_EXCHANGE = 14  # from an offer to the adoption of what came of it, one after the other
 GRACE_S = 1.0  # of readers, before anything is deleted
 REGION = "apart"  # the one with a bucket of its own, in some histories
+SLOWEST = "l0"  # its steps take `slowest` times as long
 SPARE_SHARDS = 2  # for islands that join
 MOST_LEARNERS = 16
 SHORT_MERGES, LONG_MERGES, LONG_SHARE = (5, 8), (100, 300), 0.01
@@ -98,6 +99,12 @@ class Options:
     @property
     def slot_s(self) -> float:
         return self.step_s * self.steps_a_slot
+
+    @property
+    def outruns_bases(self) -> bool:
+        """Whether two steps of the slowest learner last for so many slots that its base is too old by then."""
+        slots = 2 * self.slowest / self.steps_a_slot
+        return self.slowest > 1 and slots >= (self.staleness_rounds + 1) * self.fragments
 
     @property
     def contributions(self) -> float:

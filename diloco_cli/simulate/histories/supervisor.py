@@ -13,7 +13,7 @@ from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.demands import check_gave_way
 from diloco_cli.simulate.histories.learner import Habits
 from diloco_cli.simulate.histories.monitor import OPERATOR
-from diloco_cli.simulate.histories.options import as_learner
+from diloco_cli.simulate.histories.options import SLOWEST, as_learner
 from diloco_cli.simulate.histories.processes import Process, SlowEvaluator
 from diloco_cli.simulate.histories.replayer import ViolationError
 from diloco_cli.simulate.world import Actor
@@ -96,7 +96,7 @@ class Supervisor:
     def _habits(self, name: str) -> Habits:
         options, disturber = self.history.options, self.history.disturber
         return Habits(
-            options.step_s * (options.slowest if name == "l0" else 1.0),
+            options.step_s * (options.slowest if name == SLOWEST else 1.0),
             lambda: disturber.leaves(name),
             lambda: disturber.poison(name),
             lambda: disturber.corrupts(name),

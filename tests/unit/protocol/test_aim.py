@@ -292,6 +292,16 @@ def test_after_a_skip_all_meet_in_the_slot_that_is_due() -> None:
     assert not aim.skipped and aim.closes_s(13, 106.0) == 108.5
 
 
+def test_one_that_has_missed_a_round_comes_to_a_slot_that_is_open_without_its_steps() -> None:
+    """The slots go on as fast as its steps, so it would be one step short of each for ever."""
+    aim = aim_at(10, pace="planned")
+    aim.heard(log(14, merged=11), 106.0, 106.0)
+    assert aim.skipped and slots_after(aim, 1, 106.1, local_steps=100.0) == [14]
+    aim = aim_at(10, pace="planned")
+    aim.heard(log(13, merged=10), 106.0, 106.0)
+    assert slots_after(aim, 1, 106.1, local_steps=100.0) == [], "it has not missed a whole round"
+
+
 def test_no_slot_is_named_that_is_further_ahead_than_a_base_may_be_old() -> None:
     """However much it has trained, and however long its uploads take."""
     aim = aim_at(10, most_ahead=6)

@@ -78,6 +78,25 @@ def test_in_short_slots_it_looks_all_the_time() -> None:
     assert len(pauses_s) > 100 and shortest_s <= min(pauses_s[1:]) and max(pauses_s) < longest_s + 0.01
 
 
+def test_when_it_looks_again_follows_what_steps_turn_out_to_take() -> None:
+    """A hiccup in the first step makes slots seem to take 100 s; it looks again as soon as others tell otherwise."""
+    run = make_run(fragments=1)
+    run = replace(run, islands=tuple(replace(island, step_s=25.0) for island in run.islands))
+    living = Living(WrittenLog(run))
+    living.world.pause(living.actor)
+    living.world.run_for(5.0)
+    living.learner.watch.took("step", 25.0)
+    living.log.merge(90, applied("l1"))
+    living.until(lambda: living.learner.follower.state.n == 1)
+    living.world.run_for(5.0)
+    living.log.merge(80, applied("l1", 1, base=1, data_start=8, data_end=16))
+    living.world.run_for(5.0)
+    assert living.learner.follower.state.n == 1
+    living.learner.watch.took("step", 0.1)
+    living.world.run_for(1.0)
+    assert living.learner.follower.state.n == 2
+
+
 # -- news for the training --------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,18 @@ def test_a_merge_that_a_rollback_has_made_void_is_not_waited_for() -> None:
     assert max(living.training.values) < 70
 
 
+def test_one_that_has_nothing_to_offer_any_more_steps_on() -> None:
+    """Its offer was refused and it was quarantined; let in again it has given up all progress, and so have the others:
+    there is no merge to wait for before somebody trains."""
+    living = waiting()
+    living.log.append("refuse", fates=tuple(Fate("l0", 1, n, 0, "digest_mismatch") for n in range(8)))
+    living.log.append("quarantine", learner="l0")
+    living.world.run_for(5.0)
+    assert living.training.steps == 2
+    living.log.append("lift", learner="l0")
+    living.until(lambda: living.training.steps > 2)
+
+
 def test_a_slot_that_was_skipped_is_not_waited_for() -> None:
     living = waiting()
     living.log.append("skip", slot=0)
