@@ -47,9 +47,14 @@ def _head_of(model: torch.nn.Module, embeddings: list[torch.nn.Embedding]) -> in
 def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The fragment's tensors as one [n] float32 vector on the CPU."""
     flat = torch.empty(fragment.num_parameters, dtype=torch.float32)
+    gather_into(flat, fragment, tensors)
+    return flat
+
+
+def gather_into(flat: torch.Tensor, fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The same into an [n] float32 vector on any device."""
     for slot in fragment.tensors:
         flat[slot.start : slot.start + slot.num_elements].copy_(_piece(slot, tensors[slot.name].detach()).reshape(-1))
-    return flat
 
 
 @torch.no_grad()

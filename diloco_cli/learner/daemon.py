@@ -155,9 +155,9 @@ def _learn(
     facts, earlier = Facts(island.name), _earlier_beat(store, island.name)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
+    training, wire = _ports(run, replica, island.slowdown)
     learner = Learner(
-        run, island.name, _claim(), DeviceTraining(run, replica, island.slowdown), TensorWire(run), nonce, lanes.start,
-        facts, stop.is_set, lambda: not stop.is_due(),
+        run, island.name, _claim(), training, wire, nonce, lanes.start, facts, stop.is_set, lambda: not stop.is_due(),
         lambda: facts.heartbeat() | _traffic(meter, store, earlier), lanes.news.set,
     )  # fmt: skip
     news.beat = lambda: _beat_unless_it_fails(meter, learner)
@@ -168,6 +168,14 @@ def _learn(
             raise TerminatedError("stopped by a signal")
 
     _train(learner, lanes, store, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
+
+
+def _ports(run: RunFormat, replica: Replica, slowdown: float) -> tuple[DeviceTraining, TensorWire]:
+    if replica.device.type != "cuda":
+        return DeviceTraining(run, replica, slowdown), TensorWire(run)
+    from diloco_cli.learner.cuda import CudaTraining, CudaWire
+
+    return CudaTraining(run, replica, slowdown), CudaWire(run, replica.device)
 
 
 def _hasty(stop: Stopping) -> SystemClock:

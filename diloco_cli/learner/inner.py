@@ -89,13 +89,21 @@ def _spec(model: nn.Module) -> Spec:
 
 def inner_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
     """Copies of AdamW's moments on the CPU, ready to be written; None if there are none (SGD, or no step yet)."""
+    tensors = moments_of(model, optimizer)
+    return (
+        None if tensors is None else {name: torch.empty_like(t, device="cpu").copy_(t) for name, t in tensors.items()}
+    )
+
+
+def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
+    """AdamW's moments in float32 as they are now, where they are: no copies of those that are float32."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not all("exp_avg" in optimizer.state.get(p, {}) for _, p in named):
         return None
     tensors = {"step": torch.tensor([int(optimizer.state[named[0][1]]["step"])])}
     for name, parameter in named:
         for moment in ("exp_avg", "exp_avg_sq"):
-            tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].detach().float().cpu().clone()
+            tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].detach().float()
     return tensors
 
 

@@ -25,7 +25,8 @@ from diloco_cli.store.open import open_store
 from tests.benchmarks.measure import machine, spread
 
 ROUNDS = 5
-WARM_STEPS = 50  # of the loop alone, that do not count
+WARM_STEPS = 50  # that do not count
+LIMIT_S = 300.0
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = "version: 1\nstore: {url: bucket}\nislands:\n  - {name: alone, region: here, accelerators: 'cpu:1'}\n"
 
@@ -46,7 +47,7 @@ SETUPS = {
     "cuda": Setup(
         "cuda",
         20_000_000,
-        ("model.preset=gpt-small", "train.batch_tokens=32768", "evaluation.every=1000", "evaluation.sequences=1"),
+        ("model.preset=gpt-small", "train.batch_tokens=32768", "evaluation.every=1000"),
         speed=4e5,
         pins=False,
     ),
@@ -83,30 +84,58 @@ print(batch * len(times[{WARM_STEPS}:]) / sum(times[{WARM_STEPS}:]))
     return float(done.communicate()[0])
 
 
-def prepare(setup: Setup, folder: Path, url: str) -> None:
-    """Create the run with its one island."""
+def prepare(setup: Setup, folder: Path, url: str) -> int:
+    """Create the run with its one island, which does not end by itself; its batch in tokens."""
     shutil.copy(ROOT / "examples" / "quickstart" / "run.yaml", folder)
     (folder / "inventory.yaml").write_text(INVENTORY)
-    run = load_run(folder / "run.yaml", [f"train.tokens={setup.tokens}", *setup.overrides])
+    run = load_run(folder / "run.yaml", [f"train.tokens={100 * setup.tokens}", *setup.overrides])
     batch, speed = run.train.batch_tokens, setup.speed
     pace = IslandPace(batch, run.sync.every, speed, batch / speed, micro_batch_tokens=batch)
     created = make_format(run, load_inventory(folder / "inventory.yaml"), url, {"alone": pace})
     create_run(open_store(url, create=True), created, url)
+    return batch
 
 
 def with_exchange(setup: Setup) -> tuple[float, float]:
-    """(tokens/s, % of the time blocked) of a learner on core 0 with its syncer on core 1, from its own log."""
+    """(tokens/s, % of the time blocked) of a learner on core 0 with its syncer on core 1, from its own heartbeats: over
+    as many tokens as without, after as many first steps."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         url = f"file://{folder}/bucket/quickstart"
-        prepare(setup, folder, url)
+        batch = prepare(setup, folder, url)
         syncer = started(setup, [sys.executable, "-m", "diloco_cli", "syncer", "--run", url], core=1)
         words = ["learner", "--run", url, "--name", "alone", "--device", setup.device]
         learner = started(setup, [sys.executable, "-m", "diloco_cli", *words], core=0)
-        learner.communicate()
-        syncer.communicate()
-        beat = json.loads((folder / "bucket" / "quickstart" / "beat" / "alone.json").read_text())
-        return beat["mean_tokens_per_s"], beat["blocked_percent"]
+        try:
+            beat = folder / "bucket" / "quickstart" / "beat" / "alone.json"
+            first, last = Spent.after(WARM_STEPS * batch, beat), Spent.after(setup.tokens, beat)
+        finally:
+            for process in (learner, syncer):
+                process.kill()
+                process.communicate()
+        seconds = last.seconds - first.seconds
+        return (last.tokens - first.tokens) / seconds, 100 * (last.blocked_s - first.blocked_s) / seconds
+
+
+@dataclass(frozen=True)
+class Spent:
+    """By a learner since it began."""
+
+    tokens: int
+    seconds: float
+    blocked_s: float
+
+    @classmethod
+    def after(cls, tokens: int, beat: Path) -> Spent:
+        """As of its first heartbeat with so many."""
+        ends_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < ends_s:
+            facts = json.loads(beat.read_text()) if beat.exists() else {"position": 0}
+            if facts["position"] >= tokens:
+                seconds = facts["position"] / facts["mean_tokens_per_s"]
+                return cls(facts["position"], seconds, seconds * facts["blocked_percent"] / 100)
+            time.sleep(0.2)
+        raise SystemExit(f"the learner has not trained {tokens:,} tokens in {LIMIT_S:.0f} s")
 
 
 def started(setup: Setup, words: list[str], core: int) -> subprocess.Popen[str]:

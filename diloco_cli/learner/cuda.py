@@ -1,0 +1,133 @@
+"""An island with one CUDA device: fragments cross between device and host beside the training, on streams of their own.
+
+    send     a copy on the device, which waits for nothing; the upload lane brings it to the host and encodes it there
+    arrive   the follower decodes a version on the host and brings it to the device
+    adopt    arithmetic and copies on the device alone
+
+So the training thread never waits for the bus, and no step waits for a copy. On the device are, beside the model: what
+was sent and is not adopted yet, and what has arrived and is not adopted yet.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from diloco_cli.algorithm.flat import gather_into, scatter
+from diloco_cli.algorithm.payload import to_bytes
+from diloco_cli.learner.inner import keeps_moments, moments_of
+from diloco_cli.learner.replica import Replica
+from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.wire import TensorWire, mixed
+from diloco_cli.protocol.ports import Moments, Values
+from diloco_cli.protocol.records import Mixing, Output, RunFormat
+
+
+class Placed:
+    """One fragment's [n] float32 values on the host, on the device, or on both. `stream`: on which it crosses."""
+
+    def __init__(self, stream: torch.cuda.Stream, host: torch.Tensor | None, device: torch.Tensor | None) -> None:
+        self._stream, self._host, self._device = stream, host, device
+        self._is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # on the device
+        if device is not None:
+            self._is_there.record()
+
+    def upload(self) -> Placed:
+        """Bring it to the device. Returns when it is there."""
+        assert self._host is not None
+        with torch.cuda.stream(self._stream):
+            self._device = self._host.to(self._stream.device)
+            self._is_there.record()
+        return self
+
+    @property
+    def host(self) -> torch.Tensor:
+        """For any thread; waits for the copy, and for nothing that the device was told after these values."""
+        if self._host is not None:
+            return self._host
+        assert self._device is not None
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._is_there)
+            found = torch.empty(self._device.shape, pin_memory=True)
+            found.copy_(self._device, non_blocking=True)
+        self._stream.synchronize()
+        return found
+
+    @property
+    def device(self) -> torch.Tensor:
+        """For the training thread, on its own stream."""
+        if self._device is None:
+            self.upload()
+        assert self._device is not None
+        current = torch.cuda.current_stream(self._stream.device)
+        current.wait_event(self._is_there)
+        self._device.record_stream(current)
+        return self._device
+
+    def leave_device(self) -> None:
+        """It is needed there no more, if it is on the host: a base, from now on."""
+        if self._host is not None:
+            self._device = None
+
+
+class CudaTraining(DeviceTraining):
+    """`outward`: the stream on which sent fragments leave the device."""
+
+    def __init__(self, run: RunFormat, replica: Replica, slowdown: float = 1.0) -> None:
+        super().__init__(run, replica, slowdown)
+        self.outward = torch.cuda.Stream(replica.device)  # type: ignore[no-untyped-call]
+        if keeps_moments(replica.optimizer):  # torch keeps freed pinned memory: half a second less at the first save
+            _pinned_like([t for t in self._tensors.values() if t.requires_grad for _ in range(2)])
+
+    def read(self, fragment: int) -> Values:
+        slots = self.run.layout.fragments[fragment]
+        flat = torch.empty(slots.num_parameters, device=self.replica.device)
+        gather_into(flat, slots, self._tensors)
+        return Placed(self.outward, None, flat)
+
+    def write(self, fragment: int, values: Values) -> None:
+        scatter(self.run.layout.fragments[fragment], values.device, self._tensors)
+        values.leave_device()
+
+    def save(self) -> Moments | None:
+        """The copies are ordered between two steps; only the lane that encodes them waits for them."""
+        tensors = moments_of(self.replica.model, self.replica.optimizer)
+        if tensors is None:
+            return None
+        copies = dict(zip(tensors, _pinned_like(list(tensors.values())), strict=True))
+        for name, tensor in tensors.items():
+            copies[name].copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(self.replica.device))
+
+        def encode() -> bytes:
+            copied.synchronize()
+            return to_bytes(copies)
+
+        return Moments(int(tensors["step"][0]), encode)
+
+
+class CudaWire(TensorWire):
+    """`Values` are `Placed`, as in `CudaTraining`."""
+
+    def __init__(self, run: RunFormat, device: torch.device) -> None:
+        super().__init__(run)
+        self._inward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
+        return super().encode(fragment, seq, applied, base.host, values.host)
+
+    def decode(self, output: Output, data: bytes) -> Values:
+        return Placed(self._inward, super().decode(output, data), None).upload()
+
+    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:
+        against = None if reference is None else reference.device
+        found = Placed(self._inward, None, mixed(mixing, merged.device, own.device, against, self._blend))
+        for placed in (merged, reference):
+            if placed is not None:
+                placed.leave_device()
+        return found
+
+
+def _pinned_like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """On the host, for copies that a device makes by itself."""
+    return [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
