@@ -25,7 +25,7 @@ from diloco_cli.tapes.trial import Trial  # noqa: E402
 TASK = TASKS["dense"]
 TOKENS = 491_520
 SLOW = 1.5  # times as long for a step: every second learner, where hardware is mixed
-FAR_S = 6.0  # an upload, and a download, of a distant island: six inner steps each
+FAR_S = 1.9  # inner steps, that an upload, and a download, of a distant island takes: its link just carries a slot's
 
 Change = Callable[[Trial], Trial]
 
@@ -77,7 +77,7 @@ def codec_study() -> Iterator[Variant]:
 
 
 def overlap_study() -> Iterator[Variant]:
-    """What becomes of a learner's own progress on adoption, near (0.6 steps in flight) and far (12 of 24)."""
+    """What becomes of a learner's own progress on adoption, near (0.6 steps on the way) and far (3.8 of 24)."""
     far = tuple(replace(pacing, upload_s=FAR_S, download_s=FAR_S) for pacing in nearly_equal(2))
     for where, pacings, overlap in (("near", nearly_equal(2), 1), ("far", far, "auto")):
         for name, fields in (
