@@ -137,6 +137,13 @@ def _check_length(run: RunSettings, place: _Places) -> None:
 
 def _check_cold_start(run: RunSettings, place: _Places) -> None:
     cold, sync = run.cold_start, run.sync
+    asked = [name for name in ("learners", "every", "outer_lr", "outer_momentum") if getattr(cold, name) is not None]
+    if asked and cold.rounds == 0:
+        place.refuse(
+            f"cold_start.{asked[0]}",
+            "it holds for the first cold_start.rounds rounds, and these are 0",
+            "--set cold_start.rounds=10",
+        )
     if cold.learners is not None and cold.learners < sync.quorum:
         place.refuse(
             "cold_start.learners",

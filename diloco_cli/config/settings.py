@@ -134,9 +134,9 @@ class OuterSettings:
 
 @dataclass(frozen=True)
 class ColdStartSettings:
-    """The first `rounds` rounds (0: none are special). `learners`: so many islands, the first of the run, train in them
-    and the others join later. `every`: H in them. `outer_lr`, `outer_momentum`: of the first round; they come to those
-    of `outer` in even steps. None: as in all other rounds."""
+    """The first `rounds` rounds (0: none are special). `learners`: so many islands, the fastest as planned, train in
+    them and the others join later. `every`: H in them. `outer_lr`, `outer_momentum`: of the first round; they come to
+    those of `outer` in even steps. None: as in all other rounds."""
 
     rounds: int = 0
     learners: int | None = None

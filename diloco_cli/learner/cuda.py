@@ -4,8 +4,9 @@
     arrive   the follower decodes a version on the host and brings it to the device
     adopt    arithmetic and copies on the device alone
 
-So the training thread never waits for the bus, and no step waits for a copy. On the device are, beside the model: what
-was sent and is not adopted yet, and what has arrived and is not adopted yet.
+So the training thread waits for the bus only where progress is kept on a version that comes while an offer is out: the
+base that it is measured from has left the device by then. Saved moments are copied between two steps. On the device
+are, beside the model: what was sent and is not adopted yet, and what has arrived and is not adopted yet.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class Placed:
         self._stream, self._host, self._device = stream, host, device
         self._is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # on the device
         if device is not None:
-            self._is_there.record()
+            self._is_there.record(torch.cuda.current_stream(device.device))
 
     def upload(self) -> Placed:
         """Bring it to the device. Returns when it is there."""
         assert self._host is not None
         with torch.cuda.stream(self._stream):
             self._device = self._host.to(self._stream.device)
-            self._is_there.record()
+            self._is_there.record(self._stream)
         return self
 
     @property
@@ -129,5 +130,6 @@ class CudaWire(TensorWire):
 
 
 def _pinned_like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """On the host, for copies that a device makes by itself."""
-    return [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    """float32 on the host (a step count as it is), for copies that a device makes by itself."""
+    types = [tensor.dtype if tensor.dtype == torch.int64 else torch.float32 for tensor in tensors]
+    return [torch.empty(t.shape, dtype=dtype, pin_memory=True) for t, dtype in zip(tensors, types, strict=True)]

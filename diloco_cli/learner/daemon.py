@@ -173,6 +173,7 @@ def _learn(
 def _ports(run: RunFormat, replica: Replica, slowdown: float) -> tuple[DeviceTraining, TensorWire]:
     if replica.device.type != "cuda":
         return DeviceTraining(run, replica, slowdown), TensorWire(run)
+    torch.cuda.set_device(replica.device)  # of this thread, for what it pins
     from diloco_cli.learner.cuda import CudaTraining, CudaWire
 
     return CudaTraining(run, replica, slowdown), CudaWire(run, replica.device)

@@ -8,7 +8,7 @@ from datetime import datetime
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.moments import moment
 from diloco_cli.protocol.beats import LearnerBeat, MirrorBeat
-from diloco_cli.protocol.records import Island, RegionStore
+from diloco_cli.protocol.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import LearnerRecord, MergeNote, RunState
 
@@ -156,7 +156,7 @@ def status_of(facts: RunFacts) -> Status:
         run=run.name,
         state=run_state(facts, learners, syncer),
         commit=state.n,
-        step=_global_step(state.slot, run.settings.sync.every, run.num_fragments),
+        step=_global_step(run, state.slot),
         tokens=tokens,
         tokens_target=target,
         loss=state.loss,
@@ -221,12 +221,15 @@ def goodput(facts: RunFacts) -> float | None:
     return facts.state.tokens(facts.run.layout) / planned if planned > 0 else None
 
 
-def _global_step(slot: int, every: int, num_fragments: int) -> int:
+def _global_step(run: RunFormat, slot: int) -> int:
     """The paper's t of the last committed slot."""
     if slot == 0:
         return 0
-    rounds = (slot - 1) // num_fragments
-    return rounds * every + (fragment_of_slot(slot - 1, num_fragments) + 1) * every // num_fragments
+    every, cold = run.settings.sync.every, run.settings.cold_start
+    first = every if cold.every is None else cold.every
+    rounds = (slot - 1) // run.num_fragments
+    due = (fragment_of_slot(slot - 1, run.num_fragments) + 1) * (first if rounds < cold.rounds else every)
+    return min(rounds, cold.rounds) * first + max(0, rounds - cold.rounds) * every + due // run.num_fragments
 
 
 def _last_merge(facts: RunFacts) -> LastMerge | None:

@@ -42,7 +42,7 @@ def assemble(
         unit, count = "layers" if run.sync.layout == "layers" else "tensors", fleet.schedule.fragments
         warnings.append(f"the model has too few {unit} for {run.sync.fragments} fragments: there will be {count}")
     warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs)
-    warnings += _cold_start_warnings(fleet, run, model, sorted(order, key=order.__getitem__))
+    warnings += _cold_start_warnings(fleet, run, model)
     warnings += [warning for island in islands for warning in island.warnings]
     offsets = fragment_offsets(run.sync.every, fleet.schedule.fragments)
     return Plan(
@@ -62,10 +62,10 @@ def assemble(
     )
 
 
-def _cold_start_warnings(fleet: Fleet, run: RunSettings, model: ModelFacts, names: Sequence[str]) -> list[str]:
+def _cold_start_warnings(fleet: Fleet, run: RunSettings, model: ModelFacts) -> list[str]:
     """What the first rounds cost: islands that stand idle, links that carry as much in less time."""
     cold, sync, warnings = run.cold_start, run.sync, []
-    kept = [name for name in names if name in {candidate.island.name for candidate in fleet.kept}]
+    kept = [c.island.name for c in sorted(fleet.kept, key=lambda c: (-c.tokens_per_s, c.island.name))]
     if cold.rounds and cold.learners is not None and cold.learners < len(kept):
         first, idle = ", ".join(kept[: cold.learners]), len(kept) - cold.learners
         warnings.append(f"cold start: {first} alone for {cold.rounds} rounds; {idle} of {len(kept)} islands stand idle")

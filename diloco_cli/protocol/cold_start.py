@@ -1,4 +1,4 @@
-"""The first rounds of a run, which `cold_start` may let go another way than the rest. Pure.
+"""The first rounds of a run, in which `cold_start` may ask for something else than in the rest. Pure.
 
 Models that are hardly trained move fast and apart, and what an average of them loses then is missing for long. All that
 is different in these rounds follows from a slot's number, which the log knows; so nobody is told when they end.
@@ -21,15 +21,17 @@ def is_cold(settings: RunSettings, slot: int, num_fragments: int) -> bool:
 
 
 def beginners(run: RunFormat, slot: int) -> tuple[str, ...] | None:
-    """The learners that train until this slot is merged, while the others wait; None: all do."""
+    """The learners that train until this slot is merged, while the others wait: the fastest, as planned, names breaking
+    ties. None: all do."""
     count = run.settings.cold_start.learners
     if count is None or not is_cold(run.settings, slot, run.num_fragments):
         return None
-    return tuple(island.name for island in run.islands[:count])
+    return tuple(island.name for island in sorted(run.islands, key=lambda i: (-i.tokens_per_s, i.name))[:count])
 
 
 class Turn:
-    """Of one learner: when it may begin. Nobody waits for ever for the first ones: they may be dead."""
+    """Whether one learner may train yet. It does not wait for ever for those that begin: they may be dead, or slow to
+    start; then it begins, and goes on."""
 
     def __init__(self, run: RunFormat, learner: str) -> None:
         self._run, self._learner, self._quiet_since_s, self._is_mine = run, learner, inf, False

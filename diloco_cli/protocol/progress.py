@@ -103,7 +103,7 @@ class Progress:
     @property
     def round_steps(self) -> float:
         """H_i of the round in which its next offer's slot is: fewer in a cold start."""
-        return self.local_steps * steps_share(self.run, self.aim.next_slot)
+        return self.local_steps * steps_share(self.run, max(self.aim.next_slot, self.aim.head))
 
     def begin(self, inner: str | None, moments_lost: bool) -> None:
         """Training starts, from what has been adopted and restored by now."""

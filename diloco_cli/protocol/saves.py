@@ -14,7 +14,8 @@ class Saves:
         self._rollbacks: tuple[tuple[int, int], ...] = ()
 
     def add(self, key: str, n: int) -> None:
-        self._saves = (*self._saves, (n, key))[-REMEMBERED:]
+        left = (save for save in self._saves if self._counts(save[0]))  # or those would take the place of what counts
+        self._saves = (*left, (n, key))[-REMEMBERED:]
 
     @property
     def newest(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What the exchange costs a learner, beside the same loop without it: python -m tests.benchmarks.exchange
+"""What the exchange costs a learner, beside a plain loop without it: python -m tests.benchmarks.exchange
 
 One learner on one core, the syncer on another; with `--device cuda` a model of 124 M parameters on the GPU, with all
 cores for the rest. Goals: blocked at most 1 % of the time, at least 97 % of the tokens/s.

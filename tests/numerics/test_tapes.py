@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco_cli.config.settings import SyncSettings
+from diloco_cli.config.settings import ColdStartSettings, SyncSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.records import Event, RunFormat
 from diloco_cli.protocol.tape import Tape, TapeMerge, Track
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.syncer.replay import Replayer
+from diloco_cli.syncer.replay import Replayer, verified
 from diloco_cli.tapes.files import read_tape, write_tape
 from diloco_cli.tapes.player import Player, play
 from diloco_cli.tapes.recorder import record
@@ -223,3 +223,18 @@ def test_an_incarnation_of_which_nothing_was_merged_still_hands_on_its_moments()
     assert chained == outcome(third, second, first)
     unchained = replace(second, inner_step=None)
     assert len({chained, outcome(first, unchained, third), outcome(replace(third, inner_step=None))}) == 3
+
+
+# -- the first rounds -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_outer_optimizer_warms_up_is_repeated_and_verified_by_its_slots() -> None:
+    """A player or a replay that took another round's learning rate would come to other bytes."""
+    run = live_format(SYNC, rounds=6)
+    start = ColdStartSettings(rounds=3, outer_lr=0.1, outer_momentum=0.0)
+    run = replace(run, settings=replace(run.settings, cold_start=start))
+    store = run_live(run, Chance(late_s=0.002, seed=0))
+    tape = record(store, run)
+    assert first_difference(tape) is None and verified(store, run).mismatches == []
+    plain = replace(tape.run, settings=replace(tape.run.settings, cold_start=ColdStartSettings()))
+    assert first_difference(replace(tape, run=plain)) is not None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.config.settings import ColdStartSettings, Link, OuterSettings
+from diloco_cli.observe.status import _global_step
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.cold_start import beginners, outer_at, steps_share
 from diloco_cli.protocol.progress import Progress
@@ -23,11 +24,16 @@ ENDS = ROUNDS * FRAGMENTS
 
 
 def cold(fragments: int = FRAGMENTS, skip_after_s: float = 60.0, **changes: object) -> RunFormat:
-    """Rounds of four steps; `l1` is the first of the run's islands."""
+    """Rounds of four steps; `l1` is the fastest of the run's islands."""
     run = make_run(fragments, skip_after_s=skip_after_s)
     start = replace(ColdStartSettings(ROUNDS), **changes)
     outer = OuterSettings(lr=0.8, momentum=0.4)
-    return replace(run, islands=run.islands[::-1], settings=replace(run.settings, cold_start=start, outer=outer))
+    slow, fast = run.islands
+    return replace(
+        run,
+        islands=(slow, replace(fast, tokens_per_s=200.0)),
+        settings=replace(run.settings, cold_start=start, outer=outer),
+    )
 
 
 def test_without_it_every_round_is_alike() -> None:
@@ -58,6 +64,12 @@ def test_shorter_rounds_are_counted_by_the_slot_that_is_offered_for() -> None:
     assert [[draft.slot for draft in stepped(progress, 1)] for _ in range(2)] == [[0], [1]]
 
 
+def test_status_counts_the_steps_of_short_rounds() -> None:
+    """Four rounds of two steps, then rounds of four; of two slots each."""
+    found = [_global_step(cold(every=2), slot) for slot in (0, 1, 2, ENDS, ENDS + 1, ENDS + 2, ENDS + 4)]
+    assert found == [0, 1, 2, 8, 10, 12, 16]
+
+
 def test_the_plan_says_which_islands_stand_idle_and_which_links_are_too_slow() -> None:
     """A round of 100 steps asks 142 Mbit/s of each link, one of 10 steps ten times as much."""
     islands = fleet(replace(IOWA, link=FAST), replace(OLD, link=Link(up_bps=1e9, down_bps=1e9)))
@@ -72,7 +84,7 @@ def test_the_plan_says_which_islands_stand_idle_and_which_links_are_too_slow() -
 
 
 def waiting(**changes: object) -> Living:
-    """`l0` is not among the first."""
+    """`l0` is not the fastest."""
     living = Living(WrittenLog(cold(learners=1, **changes)))
     living.world.run_for(10.0)
     assert living.training.steps == 0 and living.learner.doing == "WAITING" and living.offers() == []
@@ -80,9 +92,11 @@ def waiting(**changes: object) -> Living:
     return living
 
 
-def test_the_first_of_the_run_train_at_once() -> None:
+def test_the_fastest_trains_at_once_and_of_equal_ones_the_first_by_name() -> None:
     run = cold(learners=1)
-    living = Living(WrittenLog(replace(run, islands=run.islands[::-1])))
+    equal = tuple(replace(island, tokens_per_s=100.0) for island in run.islands[::-1])
+    assert beginners(run, 0) == ("l1",) and beginners(replace(run, islands=equal), 0) == ("l0",)
+    living = Living(WrittenLog(replace(run, islands=equal)))
     living.until(lambda: living.training.steps > 0)
 
 

@@ -47,6 +47,14 @@ def test_what_could_not_be_restored_is_not_named_again() -> None:
     assert saves.newest == "at 9"
 
 
+def test_what_lies_behind_a_rollback_takes_no_place() -> None:
+    saves = saved(*range(1, REMEMBERED + 1))
+    saves.go_back(((5, 20),))
+    for n in range(21, 26):
+        saves.add(f"at {n}", n)
+    assert saves.go_back(((5, 20), (4, 30))) == "at 4"
+
+
 def test_as_many_are_remembered_as_somebody_may_go_back_to() -> None:
     saves = saved(*range(REMEMBERED + 5))
     assert saves.go_back(((5, 100),)) == "at 5"
