@@ -26,6 +26,7 @@ from diloco_cli.protocol.log import SNAPSHOT_EVERY, Snapshot, read_log
 from diloco_cli.protocol.mixing import as_logged
 from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Commit, Input, Offer, Output, RunFormat
+from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.signing import LOG, SignatureError, learner_signer
@@ -161,8 +162,10 @@ class Replayer:
         sound = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if delta is not None]
         if not sound or len(sound) != len(deltas):
             return None
-        assert commit.slot is not None, "a merge has one"
-        merged = self.arithmetic.merge(commit.slot, sound)
+        slot, fragment = commit.slot, commit.outputs[0].fragment
+        if slot is None or fragment_of_slot(slot, self.run.num_fragments) != fragment:
+            return None
+        merged = self.arithmetic.merge(slot, sound)
         return None if isinstance(merged, Refused) else merged
 
     def _delta(self, item: Input, fragment: int) -> Source | None:

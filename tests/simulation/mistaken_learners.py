@@ -211,7 +211,7 @@ class MomentsOfAfter(Learner):
     """Goes on after a rollback with the newest moments that it has saved, which belong to what was left behind."""
 
     def _leave_behind(self, state: RunState) -> Steps[None]:
-        newest, self.saves.go_back = self.saves.newest, lambda to, at: newest  # type: ignore[method-assign]
+        newest, self.saves.go_back = self.saves.newest, lambda rollbacks: newest  # type: ignore[method-assign]
         yield from super()._leave_behind(state)
         del self.saves.go_back
 
