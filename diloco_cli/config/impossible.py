@@ -141,13 +141,13 @@ def _check_cold_start(run: RunSettings, place: _Places) -> None:
     if asked and cold.rounds == 0:
         place.refuse(
             f"cold_start.{asked[0]}",
-            "it holds for the first cold_start.rounds rounds, and these are 0",
+            "it has no effect while cold_start.rounds is 0",
             "--set cold_start.rounds=10",
         )
     if cold.learners is not None and cold.learners < sync.quorum:
         place.refuse(
             "cold_start.learners",
-            f"{cold.learners} alone never are the {sync.quorum} that a merge needs (sync.quorum)",
+            f"{cold.learners} cannot make a merge, which needs {sync.quorum} (sync.quorum)",
             f"--set cold_start.learners={sync.quorum} or more, or --set sync.quorum={cold.learners}",
         )
     if cold.every is None:

@@ -33,7 +33,7 @@ class Placed:
             self._is_there.record(torch.cuda.current_stream(device.device))
 
     def upload(self) -> Placed:
-        """Bring it to the device. Returns when it is there."""
+        """Bring it to the device, which waits for it where it is used."""
         assert self._host is not None
         with torch.cuda.stream(self._stream):
             self._device = self._host.to(self._stream.device)

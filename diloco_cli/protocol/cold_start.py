@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from diloco_cli.config.settings import OuterSettings, RunSettings
+from diloco_cli.config.settings import OuterSettings
 from diloco_cli.protocol.records import RunFormat
 
 PATIENCE_SLOTS = 4  # without a merge, as planned
 
 
-def is_cold(settings: RunSettings, slot: int, num_fragments: int) -> bool:
+def is_cold(run: RunFormat, slot: int) -> bool:
     """Whether a slot is in the first `cold_start.rounds` rounds."""
-    return slot < settings.cold_start.rounds * num_fragments
+    return slot < run.settings.cold_start.rounds * run.num_fragments
 
 
 def beginners(run: RunFormat, slot: int) -> tuple[str, ...] | None:
     """The learners that train until this slot is merged, while the others wait: the fastest, as planned, names breaking
     ties. None: all do."""
     count = run.settings.cold_start.learners
-    if count is None or not is_cold(run.settings, slot, run.num_fragments):
+    if count is None or not is_cold(run, slot):
         return None
     return tuple(island.name for island in sorted(run.islands, key=lambda i: (-i.tokens_per_s, i.name))[:count])
 
@@ -58,22 +58,21 @@ class Turn:
 def steps_share(run: RunFormat, slot: int) -> float:
     """The steps of this slot's round, as a share of those of a later one."""
     every = run.settings.cold_start.every
-    if every is None or not is_cold(run.settings, slot, run.num_fragments):
+    if every is None or not is_cold(run, slot):
         return 1.0
     return every / run.settings.sync.every
 
 
-def outer_at(settings: RunSettings, slot: int, num_fragments: int) -> OuterSettings:
+def outer_at(run: RunFormat, slot: int) -> OuterSettings:
     """The outer optimizer of this slot's merge: from the cold start's values at the first round, in even steps, to its
     own after the last. All fragments of a round are merged alike."""
-    outer, cold = settings.outer, settings.cold_start
-    if not is_cold(settings, slot, num_fragments):
+    outer, cold = run.settings.outer, run.settings.cold_start
+    if not is_cold(run, slot):
         return outer
-    share = (slot // num_fragments) / cold.rounds
-    lr = outer.lr if cold.outer_lr is None else cold.outer_lr + share * (outer.lr - cold.outer_lr)
-    momentum = (
-        outer.momentum
-        if cold.outer_momentum is None
-        else cold.outer_momentum + share * (outer.momentum - cold.outer_momentum)
-    )
-    return replace(outer, lr=lr, momentum=momentum)
+    share = (slot // run.num_fragments) / cold.rounds
+    lr = _between(cold.outer_lr, outer.lr, share)
+    return replace(outer, lr=lr, momentum=_between(cold.outer_momentum, outer.momentum, share))
+
+
+def _between(first: float | None, own: float, share: float) -> float:
+    return own if first is None else first + share * (own - first)

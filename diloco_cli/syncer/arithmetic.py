@@ -118,7 +118,7 @@ class TorchArithmetic:
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
         blank = Blank(state_spec(form.cut.size))
         finite = apply_merge(
-            outer_at(self.run.settings, slot, self.run.num_fragments),
+            outer_at(self.run, slot),
             merging,
             (current.parameters, current.momentum),
             (blank.tensors["parameters"], blank.tensors["momentum"]),

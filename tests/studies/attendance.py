@@ -66,7 +66,7 @@ name: {NAME}
 inventory: inventory.yaml
 model: {{entrypoint: "tests.studies.toy_task:model", args: {{elements: 16, fragments: {self.fragments}}}}}
 data:
-  entrypoint: "tests.studies.toy_task:unequal_data"
+  entrypoint: "tests.studies.toy_task:slow_data"
   args: {{step_s: {self.step_s}, factors: {list(self.factors)}}}
 train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
 sync: {{every: {self.every}, fragments: {self.fragments}, mixing: rebase, codec: fp32, broadcast: fp32}}

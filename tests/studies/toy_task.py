@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -43,24 +43,13 @@ def model(elements: int, fragments: int = FRAGMENTS) -> nn.Module:
 
 
 class SlowNothing(Nothing):
-    """The same, and each batch takes its time."""
+    """The same, and each batch takes its time; those of a shard with a factor so many times as long."""
 
-    def __init__(self, step_s: float) -> None:
-        self.step_s = step_s
-
-    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
-        time.sleep(self.step_s)
-        return super().batch(shard, num_shards, position, batch_tokens)
-
-
-class Unequal(Nothing):
-    """Batches of each shard take its own factor times `step_s`."""
-
-    def __init__(self, step_s: float, factors: list[float]) -> None:
+    def __init__(self, step_s: float, factors: Sequence[float] = ()) -> None:
         self.step_s, self.factors = step_s, factors
 
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
-        time.sleep(self.step_s * self.factors[shard])
+        time.sleep(self.step_s * (self.factors[shard] if self.factors else 1.0))
         return super().batch(shard, num_shards, position, batch_tokens)
 
 
@@ -102,12 +91,8 @@ def data() -> Nothing:
     return Nothing()
 
 
-def slow_data(step_s: float) -> Nothing:
-    return SlowNothing(step_s)
-
-
-def unequal_data(step_s: float, factors: list[float]) -> Nothing:
-    return Unequal(step_s, factors)
+def slow_data(step_s: float, factors: Sequence[float] = ()) -> Nothing:
+    return SlowNothing(step_s, factors)
 
 
 def witnessed_model(elements: int, journal: str) -> nn.Module:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from diloco_cli.protocol import learner as product
+from diloco_cli.protocol.cold_start import beginners
 from diloco_cli.protocol.observer import Observer, Phase
 from diloco_cli.protocol.progress import Draft
 from diloco_cli.protocol.records import Offer, OfferId, Output
@@ -90,11 +91,9 @@ class Witness(Observer):
 
     def _must_wait(self) -> bool:
         """In quarantine, or while others begin the run alone."""
-        learner, cold = self.learner, self.learner.run.settings.cold_start
-        first = [island.name for island in learner.run.islands][: cold.learners]
-        ends = cold.rounds * learner.run.num_fragments
-        alone = cold.learners is not None and learner.name not in first and learner.state.slot < ends
-        return alone or learner.progress.quarantined is not None
+        learner = self.learner
+        first = beginners(learner.run, learner.state.slot)
+        return (first is not None and learner.name not in first) or learner.progress.quarantined is not None
 
     def stepped(self, position: int, tokens: int) -> None:
         assert self.account is not None

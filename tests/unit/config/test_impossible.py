@@ -56,7 +56,7 @@ def islands(count: int) -> Inventory:
         (
             ["quorum: 2", "\ncold_start: {rounds: 4, learners: 1}"],
             11,
-            "1 alone never are the 2 that a merge needs",
+            "1 cannot make a merge, which needs 2",
             "quorum=1",
         ),
         (["\ncold_start: {rounds: 4, every: 41}"], 10, "41 steps are more than sync.every (40)", "cold_start.every=40"),
@@ -66,7 +66,7 @@ def islands(count: int) -> Inventory:
             "3 slots do not fit into a round of 2 steps",
             "overlap=auto",
         ),
-        (["\ncold_start: {outer_lr: 0}"], 10, "and these are 0", "cold_start.rounds=10"),
+        (["\ncold_start: {outer_lr: 0}"], 10, "no effect while cold_start.rounds is 0", "cold_start.rounds=10"),
         (["\ncold_start: {outer_momentum: 1}"], 10, "cold_start.outer_momentum: must be", None),
         (["quorum: 0"], 9, "sync.quorum: must be at least 1, not 0", None),
     ],

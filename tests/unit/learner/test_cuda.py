@@ -1,4 +1,4 @@
-"""An island with one CUDA device does what one without does, bit for bit, and its training waits for no copy."""
+"""An island with one CUDA device does what one without does, bit for bit."""
 
 from __future__ import annotations
 

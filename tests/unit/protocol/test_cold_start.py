@@ -40,12 +40,12 @@ def test_without_it_every_round_is_alike() -> None:
     for run in (make_run(), cold(), cold(rounds=0, learners=1, every=1, outer_lr=0.0)):
         for slot in (0, 1, ENDS):
             assert beginners(run, slot) is None and steps_share(run, slot) == 1.0
-            assert outer_at(run.settings, slot, FRAGMENTS) == run.settings.outer
+            assert outer_at(run, slot) == run.settings.outer
 
 
 def test_the_outer_optimizer_comes_to_its_own_values_in_even_steps_all_fragments_of_a_round_alike() -> None:
-    settings = cold(outer_lr=0.0, outer_momentum=0.8).settings
-    found = [outer_at(settings, slot, FRAGMENTS) for slot in range(ENDS + 2)]
+    run = cold(outer_lr=0.0, outer_momentum=0.8)
+    found = [outer_at(run, slot) for slot in range(ENDS + 2)]
     assert [outer.lr for outer in found] == pytest.approx([0, 0, 0.2, 0.2, 0.4, 0.4, 0.6, 0.6, 0.8, 0.8])
     assert [outer.momentum for outer in found[::2]] == pytest.approx([0.8, 0.7, 0.6, 0.5, 0.4])
     assert {outer.name for outer in found} == {"nesterov"}
