@@ -269,18 +269,19 @@ class Learner:
         self.observer.sent(draft)
         if self.at_tau:
             self.awaited.append(draft)
-        self.background("upload", self._upload(draft, base, values, self.loss))
+        self.background("upload", self._upload(draft, base, values, self.loss, self.saves.newest))
 
-    def _upload(self, draft: Draft, base: Values, values: Values, loss: float | None) -> Steps[None]:
+    def _upload(
+        self, draft: Draft, base: Values, values: Values, loss: float | None, moments: str | None
+    ) -> Steps[None]:
         """The payload, then the offer. Of an offer that the log has passed by now only the record is written: it tells
-        what happened before it, and its number must not be missing."""
+        what happened before it, and its number must not be missing. `moments`: the newest saved ones as the offer was
+        drafted, for those of later are told of in no offer yet."""
         started_s: float = yield Now()
         passed = draft.slot < self.follower.state.slot
         payload = b"" if passed else self._encoded(draft, base, values)
         timings = self.watch.timings(self.progress.round_steps, self.run.num_fragments)
-        offer = self.progress.offer(
-            draft, digest(payload), len(payload), self.nonce(), timings, loss, self.saves.newest
-        )  # fmt: skip
+        offer = self.progress.offer(draft, digest(payload), len(payload), self.nonce(), timings, loss, moments)
         mine = yield from self._publish(offer, payload)
         self.observer.published(offer, mine)
         now_s: float = yield Now()

@@ -10,7 +10,7 @@ import pytest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.eligibility import most_steps
-from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key
+from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key, read_inner_key
 from diloco_cli.protocol.learner import PAUSE_S
 from diloco_cli.protocol.operations import Create
 from diloco_cli.protocol.records import Event, Fate, Input, Offer, RunFormat
@@ -275,6 +275,19 @@ def test_saved_moments_are_named_in_later_offers_and_restored_by_a_successor() -
     assert successor.training.at[0].moments_lost is False
     assert successor.training.moments == 4 + successor.training.steps
     assert successor.offers(2) == [] and successor.learner.progress.position >= living.offers()[1].data_end
+
+
+def test_an_offer_names_no_moments_that_it_and_those_before_it_do_not_tell_of() -> None:
+    """They are saved while it waits for its upload. If this learner dies then, its successor restores what no record
+    tells of, and the run cannot be recorded."""
+    living = Living(WrittenLog(saving(make_run(mixing="rebase"))), begins=False)
+    slow = delta_key("l0", 1, 0, "")
+    living.world.latency_s = lambda actor, operation: 100.0 if getattr(operation, "key", "").startswith(slow) else 0.001
+    living.until(lambda: len(living.offers()) == 2, within_s=200.0)
+    assert living.learner.saves.newest is not None
+    told = {event.count for offer in living.offers() for event in offer.events if event.kind == "saved"}
+    named = {save[2] for offer in living.offers() if offer.inner and (save := read_inner_key(offer.inner))}
+    assert named <= told
 
 
 @pytest.mark.parametrize(("keeps_moments", "lost"), [(True, True), (False, False)])
