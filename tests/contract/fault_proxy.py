@@ -8,7 +8,9 @@ place.
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import aiohttp
 from aiohttp import web
@@ -37,6 +39,7 @@ class FaultProxy:
         self.server = LoopbackServer(self._app, port)
         self._upstream = upstream.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
+        self._one_write = asyncio.Lock()
 
     @property
     def url(self) -> str:
@@ -63,23 +66,28 @@ class FaultProxy:
             yield
 
     async def _pass_on(self, request: web.Request) -> web.Response:
-        assert self._session is not None
+        """Writes go one after the other: the S3 emulator looks for an object and writes it in two steps, so that of two
+        conditional writes at once both could win."""
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        body = await request.read()
         try:
-            async with self._session.request(
-                request.method,
-                URL(self._upstream + request.raw_path, encoded=True),
-                headers=headers,
-                data=await request.read(),
-                allow_redirects=False,
-            ) as answer:
-                body = await answer.read()
-                kept = {k: v for k, v in answer.headers.items() if k.lower() not in {*_HOP_BY_HOP, "content-length"}}
-                if request.method == "HEAD" and "Content-Length" in answer.headers:
-                    kept["Content-Length"] = answer.headers["Content-Length"]
-                return web.Response(status=answer.status, headers=kept, body=body)
+            async with AsyncExitStack() as stack:
+                if request.method not in ("GET", "HEAD"):
+                    await stack.enter_async_context(self._one_write)
+                return await self._forward(request, headers, body)
         except aiohttp.ClientError as error:
             return web.Response(status=502, text=f"upstream: {error}")
+
+    async def _forward(self, request: web.Request, headers: dict[str, str], body: bytes) -> web.Response:
+        assert self._session is not None
+        url = URL(self._upstream + request.raw_path, encoded=True)
+        async with self._session.request(
+            request.method, url, headers=headers, data=body, allow_redirects=False
+        ) as answer:
+            kept = {k: v for k, v in answer.headers.items() if k.lower() not in {*_HOP_BY_HOP, "content-length"}}
+            if request.method == "HEAD" and "Content-Length" in answer.headers:
+                kept["Content-Length"] = answer.headers["Content-Length"]
+            return web.Response(status=answer.status, headers=kept, body=await answer.read())
 
 
 def _error(status: int) -> web.Response:

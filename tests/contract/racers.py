@@ -25,7 +25,7 @@ def race_in_processes(url: str, num_processes: int, num_rounds: int) -> list[Out
     for process in processes:
         process.start()
     try:
-        return [answers.get(timeout=30) for _ in processes]
+        return [answers.get(timeout=120) for _ in processes]
     except queue.Empty as error:
         raise TimeoutError("the racing processes did not finish") from error
     finally:
@@ -39,7 +39,7 @@ def _race(url: str, me: str, num_rounds: int, barrier: Barrier, answers: multipr
     store.get("warm/up")  # the client is started before the gun
     won: Outcomes = []
     for number in range(num_rounds):
-        barrier.wait(20)
+        barrier.wait(100)
         won.append(store.create(f"race/{number:06d}", f"{me} {number}".encode() * 50) == Created())
     answers.put(won)
 

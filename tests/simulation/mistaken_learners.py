@@ -62,7 +62,7 @@ class WaitsForTheStore(Learner):
             self.background, background = lambda lane, steps: None, self.background
             self._send(draft)
             self.background = background
-            yield from self._upload(draft, base, values, self.loss)
+            yield from self._upload(draft, base, values, self.loss, self.saves.newest)
 
 
 class FullBatches(Progress):
@@ -186,9 +186,11 @@ class OvertakenError(Exception):
 class DropsUploads(Learner):
     """Forgets the offers that a rollback overtook on their way, and so their numbers are missing."""
 
-    def _upload(self, draft: Draft, base: Values, values: Values, loss: float | None) -> Steps[None]:
+    def _upload(
+        self, draft: Draft, base: Values, values: Values, loss: float | None, moments: str | None
+    ) -> Steps[None]:
         with suppress(OvertakenError):
-            yield from super()._upload(draft, base, values, loss)
+            yield from super()._upload(draft, base, values, loss, moments)
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
         yield Create(delta_key(*offer.id, offer.payload_digest), payload)

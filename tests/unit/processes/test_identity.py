@@ -109,7 +109,7 @@ def test_children_that_outlive_their_unit_are_found_by_its_secret(start, tmp_pat
     eventually(lambda: not is_alive(orphan))
 
 
-@pytest.mark.parametrize("pid", [-7, 0, 1, os.getpid(), os.getppid()])
+@pytest.mark.parametrize("pid", [-7, 0, 1, os.getpid(), os.getppid()], ids=["-7", "0", "1", "self", "parent"])
 def test_the_system_oneself_and_ancestors_are_refused(pid):
     with pytest.raises(RefusedError, match="refused to signal"):
         signal_process(Identity(pid, "boot:1"), signal.SIGCONT)
