@@ -13,82 +13,38 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from diloco_cli import clock, randomness
-from diloco_cli.errors import StoreError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import transfers
-from diloco_cli.store.answers import RangeBehindEndError, intact, settled, within_range
+from diloco_cli.store.answers import ObjectAbsentError
+from diloco_cli.store.bucket import BucketStore, missing_bucket
 from diloco_cli.store.gcs_client import (
     header_values,
-    missing_bucket,
     multipart_body,
     open_media,
     sorted_error,
     start_client,
     stated_crc32c,
 )
-from diloco_cli.store.keys import check_key, check_prefix
-from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError, holder_bytes
+from diloco_cli.store.keys import check_prefix
+from diloco_cli.store.port import ObjectStat, StoreBrokenError, StoreUnavailableError
 from diloco_cli.store.retry import pause_s
 
 CHUNK_BYTES = 32 << 20
 """Chunks of a resumable upload, one after the other; GCS wants multiples of 256 KiB."""
 
 
-class GCSStore:
-    """A bucket and prefix. The client starts at the first call, in the process that makes it: never share
-    one store with a forked child. Retries are not made here, but for the parts of a large object."""
+class GCSStore(BucketStore):
+    """Through gcsfs."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
+        super().__init__(f"gs://{bucket}/{prefix}".rstrip("/"), sorted_error)
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self.url = f"gs://{bucket}/{prefix}".rstrip("/")
         self._lock = threading.Lock()
         self._filesystem: Any = None
-
-    def create(self, key: str, data: bytes) -> Created | Exists:
-        name = self._name(key)
-        try:
-            self._upload(name, data, {"ifGenerationMatch": "0"})
-            return Created()
-        except (FileExistsError, StoreUnavailableError) as doubt:
-            return settled(self.get(key, holder_bytes(data)), data, doubt, self._where(name))
-
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        from fsspec.asyn import sync
-
-        name, filesystem = self._name(key), self._client()
-        try:
-            stated, chunks = sync(filesystem.loop, self._download, filesystem, name, most_bytes)
-        except FileNotFoundError:
-            return None
-        except StoreError:
-            raise
-        except Exception as error:  # six libraries below, each with errors of its own: all are sorted here
-            found = sorted_error(error, self._where(name))
-            if isinstance(found, RangeBehindEndError):
-                return b""  # no range of an empty object can be had
-            raise found from error
-        data = transfers.joined(chunks, most_bytes)
-        is_whole = most_bytes is None or len(data) <= most_bytes
-        return intact(data, stated if is_whole else None, self._where(name))
-
-    def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        name = self._name(key)
-        start, end = max(0, start), max(0, end)
-        if start >= end:
-            return None if self.stat(key) is None else b""
-        wanted = {"Range": f"bytes={start}-{end - 1}"}
-        try:
-            _, data = self._call("GET", name, alt="media", headers=wanted, num_bytes=end - start)
-        except FileNotFoundError:
-            return None
-        except RangeBehindEndError:
-            return b""
-        return within_range(data, end - start, self._where(name))
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         page: dict[str, str] = {"prefix": self._prefix + check_prefix(prefix)}
@@ -107,63 +63,42 @@ class GCSStore:
             page["pageToken"] = answer["nextPageToken"]
         return found[: max(0, limit)]
 
-    def put(self, key: str, data: bytes) -> None:
-        self._upload(self._name(key), data, {})
+    def _remove(self, key: str) -> None:
+        self._call("DELETE", key)
 
-    def delete(self, key: str) -> None:
-        try:
-            self._call("DELETE", self._name(key))
-        except FileNotFoundError:
-            return
-
-    def stat(self, key: str) -> ObjectStat | None:
-        try:
-            _, body = self._call("GET", self._name(key), fields="size,updated")
-        except FileNotFoundError:
-            return None
+    def _describe(self, key: str) -> ObjectStat:
+        _, body = self._call("GET", key, fields="size,updated")
         answer = self._parsed(body)
         try:
             return ObjectStat(key, int(answer["size"]), datetime.fromisoformat(answer["updated"]).timestamp())
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StoreBrokenError("the store describes the object without size or time", where=self.url) from error
 
-    def _name(self, key: str) -> str:
-        return self._prefix + check_key(key)
-
-    def _where(self, name: str | None) -> str:
-        return f"gs://{self._bucket}/{name or self._prefix}"
-
-    async def _download(
-        self, filesystem: Any, name: str, most_bytes: int | None
-    ) -> tuple[str | None, transfers.Chunks]:
-        """The checksum that the store states, and the object in pieces, all of one generation."""
+    async def _download(self, key: str, most_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
         span = {} if most_bytes is None else {"Range": transfers.bound_header(most_bytes)}
         async with AsyncExitStack() as stack:
-            opening = stack.enter_async_context(open_media(filesystem, self._bucket, name, span))
-            answer = await transfers.on_time(0, opening)
-            generation = answer.headers.get("X-Goog-Generation")
-            fetch = partial(self._fetch, filesystem, name, generation) if generation else None
+            media = open_media(self._filesystem, self._bucket, self._prefix + key, span)
+            answer = await transfers.on_time(0, stack.enter_async_context(media))
+            fetch = self._fetch(key, answer.headers.get("X-Goog-Generation"))
             size = transfers.size_to_read(answer.headers.get("Content-Range"), answer.content_length, most_bytes)
             chunks = await transfers.read_in_parts(size, answer.content.iter_any(), fetch, most_bytes)
             return stated_crc32c(answer.headers), chunks
 
-    async def _fetch(self, filesystem: Any, name: str, generation: str, start: int, end: int) -> transfers.Chunks:
+    async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
         span = {"Range": f"bytes={start}-{end - 1}"}
-        try:
-            async with open_media(filesystem, self._bucket, name, span, generation=generation) as answer:
-                chunks = [chunk async for chunk in answer.content.iter_any()]
-        except FileNotFoundError as error:
-            raise StoreUnavailableError("the object changed while it was read", where=self._where(name)) from error
-        except Exception as error:
-            raise sorted_error(error, self._where(name)) from error
-        if sum(map(len, chunks)) != end - start:
-            raise StoreUnavailableError("a part came short", where=self._where(name))
-        return chunks
+        condition = {} if version is None else {"generation": version}
+        async with open_media(self._filesystem, self._bucket, self._prefix + key, span, **condition) as answer:
+            return [chunk async for chunk in answer.content.iter_any()]
 
-    def _upload(self, name: str, data: bytes, condition: dict[str, Any]) -> None:
-        """The checksum goes with the bytes: the store itself refuses what arrived damaged."""
+    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
+        """The store itself refuses what arrived damaged."""
         upload = self._client().base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
-        about = {"name": name, "crc32c": transfers.crc32c(data), "contentType": "application/octet-stream"}
+        about = {
+            "name": self._prefix + key,
+            "crc32c": transfers.crc32c(data),
+            "contentType": "application/octet-stream",
+        }
+        condition: dict[str, Any] = {"ifGenerationMatch": "0"} if exclusive else {}
         try:
             if len(data) < transfers.UPLOAD_IN_PARTS_FROM_BYTES:
                 boundary = nonce()  # must not occur in the data
@@ -171,7 +106,7 @@ class GCSStore:
                     "POST",
                     upload,
                     self._bucket,
-                    where=name,
+                    key=key,
                     num_bytes=len(data),
                     headers={"Content-Type": f"multipart/related; boundary={boundary}"},
                     data=multipart_body(boundary, about, data),
@@ -180,16 +115,16 @@ class GCSStore:
                 )
                 return
             headers, _ = self._request(
-                "POST", upload, self._bucket, where=name, json=about, uploadType="resumable", **condition
+                "POST", upload, self._bucket, key=key, json=about, uploadType="resumable", **condition
             )
-        except FileNotFoundError as error:
-            raise missing_bucket(self._bucket, self.url) from error
+        except ObjectAbsentError as error:
+            raise missing_bucket(self.url) from error
         sessions = header_values(headers, "Location")
         if not sessions:
-            raise StoreUnavailableError("the store began no upload session", where=self._where(name))
-        self._upload_chunks(sessions[0], name, data)
+            raise StoreUnavailableError("the store began no upload session", where=self._where(key))
+        self._upload_chunks(sessions[0], key, data)
 
-    def _upload_chunks(self, session: str, name: str, data: bytes) -> None:
+    def _upload_chunks(self, session: str, key: str, data: bytes) -> None:
         """One after the other. After a failure the session itself is asked how much it has."""
         kept = failures = 0
         in_doubt = False
@@ -200,13 +135,13 @@ class GCSStore:
                 headers, done = self._request(
                     "PUT",
                     session,
-                    where=name,
+                    key=key,
                     num_bytes=len(chunk),
                     headers={"Content-Range": f"bytes {span}/{len(data)}"},
                     data=chunk,
                 )
-            except FileNotFoundError as error:
-                raise StoreUnavailableError("the upload's session is gone", where=self._where(name)) from error
+            except ObjectAbsentError as error:
+                raise StoreUnavailableError("the upload's session is gone", where=self._where(key)) from error
             except StoreUnavailableError as error:
                 failures += 1
                 if failures == transfers.PART_TRIES:
@@ -218,38 +153,27 @@ class GCSStore:
                 return
             had, kept = kept, _kept_bytes(headers)
             if kept >= len(data) or (kept <= had and not in_doubt):
-                raise StoreUnavailableError("the upload makes no progress", where=self._where(name))
+                raise StoreUnavailableError("the upload makes no progress", where=self._where(key))
             failures = 0 if kept > had else failures
             in_doubt = False
 
-    def _call(self, method: str, name: str | None, **parts: Any) -> tuple[Mapping[str, str], bytes]:
+    def _call(self, method: str, key: str | None, **parts: Any) -> tuple[Mapping[str, str], bytes]:
         """One request about an object, or about the bucket's list of objects."""
-        if name is not None:
-            return self._request(method, "b/{}/o/{}", self._bucket, name, where=name, **parts)
+        if key is not None:
+            return self._request(method, "b/{}/o/{}", self._bucket, self._prefix + key, key=key, **parts)
         try:
-            return self._request(method, "b/{}/o", self._bucket, where=None, **parts)
-        except FileNotFoundError as error:
-            raise missing_bucket(self._bucket, self.url) from error
+            return self._request(method, "b/{}/o", self._bucket, key="", **parts)
+        except ObjectAbsentError as error:
+            raise missing_bucket(self.url) from error
 
     def _request(
-        self,
-        method: str,
-        path: str,
-        *names: str,
-        where: str | None,
-        num_bytes: int = 0,
-        **parts: Any,
+        self, method: str, path: str, *names: str, key: str, num_bytes: int = 0, **parts: Any
     ) -> tuple[Mapping[str, str], bytes]:
-        """One that moves so many bytes. FileNotFoundError, FileExistsError (a precondition failed),
-        RangeBehindEndError, or an error of the port."""
-        limit_s = transfers.deadline_s(num_bytes)
-        try:
+        """One that moves so many bytes."""
+        with self._sorted_errors(key):
+            limit_s = transfers.deadline_s(num_bytes)
             headers, body = self._client().call(method, path, *names, timeout=limit_s, **parts)
-        except (FileNotFoundError, FileExistsError, StoreError):
-            raise
-        except Exception as error:
-            raise sorted_error(error, self._where(where)) from error
-        return headers, bytes(body)
+            return headers, bytes(body)
 
     def _client(self) -> Any:
         with self._lock:

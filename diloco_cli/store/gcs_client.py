@@ -9,7 +9,8 @@ from typing import Any
 
 from diloco_cli.environment import environment_value, set_environment_default
 from diloco_cli.store import transfers
-from diloco_cli.store.answers import RETRYABLE_STATUS, RangeBehindEndError, short_text
+from diloco_cli.store.answers import RETRYABLE_STATUS, ConditionFailedError, ObjectAbsentError, RangeBehindEndError
+from diloco_cli.store.bucket import error_text
 from diloco_cli.store.endpoints import check_endpoint
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
 
@@ -76,12 +77,16 @@ def header_values(headers: Any, name: str) -> list[str]:
 
 
 def sorted_error(error: Exception, where: str) -> Exception:
-    """The port's error for what gcsfs, fsspec, aiohttp, requests or google.auth raised, or RangeBehindEndError."""
+    """The port's error, or one of its answers, for what gcsfs, fsspec, aiohttp, requests or google.auth raised."""
     import aiohttp
     import requests
     from google.auth.exceptions import GoogleAuthError, TransportError
 
-    status, text = _status(error), _text(error)
+    if isinstance(error, FileNotFoundError):
+        return ObjectAbsentError()
+    if isinstance(error, FileExistsError):  # gcsfs's word for a precondition that failed
+        return ConditionFailedError()
+    status, text = _status(error), error_text(error)
     passing = (TimeoutError, ConnectionError, aiohttp.ClientError, requests.RequestException, TransportError)
     if status == 416:
         return RangeBehindEndError()
@@ -96,10 +101,6 @@ def sorted_error(error: Exception, where: str) -> Exception:
             hint="gcloud auth application-default login; check the bucket's roles and this clock",
         )
     return StoreBrokenError(f"the store refused the request: {text}", where=where)
-
-
-def missing_bucket(bucket: str, url: str) -> StoreBrokenError:
-    return StoreBrokenError("no such bucket", where=url, hint=f"gcloud storage buckets create gs://{bucket}")
 
 
 def stated_crc32c(headers: Mapping[str, str]) -> str | None:
@@ -119,7 +120,3 @@ def _status(error: Exception) -> int | None:
     if str(error).startswith("Forbidden"):
         return 403
     return 400 if isinstance(error, ValueError) and str(error).startswith("Bad Request") else None
-
-
-def _text(error: Exception) -> str:
-    return short_text(str(error)) or type(error).__name__

@@ -233,14 +233,15 @@ def make_durable_root(root: Path) -> None:
             with suppress(FileExistsError):
                 os.mkdir(path, 0o700)
         try:
-            _sync_directory(path.parent)
+            sync_path(path.parent)
         except OSError:
             if made:
                 raise  # a directory that others have made may be one that we must not open
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_path(path: Path) -> None:
+    """Of a file its bytes, of a directory its names."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -8,32 +8,21 @@ symbolic links below the directory are followed.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
-from diloco_cli.store.answers import (
-    ConditionFailedError,
-    ObjectAbsentError,
-    RangeBehindEndError,
-    intact,
-    settled,
-    within_range,
-)
+from diloco_cli.store.answers import ObjectAbsentError
+from diloco_cli.store.bucket import BucketStore, missing_bucket
 from diloco_cli.store.keys import check_key, check_prefix, is_between
-from diloco_cli.store.local import declared_error, missing_directory
-from diloco_cli.store.obstore_client import (
-    missing_bucket,
-    sorted_error,
-    start_client,
-)
-from diloco_cli.store.port import Created, Exists, ObjectStat, StoreUnavailableError, holder_bytes
+from diloco_cli.store.local import declared_error, missing_directory, sync_path
+from diloco_cli.store.obstore_client import sorted_error, start_client
+from diloco_cli.store.port import Created, Exists, ObjectStat
 
 _READ_BYTES = 1 << 20
 _LARGEST_CHECKED_BYTES = 8 << 20
@@ -42,108 +31,68 @@ alone would take a tenth of the time in which this client moves it over a fast n
 _CLIENT_BYTES = [0, 1 << 20, 8 << 20, 64 << 20, 512 << 20, transfers.LARGEST_OBJECT_BYTES]
 """A client's deadline is set when it is made, so there is one for each of these sizes."""
 
-T = TypeVar("T")
 Keys = list[str]
 
 
-class ObstoreStore:
-    """A bucket and prefix, or a directory (`scheme` file, `place` its path). Clients start at the first call, in the
-    process that makes it: never share one store with a forked child. Retries are not made here, but for the parts of a
-    large object."""
+class ObstoreStore(BucketStore):
+    """A bucket and prefix, or a directory (`scheme` file, `place` its path)."""
 
     def __init__(self, scheme: str, place: str, prefix: str = "") -> None:
+        is_file = scheme == "file"
+        url = Path(place).resolve().as_uri() if is_file else f"{scheme}://{place}/{prefix}".rstrip("/")
+        super().__init__(url, partial(sorted_error, scheme=scheme))
         self._scheme = scheme
         self._place = place
         self._prefix = prefix
-        self.url = Path(place).resolve().as_uri() if scheme == "file" else f"{scheme}://{place}/{prefix}".rstrip("/")
         self._lock = threading.Lock()
         self._clients: dict[tuple[int, float | None], Any] = {}
 
     def create(self, key: str, data: bytes) -> Created | Exists:
-        try:
-            self._write(key, data, "create")
-            return Created()
-        except (ConditionFailedError, StoreUnavailableError) as doubt:
-            holder = self.get(key, holder_bytes(data))
-            if holder is not None:
-                self._make_durable(key)  # its writer may have died before
-            return settled(holder, data, doubt, self._where(key))
-
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        from fsspec.asyn import get_loop, sync
-
-        check_key(key)
-        try:
-            stated, chunks = self._call(key, lambda: sync(get_loop(), self._download, key, most_bytes))
-        except ObjectAbsentError:
-            return None
-        except RangeBehindEndError:
-            return b""  # no range of an empty object can be had
-        data = transfers.joined(chunks, most_bytes)
-        is_whole = most_bytes is None or len(data) <= most_bytes
-        return intact(data, stated if is_whole else None, self._where(key))
-
-    def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        import obstore
-
-        path = check_key(key)
-        start, end = max(0, start), max(0, end)
-        if start >= end:
-            return None if self.stat(key) is None else b""
-        client = self._reader(end - start)
-        try:
-            data = self._call(key, lambda: bytes(obstore.get_range(client, path, start=start, end=end)))
-        except ObjectAbsentError:
-            return None
-        except RangeBehindEndError:
-            return b""
-        return within_range(data, end - start, self._where(key))
+        outcome = super().create(key, data)
+        self._make_durable(key)  # another who created it may have died before he could
+        return outcome
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         check_prefix(prefix)
-        return self._call(prefix, lambda: self._listed(prefix, after, limit)) if limit > 0 else []
+        if limit <= 0:
+            return []
+        with self._sorted_errors(prefix):
+            return self._listed(prefix, after, limit)
 
     def put(self, key: str, data: bytes) -> None:
-        self._write(key, data, "overwrite")
-
-    def delete(self, key: str) -> None:
-        import obstore
-
-        path = check_key(key)
-        try:
-            self._call(key, lambda: obstore.delete(self._reader(0), path))
-        except ObjectAbsentError:
-            return
+        super().put(key, data)
         self._make_durable(key)
 
-    def stat(self, key: str) -> ObjectStat | None:
+    def _remove(self, key: str) -> None:
         import obstore
 
-        path = check_key(key)
-        try:
-            found = self._call(key, lambda: obstore.head(self._reader(0), path))
-        except ObjectAbsentError:
-            return None
+        with self._sorted_errors(key):
+            obstore.delete(self._reader(0), key)
+        self._make_durable(key)
+
+    def _describe(self, key: str) -> ObjectStat:
+        import obstore
+
+        with self._sorted_errors(key):
+            found = obstore.head(self._reader(0), key)
         return ObjectStat(key, int(found["size"]), found["last_modified"].timestamp())
 
-    def _write(self, key: str, data: bytes, mode: Any) -> None:
+    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
         """In one request: several parts could carry no condition."""
         import obstore
 
-        path = check_key(key)
-        is_checked = self._scheme != "file" and len(data) <= _LARGEST_CHECKED_BYTES
+        is_file = self._scheme == "file"
+        is_checked = not is_file and len(data) <= _LARGEST_CHECKED_BYTES
         about: Any = {transfers.CHECKSUM_NAME: transfers.crc32c(data)} if is_checked else None
-        client = self._writer(len(data))
+        mode: Any = "create" if exclusive else "overwrite"
         try:
-            self._call(key, lambda: obstore.put(client, path, data, mode=mode, use_multipart=False, attributes=about))
+            with self._sorted_errors(key):
+                obstore.put(self._writer(len(data)), key, data, mode=mode, use_multipart=False, attributes=about)
         except ObjectAbsentError as error:
-            is_file = self._scheme == "file"
-            missing = missing_directory(Path(self._place)) if is_file else missing_bucket(self._scheme, self.url)
+            missing = missing_directory(Path(self._place)) if is_file else missing_bucket(self.url)
             raise missing from error
-        self._make_durable(key)
 
     async def _download(self, key: str, most_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
-        """The checksum in the object's metadata, and the object in pieces, all of one version."""
         import obstore
 
         span: Any = None if most_bytes is None else {"range": (0, most_bytes + 1)}
@@ -154,26 +103,18 @@ class ObstoreStore:
             whole: Any = await answer.bytes_async()
             return None, [whole]
         size = transfers.size_to_read(None, int(answer.meta["size"]), most_bytes)
-        fetch = partial(self._fetch, key, etag) if etag else None
-        stream = answer.stream(min_chunk_size=_READ_BYTES)
-        chunks = await transfers.read_in_parts(size, _pieces(stream), fetch, most_bytes)
+        pieces = _pieces(answer.stream(min_chunk_size=_READ_BYTES))
+        chunks = await transfers.read_in_parts(size, pieces, self._fetch(key, etag), most_bytes)
         stated: str | None = answer.attributes.get(transfers.CHECKSUM_NAME)
         return stated, chunks
 
-    async def _fetch(self, key: str, etag: str, start: int, end: int) -> transfers.Chunks:
+    async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
         import obstore
 
-        options: Any = {"range": (start, end), "if_match": etag}
-        try:
-            answer = await obstore.get_async(self._reader(end - start), key, options=options)
-            data: Any = await answer.bytes_async()
-        except Exception as error:
-            found = sorted_error(error, self._scheme, self._where(key))
-            if isinstance(found, (ConditionFailedError, ObjectAbsentError, RangeBehindEndError)):
-                raise StoreUnavailableError("the object changed while it was read", where=self._where(key)) from error
-            raise found from error
-        if len(data) != end - start:
-            raise StoreUnavailableError("a part came short", where=self._where(key))
+        condition = {} if version is None else {"if_match": version}
+        options: Any = {"range": (start, end), **condition}
+        answer = await obstore.get_async(self._reader(end - start), key, options=options)
+        data: Any = await answer.bytes_async()
         return [data]
 
     def _listed(self, prefix: str, after: str, limit: int) -> Keys:
@@ -198,17 +139,17 @@ class ObstoreStore:
         try:
             for place in (path, *path.parents[: key.count("/") + 1]):
                 with suppress(FileNotFoundError):  # just deleted
-                    _sync(place)
+                    sync_path(place)
         except OSError as error:
             raise declared_error(error, self._where(key)) from error
 
     def _reader(self, num_bytes: int) -> Any:
-        return self._client(num_bytes, transfers.SILENCE_TIMEOUT_S)
+        return self._sized_client(num_bytes, transfers.SILENCE_TIMEOUT_S)
 
     def _writer(self, num_bytes: int) -> Any:
-        return self._client(num_bytes, None)
+        return self._sized_client(num_bytes, None)
 
-    def _client(self, num_bytes: int, silence_s: float | None) -> Any:
+    def _sized_client(self, num_bytes: int, silence_s: float | None) -> Any:
         size = next((size for size in _CLIENT_BYTES if num_bytes <= size), num_bytes)
         with self._lock:
             if (size, silence_s) not in self._clients:
@@ -222,18 +163,6 @@ class ObstoreStore:
 
         return LocalStore(self._place)
 
-    def _call(self, key: str, work: Callable[[], T]) -> T:
-        """ObjectAbsentError, ConditionFailedError, RangeBehindEndError, or an error of the port."""
-        try:
-            return work()
-        except DilocoError:
-            raise
-        except Exception as error:
-            raise sorted_error(error, self._scheme, self._where(key)) from error
-
-    def _where(self, key: str) -> str:
-        return f"{self.url}/{key}"
-
 
 def _is_key(path: str) -> bool:
     try:
@@ -246,11 +175,3 @@ def _is_key(path: str) -> bool:
 async def _pieces(stream: Any) -> AsyncIterator[bytes]:
     async for piece in stream:
         yield piece
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import StoreError
 from diloco_cli.store import transfers
 from diloco_cli.store.answers import (
     RETRYABLE_STATUS,
@@ -16,15 +15,15 @@ from diloco_cli.store.answers import (
     RangeBehindEndError,
     short_text,
 )
+from diloco_cli.store.bucket import error_of_status, missing_bucket
 from diloco_cli.store.endpoints import check_endpoint
 from diloco_cli.store.local import declared_error
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
-from diloco_cli.store.s3_client import ENDPOINT_VARIABLES
+from diloco_cli.store.s3_client import CLOCK_HINT, ENDPOINT_VARIABLES, SKEW_CODES
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
-_SKEW_CODES = {"RequestTimeTooSkewed", "RequestExpired"}
 _RETRYABLE_CODES = {"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"}
 _LOGIN_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 _LOGIN_HINT = {
@@ -53,7 +52,7 @@ def start_client(scheme: str, bucket: str, prefix: str, limit_s: float, silence_
             bucket, prefix=prefix or None, config=config, client_options=options, retry_config={"max_retries": 0}
         )
     except Exception as error:  # such as a file of credentials that cannot be read
-        raise sorted_error(error, scheme, f"{scheme}://{bucket}/{prefix}", is_login=True) from error
+        raise sorted_error(error, f"{scheme}://{bucket}/{prefix}", scheme, is_login=True) from error
 
 
 def _gs_config() -> tuple[dict[str, Any], str]:
@@ -78,11 +77,9 @@ def _s3_config() -> tuple[dict[str, Any], str]:
     return config, ""
 
 
-def sorted_error(error: Exception, scheme: str, where: str, *, is_login: bool = False) -> Exception:
-    """The port's error for what obstore raised; or one of the three of this module. obstore's errors have few classes,
-    so that the status and the code are read from their texts."""
-    if isinstance(error, StoreError):
-        return error
+def sorted_error(error: Exception, where: str, scheme: str, *, is_login: bool = False) -> Exception:
+    """The port's error, or one of its answers, for what obstore raised. Its errors have few classes, so that the status
+    and the code are read from their texts."""
     full = str(error)
     text = _text(error)
     code = found[1] if (found := _CODE.search(full)) else ""
@@ -90,18 +87,18 @@ def sorted_error(error: Exception, scheme: str, where: str, *, is_login: bool = 
     if scheme == "file":
         return _sorted_file_error(error, full, where)
     if code == "NoSuchBucket":
-        return missing_bucket(scheme, where)
-    if code in _SKEW_CODES:
-        hint = "set this machine's clock: timedatectl set-ntp true"
-        return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=hint)
+        return missing_bucket(where)
+    if code in SKEW_CODES:
+        return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=CLOCK_HINT)
     if status in {401, 403} or code in _LOGIN_CODES or is_login:
         return StoreForbiddenError(f"not allowed: {text}", where=where, hint=_LOGIN_HINT[scheme])
     if status in RETRYABLE_STATUS or code in _RETRYABLE_CODES:
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
-    plain: dict[int, Exception] = {404: ObjectAbsentError(), 412: ConditionFailedError(), 416: RangeBehindEndError()}
-    if status in plain:
-        return plain[status]
-    if status == 0 and type(error).__name__ == "GenericError":  # no answer: refused, reset, cut, too late
+    answer = error_of_status(status)
+    if answer is not None:
+        return answer
+    no_answer = type(error).__name__ == "GenericError"  # refused, reset, cut, too late
+    if isinstance(error, TimeoutError) or (status == 0 and no_answer):
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
     return StoreBrokenError(f"the store refused the request: {text}", where=where)
 
@@ -118,12 +115,6 @@ def _sorted_file_error(error: Exception, full: str, where: str) -> Exception:
     if number is not None:
         return declared_error(OSError(int(number[1]), ""), where)
     return StoreBrokenError(f"the store refused the request: {_text(error)}", where=where)
-
-
-def missing_bucket(scheme: str, where: str) -> StoreBrokenError:
-    bucket = where.partition("://")[2].partition("/")[0]
-    hint = f"gcloud storage buckets create gs://{bucket}" if scheme == "gs" else f"aws s3 mb s3://{bucket}"
-    return StoreBrokenError("no such bucket", where=where, hint=hint)
 
 
 def _text(error: Exception) -> str:

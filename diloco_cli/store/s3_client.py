@@ -8,15 +8,9 @@ from typing import Any
 
 from diloco_cli import clock
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import StoreError
 from diloco_cli.store import transfers
-from diloco_cli.store.answers import (
-    RETRYABLE_STATUS,
-    ConditionFailedError,
-    ObjectAbsentError,
-    RangeBehindEndError,
-    short_text,
-)
+from diloco_cli.store.answers import RETRYABLE_STATUS
+from diloco_cli.store.bucket import error_of_status, error_text, missing_bucket
 from diloco_cli.store.endpoints import check_endpoint
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
 
@@ -29,14 +23,14 @@ _RETRYABLE_CODES = {
     "ConditionalRequestConflict", "Throttling", "ThrottlingException", "TooManyRequests", "NoSuchUpload",
 }  # fmt: skip
 _DAMAGED_CODES = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
-_SKEW_CODES = {"RequestTimeTooSkewed", "RequestExpired"}
+SKEW_CODES = {"RequestTimeTooSkewed", "RequestExpired"}
 _FORBIDDEN_CODES = {
     "AccessDenied", "AllAccessDisabled", "AccountProblem", "ExpiredToken", "ExpiredTokenException", "InvalidToken",
     "TokenRefreshRequired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity",
 }  # fmt: skip
 _REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _LOGIN_HINT = "aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; check the bucket's policy"
-_CLOCK_HINT = "set this machine's clock: timedatectl set-ntp true"
+CLOCK_HINT = "set this machine's clock: timedatectl set-ntp true"
 
 
 def start_client() -> Any:
@@ -74,36 +68,29 @@ def start_client() -> Any:
 
 
 def sorted_error(error: Exception, where: str) -> Exception:
-    """The port's error for what s3fs, botocore, aiohttp or fsspec raised; or one of the three of this module."""
-    if isinstance(error, StoreError):
-        return error
+    """The port's error, or one of its answers, for what s3fs, botocore, aiohttp or fsspec raised."""
     response = _response(error)
     if response is None:
         return _without_answer(error, where)
     code = str(response.get("Error", {}).get("Code", ""))
     about = response.get("ResponseMetadata", {})
     status = int(about.get("HTTPStatusCode") or 0)
-    text = _text(error)
+    text = error_text(error)
     if code == "NoSuchBucket":
         return missing_bucket(where)
-    if code in _SKEW_CODES or (status == 403 and _is_clock_off(about.get("HTTPHeaders", {}))):
-        return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=_CLOCK_HINT)
+    if code in SKEW_CODES or (status == 403 and _is_clock_off(about.get("HTTPHeaders", {}))):
+        return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=CLOCK_HINT)
     if code in _DAMAGED_CODES:
         return StoreUnavailableError(f"the bytes were damaged on their way: {text}", where=where)
     if code in _RETRYABLE_CODES or status in RETRYABLE_STATUS:
         return StoreUnavailableError(f"the store does not answer: {code or status}: {text}", where=where)
     if code in _FORBIDDEN_CODES or status in {401, 403}:
         return StoreForbiddenError(f"not allowed: {text}", where=where, hint=_LOGIN_HINT)
-    plain: dict[int, Exception] = {404: ObjectAbsentError(), 412: ConditionFailedError(), 416: RangeBehindEndError()}
-    if status in plain:
-        return plain[status]
+    answer = error_of_status(status)
+    if answer is not None:
+        return answer
     hint = "name the bucket's region: AWS_DEFAULT_REGION" if code in _REGION_CODES or status == 301 else None
     return StoreBrokenError(f"the store refused the request: {code or status}: {text}", where=where, hint=hint)
-
-
-def missing_bucket(url: str) -> StoreBrokenError:
-    bucket = url.removeprefix("s3://").partition("/")[0]
-    return StoreBrokenError("no such bucket", where=url, hint=f"aws s3 mb s3://{bucket}")
 
 
 def _response(error: Exception) -> dict[str, Any] | None:
@@ -120,7 +107,7 @@ def _without_answer(error: Exception, where: str) -> Exception:
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
-    text = _text(error)
+    text = error_text(error)
     logins = (
         exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError,
         exceptions.ProfileNotFound, exceptions.TokenRetrievalError, exceptions.SSOError,
@@ -144,7 +131,3 @@ def _is_clock_off(headers: dict[str, str]) -> bool:
     except (KeyError, ValueError, TypeError):
         return False
     return abs(store_s - clock.wall_s()) > CLOCK_TOLERANCE_S
-
-
-def _text(error: Exception) -> str:
-    return short_text(str(error)) or type(error).__name__

@@ -1,0 +1,167 @@
+"""What stores over a network have in common: the verbs of the port, made of one client's requests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from diloco_cli.errors import DilocoError
+from diloco_cli.store import transfers
+from diloco_cli.store.answers import (
+    ConditionFailedError,
+    ObjectAbsentError,
+    RangeBehindEndError,
+    intact,
+    settled,
+    short_text,
+    within_range,
+)
+from diloco_cli.store.keys import check_key
+from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError, holder_bytes
+
+T = TypeVar("T")
+
+ANSWERS = (ObjectAbsentError, ConditionFailedError, RangeBehindEndError)
+"""What a client's request may also end with; all else is an error of the port."""
+_BY_STATUS = {404: ObjectAbsentError, 412: ConditionFailedError, 416: RangeBehindEndError}
+_MAKE_A_BUCKET = {"gs": "gcloud storage buckets create", "s3": "aws s3 mb"}
+
+
+class BucketStore(ABC):
+    """A bucket and prefix. The client starts at the first call, in the process that makes it: never share one store
+    with a forked child. Retries are not made here, but for the parts of a large object."""
+
+    def __init__(self, url: str, sorted_error: Callable[[Exception, str], Exception]) -> None:
+        """`sorted_error(error, where)`: the port's error, or one of ANSWERS, for what the client raised."""
+        self.url = url
+        self._sorted_error = sorted_error
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        try:
+            self._upload(check_key(key), data, exclusive=True)
+            return Created()
+        except (ConditionFailedError, StoreUnavailableError) as doubt:  # of two creates at once either may have won
+            return settled(self.get(key, holder_bytes(data)), data, doubt, self._where(key))
+
+    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+        check_key(key)
+        try:
+            stated, chunks = self._run(key, partial(self._download, key, most_bytes), None)
+        except ObjectAbsentError:
+            return None
+        except RangeBehindEndError:
+            return b""  # no range of an empty object can be had
+        data = transfers.joined(chunks, most_bytes)
+        is_whole = most_bytes is None or len(data) <= most_bytes
+        return intact(data, stated if is_whole else None, self._where(key))
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        check_key(key)
+        start, end = max(0, start), max(0, end)
+        if start >= end:
+            return None if self.stat(key) is None else b""
+        try:
+            chunks = self._run(key, partial(self._part, key, None, start, end), transfers.deadline_s(end - start))
+        except ObjectAbsentError:
+            return None
+        except RangeBehindEndError:
+            return b""
+        return within_range(b"".join(chunks), end - start, self._where(key))
+
+    @abstractmethod
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]: ...
+
+    def put(self, key: str, data: bytes) -> None:
+        self._upload(check_key(key), data, exclusive=False)
+
+    def delete(self, key: str) -> None:
+        try:
+            self._remove(check_key(key))
+        except ObjectAbsentError:  # S3 itself says nothing here, others do
+            return
+
+    def stat(self, key: str) -> ObjectStat | None:
+        try:
+            return self._describe(check_key(key))
+        except ObjectAbsentError:
+            return None
+
+    @abstractmethod
+    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
+        """The checksum goes with the bytes. ConditionFailedError where there is an object already."""
+
+    @abstractmethod
+    async def _download(self, key: str, most_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
+        """The checksum that the store states, and the object in pieces, all of one version."""
+
+    @abstractmethod
+    async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
+        """Bytes [start, end), of that version if one is given, as far as there are so many."""
+
+    @abstractmethod
+    def _remove(self, key: str) -> None: ...
+
+    @abstractmethod
+    def _describe(self, key: str) -> ObjectStat: ...
+
+    def _client(self) -> object:
+        """Starts the client, where that takes a call of its own."""
+        return None
+
+    def _run(self, key: str, work: Callable[[], Awaitable[T]], limit_s: float | None) -> T:
+        """One of ANSWERS, or an error of the port. Without a limit the work sees to its own time."""
+        from fsspec.asyn import get_loop, sync
+
+        with self._sorted_errors(key):
+            self._client()
+            result: T = sync(get_loop(), work, timeout=limit_s)
+            return result
+
+    def _fetch(self, key: str, version: str | None) -> transfers.Fetch | None:
+        """How further parts of a download are had; None where the store does not name the version."""
+        if not version:
+            return None
+
+        async def fetch(start: int, end: int) -> transfers.Chunks:
+            try:
+                with self._sorted_errors(key):
+                    chunks = await self._part(key, version, start, end)
+            except ANSWERS as error:
+                raise StoreUnavailableError("the object changed while it was read", where=self._where(key)) from error
+            if sum(map(len, chunks)) != end - start:
+                raise StoreUnavailableError("a part came short", where=self._where(key))
+            return chunks
+
+        return fetch
+
+    @contextmanager
+    def _sorted_errors(self, key: str) -> Iterator[None]:
+        """Half a dozen libraries below, each with errors of its own: all are sorted here."""
+        try:
+            yield
+        except (DilocoError, *ANSWERS):
+            raise
+        except Exception as error:
+            raise self._sorted_error(error, self._where(key)) from error
+
+    def _where(self, key: str) -> str:
+        return f"{self.url}/{key}"
+
+
+def error_of_status(status: int) -> Exception | None:
+    """The one of ANSWERS that this HTTP status stands for."""
+    return _BY_STATUS[status]() if status in _BY_STATUS else None
+
+
+def error_text(error: Exception) -> str:
+    return short_text(str(error)) or type(error).__name__
+
+
+def missing_bucket(url: str) -> StoreBrokenError:
+    """`url`: gs:// or s3://, with whatever follows the bucket's name."""
+    scheme, _, path = url.partition("://")
+    bucket = path.partition("/")[0]
+    return StoreBrokenError("no such bucket", where=url, hint=f"{_MAKE_A_BUCKET[scheme]} {scheme}://{bucket}")
