@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 
@@ -18,6 +19,13 @@ def wall_s() -> float:
 
 def sleep_s(seconds: float) -> None:
     time.sleep(max(0.0, seconds))
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long the call takes; more than nothing, so that a speed may be computed from it."""
+    started_s = monotonic_s()
+    work()
+    return max(monotonic_s() - started_s, 1e-9)
 
 
 def utc_now_text() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from diloco_cli import clock
 from diloco_cli.doctor.place import Place, noise
@@ -12,6 +13,7 @@ from diloco_cli.doctor.verdicts import Finding, failed, passed, warned
 from diloco_cli.errors import DilocoError
 from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.retry import RetryingStore
+from diloco_cli.store.wrapper import StoreWrapper
 from diloco_cli.units import format_duration, format_size
 
 SIZES = (0, 1, 64, 100_000, 1_000_000)
@@ -21,6 +23,7 @@ LISTING_PATIENCE_S = 5.0
 LOOK_AGAIN_S = 0.1
 TOLERATED_SKEW_S = 5.0
 SIGNING_SKEW_S = 300.0
+T = TypeVar("T")
 USE_ANOTHER = "no run is safe here: use a store that keeps what it confirmed (GCS, S3, a local directory)"
 
 
@@ -109,18 +112,13 @@ def own_write(place: Place) -> Finding:
     return passed("a repeated create and one whose answer was lost are known as one's own")
 
 
-class _LosesTheFirstAnswer:
+class _LosesTheFirstAnswer(StoreWrapper):
     """The effect happens; the news of it is lost once."""
 
-    def __init__(self, store: Store) -> None:
-        self.url = store.url
-        self._store = store
-        self._lost = False
-        self.get, self.get_range, self.list = store.get, store.get_range, store.list
-        self.put, self.delete, self.stat = store.put, store.delete, store.stat
+    _lost = False
 
-    def create(self, key: str, data: bytes) -> Created | Exists:
-        outcome = self._store.create(key, data)
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
+        outcome = call()
         if not self._lost:
             self._lost = True
             raise StoreUnavailableError("the answer was lost on purpose")

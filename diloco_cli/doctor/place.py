@@ -7,18 +7,18 @@ import math
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from diloco_cli import clock
 from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
 from diloco_cli.store.open import join_url, parse_url
-from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreUnavailableError
+from diloco_cli.store.port import Store, StoreUnavailableError
 from diloco_cli.store.prefixed import PrefixedStore
 from diloco_cli.store.retry import Retrying, RetryingStore
 from diloco_cli.store.time_box import TimeBox, TimeBoxedStore, call_within
+from diloco_cli.store.wrapper import StoreWrapper
 
 CLEAN_UP_S = 6.0
 CLEANERS = 8
@@ -132,44 +132,18 @@ class Place:
             self.last_trouble = retrying.last_error
 
 
-class _Announced:
+class _Announced(StoreWrapper):
     """A store whose writes are announced."""
 
     def __init__(self, store: Store, writing: Callable[[str], AbstractContextManager[None]]) -> None:
-        self.url = store.url
-        self._store = store
+        super().__init__(store)
         self._writing = writing
 
-    def create(self, key: str, data: bytes) -> Created | Exists:
-        with self._writing(key):
-            return self._store.create(key, data)
-
-    def put(self, key: str, data: bytes) -> None:
-        with self._writing(key):
-            self._store.put(key, data)
-
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        return self._store.get(key, most_bytes)
-
-    def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        return self._store.get_range(key, start, end)
-
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        return self._store.list(prefix, after, limit)
-
-    def delete(self, key: str) -> None:
-        self._store.delete(key)
-
-    def stat(self, key: str) -> ObjectStat | None:
-        return self._store.stat(key)
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
+        with self._writing(key) if verb in ("create", "put") else nullcontext():
+            return call()
 
 
 def noise(seed: str, num_bytes: int) -> bytes:
     """Bytes without a pattern, the same for the same seed: what compresses or repeats could flatter a link."""
     return hashlib.shake_128(seed.encode()).digest(num_bytes)
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    started_s = clock.monotonic_s()
-    work()
-    return max(clock.monotonic_s() - started_s, 1e-9)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from diloco_cli.doctor.place import Place, noise, seconds_of
+from diloco_cli.clock import seconds_of
+from diloco_cli.doctor.place import Place, noise
 from diloco_cli.units import format_bandwidth, format_duration, format_size
 
 SMALL_READS = 11

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from diloco_cli.clock import monotonic_s
+from diloco_cli.clock import monotonic_s, seconds_of
 from diloco_cli.probe.spread import Spread, spread_of
 from diloco_cli.randomness import nonce
 from diloco_cli.store.port import Store
@@ -43,7 +43,7 @@ def measure_store(store: Store, seconds: float, payload_bytes: int = PAYLOAD_BYT
         downs = _timed(lambda number: store.get(written[number % len(ups)], payload_bytes), seconds)
         written.append(f"{prefix}-small")
         store.create(written[-1], noise[:SMALL_BYTES])
-        small = [_seconds_of(lambda: store.get(f"{prefix}-small", SMALL_BYTES)) for _ in range(NUM_SMALL)]
+        small = [seconds_of(lambda: store.get(f"{prefix}-small", SMALL_BYTES)) for _ in range(NUM_SMALL)]
     finally:
         for key in written:
             store.delete(key)
@@ -56,14 +56,8 @@ def _timed(work: Callable[[int], object], seconds: float) -> list[float]:
     started_s, took = monotonic_s(), list[float]()
     while len(took) < FEWEST_PAYLOADS or (monotonic_s() - started_s < seconds and len(took) < MOST_PAYLOADS):
         number = len(took)
-        took.append(_seconds_of(lambda number=number: work(number)))  # type: ignore[misc]
+        took.append(seconds_of(lambda number=number: work(number)))  # type: ignore[misc]
     return took
-
-
-def _seconds_of(work: Callable[[], object]) -> float:
-    started_s = monotonic_s()
-    work()
-    return max(monotonic_s() - started_s, 1e-9)
 
 
 def _noise(num_bytes: int) -> bytes:

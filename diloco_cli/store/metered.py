@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 from diloco_cli.errors import DilocoError
-from diloco_cli.store.port import Created, Exists, ObjectStat, Store
+from diloco_cli.store.port import Store
 from diloco_cli.store.retry import Retrying
+from diloco_cli.store.wrapper import StoreWrapper, received_bytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,11 @@ class StoreCounts:
         return sum(self.requests.get(verb, 0) for verb in ("create", "put", "list"))
 
 
-class MeteredStore:
+class MeteredStore(StoreWrapper):
     """Thread-safe; adds no request of its own."""
 
     def __init__(self, store: Store) -> None:
-        self.url = store.url
-        self._store = store
+        super().__init__(store)
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
         self._errors = 0
@@ -60,51 +62,16 @@ class MeteredStore:
         found = getattr(self._store, "retrying", None)
         return found if isinstance(found, Retrying) else None
 
-    def create(self, key: str, data: bytes) -> Created | Exists:
-        with self._counted("create", len(data)):
-            outcome = self._store.create(key, data)
-        if isinstance(outcome, Exists):
-            self._received(outcome.data)
-        return outcome
-
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        with self._counted("get"):
-            return self._received(self._store.get(key, most_bytes))
-
-    def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        with self._counted("get_range"):
-            return self._received(self._store.get_range(key, start, end))
-
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        with self._counted("list"):
-            return self._store.list(prefix, after, limit)
-
-    def put(self, key: str, data: bytes) -> None:
-        with self._counted("put", len(data)):
-            self._store.put(key, data)
-
-    def delete(self, key: str) -> None:
-        with self._counted("delete"):
-            self._store.delete(key)
-
-    def stat(self, key: str) -> ObjectStat | None:
-        with self._counted("stat"):
-            return self._store.stat(key)
-
-    @contextmanager
-    def _counted(self, verb: str, num_bytes: int = 0) -> Iterator[None]:
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         with self._lock:
             self._requests[verb] += 1
             self._bytes_up += num_bytes
         try:
-            yield
+            answer = call()
         except DilocoError:
             with self._lock:
                 self._errors += 1
             raise
-
-    def _received(self, data: bytes | None) -> bytes | None:
-        if data:
-            with self._lock:
-                self._bytes_down += len(data)
-        return data
+        with self._lock:
+            self._bytes_down += received_bytes(answer)
+        return answer

@@ -91,7 +91,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
         from diloco_cli.store.memory import shared_memory_store
 
         store: Store = shared_memory_store(parsed.place)
-        return sub_store(store, parsed.prefix) if parsed.prefix else store
+        return PrefixedStore(store, parsed.prefix) if parsed.prefix else store
     if is_obstore:
         return _open_with_obstore(parsed)
     if parsed.scheme == "gs":
@@ -105,11 +105,6 @@ def open_store(url: str, *, create: bool = False) -> Store:
     from diloco_cli.store.s3 import S3Store
 
     return S3Store(parsed.place, parsed.prefix)
-
-
-def sub_store(store: Store, prefix: str) -> Store:
-    """The part of `store` whose keys start with `prefix/`, under keys without it."""
-    return PrefixedStore(store, prefix)
 
 
 def join_url(url: str, name: str) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from diloco_cli import clock
-from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreUnavailableError
+from diloco_cli.store.port import Store, StoreUnavailableError
+from diloco_cli.store.wrapper import StoreWrapper
 from diloco_cli.units import format_duration
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class TimeBox:
         return self.left_s() <= 0
 
 
-class TimeBoxedStore:
+class TimeBoxedStore(StoreWrapper):
     """Raises StoreUnavailableError when the box is over, also out of a call that has begun. Waiting can be interrupted
     (Ctrl-C). Not for the background: what is left behind holds a thread and its memory until the store answers.
 
@@ -50,34 +51,12 @@ class TimeBoxedStore:
     same, for the last few things that have to be done."""
 
     def __init__(self, store: Store, box: TimeBox, keeps_trying: bool = False) -> None:
-        self.url = store.url
-        self._store = store
+        super().__init__(store)
         self._box = box
         self._keeps_trying = keeps_trying
         self._left_behind: list[threading.Thread] = []
 
-    def create(self, key: str, data: bytes) -> Created | Exists:
-        return self._within(lambda: self._store.create(key, data), key)
-
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        return self._within(lambda: self._store.get(key, most_bytes), key)
-
-    def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        return self._within(lambda: self._store.get_range(key, start, end), key)
-
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        return self._within(lambda: self._store.list(prefix, after, limit), prefix)
-
-    def put(self, key: str, data: bytes) -> None:
-        self._within(lambda: self._store.put(key, data), key)
-
-    def delete(self, key: str) -> None:
-        self._within(lambda: self._store.delete(key), key)
-
-    def stat(self, key: str) -> ObjectStat | None:
-        return self._within(lambda: self._store.stat(key), key)
-
-    def _within(self, call: Callable[[], T], key: str) -> T:
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
         if self._left_behind and not self._keeps_trying:
             self._box.end()

@@ -15,7 +15,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.metered import MeteredStore
-from diloco_cli.store.open import CLIENT_VARIABLE, open_store, parse_url, sub_store
+from diloco_cli.store.open import CLIENT_VARIABLE, open_store, parse_url
 from diloco_cli.store.port import Store
 from diloco_cli.store.prefixed import PrefixedStore
 from diloco_cli.store.retry import RetryingStore
@@ -138,7 +138,7 @@ def shared_client(name: str, url: str) -> Store:
     parsed = parse_url(url)
     if name not in _clients:
         _clients[name] = open_store(f"{parsed.scheme}://{parsed.place}")
-    return sub_store(_clients[name], parsed.prefix)
+    return PrefixedStore(_clients[name], parsed.prefix)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 
 from diloco_cli.errors import StoreError, UsageError
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.open import join_url, open_store, parse_url, split_url, sub_store
+from diloco_cli.store.open import join_url, open_store, parse_url, split_url
 from diloco_cli.store.port import Created
+from diloco_cli.store.prefixed import PrefixedStore
 
 
 def test_a_path_and_a_file_url_open_the_same_directory(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_other_urls_are_refused_with_what_is_allowed(url: str) -> None:
 
 def test_a_run_lives_below_its_store(tmp_path: Path) -> None:
     outer = open_store(str(tmp_path))
-    assert sub_store(outer, "run-1").create("k", b"x") == Created()
+    assert PrefixedStore(outer, "run-1").create("k", b"x") == Created()
     assert outer.list("") == ["run-1/k"]
     assert open_store(join_url(str(tmp_path), "run-1")).get("k") == b"x"
 

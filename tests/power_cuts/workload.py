@@ -13,7 +13,8 @@ from pathlib import Path
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.simulate.world import World
 from diloco_cli.store.open import open_store
-from diloco_cli.store.port import Created, Exists, ObjectStat, Store
+from diloco_cli.store.port import Created, Exists, Store
+from diloco_cli.store.wrapper import StoreWrapper
 from tests.power_cuts.disk import Op
 from tests.power_cuts.recorder import KilledError, RecordingOs, recorded
 from tests.simulation.toy import Fleet, make_run
@@ -55,12 +56,12 @@ class History:
         return sum(any(call.done is not None and call.done <= at for call in self.calls[key]) for key in keys)
 
 
-class WitnessedStore:
+class WitnessedStore(StoreWrapper):
     """The store under study; notes when each call began and what it answered."""
 
     def __init__(self, store: Store, recorder: RecordingOs, history: History) -> None:
-        self._store, self._recorder, self._history = store, recorder, history
-        self.url = store.url
+        super().__init__(store)
+        self._recorder, self._history = recorder, history
 
     def _call(self, key: str, value: bytes | None) -> Told:
         told = Told(value, len(self._recorder.ops))
@@ -94,15 +95,6 @@ class WitnessedStore:
         if data is not None and not key.startswith(HINTS):
             self._answered(self._call(key, data))
         return data
-
-    def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        return self._store.get_range(key, start, end)
-
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        return self._store.list(prefix, after, limit)
-
-    def stat(self, key: str) -> ObjectStat | None:
-        return self._store.stat(key)
 
 
 class Generation(Fleet):
