@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from diloco_cli.doctor.place import Place, noise
-from diloco_cli.doctor.racing_processes import RacingProcesses
+from diloco_cli.doctor.racing_processes import Answer, answer_to, race, racing_processes
 from diloco_cli.doctor.verdicts import Finding, failed, passed
-from diloco_cli.errors import DilocoError
-from diloco_cli.store.port import Created, Store, StoreUnavailableError
+from diloco_cli.store.port import Store, StoreUnavailableError
 
 RACE_BYTES = 2000
 GET_READY_S = 10.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one racer was told: whether it won, and whose bytes hold the key by now. `trouble`: it was told nothing."""
-
-    won: bool
-    holder: bytes = b""
-    trouble: str = ""
 
 
 def fault_of_round(entries: Sequence[bytes], answers: Sequence[Answer], final: bytes | None) -> str:
@@ -60,37 +49,32 @@ def exclusive_create(place: Place, racers: int, rounds: int, processes: int) -> 
 def race_of_threads(place: Place, racers: int, rounds: int) -> tuple[str, bool]:
     """(what happened, whether it was wrong)."""
     clients = [place.client(number) for number in range(racers)]
-    wrong = []
-    for number in range(rounds):
-        key = f"race/threads-{number:04d}"
-        place.remember(key)
-        entries = _entries(key, racers)
-        answers = _race(clients, key, entries)
-        fault = fault_of_round(entries, answers, place.store.get(key))
-        wrong += [fault] if fault else []
-        _raise_if_mute(answers)
-    return _told(f"{racers} threads", rounds, wrong)
+    return _rounds(place, "threads", rounds, racers, lambda key, entries: _race(clients, key, entries))
 
 
 def race_of_processes(place: Place, racers: int, rounds: int) -> tuple[str, bool]:
     """(what happened, whether it was wrong)."""
+    with racing_processes(place.prefix_url, racers, place.box.left_s()) as children:
+        left_s = place.box.left_s
+        return _rounds(place, "processes", rounds, racers, lambda key, entries: race(children, key, entries, left_s()))
+
+
+def _rounds(
+    place: Place, who: str, rounds: int, racers: int, run: Callable[[str, Sequence[bytes]], list[Answer]]
+) -> tuple[str, bool]:
     wrong = []
-    with RacingProcesses(place.prefix_url, racers) as processes:
-        processes.wait_until_ready(place.box.left_s())
-        for number in range(rounds):
-            key = f"race/processes-{number:04d}"
-            place.remember(key)
-            entries = _entries(key, racers)
-            replies = processes.race(key, entries, place.box.left_s())
-            answers = [Answer(reply.won, reply.holder, reply.trouble) for reply in replies]
-            fault = fault_of_round(entries, answers, place.store.get(key))
-            wrong += [fault] if fault else []
-            _raise_if_mute(answers)
-    return _told(f"{racers} processes", rounds, wrong)
-
-
-def _entries(key: str, racers: int) -> list[bytes]:
-    return [f"racer {racer} of {key} ".encode() + noise(f"{key} {racer}", RACE_BYTES) for racer in range(racers)]
+    for number in range(rounds):
+        key = f"race/{who}-{number:04d}"
+        place.remember(key)
+        entries = [f"racer {me} of {key} ".encode() + noise(f"{key} {me}", RACE_BYTES) for me in range(racers)]
+        answers = run(key, entries)
+        fault = fault_of_round(entries, answers, place.store.get(key))
+        wrong += [fault] if fault else []
+        if all(answer.trouble for answer in answers):  # in which nobody was told anything, and which proves nothing
+            raise StoreUnavailableError(answers[0].trouble)
+    if wrong:
+        return f"{racers} {who}: {len(wrong)} of {rounds} rounds went wrong: {wrong[0]}", True
+    return f"{racers} {who}, {rounds} rounds: one winner each", False
 
 
 def _race(clients: Sequence[Store], key: str, entries: Sequence[bytes]) -> list[Answer]:
@@ -100,13 +84,7 @@ def _race(clients: Sequence[Store], key: str, entries: Sequence[bytes]) -> list[
 
     def run(racer: int) -> None:
         gun.wait(GET_READY_S)
-        try:
-            outcome = clients[racer].create(key, entries[racer])
-        except DilocoError as error:
-            answers[racer] = Answer(False, trouble=str(error))
-            return
-        won = isinstance(outcome, Created)
-        answers[racer] = Answer(won, entries[racer] if isinstance(outcome, Created) else outcome.data)
+        answers[racer] = answer_to(clients[racer], key, entries[racer])
 
     threads = [threading.Thread(target=run, args=(racer,), daemon=True) for racer in range(len(clients))]
     for thread in threads:
@@ -114,15 +92,3 @@ def _race(clients: Sequence[Store], key: str, entries: Sequence[bytes]) -> list[
     for thread in threads:
         thread.join()
     return answers
-
-
-def _raise_if_mute(answers: Sequence[Answer]) -> None:
-    """A race in which nobody was told anything proves nothing."""
-    if all(answer.trouble for answer in answers):
-        raise StoreUnavailableError(answers[0].trouble)
-
-
-def _told(who: str, rounds: int, wrong: Sequence[str]) -> tuple[str, bool]:
-    if wrong:
-        return f"{who}: {len(wrong)} of {rounds} rounds went wrong: {wrong[0]}", True
-    return f"{who}, {rounds} rounds: one winner each", False

@@ -8,19 +8,16 @@ racer -> parent   {"ready": true}                    once, when its client is wa
 from __future__ import annotations
 
 import json
-import queue
-import subprocess
 import sys
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from diloco_cli import clock
 from diloco_cli.errors import DilocoError
-from diloco_cli.store.port import Created, StoreUnavailableError
+from diloco_cli.processes.child import Child, end_all
+from diloco_cli.store.port import Created, Store, StoreUnavailableError
 
 HEAD_START_S = 0.02
 LEAVE_WITHIN_S = 0.5
@@ -28,89 +25,59 @@ GIVE_UP_S = 20.0
 
 
 @dataclass(frozen=True)
-class Reply:
+class Answer:
+    """What one racer was told: whether it won, and whose bytes hold the key by now. `trouble`: it was told nothing."""
+
     won: bool
-    holder: bytes
-    trouble: str
+    holder: bytes = b""
+    trouble: str = ""
 
 
-@dataclass
-class _Racer:
-    process: subprocess.Popen[str]
-    lines: queue.Queue[str] = field(default_factory=queue.Queue)
-
-    def listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put("")
-
-    def tell(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: the missing answer says so
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
-
-    def answer(self, within_s: float) -> dict[str, Any]:
-        try:
-            line = self.lines.get(timeout=max(0.0, within_s))
-        except queue.Empty:
-            line = ""
-        if not line:
-            raise StoreUnavailableError("a racing process gave no answer in time")
-        plain: dict[str, Any] = json.loads(line)
-        return plain
+def answer_to(store: Store, key: str, entry: bytes) -> Answer:
+    """One racer's turn."""
+    try:
+        outcome = store.create(key, entry)
+    except DilocoError as error:
+        return Answer(False, trouble=str(error))
+    return Answer(True, entry) if isinstance(outcome, Created) else Answer(False, outcome.data)
 
 
-class RacingProcesses:
-    """`with RacingProcesses(url, 3) as processes`: none of them outlives the block. They form process groups of their
-    own, so that Ctrl-C is heard here alone."""
-
-    def __init__(self, url: str, racers: int) -> None:
-        self._url = url
-        self._num_racers = racers
-        self._racers: list[_Racer] = []
-
-    def __enter__(self) -> RacingProcesses:
-        words = [sys.executable, "-m", __name__, self._url]
-        for _ in range(self._num_racers):
-            process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                text=True, start_new_session=True,
-            )  # fmt: skip
-            self._racers.append(_Racer(process))
-            threading.Thread(target=self._racers[-1].listen, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for racer in self._racers:
-            assert racer.process.stdin is not None
-            with suppress(OSError):
-                racer.process.stdin.close()
-        for racer in self._racers:
-            with suppress(subprocess.TimeoutExpired):
-                racer.process.wait(LEAVE_WITHIN_S)
-            racer.process.kill()
-            racer.process.wait()
-
-    def wait_until_ready(self, within_s: float) -> None:
-        """Raises StoreUnavailableError if a racer cannot reach the store in time."""
-        end_s = clock.monotonic_s() + within_s
-        for racer in self._racers:
-            said = racer.answer(end_s - clock.monotonic_s())
+@contextmanager
+def racing_processes(url: str, racers: int, ready_within_s: float) -> Iterator[list[Child]]:
+    """None of them outlives the block. Raises StoreUnavailableError if a racer cannot reach the store in time."""
+    children: list[Child] = []
+    try:
+        for _ in range(racers):
+            children.append(Child(__name__, url, apart=True))
+        end_s = clock.monotonic_s() + ready_within_s
+        for child in children:
+            said = _answer(child, end_s)
             if said.get("trouble"):
                 raise StoreUnavailableError(str(said["trouble"]))
+        yield children
+    finally:
+        end_all(children, LEAVE_WITHIN_S)
 
-    def race(self, key: str, entries: Sequence[bytes], within_s: float) -> list[Reply]:
-        """Everybody at the same moment."""
-        end_s = clock.monotonic_s() + within_s
-        at_s = clock.monotonic_s() + HEAD_START_S
-        for racer, entry in zip(self._racers, entries, strict=True):
-            racer.tell({"key": key, "entry": entry.hex(), "at_s": at_s})
-        answers = [racer.answer(end_s - clock.monotonic_s()) for racer in self._racers]
-        return [Reply(bool(a["won"]), bytes.fromhex(a["holder"]), str(a["trouble"])) for a in answers]
+
+def race(children: Sequence[Child], key: str, entries: Sequence[bytes], within_s: float) -> list[Answer]:
+    """Everybody at the same moment."""
+    end_s = clock.monotonic_s() + within_s
+    at_s = clock.monotonic_s() + HEAD_START_S
+    for child, entry in zip(children, entries, strict=True):
+        child.tell({"key": key, "entry": entry.hex(), "at_s": at_s})
+    answers = [_answer(child, end_s) for child in children]
+    return [Answer(bool(a["won"]), bytes.fromhex(a["holder"]), str(a["trouble"])) for a in answers]
+
+
+def _answer(child: Child, end_s: float) -> dict[str, Any]:
+    no_answer = StoreUnavailableError("a racing process gave no answer in time")
+    try:
+        said: dict[str, Any] | None = child.answer(end_s - clock.monotonic_s())
+    except TimeoutError:
+        raise no_answer from None
+    if said is None:
+        raise no_answer
+    return said
 
 
 def _run_racer(url: str) -> None:
@@ -127,15 +94,9 @@ def _run_racer(url: str) -> None:
     _say({"ready": True})
     for line in sys.stdin:
         task = json.loads(line)
-        entry = bytes.fromhex(task["entry"])
         clock.sleep_s(task["at_s"] - clock.monotonic_s())
-        try:
-            outcome = store.create(task["key"], entry)
-        except DilocoError as error:
-            _say({"won": False, "holder": "", "trouble": str(error)})
-            continue
-        won = isinstance(outcome, Created)
-        _say({"won": won, "holder": (entry if isinstance(outcome, Created) else outcome.data).hex(), "trouble": ""})
+        answer = answer_to(store, task["key"], bytes.fromhex(task["entry"]))
+        _say({"won": answer.won, "holder": answer.holder.hex(), "trouble": answer.trouble})
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -7,23 +7,18 @@ does nothing else. On a quiet machine that is what a clock shows; on a busy one 
 
 from __future__ import annotations
 
-import json
-import queue
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.environment import environment_with
 from diloco_cli.errors import RunFailedError
 from diloco_cli.probe.spread import Spread, spread_of
+from diloco_cli.processes.child import Child, end_all
 
 READY_WITHIN_S = 180.0
 LATE_BY_S = 60.0
@@ -74,7 +69,7 @@ class Crowding:
 def measure_crowding(load: Load, cores: int, seconds: float, say: Callable[[str], None]) -> Crowding:
     """One process alone, a few at once, and one more than there are cores; interleaved, `TURNS` times each."""
     points = counts_to_measure(cores // load.threads)
-    say(f"starting {points[-1]} processes that train {_model_name(load.run)}, {load.threads} thread(s) each")
+    say(f"starting {points[-1]} processes that train {model_name(load.run)}, {load.threads} thread(s) each")
     with _workers(load, points[-1]) as workers:
         speeds: dict[int, list[float]] = {num: [] for num in points}
         free: list[float] = []
@@ -101,7 +96,7 @@ def relative_to_alone(speeds: dict[int, list[float]]) -> dict[int, float]:
 
 def measure_alone(load: Load, seconds: float, say: Callable[[str], None]) -> Spread:
     """One process alone, `REPEATS` times: what one accelerator does."""
-    say(f"starting a process that trains {_model_name(load.run)} on {load.device}")
+    say(f"starting a process that trains {model_name(load.run)} on {load.device}")
     with _workers(load, 1) as workers:
         answers = [_train_at_once(workers, seconds)[0] for _ in range(REPEATS)]
     return spread_of([answer["tokens"] / answer["wall_s"] for answer in answers])
@@ -113,61 +108,27 @@ def counts_to_measure(at_once: int) -> list[int]:
     return sorted({min(num, MOST_PROCESSES) for num in wanted if num >= 1})
 
 
-def _model_name(run: RunSettings) -> str:
-    return run.model.preset or run.model.entrypoint or "the model"
-
-
-@dataclass
-class _Worker:
-    process: subprocess.Popen[str]
-    answers: queue.Queue[str] = field(default_factory=queue.Queue)
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: the missing answer says so
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-
-    def answer(self, within_s: float) -> dict[str, Any]:
-        """Raises RunFailedError if there is none in time, or if the worker says what went wrong."""
-        try:
-            line = self.answers.get(timeout=within_s)
-        except queue.Empty:
-            raise RunFailedError(f"a training process did not answer within {within_s:.0f} s") from None
-        if not line:
-            raise RunFailedError(
-                f"a training process ended with {self.process.wait(ENDS_WITHIN_S)}", hint="its last words are above"
-            )
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise RunFailedError(f"the model cannot be trained here: {found['error']}", hint=found["hint"])
-        return found
+def model_name(run: RunSettings) -> str:
+    return run.model.preset or run.model.huggingface or run.model.entrypoint or "the model"
 
 
 @contextmanager
-def _workers(load: Load, num: int) -> Iterator[list[_Worker]]:
+def _workers(load: Load, num: int) -> Iterator[list[Child]]:
     """Processes that are ready to train; they end with the block, whatever happens in it."""
-    workers: list[_Worker] = []
+    workers: list[Child] = []
     try:
-        workers += [_start(load, shard, num) for shard in range(num)]
+        for shard in range(num):
+            workers.append(_start(load, shard, num))
         for worker in workers:
-            worker.answer(READY_WITHIN_S)
+            _answer(worker, READY_WITHIN_S)
         yield workers
     finally:
-        for worker in workers:
-            _end(worker.process)
+        end_all(workers, ENDS_WITHIN_S)
 
 
-def _start(load: Load, shard: int, num_shards: int) -> _Worker:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "diloco_cli.probe.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment_with(**dict.fromkeys(THREAD_VARIABLES, str(load.threads))),
-    )
-    worker = _Worker(process)
-    threading.Thread(target=_listen, args=(worker,), daemon=True).start()
+def _start(load: Load, shard: int, num_shards: int) -> Child:
+    variables = dict.fromkeys(THREAD_VARIABLES, str(load.threads))
+    worker = Child("diloco_cli.probe.worker", env=variables)
     order = {
         "settings": to_plain(load.run),
         "folder": str(load.folder),
@@ -177,31 +138,25 @@ def _start(load: Load, shard: int, num_shards: int) -> _Worker:
         "shard": shard,
         "num_shards": num_shards,
     }
-    worker.tell(json.dumps(order))
+    worker.tell(order)
     return worker
 
 
-def _listen(worker: _Worker) -> None:
-    """Every line it says; an empty one when it has ended."""
-    assert worker.process.stdout is not None
-    for line in worker.process.stdout:
-        worker.answers.put(line)
-    worker.answers.put("")
-
-
-def _train_at_once(workers: Sequence[_Worker], seconds: float) -> list[dict[str, Any]]:
+def _train_at_once(workers: Sequence[Child], seconds: float) -> list[dict[str, Any]]:
     for worker in workers:
-        worker.tell(str(seconds))
-    return [worker.answer(seconds + LATE_BY_S) for worker in workers]
+        worker.tell(seconds)
+    return [_answer(worker, seconds + LATE_BY_S) for worker in workers]
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """At the end of its stdin a worker ends by itself."""
-    if process.stdin is not None:
-        with suppress(OSError):
-            process.stdin.close()
+def _answer(worker: Child, within_s: float) -> dict[str, Any]:
+    """Raises RunFailedError if there is none in time, or if the worker says what went wrong."""
     try:
-        process.wait(ENDS_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        found: dict[str, Any] | None = worker.answer(within_s)
+    except TimeoutError:
+        raise RunFailedError(f"a training process did not answer within {within_s:.0f} s") from None
+    if found is None:
+        ended = worker.process.wait(ENDS_WITHIN_S)
+        raise RunFailedError(f"a training process ended with {ended}", hint="its last words are above")
+    if "error" in found:
+        raise RunFailedError(f"the model cannot be trained here: {found['error']}", hint=found["hint"])
+    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diloco_cli.config.devices import CPU
 from diloco_cli.config.settings import Inventory, RunSettings
-from diloco_cli.probe.crowd import Crowding, Load, measure_alone, measure_crowding
+from diloco_cli.probe.crowd import Crowding, Load, measure_alone, measure_crowding, model_name
 from diloco_cli.probe.entry import Measurements
 from diloco_cli.probe.machine import MachineFacts, machine_facts
 from diloco_cli.probe.matrix import matrix_tflops
@@ -56,9 +56,8 @@ class Probe:
     def _trained(self) -> str:
         if self.run is None:
             return ""
-        model = self.run.model.preset or self.run.model.huggingface or self.run.model.entrypoint or "the model"
-        threads = self.run.train.threads
-        return f"{model}, steps of {self.run.train.batch_tokens} tokens, {threads} thread{'s' if threads > 1 else ''}"
+        threads, each = self.run.train.threads, self.run.train.batch_tokens
+        return f"{model_name(self.run)}, steps of {each} tokens, {threads} thread{'s' if threads > 1 else ''}"
 
     def _crowding(self, machine: MachineFacts) -> Crowding | None:
         if self.run is None or not self._has_local(CPU, machine):

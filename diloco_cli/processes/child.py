@@ -1,0 +1,66 @@
+"""Processes of this package that work for the command that started them: told by lines of JSON, answering by lines."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from diloco_cli.environment import environment_with
+
+
+class Child:
+    """`python -m MODULE WORD...`, which ends by itself at the end of its stdin: see `end_all`. `apart`: in a session of
+    its own, so that Ctrl-C is heard here alone, and silent but for its answers. `env`: beside what is set already."""
+
+    def __init__(self, module: str, *words: str, apart: bool = False, env: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if apart else None,
+            text=True,
+            env=environment_with(**(env or {})),
+            start_new_session=apart,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def tell(self, message: object) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: the missing answer says so
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def answer(self, within_s: float) -> Any:
+        """What its next line says, None if it has ended. Raises TimeoutError."""
+        try:
+            line = self._lines.get(timeout=max(0.0, within_s))
+        except queue.Empty:
+            raise TimeoutError(f"no answer within {within_s:.0f} s") from None
+        return json.loads(line) if line else None
+
+    def _listen(self) -> None:
+        """Every line it says; an empty one when it has ended."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+
+def end_all(children: Sequence[Child], within_s: float) -> None:
+    """None of them is left afterwards."""
+    for child in children:
+        assert child.process.stdin is not None
+        with suppress(OSError):
+            child.process.stdin.close()
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(within_s)
+        child.process.kill()
+        child.process.wait()
