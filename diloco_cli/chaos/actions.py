@@ -33,19 +33,19 @@ def plan_pause(run: str, unit: str, *, for_s: float | None = None) -> Pause:
     return Pause(target, for_s)
 
 
-def execute(fault: Fault, *, seed: int | None = None) -> Entry:
+def execute(fault: Fault) -> Entry:
     """Records, injects, verifies. The fault stays until somebody heals it."""
     target = fault.target
-    entry = record_plan(target.run, fault.kind, target.name, pid=target.pid, seed=seed)
+    entry = record_plan(target.run, fault.kind, target.name, pid=target.pid)
     return _inject(fault, entry)
 
 
-def execute_pause(fault: Pause, *, seed: int | None = None, on_paused: Callable[[Entry], None] = _nothing) -> Entry:
+def execute_pause(fault: Pause, *, on_paused: Callable[[Entry], None] = _nothing) -> Entry:
     """A pause with an end waits for it; Ctrl-C ends it at once, and so does the death of this process."""
     if fault.for_s is None or fault.target.identity is None:
-        return execute(fault, seed=seed)
+        return execute(fault)
     target = fault.target
-    entry = record_plan(target.run, fault.kind, target.name, pid=target.pid, seed=seed, for_s=fault.for_s)
+    entry = record_plan(target.run, fault.kind, target.name, pid=target.pid, for_s=fault.for_s)
     try:
         with Healer(target.run, fault.target.identity, entry, fault.for_s) as healer:
             entry = _inject(fault, entry)

@@ -1,11 +1,16 @@
-"""One fault is one small object: inject it, verify that it really happened, heal it, describe it."""
+"""One fault is one small object.
+
+describe   what `inject` will do, for people
+inject     raises RefusedError, and has changed nothing, if the target is not what it was
+verify     whether it really happened; waits a moment for it
+heal       takes it back as far as that can be done; whether it is gone; may be called again
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from diloco_cli.chaos.targets import Target
 from diloco_cli.clock import monotonic_s, sleep_s
@@ -16,32 +21,6 @@ from diloco_cli.processes.signals import signal_family, signal_process
 
 VERIFY_S = 2.0
 VERIFY_POLL_S = 0.01
-
-
-class Fault(Protocol):
-    """Something bad that can happen to a target."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def target(self) -> Target: ...
-
-    def describe(self) -> str:
-        """What `inject` will do, for people."""
-        ...
-
-    def inject(self) -> None:
-        """Raises RefusedError, and has changed nothing, if the target is not what it was."""
-        ...
-
-    def verify(self) -> bool:
-        """Whether it really happened; waits a moment for it."""
-        ...
-
-    def heal(self) -> bool:
-        """Takes it back as far as that can be done; whether it is gone. May be called again."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -107,6 +86,9 @@ class Pause:
 
     def heal(self) -> bool:
         return resume_process(_identity(self.target))
+
+
+Fault = Kill | Pause
 
 
 def resume_process(identity: Identity) -> bool:

@@ -39,11 +39,9 @@ class Entry:
     skipped: str | None = None
 
 
-def record_plan(
-    run: str, fault: str, target: str, *, pid: int | None, seed: int | None = None, for_s: float | None = None
-) -> Entry:
+def record_plan(run: str, fault: str, target: str, *, pid: int | None, for_s: float | None = None) -> Entry:
     """Written and synced before the fault happens."""
-    return _append(run, Entry(nonce(), utc_now_text(), seed, fault, target, pid, for_s))
+    return _append(run, Entry(nonce(), utc_now_text(), None, fault, target, pid, for_s))
 
 
 def record(run: str, entry: Entry, **changes: Any) -> Entry:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from types import ModuleType
+from typing import Any
 
 from diloco_cli.doctor.place import Place, noise
 from diloco_cli.doctor.verdicts import Finding, passed, skipped, warned
 from diloco_cli.errors import StoreError
-from diloco_cli.store.open import StoreUrl, parse_url
-from diloco_cli.store.port import StoreForbiddenError
+from diloco_cli.store import gcs_client, s3_client
+from diloco_cli.store.open import parse_url
+from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.units import format_duration, format_size
 
 DAY_S = 86_400.0
@@ -21,6 +23,8 @@ STORAGE_PRICE_PER_GB_MONTH = 0.02
 EXAMPLE_GB_PER_DAY = 100.0
 CLIENTS = {"gs": "gcsfs", "s3": "s3fs"}
 """Packages that speak a cloud's own interface; a run may do without them (obstore)."""
+WRONG_CRC32C = "AAAAAA=="
+BOUNDARY = "part-of-an-examination"
 OWN_DIGESTS = "every record and payload carries the run's own digest, which its readers check"
 
 Examiner = Callable[[Place], Finding]
@@ -40,11 +44,13 @@ def bucket_checks(url: str, written_gb_per_day: float | None) -> dict[str, Exami
     parsed = parse_url(url)
     if parsed.scheme not in CLIENTS or find_spec(CLIENTS[parsed.scheme]) is None:
         return {"checksum": lambda place: passed(OWN_DIGESTS)}
-    client = _client(parsed)
-    name = "soft_delete" if parsed.scheme == "gs" else "versioning"
+    if parsed.scheme == "gs":
+        name, read, takes_damage = "soft_delete", gcs_retention, gcs_takes_damage
+    else:
+        name, read, takes_damage = "versioning", s3_retention, s3_takes_damage
     return {
-        "checksum": lambda place: checksum(place, partial(client.takes_damage, parsed.place)),
-        name: lambda place: retention(place, partial(client.retention_of, parsed.place), written_gb_per_day),
+        "checksum": lambda place: checksum(place, partial(takes_damage, parsed.place)),
+        name: lambda place: retention(place, partial(read, parsed.place), written_gb_per_day),
     }
 
 
@@ -92,12 +98,76 @@ def monthly_cost(written_gb_per_day: float, kept_s: float) -> float:
     return written_gb_per_day * kept_s / DAY_S * STORAGE_PRICE_PER_GB_MONTH
 
 
-def _client(parsed: StoreUrl) -> ModuleType:
-    """Loaded where it is needed: clouds' clients take their time."""
-    if parsed.scheme == "gs":
-        from diloco_cli.doctor import gcs_bucket
+def gcs_retention(bucket: str) -> Retention:
+    """The bucket's soft delete policy and object versioning. Raises StoreError."""
+    body = _ask_gcs("GET", "b/{}", bucket, fields="softDeletePolicy(retentionDurationSeconds),versioning(enabled)")
+    about = json.loads(body)
+    if (about.get("versioning") or {}).get("enabled"):
+        return Retention(None, f"gcloud storage buckets update gs://{bucket} --no-versioning")
+    kept_s = float((about.get("softDeletePolicy") or {}).get("retentionDurationSeconds", 0))
+    return Retention(kept_s, f"gcloud storage buckets update gs://{bucket} --clear-soft-delete")
 
-        return gcs_bucket
-    from diloco_cli.doctor import s3_bucket
 
-    return s3_bucket
+def gcs_takes_damage(bucket: str, name: str, data: bytes) -> bool:
+    """Whether the store takes bytes whose checksum says that they are others. Raises StoreError for any other
+    refusal."""
+    about = {"name": name, "crc32c": WRONG_CRC32C, "contentType": "application/octet-stream"}
+    try:
+        _ask_gcs(
+            "POST", "/upload", bucket, uploadType="multipart",
+            data=gcs_client.multipart_body(BOUNDARY, about, data),
+            headers={"Content-Type": f"multipart/related; boundary={BOUNDARY}"},
+        )  # fmt: skip
+    except StoreUnavailableError as error:
+        if "damaged" in error.message:
+            return False
+        raise
+    return True
+
+
+def _ask_gcs(method: str, path: str, bucket: str, **parts: Any) -> bytes:
+    filesystem = gcs_client.start_client()
+    if path == "/upload":
+        path = filesystem.base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
+    try:
+        _, body = filesystem.call(method, path, bucket, **parts)
+    except FileNotFoundError as error:
+        raise StoreBrokenError("no such bucket", where=f"gs://{bucket}") from error
+    except Exception as error:  # six libraries below, each with errors of its own: all are sorted there
+        raise gcs_client.sorted_error(error, f"gs://{bucket}") from error
+    return bytes(body)
+
+
+def s3_retention(bucket: str) -> Retention:
+    """The bucket's versioning: an old version stays, and is billed, until a rule of the bucket expires it. Raises
+    StoreError."""
+    status = _ask_s3("get_bucket_versioning", bucket).get("Status")
+    turn_off = (
+        f"aws s3api put-bucket-versioning --bucket {bucket} --versioning-configuration Status=Suspended, and expire "
+        "noncurrent versions by a lifecycle rule"
+    )
+    return Retention(None if status == "Enabled" else 0.0, turn_off)
+
+
+def s3_takes_damage(bucket: str, name: str, data: bytes) -> bool:
+    """Likewise."""
+    try:
+        _ask_s3("put_object", bucket, Key=name, Body=data, ChecksumCRC32C=WRONG_CRC32C)
+    except StoreUnavailableError as error:
+        if "damaged" in error.message:
+            return False
+        raise
+    except StoreBrokenError:
+        return False  # an invalid request: some services say so of a checksum that does not fit
+    return True
+
+
+def _ask_s3(method: str, bucket: str, **parts: Any) -> dict[str, Any]:
+    from fsspec.asyn import sync
+
+    filesystem = s3_client.start_client()
+    try:
+        found: dict[str, Any] = sync(filesystem.loop, filesystem._call_s3, method, Bucket=bucket, **parts)
+    except Exception as error:  # four libraries below, each with errors of its own: all are sorted there
+        raise s3_client.sorted_error(error, f"s3://{bucket}") from error
+    return found
