@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from subprocess import TimeoutExpired
 
 from diloco_cli.chaos.faults import Fault, Kill, Pause
-from diloco_cli.chaos.healer import Healer
+from diloco_cli.chaos.healer import healer
 from diloco_cli.chaos.journal import Entry, read_entries, record, record_plan
 from diloco_cli.chaos.rails import Action, hint_for, refusal
 from diloco_cli.chaos.targets import Target, find_target, list_targets
 from diloco_cli.errors import RefusedError
 from diloco_cli.processes.registry import release
-
-
-def _nothing(entry: Entry) -> None:
-    """The default for those who do not want to hear."""
 
 
 def plan_kill(run: str, unit: str, *, hold: bool = False) -> Kill:
@@ -40,18 +36,18 @@ def execute(fault: Fault) -> Entry:
     return _inject(fault, entry)
 
 
-def execute_pause(fault: Pause, *, on_paused: Callable[[Entry], None] = _nothing) -> Entry:
+def execute_pause(fault: Pause, *, on_paused: Callable[[Entry], None] = lambda entry: None) -> Entry:
     """A pause with an end waits for it; Ctrl-C ends it at once, and so does the death of this process."""
     if fault.for_s is None or fault.target.identity is None:
         return execute(fault)
     target = fault.target
     entry = record_plan(target.run, fault.kind, target.name, pid=target.pid, for_s=fault.for_s)
     try:
-        with Healer(target.run, fault.target.identity, entry, fault.for_s) as healer:
+        with healer(target.run, fault.target.identity, entry, fault.for_s) as wait:
             entry = _inject(fault, entry)
             on_paused(entry)
             with suppress(TimeoutExpired):  # a stuck healer: this process heals below
-                healer.wait()
+                wait()
     finally:
         healed = fault.heal()
         entry = record(target.run, entry, healed=healed)
@@ -88,17 +84,10 @@ def revive(target: Target) -> Revival:
     return Revival(entry, continued, released, target.supervised and target.condition == "dead")
 
 
-@dataclass(frozen=True)
-class UnitLine:
-    """A line of `chaos list`."""
-
-    target: Target
-    last_fault: Entry | None
-
-
-def overview(run: str) -> list[UnitLine]:
+def overview(run: str) -> list[tuple[Target, Entry | None]]:
+    """Every target, and what was last done to it."""
     last = {entry.target: entry for entry in read_entries(run)}
-    return [UnitLine(target, last.get(target.name)) for target in list_targets(run)]
+    return [(target, last.get(target.name)) for target in list_targets(run)]
 
 
 def _inject(fault: Fault, entry: Entry) -> Entry:

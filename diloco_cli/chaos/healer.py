@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import select
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from diloco_cli.chaos.faults import resume_process
 from diloco_cli.chaos.journal import Entry, read_entries, record
@@ -23,36 +23,30 @@ END_S = 10.0
 MAX_LINE_BYTES = 4096
 
 
-class Healer:
-    """The chaos command's end. Leaving the `with` block heals, whatever was the reason to leave."""
+@contextmanager
+def healer(run: str, identity: Identity, entry: Entry, for_s: float) -> Iterator[Callable[[], None]]:
+    """The chaos command's end. Leaving the block heals, whatever was the reason to leave. What it gives starts the time
+    of the pause and waits for its end."""
+    child = Child("diloco_cli.chaos.healer", apart=True)
+    try:
+        child.tell({"run": run, "entry": entry.id, "identity": identity_to_json(identity), "for_s": for_s})
+        if not _is_ready(child):
+            raise TryAgainError("the process that would end the pause did not start, so nothing was paused")
 
-    def __init__(self, run: str, identity: Identity, entry: Entry, for_s: float) -> None:
-        self._for_s = for_s
-        self._order = {
-            "run": run,
-            "entry": entry.id,
-            "identity": identity_to_json(identity),
-            "for_s": for_s,
-        }
+        def wait() -> None:
+            child.tell(GO)  # if it has died, the caller heals by itself
+            child.process.wait(for_s + END_S)
 
-    def __enter__(self) -> Healer:
-        self._child = Child("diloco_cli.chaos.healer", apart=True)
-        self._child.tell(self._order)
-        with suppress(TimeoutError, ValueError):
-            if self._child.answer(START_S) == READY:
-                return self
-        end_all([self._child], END_S)
-        raise TryAgainError("the process that would end the pause did not start, so nothing was paused")
+        yield wait
+    finally:
+        end_all([child], END_S)
 
-    def wait(self) -> None:
-        """Starts the time of the pause and waits for its end."""
-        self._child.tell(GO)  # if it has died, the caller heals by itself
-        self._child.process.wait(self._for_s + END_S)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end_all([self._child], END_S)
+def _is_ready(child: Child) -> bool:
+    try:
+        return bool(child.answer(START_S) == READY)
+    except (TimeoutError, ValueError):
+        return False
 
 
 def main() -> None:

@@ -54,8 +54,7 @@ def find_target(run: str, name: str) -> Target:
 
 def list_targets(run: str) -> list[Target]:
     """Every unit this machine knows, by name, and the supervisor at the end."""
-    records, _ = list_units(run)
-    return [find_target(run, name) for name in [*(record.name for record in records), SUPERVISOR]]
+    return [find_target(run, name) for name in [*(record.name for record in list_units(run)), SUPERVISOR]]
 
 
 def _target(run: str, name: str, kind: str, identity: Identity | None, why: str | None) -> Target:
@@ -75,5 +74,5 @@ def _target(run: str, name: str, kind: str, identity: Identity | None, why: str 
 def _no_record(run: str, name: str, entry: Ignored | None) -> str:
     if isinstance(entry, Ignored):
         return f"its record {entry.path} does not count: {entry.reason}"
-    known = [record.name for record in list_units(run)[0]] + [SUPERVISOR]
+    known = [record.name for record in list_units(run)] + [SUPERVISOR]
     return f"run {run} has no unit {name} on this machine; units: {', '.join(known)}"

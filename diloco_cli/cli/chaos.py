@@ -11,9 +11,9 @@ from diloco_cli.cli.output import print_json, talk
 from diloco_cli.errors import TryAgainError
 
 if TYPE_CHECKING:
-    from diloco_cli.chaos.actions import UnitLine
     from diloco_cli.chaos.faults import Fault
     from diloco_cli.chaos.journal import Entry
+    from diloco_cli.chaos.targets import Target
 
 UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.")
 RUN = typer.Option(None, "--run", help="Name or URL of the run; the newest one here if not given.")
@@ -97,7 +97,7 @@ def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
     from diloco_cli.chaos.actions import overview
 
     name = _run_name(run)
-    rows = [_row(line) for line in overview(name)]
+    rows = [_row(target, fault) for target, fault in overview(name)]
     if json_output:
         print_json("chaos list", {"run": name, "units": rows})
         return
@@ -107,8 +107,7 @@ def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
 COLUMNS = ("NAME", "STATE", "PID", "HELD", "LAST FAULT")
 
 
-def _row(line: UnitLine) -> dict[str, Any]:
-    target, fault = line.target, line.last_fault
+def _row(target: Target, fault: Entry | None) -> dict[str, Any]:
     return {
         "name": target.name,
         "kind": target.kind,

@@ -76,17 +76,11 @@ def read_unit(run: str, name: str) -> UnitRecord | Ignored | None:
         return Ignored(path, str(error))
 
 
-def list_units(run: str) -> tuple[list[UnitRecord], list[Ignored]]:
-    """All records by name, and the files that were ignored."""
-    records: list[UnitRecord] = []
-    ignored: list[Ignored] = []
-    for path in sorted((_directory(run) / "units").glob("[a-z0-9]*.json"))[:MAX_UNITS]:
-        entry = read_unit(run, path.stem)
-        if isinstance(entry, UnitRecord):
-            records.append(entry)
-        elif entry is not None:
-            ignored.append(entry)
-    return records, ignored
+def list_units(run: str) -> list[UnitRecord]:
+    """All records, by name."""
+    paths = sorted((_directory(run) / "units").glob("[a-z0-9]*.json"))[:MAX_UNITS]
+    entries = (read_unit(run, path.stem) for path in paths)
+    return [entry for entry in entries if isinstance(entry, UnitRecord)]
 
 
 def hold(run: str, unit: str) -> None:

@@ -188,15 +188,12 @@ def test_the_overview_tells_state_hold_and_last_fault(start_unit_of):
     start_unit_of(RUN, "iowa")
     start_unit_of(RUN, "ohio", "second-secret")
     execute(plan_kill(RUN, "ohio", hold=True))
-    lines = {line.target.name: line for line in overview(RUN)}
-    assert [lines[name].target.condition for name in ("iowa", "ohio", "supervisor")] == [
-        "running",
-        "dead",
-        "unknown",
-    ]
-    assert lines["ohio"].target.held
-    assert lines["ohio"].last_fault.fault == "kill"
-    assert lines["iowa"].last_fault is None
+    targets = {target.name: target for target, _ in overview(RUN)}
+    last_faults = {target.name: fault for target, fault in overview(RUN)}
+    assert [targets[name].condition for name in ("iowa", "ohio", "supervisor")] == ["running", "dead", "unknown"]
+    assert targets["ohio"].held
+    assert last_faults["ohio"].fault == "kill"
+    assert last_faults["iowa"] is None
 
 
 def test_an_unknown_unit_names_the_known_ones(start_unit_of):

@@ -15,8 +15,7 @@ from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, 
 from diloco_cli.errors import RunFailedError
 from diloco_cli.probe.crowd import Crowding, Load, counts_to_measure, measure_alone, relative_to_alone
 from diloco_cli.probe.entry import Measurements, figures, island_name, measured, new_inventory
-from diloco_cli.probe.machine import MachineFacts, device_name, machine_facts
-from diloco_cli.probe.matrix import matrix_tflops
+from diloco_cli.probe.machine import MachineFacts, device_name, machine_facts, matrix_tflops
 from diloco_cli.probe.spread import Spread, spread_of
 from diloco_cli.probe.store_speed import StoreSpeed, measure_store
 from diloco_cli.store.memory import MemoryStore
