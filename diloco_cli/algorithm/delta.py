@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from diloco_cli.algorithm.codecs import Codec, codec
+from diloco_cli.algorithm.codecs import Codec, Read, codec
 from diloco_cli.algorithm.merge import cut_of
-from diloco_cli.algorithm.norms import Norms, Read, measured_norms
+from diloco_cli.algorithm.norms import Norms, measured_norms
 from diloco_cli.algorithm.payload import Blank, PayloadError, Spec, views
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import Fragment, Layout

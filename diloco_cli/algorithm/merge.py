@@ -21,15 +21,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from diloco_cli.algorithm.blockwise import CHUNK
+from diloco_cli.algorithm.codecs import CHUNK, Read
 from diloco_cli.algorithm.norms import (
     PRECISE,
     QUICK,
     Cut,
-    Granularity,
     NormMeter,
     Norms,
-    Read,
     agree,
     measured_norms,
     spans,
@@ -187,20 +185,3 @@ def _why_unsound(cut: Cut, source: Source) -> str | None:
     if not np.isfinite(found).all():
         return "non_finite"
     return None if agree(found, source.norms, PRECISE) else "bad_norms"
-
-
-def merge(
-    rule: MergeRule, granularity: Granularity, fragment: Fragment, deltas: list[torch.Tensor], weights: list[float]
-) -> torch.Tensor:
-    """One fragment's merged delta, [n] float32, from [n] float32 deltas. Learners of weight 0 take no part."""
-    cut = Cut(spans(fragment, granularity if rule == "rda" else "fragment"))
-    used = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if weight > 0]
-    sources = [Source(read, measured_norms(cut, read)) for read in (_read(delta) for delta, _ in used)]
-    merged = torch.empty(cut.size)
-    for start, chunk in Merging(rule, cut, sources, [weight for _, weight in used]).chunks(merged):
-        merged[start : start + CHUNK].copy_(chunk)
-    return merged
-
-
-def _read(delta: torch.Tensor) -> Read:
-    return lambda start, room: delta[start : start + room.numel()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from diloco_cli.algorithm.blockwise import CHUNK
+from diloco_cli.algorithm.codecs import CHUNK, Read
 from diloco_cli.layout import Fragment
 
 Granularity = Literal["fragment", "tensor", "row"]
 Norms = npt.NDArray[np.float64]
-Read = Callable[[int, torch.Tensor], torch.Tensor]
 PRECISE = 1e-4  # relative; two processors' float64 norms of the same values agree far better
 QUICK = 5e-4  # float32 sums of a chunk are right to about 1e-5
 

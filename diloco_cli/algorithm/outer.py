@@ -12,7 +12,7 @@ from math import isfinite
 
 import torch
 
-from diloco_cli.algorithm.blockwise import CHUNK
+from diloco_cli.algorithm.codecs import CHUNK
 from diloco_cli.algorithm.merge import Merging
 from diloco_cli.config.settings import OuterSettings
 
@@ -20,19 +20,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def outer_step(
-    settings: OuterSettings, parameters: torch.Tensor, buffer: torch.Tensor, delta: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """New ([n] parameters, [n] momentum buffer); the given tensors stay as they are."""
-    moved, new_buffer = torch.empty_like(parameters), torch.empty_like(buffer)
-    outer_step_into(settings, parameters, buffer, delta.clone(), moved, new_buffer)
-    return moved, new_buffer
-
-
-def outer_step_into(
     settings: OuterSettings, parameters: torch.Tensor, buffer: torch.Tensor, delta: torch.Tensor,
     new_parameters: torch.Tensor, new_buffer: torch.Tensor,
 ) -> None:  # fmt: skip
-    """The same into given tensors of [n], without temporaries; `delta` is used up."""
+    """[n] parameters and momentum buffer into new ones, without temporaries; `delta` is used up."""
     if settings.name == "sgd":
         new_buffer.copy_(buffer)
     else:
@@ -48,7 +39,7 @@ def apply_merge(settings: OuterSettings, merging: Merging, before: Pair, after: 
     for start, delta in merging.chunks(after[1]):
         chunk = slice(start, start + CHUNK)
         moved = (after[0][chunk], after[1][chunk])
-        outer_step_into(settings, before[0][chunk], before[1][chunk], delta, *moved)
+        outer_step(settings, before[0][chunk], before[1][chunk], delta, *moved)
         finite = finite and _finite(moved[0])  # a buffer that is not finite makes parameters that are not
     return finite
 

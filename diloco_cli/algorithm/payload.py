@@ -43,9 +43,11 @@ def header_bytes(spec: Spec) -> bytes:
 
 
 def to_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
-    """Contiguous CPU tensors to safetensors bytes, in the order of the dictionary; copied once."""
-    spec: Spec = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    return b"".join([header_bytes(spec), *(_raw(tensor) for tensor in tensors.values())])
+    """CPU tensors to safetensors bytes, in the order of the dictionary; copied once."""
+    blank = Blank({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
+    for name, tensor in tensors.items():
+        blank.tensors[name].copy_(tensor.detach())
+    return blank.seal()
 
 
 class Blank:
@@ -57,10 +59,7 @@ class Blank:
         self._file = io.BytesIO(bytes(len(header) + sum(_sizes(spec))))  # keeps these bytes: nobody else has them
         room = self._file.getbuffer()
         room[: len(header)] = header
-        self.tensors, offset = dict[str, torch.Tensor](), len(header)
-        for (name, (dtype, shape)), size in zip(spec.items(), _sizes(spec), strict=True):
-            self.tensors[name] = _view(room, dtype, size // dtype.itemsize, offset).reshape(shape)
-            offset += size
+        self.tensors = _views(room, spec, len(header))
 
     def seal(self) -> bytes:
         """The bytes, once all tensors are filled; they are not to be written to any more."""
@@ -72,16 +71,12 @@ def views(data: bytes | memoryview, spec: Spec) -> dict[str, torch.Tensor]:
     """The tensors of `spec` as they lie in `data`: nothing is copied, and nothing may be written to them. They keep
     `data` alive. Raises PayloadError unless header and size are right."""
     header = header_bytes(spec)
-    sizes = _sizes(spec)
-    if len(data) != len(header) + sum(sizes):
-        raise PayloadError(f"{len(data)} bytes instead of {len(header) + sum(sizes)}")
+    size = len(header) + sum(_sizes(spec))
+    if len(data) != size:
+        raise PayloadError(f"{len(data)} bytes instead of {size}")
     if data[: len(header)] != header:
         raise PayloadError("the header names other tensors, shapes or types than the layout")
-    tensors, offset = {}, len(header)
-    for (name, (dtype, shape)), size in zip(spec.items(), sizes, strict=True):
-        tensors[name] = _view(data, dtype, size // dtype.itemsize, offset).reshape(shape)
-        offset += size
-    return tensors
+    return _views(data, spec, len(header))
 
 
 def from_bytes(data: bytes, spec: Spec) -> dict[str, torch.Tensor]:
@@ -93,12 +88,12 @@ def _sizes(spec: Spec) -> list[int]:
     return [torch.Size(shape).numel() * dtype.itemsize for dtype, shape in spec.values()]
 
 
-def _view(data: bytes | memoryview, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
-    if count == 0:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype, count=count, offset=offset)
-
-
-def _raw(tensor: torch.Tensor) -> memoryview:
-    raw: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return raw
+def _views(data: bytes | memoryview, spec: Spec, offset: int) -> dict[str, torch.Tensor]:
+    """The tensors of `spec` as they lie in `data` from `offset` on."""
+    tensors = {}
+    for (name, (dtype, shape)), size in zip(spec.items(), _sizes(spec), strict=True):
+        count = size // dtype.itemsize
+        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
+        tensors[name] = flat.reshape(shape)
+        offset += size
+    return tensors

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from diloco_cli.algorithm.codecs import codec
-from diloco_cli.algorithm.delta import delta_formats
+from diloco_cli.algorithm.delta import DeltaFormat, delta_formats
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.residuals import Residuals
 from diloco_cli.protocol.records import Mixing, Output, RunFormat
 
 
@@ -18,11 +19,9 @@ class TensorWire:
         sync = run.settings.sync
         self._layout, self._blend = run.layout, sync.blend
         self._broadcast = codec(sync.broadcast)
-        self.residuals = Residuals(codec(sync.codec), sync.error_feedback, delta_formats(run.layout, sync))
+        self.residuals = Residuals(delta_formats(run.layout, sync), sync.error_feedback)
 
-    def encode(
-        self, fragment: int, seq: int, applied: int | None, base: torch.Tensor, values: torch.Tensor
-    ) -> bytes:  # fmt: skip
+    def encode(self, fragment: int, seq: int, applied: int | None, base: torch.Tensor, values: torch.Tensor) -> bytes:
         return self.residuals.encode(fragment, seq, applied, base - values)
 
     def decode(self, output: Output, data: bytes) -> torch.Tensor:
@@ -33,6 +32,41 @@ class TensorWire:
         self, mixing: Mixing, merged: torch.Tensor, own: torch.Tensor, reference: torch.Tensor | None
     ) -> torch.Tensor:
         return mixed(mixing, merged, own, reference, self._blend)
+
+
+class Residuals:
+    """Error feedback: what the upload codec rounds away of one delta is added to the next one of the same fragment.
+
+        x = (base - own) + e        payload = encode(x)        r = x - decode(payload)
+
+    e is the r of this learner's newest offer that a merge APPLIED to the fragment, 0 if there is none. So what an
+    offer rounds away is owed only once that offer is in the outer parameters; what an offer held that was not applied
+    is in the next delta again (its learner goes on from the same parameters) or given up, and its r is dropped.
+
+    A new incarnation starts with e = 0: what its predecessor owed is lost, at most one rounding error a fragment.
+
+    Memory: one [n] float32 vector for each offer that is out and for the one applied last: at most 2 a fragment.
+    `formats`: one per fragment; with `enabled` False they alone make the payloads.
+    """
+
+    def __init__(self, formats: Sequence[DeltaFormat], enabled: bool) -> None:
+        self._formats, self._enabled = formats, enabled
+        self.left: dict[int, dict[int, torch.Tensor]] = {}
+
+    def encode(self, fragment: int, seq: int, applied: int | None, delta: torch.Tensor) -> bytes:
+        """The payload of offer `seq` of a fragment's delta, [n] float32. `applied`: the newest offer of this
+        incarnation that the log had applied to the fragment when the delta was taken; the outcome of all others was
+        known by then, and they were not applied."""
+        if not self._enabled:
+            return self._formats[fragment].encode(delta)
+        left = {earlier: r for earlier, r in self.left.get(fragment, {}).items() if earlier == applied}
+        owed = left.get(applied) if applied is not None else None
+        wanted = delta if owed is None else delta + owed
+        decoded = torch.empty_like(wanted)
+        payload = self._formats[fragment].encode(wanted, decoded)
+        left[seq] = torch.sub(wanted, decoded, out=decoded)
+        self.left[fragment] = left
+        return payload
 
 
 def mixed(

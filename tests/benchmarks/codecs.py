@@ -18,6 +18,7 @@ from diloco_cli.algorithm.flat import gather, parameter_facts
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.layout import balanced_layout
 from diloco_cli.learner.replica import Replica
+from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.tasks.build import build_data, build_model
 from tests.benchmarks.measure import interleaved, machine, ratios, row
 
@@ -83,7 +84,7 @@ def speed(size: int, rounds: int) -> list[str]:
     values = torch.randn(size, generator=torch.Generator().manual_seed(1))
     works: dict[str, Callable[[], object]] = {
         "whole": lambda: whole_tensor_int8(values),
-        **{name: lambda each=each: each.encode(values) for name, each in CODECS.items()},  # type: ignore[misc]
+        **{name: lambda each=each: each.to_bytes(values) for name, each in CODECS.items()},  # type: ignore[misc]
     }
     torchao = torchao_int8()
     if torchao is not None:
@@ -105,7 +106,7 @@ def errors(deltas: list[torch.Tensor]) -> list[str]:
     lines = [row("  error of E3M0 (4.06 bits), relative L2", float4, "", None, 4)]
     for name, each in CODECS.items():
         found = [relative_error(each.from_bytes(each.to_bytes(delta), delta.numel()), delta) for delta in deltas]
-        lines.append(row(f"  error of {name} ({each.bits:g} bits), relative L2", found, "", None, 4))
+        lines.append(row(f"  error of {name} ({CODEC_BITS[name]:g} bits), relative L2", found, "", None, 4))
         if name == "int4":
             share = ratios(found, float4)
             lines.append(row("7 error of int4 / error of E3M0", share, "<= 0.6", median(share) <= 0.6, 3))

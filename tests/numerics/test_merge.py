@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diloco_cli.algorithm.blockwise import CHUNK
-from diloco_cli.algorithm.codecs import codec
-from diloco_cli.algorithm.merge import MergeRule, Merging, Source, merge
+from diloco_cli.algorithm.codecs import CHUNK, Read, codec
+from diloco_cli.algorithm.merge import MergeRule, Merging, Source
 from diloco_cli.algorithm.norms import Cut, Granularity, Span, measured_norms, spans
+from diloco_cli.algorithm.payload import views
 from diloco_cli.layout import Fragment, TensorSlot
 
 SHAPES = [("bias", (5,)), ("matrix", (4, 6)), ("stack", (2, 3, 2))]
@@ -44,6 +44,26 @@ def drawn(seed: int, count: int, scale: float = 1.0) -> list[Tensor]:
 
 def norms(flat: Tensor, granularity: Granularity) -> Tensor:
     return torch.cat([span.of(flat).double().norm(dim=1) for span in spans(FRAGMENT, granularity)])
+
+
+def merge(
+    rule: MergeRule, granularity: Granularity, fragment: Fragment, deltas: list[Tensor], weights: list[float]
+) -> Tensor:
+    """One fragment's merged delta, [n] float32, from [n] float32 deltas."""
+    cut = Cut(spans(fragment, granularity if rule == "rda" else "fragment"))
+    sources = [Source(read, measured_norms(cut, read)) for read in map(reader_of, deltas)]
+    return all_chunks(Merging(rule, cut, sources, weights))
+
+
+def reader_of(delta: Tensor) -> Read:
+    return lambda start, room: delta[start : start + room.numel()]
+
+
+def all_chunks(merging: Merging) -> Tensor:
+    merged = torch.empty(merging.cut.size)
+    for start, chunk in merging.chunks(merged):
+        merged[start : start + CHUNK].copy_(chunk)
+    return merged
 
 
 def average(deltas: list[Tensor], weights: list[float]) -> Tensor:
@@ -295,16 +315,16 @@ def test_a_merge_over_chunk_borders_is_that_of_the_formula(
 def test_a_merge_reads_payloads_as_if_they_had_been_decoded(name: str, granularity: Granularity) -> None:
     fragment = LARGE[1]
     deltas = [torch.randn(fragment.num_parameters, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    payloads = [codec(name).encode(delta) for delta in deltas]
+    spec = codec(name).spec(fragment.num_parameters)
+    payloads = [views(codec(name).to_bytes(delta), spec) for delta in deltas]
     decoded = [torch.empty_like(delta) for delta in deltas]
     for payload, values in zip(payloads, decoded, strict=True):
         codec(name).decode(payload, values)
     cut = Cut(spans(fragment, granularity))
     reads = [codec(name).reader(payload) for payload in payloads]
     sources = [Source(read, measured_norms(cut, read), claimed=True) for read in reads]
-    merging, found = Merging("rda", cut, sources, [1.0, 2.0, 0.5]), torch.empty(cut.size)
-    for start, chunk in merging.chunks(found):
-        found[start : start + CHUNK].copy_(chunk)
+    merging = Merging("rda", cut, sources, [1.0, 2.0, 0.5])
+    found = all_chunks(merging)
     assert not merging.unsound
     assert torch.equal(found, merge("rda", granularity, fragment, decoded, [1.0, 2.0, 0.5]))
 
@@ -313,11 +333,7 @@ def test_a_merge_reads_payloads_as_if_they_had_been_decoded(name: str, granulari
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_wrong_norm_anywhere_is_found_and_nothing_is_yielded_by_rda(rule: MergeRule, at: int) -> None:
     cut = Cut(spans(LARGE[1], "tensor"))
-    delta = torch.randn(cut.size, generator=torch.Generator().manual_seed(1))
-
-    def read(start: int, room: Tensor) -> Tensor:
-        return delta[start : start + room.numel()]
-
+    read = reader_of(torch.randn(cut.size, generator=torch.Generator().manual_seed(1)))
     norms = measured_norms(cut, read)
     norms[at] *= 1.001
     merging = Merging(rule, cut, [Source(read, norms, claimed=True), Source(read, norms)], [1.0, 1.0])
@@ -332,14 +348,10 @@ def test_a_scaled_source_counts_as_its_scaled_delta(rule: MergeRule, granularity
     cut = Cut(spans(FRAGMENT, granularity))
 
     def source(delta: Tensor, scale: float) -> Source:
-        def read(start: int, room: Tensor) -> Tensor:
-            return delta[start : start + room.numel()]
-
+        read = reader_of(delta)
         return Source(read, measured_norms(cut, read), scale=scale)
 
-    found = torch.empty(SIZE)
-    for start, chunk in Merging(rule, cut, [source(a, 1.0), source(b, 0.25)], [1.0, 3.0]).chunks(found):
-        found[start : start + CHUNK].copy_(chunk)
+    found = all_chunks(Merging(rule, cut, [source(a, 1.0), source(b, 0.25)], [1.0, 3.0]))
     assert close(found, merge(rule, granularity, FRAGMENT, [a, b / 4], [1.0, 3.0]), 1e-6)
 
 

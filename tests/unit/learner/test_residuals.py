@@ -6,9 +6,27 @@ import pytest
 import torch
 
 from diloco_cli.algorithm.codecs import codec
-from diloco_cli.learner.residuals import Residuals
+from diloco_cli.algorithm.delta import DeltaFormat
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.layout import Fragment, TensorSlot
+from diloco_cli.learner.wire import Residuals
 
 ROUNDS = 6
+
+
+def form_of(name: str, size: int = 1000) -> DeltaFormat:
+    return DeltaFormat(codec(name), Fragment((TensorSlot("w", (size,), 0),), False), SyncSettings())
+
+
+INT8 = form_of("int8")
+
+
+def residuals_of(form: DeltaFormat, feedback: bool = True) -> Residuals:
+    return Residuals([form, form], feedback)
+
+
+def decoded(form: DeltaFormat, payload: bytes) -> torch.Tensor:
+    return form.open(payload)[0](0, torch.empty(form.cut.size))
 
 
 def deltas(seed: int, rounds: int = ROUNDS) -> list[torch.Tensor]:
@@ -20,10 +38,11 @@ def deltas(seed: int, rounds: int = ROUNDS) -> list[torch.Tensor]:
 
 def relative_error_of_the_sum(name: str, feedback: bool, given: list[torch.Tensor]) -> float:
     """Of all rounds' decoded deltas together, each round's offer being applied before the next one is made."""
-    residuals, total = Residuals(codec(name), feedback), torch.zeros(1000)
+    form = form_of(name)
+    residuals, total = residuals_of(form, feedback), torch.zeros(1000)
     for seq, delta in enumerate(given):
         payload = residuals.encode(0, seq, seq - 1 if seq else None, delta)
-        total += codec(name).from_bytes(payload, 1000)
+        total += decoded(form, payload)
     true = torch.stack(given).sum(0)
     return float(torch.linalg.vector_norm(total - true) / torch.linalg.vector_norm(true))
 
@@ -40,17 +59,17 @@ def test_a_steady_drift_below_half_a_step_arrives_only_with_feedback() -> None:
     """0.3 of a quantisation step is rounded to nothing for ever, unless it is remembered: int8 scale 1, values 0.3."""
     delta = torch.full((256,), 0.3)
     delta[0] = 127.0
-    total = {}
+    total, form = {}, form_of("int8", 256)
     for feedback in (False, True):
-        residuals, total[feedback] = Residuals(codec("int8"), feedback), torch.zeros(256)
+        residuals, total[feedback] = residuals_of(form, feedback), torch.zeros(256)
         for seq in range(10):
-            total[feedback] += codec("int8").from_bytes(residuals.encode(0, seq, seq - 1, delta), 256)
+            total[feedback] += decoded(form, residuals.encode(0, seq, seq - 1, delta))
     assert torch.equal(total[False][1:], torch.zeros(255))
     assert torch.equal(total[True][1:], torch.full((255,), 3.0))
 
 
 def test_a_lossless_codec_owes_nothing() -> None:
-    plain, fed_back = Residuals(codec("fp32"), False), Residuals(codec("fp32"), True)
+    plain, fed_back = (residuals_of(form_of("fp32"), feedback) for feedback in (False, True))
     for seq, delta in enumerate(deltas(4)):
         applied = seq - 1 if seq else None
         assert plain.encode(0, seq, applied, delta) == fed_back.encode(0, seq, applied, delta)
@@ -58,36 +77,36 @@ def test_a_lossless_codec_owes_nothing() -> None:
 
 def test_an_offer_that_was_not_applied_is_not_owed() -> None:
     """The second offer is the whole delta again: what the first one rounded away must not be added to it."""
-    residuals, (first, whole, following) = Residuals(codec("int8"), True), deltas(5, 3)
+    residuals, (first, whole, following) = residuals_of(INT8), deltas(5, 3)
     residuals.encode(0, 0, None, first)
-    assert residuals.encode(0, 1, None, whole) == codec("int8").to_bytes(whole)
-    left = whole - codec("int8").from_bytes(codec("int8").to_bytes(whole), 1000)
-    assert residuals.encode(0, 2, 1, following) == codec("int8").to_bytes(following + left)
+    assert residuals.encode(0, 1, None, whole) == INT8.encode(whole)
+    left = whole - decoded(INT8, INT8.encode(whole))
+    assert residuals.encode(0, 2, 1, following) == INT8.encode(following + left)
 
 
 def test_what_was_owed_before_a_refusal_is_still_owed_after_it() -> None:
-    residuals, (first, refused, following) = Residuals(codec("int8"), True), deltas(6, 3)
-    left = first - codec("int8").from_bytes(residuals.encode(0, 0, None, first), 1000)
+    residuals, (first, refused, following) = residuals_of(INT8), deltas(6, 3)
+    left = first - decoded(INT8, residuals.encode(0, 0, None, first))
     residuals.encode(0, 1, 0, refused)
-    assert residuals.encode(0, 2, 0, following) == codec("int8").to_bytes(following + left)
+    assert residuals.encode(0, 2, 0, following) == INT8.encode(following + left)
 
 
 def test_fragments_do_not_owe_one_another() -> None:
-    residuals, (first, other) = Residuals(codec("int8"), True), deltas(7, 2)
+    residuals, (first, other) = residuals_of(INT8), deltas(7, 2)
     residuals.encode(0, 0, None, first)
-    assert residuals.encode(1, 1, 0, other) == codec("int8").to_bytes(other)
+    assert residuals.encode(1, 1, 0, other) == INT8.encode(other)
 
 
 def test_an_offer_that_was_never_encoded_owes_nothing() -> None:
     """The log had passed its slot by then; the one before it, which was applied, is still made up for."""
-    residuals, (first, following) = Residuals(codec("int8"), True), deltas(9, 2)
-    left = first - codec("int8").from_bytes(residuals.encode(0, 0, None, first), 1000)
-    assert residuals.encode(0, 2, 0, following) == codec("int8").to_bytes(following + left)
+    residuals, (first, following) = residuals_of(INT8), deltas(9, 2)
+    left = first - decoded(INT8, residuals.encode(0, 0, None, first))
+    assert residuals.encode(0, 2, 0, following) == INT8.encode(following + left)
 
 
 def test_at_most_two_vectors_a_fragment_are_kept() -> None:
     """Of the offer that was applied last, and of the one that is out."""
-    residuals = Residuals(codec("int8"), True)
+    residuals = residuals_of(INT8)
     for seq, delta in enumerate(deltas(8, 40)):
         residuals.encode(0, seq, max(0, seq // 7 * 7 - 1) if seq else None, delta)
         assert len(residuals.left[0]) <= 2
