@@ -12,6 +12,7 @@ from torch import nn
 from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
+from diloco_cli.protocol.records import RunFormat
 
 FLOOR = 0.1  # the cosine ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
@@ -71,6 +72,15 @@ def learning_rate(settings: InnerSettings, fraction: float, warmup_fraction: flo
         return settings.lr * warm
     after = max(0.0, fraction - warmup_fraction) / max(1e-9, 1.0 - warmup_fraction)
     return settings.lr * warm * (FLOOR + (1 - FLOOR) * 0.5 * (1 + cos(pi * min(1.0, after))))
+
+
+def step_learning_rate(run: RunFormat, fraction: float, own_steps: int, moments_lost: bool) -> float:
+    """At `fraction` of the run (see protocol.schedule.fraction_of_run), for the step after `own_steps` of this
+    incarnation. One that lost its moments warms up anew."""
+    train = run.settings.train
+    warmup_tokens = train.inner.warmup_steps * sum(island.batch_tokens for island in run.islands)
+    lr = learning_rate(train.inner, fraction, warmup_tokens / train.tokens)
+    return lr * min(1.0, (own_steps + 1) / REWARM_STEPS) if moments_lost else lr
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -22,7 +22,7 @@ class Lanes:
         self._store, self._clock = store, clock
         self._queues: dict[Lane, queue.Queue[Steps[Any] | None]] = {}
         self._threads: list[threading.Thread] = []
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self.news = threading.Event()
 
     def start(self, lane: Lane, steps: Steps[Any]) -> None:
@@ -38,22 +38,18 @@ class Lanes:
             while (steps := jobs.get()) is not None:
                 perform(steps, self._store, self._clock)
         except BaseException as error:  # handed to the training thread, which raises it
-            self._failure = error
+            self.failure = error
             self.news.set()
 
     def check(self) -> None:
         """Raises what ended a lane."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def sleep_s(self, seconds: float) -> None:
         """The training's way to wait: news wakes it."""
         self.news.wait(seconds)
         self.news.clear()
-
-    @property
-    def failure(self) -> BaseException | None:
-        return self._failure
 
     def close(self, timeout_s: float) -> None:
         """Let each lane finish what it has, within `timeout_s`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import cast
+from concurrent.futures import Future
 
 import torch
 
@@ -71,7 +71,7 @@ class Prefetched:
             ahead.join()
             self._build_s = ahead.took_s
             if ahead.request == request:
-                return ahead.result()
+                return ahead.outcome.result()
         before, started_s = _random_states() if self._watched else {}, self._clock_s()
         batch = self.data.batch(*request)
         self._build_s = self._clock_s() - started_s
@@ -89,23 +89,16 @@ class _Build(threading.Thread):
         super().__init__(name="prefetch", daemon=True)
         self.request, self.took_s = request, 0.0
         self._data, self._clock_s = data, clock_s
-        self._batch: Batch | None = None
-        self._error: BaseException | None = None
+        self.outcome: Future[Batch] = Future()
         self.start()
 
     def run(self) -> None:
         started_s = self._clock_s()
         try:
-            self._batch = self._data.batch(*self.request)
+            self.outcome.set_result(self._data.batch(*self.request))
         except BaseException as error:  # raised where the batch is asked for
-            self._error = error
+            self.outcome.set_exception(error)
         self.took_s = self._clock_s() - started_s
-
-    def result(self) -> Batch:
-        """Of a build that has ended."""
-        if self._error is not None:
-            raise self._error
-        return cast(Batch, self._batch)
 
 
 def _random_states() -> dict[str, object]:

@@ -9,8 +9,7 @@ import torch
 from diloco_cli.algorithm.flat import gather, scatter
 from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.errors import RunFailedError
-from diloco_cli.learner.inner import inner_state, keeps_moments, restore_inner_state
-from diloco_cli.learner.rate import step_learning_rate
+from diloco_cli.learner.inner import inner_state, keeps_moments, restore_inner_state, step_learning_rate
 from diloco_cli.learner.replica import Replica
 from diloco_cli.protocol.operations import Now, Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped

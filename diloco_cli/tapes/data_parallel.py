@@ -12,7 +12,7 @@ from math import isfinite
 import torch
 
 from diloco_cli.errors import RunFailedError
-from diloco_cli.learner.rate import step_learning_rate
+from diloco_cli.learner.inner import step_learning_rate
 from diloco_cli.learner.replica import CPU, Replica
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.syncer.evaluation import held_out_loss
