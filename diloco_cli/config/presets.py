@@ -104,21 +104,16 @@ class ViTShape:
 
 Shape = GPTShape | ViTShape
 
-GPT_PRESETS: dict[str, GPTShape] = {
+MODEL_PRESETS: dict[str, Shape] = {
     "gpt-pico": GPTShape(layers=4, width=64, heads=4, sequence=64),
     "gpt-nano": GPTShape(layers=3, width=80, heads=4, sequence=128),
     "gpt-micro": GPTShape(layers=4, width=128, heads=4, sequence=128),
     "gpt-small": GPTShape(layers=12, width=768, heads=12, sequence=1024),
-}
-MOE_PRESETS: dict[str, MoEShape] = {
     "moe-pico": MoEShape(layers=4, width=64, heads=4, sequence=64, experts=4, active_experts=2, expert_width=128),
     "moe-nano": MoEShape(layers=3, width=80, heads=4, sequence=128, experts=8, active_experts=2, expert_width=160),
     "moe-micro": MoEShape(layers=4, width=128, heads=4, sequence=128, experts=8, active_experts=2, expert_width=256),
-}
-VIT_PRESETS: dict[str, ViTShape] = {
     "vit-nano": ViTShape(layers=4, width=64, heads=4),
 }
-MODEL_PRESETS: dict[str, Shape] = {**GPT_PRESETS, **MOE_PRESETS, **VIT_PRESETS}
 TEXT_DATA, VISION_DATA = "python-stdlib", "digits"
 DATA_PRESETS: tuple[str, ...] = (TEXT_DATA, VISION_DATA)
 

@@ -12,8 +12,7 @@ from torch import nn
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.learner.inner import autocast, build_optimizer, clip_gradients, finite_norm, set_learning_rate
 from diloco_cli.learner.micro_batch import micro_batches
-from diloco_cli.tasks.build import Batch, Data
-from diloco_cli.tasks.contract import losses_of
+from diloco_cli.tasks.build import Batch, Data, losses_of
 
 CPU = torch.device("cpu")
 

@@ -25,8 +25,7 @@ from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import load_versions
-from diloco_cli.tasks.build import Data, build_data, build_model
-from diloco_cli.tasks.contract import losses_of
+from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from diloco_cli.config.nearest import suggestion
-from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, MoEShape, Shape, ViTShape
+from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.tasks import gpt, huggingface, moe, vit
-from diloco_cli.tasks.digits import Digits
-from diloco_cli.tasks.text import ByteText
+from diloco_cli.tasks import huggingface, models
+from diloco_cli.tasks.data import ByteText, Digits
 
+CONTRACT = "forward(tokens, targets) must return the mean loss, or (loss, auxiliary) while training: scalar tensors"
 DEFAULT_SEQUENCE = 128  # of preset data under a model of one's own
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -33,7 +33,7 @@ class Data(Protocol):
 
 
 def build_model(run: RunSettings) -> nn.Module:
-    """A module that keeps the contract of tasks/contract.py; seeded by train.seed."""
+    """A module that keeps CONTRACT; seeded by train.seed."""
     torch.manual_seed(run.train.seed)
     settings = run.model
     if settings.entrypoint:
@@ -50,7 +50,7 @@ def build_model(run: RunSettings) -> nn.Module:
         return model
     if settings.huggingface:
         return huggingface.build(settings)
-    return _build_preset(shape_of(run))
+    return models.build(shape_of(run))
 
 
 def shape_of(run: RunSettings) -> Shape:
@@ -63,12 +63,6 @@ def shape_of(run: RunSettings) -> Shape:
             hint="set model.preset, or model.entrypoint: package.module:function",
         )
     return MODEL_PRESETS[preset]
-
-
-def _build_preset(shape: Shape) -> nn.Module:
-    if isinstance(shape, ViTShape):
-        return vit.build(shape)
-    return moe.build(shape) if isinstance(shape, MoEShape) else gpt.build(shape)
 
 
 def build_model_on_meta(run: RunSettings) -> nn.Module:
@@ -105,6 +99,31 @@ def build_data(run: RunSettings) -> Data:
     if settings.preset == VISION_DATA:
         return Digits(sequence or ViTShape(1, 1, 1).sequence, run.train.seed)
     return ByteText(sequence or DEFAULT_SEQUENCE, run.train.seed)
+
+
+def losses_of(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the loss that is reported, what is differentiated: the loss and, if the model gives one, its auxiliary term).
+
+    An auxiliary term (the balance of experts) shapes the training and appears in no figure. Raises UsageError for
+    anything but scalars of a floating type.
+    """
+    terms = output if isinstance(output, tuple) else (output,)
+    if len(terms) not in (1, 2) or not all(_is_scalar(term) for term in terms):
+        raise UsageError(f"model: {CONTRACT}, not {_described(output)}", where="model")
+    loss: torch.Tensor = terms[0]
+    return loss, loss if len(terms) == 1 else loss + terms[1]
+
+
+def _is_scalar(term: Any) -> bool:
+    return isinstance(term, torch.Tensor) and term.numel() == 1 and term.is_floating_point()
+
+
+def _described(output: Any) -> str:
+    if isinstance(output, torch.Tensor):
+        return f"a tensor {list(output.shape)} of {str(output.dtype).removeprefix('torch.')}"
+    if isinstance(output, tuple):
+        return f"({', '.join(_described(term) for term in output)})"
+    return type(output).__name__
 
 
 def search_first(folder: Path) -> None:

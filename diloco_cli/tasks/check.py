@@ -14,8 +14,7 @@ from torch import nn
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.tasks.build import Batch, Data, build_data, build_model
-from diloco_cli.tasks.contract import CONTRACT, losses_of
+from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of
 
 EXAMPLES = 2  # enough for a model that normalises over its batch
 MOST_PARAMETERS_TRIED = 200_000_000  # above, building the model once more is no small thing

@@ -16,14 +16,14 @@ EXPERTS, ACTIVE_EXPERTS, EXPERT_WIDTH = 4, 2, 128
 
 def dense() -> nn.Module:
     """A GPT of 0.12 M parameters that reads 64 bytes."""
-    from diloco_cli.tasks.gpt import build
+    from diloco_cli.tasks.models import build
 
     return build(GPTShape(LAYERS, WIDTH, HEADS, TEXT_SEQUENCE))
 
 
 def moe() -> nn.Module:
     """The same with four experts of half the MLP's width in each layer, two of them for each byte."""
-    from diloco_cli.tasks.moe import build
+    from diloco_cli.tasks.models import build
 
     return build(
         MoEShape(
@@ -35,7 +35,7 @@ def moe() -> nn.Module:
 
 def vision() -> nn.Module:
     """A vision transformer of 0.1 M parameters; an image of 8 x 8 pixels is 16 tokens."""
-    from diloco_cli.tasks.vit import build
+    from diloco_cli.tasks.models import build
 
     return build(ViTShape(LAYERS, WIDTH, HEADS))
 
@@ -43,7 +43,7 @@ def vision() -> nn.Module:
 @lru_cache(maxsize=1)
 def text(seed: int) -> Data:
     """The Python standard library, by bytes, in an order of its own for every seed; read once for trials in a row."""
-    from diloco_cli.tasks.text import ByteText
+    from diloco_cli.tasks.data import ByteText
 
     return ByteText(TEXT_SEQUENCE, seed)
 
@@ -51,6 +51,6 @@ def text(seed: int) -> Data:
 @lru_cache(maxsize=1)
 def digits(seed: int) -> Data:
     """Scikit-learn's digits."""
-    from diloco_cli.tasks.digits import Digits
+    from diloco_cli.tasks.data import Digits
 
     return Digits(ViTShape(LAYERS, WIDTH, HEADS).sequence, seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_cli.config.presets import GPT_PRESETS
+from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.layout import ParameterFact
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
 
@@ -20,9 +20,9 @@ def test_size_is_counted_and_layers_and_width_are_guessed_from_names_and_shapes(
 def test_a_built_preset_gives_the_facts_that_its_shape_gives():
     from diloco_cli.algorithm.flat import parameter_facts
     from diloco_cli.config.settings import ModelSettings
-    from diloco_cli.tasks.gpt import build
+    from diloco_cli.tasks.models import build
 
-    built = facts_from_parameters(parameter_facts(build(GPT_PRESETS["gpt-nano"])), sequence=128)
+    built = facts_from_parameters(parameter_facts(build(MODEL_PRESETS["gpt-nano"])), sequence=128)
     known = model_facts(ModelSettings(preset="gpt-nano"))
     assert (built.parameters, built.layers, built.width) == (known.parameters, known.layers, known.width)
     assert built.num_tensors == known.num_tensors

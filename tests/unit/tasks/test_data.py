@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from diloco_cli.errors import UsageError
-from diloco_cli.tasks.digits import HELD_OUT, HELD_OUT_VIEWS, Digits
-from diloco_cli.tasks.order import ShuffledEpochs
-from diloco_cli.tasks.text import ByteText
+from diloco_cli.tasks.data import HELD_OUT, HELD_OUT_VIEWS, ByteText, Digits, ShuffledEpochs
 
 needs_sklearn = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install 'diloco[vision]'"

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from diloco_cli.config.presets import MOE_PRESETS, MoEShape
-from diloco_cli.tasks.contract import losses_of
-from diloco_cli.tasks.moe import BALANCE_COEFFICIENT, MoEBlock, MoEGPT, balance_loss, build, route
+from diloco_cli.config.presets import MODEL_PRESETS, MoEShape
+from diloco_cli.tasks.build import losses_of
+from diloco_cli.tasks.models import BALANCE_COEFFICIENT, MoEBlock, MoEGPT, balance_loss, build, route
 
 SHAPE = MoEShape(layers=2, width=16, heads=2, sequence=8, experts=5, active_experts=2, expert_width=12)
 
@@ -128,9 +128,9 @@ def test_the_router_works_in_float32_under_bf16(monkeypatch: pytest.MonkeyPatch)
     assert any(out.dtype == torch.bfloat16 for out in seen), "the experts themselves are in bfloat16"
 
 
-@pytest.mark.parametrize("preset", MOE_PRESETS)
+@pytest.mark.parametrize("preset", [name for name in MODEL_PRESETS if name.startswith("moe")])
 def test_active_parameters_are_counted_from_the_model(preset):
-    shape = MOE_PRESETS[preset]
+    shape = MODEL_PRESETS[preset]
     with torch.device("meta"):
         model = build(shape)
     idle_a_layer = sum(p.numel() for p in model.blocks[0].experts[0].parameters())

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from diloco_cli.algorithm.flat import parameter_facts
-from diloco_cli.config.presets import GPT_PRESETS, MODEL_PRESETS, VISION_DATA, ViTShape, data_of
+from diloco_cli.config.presets import MODEL_PRESETS, VISION_DATA, ViTShape, data_of
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.learner.replica import Replica
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
 from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta
-from diloco_cli.tasks.vit import build as build_vit
+from diloco_cli.tasks.models import build as build_vit
 
 SMALL = [name for name, shape in MODEL_PRESETS.items() if shape.num_parameters < 1_000_000]
 
@@ -99,7 +99,7 @@ def test_patches_are_cut_row_by_row():
 
 def test_sequences_longer_than_the_positions_are_refused_with_both_numbers():
     model = build_model(run_of("gpt-pico"))
-    tokens = torch.zeros(1, GPT_PRESETS["gpt-pico"].sequence + 1, dtype=torch.int64)
+    tokens = torch.zeros(1, MODEL_PRESETS["gpt-pico"].sequence + 1, dtype=torch.int64)
     with pytest.raises(UsageError, match="65 tokens are longer than the model's 64 positions"):
         model(tokens, tokens)
 
