@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from diloco_cli.config import readers
-from diloco_cli.config.fields import is_required, type_hints, without_none
+from diloco_cli.config.fields import required_fields, type_hints, without_none
 from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.readers import Reader
 from diloco_cli.config.yaml_tree import Node
@@ -74,7 +74,7 @@ class Builder:
                 rule = self.rules.get(cls, {}).get(name, Rule())
                 optional, plain = without_none(hint)
                 key = rule.key or name
-                self.schemas[cls][key] = _Field(name, key, optional, is_required(cls, name), plain, rule.read)
+                self.schemas[cls][key] = _Field(name, key, optional, name in required_fields(cls), plain, rule.read)
         return self.schemas[cls]
 
     def _value(self, entry: _Field, node: Node, path: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from diloco_cli.config.fields import is_local, is_required, type_hints, without_none
+from diloco_cli.config.fields import is_local, required_fields, type_hints, without_none
 from diloco_cli.errors import UsageError
 
 T = TypeVar("T")
@@ -95,11 +95,12 @@ def _object_decoder(cls: Any) -> Decoder:
         if not isinstance(data, dict):
             raise UsageError(f"{_text(path) or cls.__name__}: must be an object, not {type(data).__name__}")
         if not fields:  # only now: a type may hold itself
-            fields.extend((name, is_required(cls, name), _decoder(hint)) for name, hint in type_hints(cls).items())
+            required = required_fields(cls)
+            fields.extend((name, name in required, _decoder(hint)) for name, hint in type_hints(cls).items())
         if strict:
             _refuse_unknown(cls, data, path)
-        for name, required, _ in fields:
-            if required and name not in data:
+        for name, is_required, _ in fields:
+            if is_required and name not in data:
                 raise UsageError(f"{_text(path) or cls.__name__}: the key '{name}' is missing")
         return cls(**{
             name: decoder(data[name], strict, (path, f".{name}") if path is not None else (None, name))

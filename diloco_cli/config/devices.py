@@ -29,7 +29,6 @@ SLICE = re.compile(r"(.+)-([1-9]\d{0,5})")
 class Alias:
     """Another spelling of one device, and what it is taken to mean."""
 
-    name: str
     device: str
     meaning: str
 
@@ -38,7 +37,6 @@ class Alias:
 class Slice:
     """A family of names `NAME-N`, each a whole slice; `per_chip` of what N counts are on one chip."""
 
-    name: str
     device: str
     per_chip: int
     meaning: str

@@ -8,29 +8,21 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
-def type_hints(cls: Any) -> dict[str, Any]:
-    """Types of a dataclass's fields, in their order; local ones are nobody's business."""
-    return _type_hints(cls)
-
-
 def is_local(item: dataclasses.Field[Any]) -> bool:
     """Is the field only this process's own: never written, and never read from what others write?"""
     return bool(item.metadata.get("local"))
 
 
-def is_required(cls: Any, name: str) -> bool:
-    """Has the field no default?"""
-    return name in _required(cls)
-
-
 @cache
-def _type_hints(cls: Any) -> dict[str, Any]:
+def type_hints(cls: Any) -> dict[str, Any]:
+    """Types of a dataclass's fields, in their order; local ones are nobody's business."""
     hints = get_type_hints(cls)
     return {item.name: hints[item.name] for item in dataclasses.fields(cls) if not is_local(item)}
 
 
 @cache
-def _required(cls: Any) -> frozenset[str]:
+def required_fields(cls: Any) -> frozenset[str]:
+    """The names of those without a default."""
     missing = dataclasses.MISSING
     fields = dataclasses.fields(cls)
     return frozenset(item.name for item in fields if item.default is missing and item.default_factory is missing)

@@ -10,7 +10,7 @@ from typing import Any
 
 from diloco_cli.config.devices import in_catalogue
 from diloco_cli.config.hostlist import compress_hostlist
-from diloco_cli.config.settings import Accelerators, Device, Inventory, IslandSettings, Link, MachineSettings
+from diloco_cli.config.settings import Device, Inventory, IslandSettings, Link, MachineSettings
 from diloco_cli.config.yaml_tree import resolve_scalar
 from diloco_cli.units import parse_bandwidth, parse_duration
 
@@ -60,24 +60,19 @@ def _commented(line: str, comment: str | None) -> str:
 
 def _hardware(item: IslandSettings | MachineSettings) -> list[Entry]:
     """What differs from the defaults, under the keys of the file."""
-    entries: list[Entry] = []
-    for entry in dataclasses.fields(item):
-        value = getattr(item, entry.name)
-        derived = entry.name == "nodes" and bool(item.hosts)
-        if derived or value in (entry.default, (), Link()):
-            continue
-        key, write = SPELLING.get(entry.name, (entry.name, _scalar))
-        entries.append((key, write(value)))
+    entries = [entry for entry in _given(item) if not (entry[0] == "nodes" and item.hosts)]  # derived from the hosts
     return sorted(entries, key=lambda pair: FIRST.get(pair[0], len(FIRST)))
 
 
 def _given(item: Any) -> list[Entry]:
-    """The fields of a small section that are not at their defaults."""
-    values = {entry.name: getattr(item, entry.name) for entry in dataclasses.fields(item)}
-    given = {e.name: values[e.name] for e in dataclasses.fields(item) if values[e.name] != e.default}
-    usual: Callable[[Any], str] = lambda value: _list(value) if isinstance(value, tuple) else _scalar(value)  # noqa: E731
-    spelt = [(SPELLING.get(name, (name, usual)), value) for name, value in given.items()]
-    return [(key, write(value)) for (key, write), value in spelt]
+    """The fields that are not at their defaults, as they are spelt."""
+    entries = []
+    for entry in dataclasses.fields(item):
+        value = getattr(item, entry.name)
+        if value not in (entry.default, (), Link()):
+            key, write = SPELLING.get(entry.name, (entry.name, _scalar))
+            entries.append((key, write(value)))
+    return entries
 
 
 def _device(device: Device) -> list[Entry]:
@@ -85,14 +80,6 @@ def _device(device: Device) -> list[Entry]:
     given = [entry for entry in _given(device) if entry[0] != "name"]
     said = device.memory_gb is not None or in_catalogue(device.name) is not None
     return given if said else [("memory_gb", "null"), *given]
-
-
-def _link(link: Link) -> str:
-    keys = {"up_bps": "up", "down_bps": "down", "rtt_s": "rtt", "emulate": "emulate"}
-    writers: dict[str, Callable[[Any], str]] = {"up": _bandwidth, "down": _bandwidth, "rtt": _duration}
-    given = {keys[entry.name]: getattr(link, entry.name) for entry in dataclasses.fields(link)}
-    said = {key: value for key, value in given.items() if value is not None and value is not False}
-    return _flow([(key, writers.get(key, _scalar)(value)) for key, value in said.items()])
 
 
 def _flow(entries: list[Entry]) -> str:
@@ -134,18 +121,14 @@ def _quantity(value: float, units: tuple[tuple[float, str], ...], parse: Callabl
     return f"{value!r} {unit}"
 
 
-def _accelerators(accelerators: Accelerators) -> str:
-    return f"{accelerators.name}:{accelerators.count}"
-
-
-def _hosts(hosts: tuple[str, ...]) -> str:
-    return json.dumps(compress_hostlist(hosts))
-
-
 SPELLING: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "accelerators": ("accelerators", _accelerators),
-    "hosts": ("hosts", _hosts),
-    "link": ("link", _link),
+    "accelerators": ("accelerators", lambda each: f"{each.name}:{each.count}"),
+    "hosts": ("hosts", lambda hosts: json.dumps(compress_hostlist(hosts))),
+    "crowding": ("crowding", _list),
+    "link": ("link", lambda link: _flow(_given(link))),
+    "up_bps": ("up", _bandwidth),
+    "down_bps": ("down", _bandwidth),
+    "rtt_s": ("rtt", _duration),
     "mtbf_s": ("mtbf", _duration),
     "restart_s": ("restart", _duration),
     "price_per_h": ("price", lambda price: f"{_number(price)}/h"),

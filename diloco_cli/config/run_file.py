@@ -9,7 +9,6 @@ from typing import Any
 from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Origins, Rule, Rules
 from diloco_cli.config.impossible import refuse_impossible
-from diloco_cli.config.overrides import apply_overrides
 from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, data_of
 from diloco_cli.config.readers import (
     above,
@@ -36,7 +35,7 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.config.yaml_tree import Node, read_yaml_file
+from diloco_cli.config.yaml_tree import Node, parse_yaml, read_yaml_file
 from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration
 
@@ -135,6 +134,31 @@ def load_run_with_origins(path: Path | str, overrides: Iterable[str] = ()) -> tu
     _check_data(run, _place(tree, "data"))
     refuse_impossible(run, builder.origins, tree.where)
     return run, builder.origins
+
+
+def apply_overrides(tree: Node, overrides: Iterable[str]) -> Node:
+    """The tree with every override put in, in order; names are checked later, as those of the file are."""
+    if not isinstance(tree.value, dict):
+        raise UsageError("the file must be a mapping of keys", where=tree.where)
+    for override in overrides:
+        _apply(tree, override)
+    return tree
+
+
+def _apply(tree: Node, override: str) -> None:
+    place = f"--set {override}"
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not text.strip() or not all(keys):
+        raise UsageError("cannot be read; write --set key.key=value, for example --set sync.every=40", where=place)
+    node = tree
+    for key in keys[:-1]:
+        if not isinstance(node.value, dict):
+            raise UsageError(f"'{key}' lies inside a value that is no mapping", where=place)
+        node = node.value.setdefault(key, Node({}, place))
+    if not isinstance(node.value, dict):
+        raise UsageError(f"'{keys[-1]}' lies inside a value that is no mapping", where=place)
+    node.value[keys[-1]] = parse_yaml(text, place, fixed_place=True)
 
 
 def inventory_path_of(run: RunSettings, run_path: Path | str) -> Path | None:

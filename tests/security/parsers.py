@@ -22,8 +22,7 @@ from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
 from diloco_cli.config.huggingface import facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.overrides import apply_overrides
-from diloco_cli.config.run_file import load_run
+from diloco_cli.config.run_file import apply_overrides, load_run
 from diloco_cli.config.store_url import normalise_store_url
 from diloco_cli.config.yaml_tree import Node
 from diloco_cli.digests import digest, is_digest
