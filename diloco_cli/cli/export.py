@@ -60,13 +60,13 @@ def writing_to(path: Path) -> Iterator[None]:
 
 
 def _export_parameters(opened: OpenRun, path: Path, as_json: bool) -> None:
-    from diloco_cli.syncer import export as exporting
+    from diloco_cli.syncer import versions
 
     state, size_bytes = head_of(opened), None
     while size_bytes is None:
         try:
             with writing_to(path):
-                size_bytes = exporting.export(opened.format, state, opened.store, path)
+                size_bytes = versions.export(opened.format, state, opened.store, path)
         except DataCheckError:
             before, state = state, head_of(opened, state)
             if state.gc_floor == before.gc_floor:  # else: collected while it was being read

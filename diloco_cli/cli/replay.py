@@ -148,7 +148,7 @@ def _refuse_output(output: Path | None) -> None:
 
 def _export(player: Player, path: Path) -> None:
     from diloco_cli.cli.export import writing_to
-    from diloco_cli.syncer.export import save_parameters
+    from diloco_cli.syncer.versions import save_parameters
 
     metadata = {"run": player.run.name, "run_id": player.run.run_id, "replayed": str(player.played), "format": "pt"}
     with writing_to(path):

@@ -32,6 +32,6 @@ def syncer(
 
         sys.exit(run_syncer(place))
     from diloco_cli.processes.files import checked_name
-    from diloco_cli.syncer.waiting import Place, run_standby
+    from diloco_cli.syncer.waiting import run_standby
 
-    sys.exit(run_standby(place, Place(checked_name(name or "standby", "name of a standby"), instead_of, hosted)))
+    sys.exit(run_standby(place, checked_name(name or "standby", "name of a standby"), instead_of, hosted))

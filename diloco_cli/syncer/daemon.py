@@ -28,16 +28,14 @@ from diloco_cli.randomness import nonce
 from diloco_cli.signing import LOG, OPERATOR
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.metered import MeteredStore
-from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
-from diloco_cli.store.retry_news import BEAT_EVERY_S, RetryNews
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.rebuild import rebuilt_state
-from diloco_cli.syncer.regions import RegionServices, region_services
+from diloco_cli.syncer.regions import RegionServices
 from diloco_cli.syncer.spool import Spool
-from diloco_cli.syncer.waiting import own_claim
+from diloco_cli.syncer.waiting import opened, own_claim
 
 
 def run_syncer(url: str) -> int:
@@ -51,13 +49,7 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
     syncer took over. `unit` and `because`: who serves, and why, for `status`."""
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
-    meter = MeteredStore(open_store(url))
-    news = RetryNews(lambda line: say(f"{utc_now_text()} {line}"))
-    store = RetryingStore(
-        meter, sleep=stop.wait, stop=stop.is_set,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
-    )  # fmt: skip
-    clock = SystemClock(monotonic_s, stop.wait, stop.check)
+    meter, store, news, clock = opened(url, stop)
     run = perform(read_format(url, signing_secret(), (LOG, OPERATOR)), store, clock)
     evaluator = EvaluatorProcess(url)
     syncer = Syncer(
@@ -71,7 +63,7 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
         recover=lambda output: rebuilt_state(run, store, output),
         because=because,
     )
-    regions = region_services(run, store, home_of(syncer), _earlier_mirrors(store))
+    regions = RegionServices(run, store, home_of(syncer), _earlier_mirrors(store))
     read_after_relays(syncer, regions.links)
     syncer.beat_facts = _beat_facts(meter, store, unit, regions)
     news.beat = lambda: _beat_unless_it_fails(syncer, meter, clock)

@@ -65,8 +65,7 @@ class RegionService:
     log, or for whoever waits."""
 
     def __init__(
-        self, run: RunFormat, region: RegionStore, store: Store, home: Home, earlier: MirrorBeat,
-        tell: Tell = said_in_the_log,
+        self, run: RunFormat, region: RegionStore, store: Store, home: Home, earlier: MirrorBeat, tell: Tell,
     ) -> None:  # fmt: skip
         self.region, self.store, self.earlier, self.tell = region, store, earlier, tell
         self.leaving, self.closing = threading.Event(), threading.Event()
@@ -166,11 +165,17 @@ class RegionService:
         self.tell(f"region {self.region.name}: {line}")
 
 
-@dataclass
 class RegionServices:
     """All of a run's; of a run without any, nothing."""
 
-    services: tuple[RegionService, ...] = ()
+    def __init__(
+        self, run: RunFormat, store: Store, home: Home, earlier: Iterable[MirrorBeat] = (), tell: Tell = said_in_the_log
+    ) -> None:
+        known = {beat.region: beat for beat in earlier}
+        self.services = [
+            RegionService(run, region, store, home, known.get(region.name, MirrorBeat(region.name)), tell)
+            for region in run.regions
+        ]
 
     def start(self) -> None:
         for service in self.services:
@@ -208,15 +213,3 @@ class RegionServices:
             for thread in service.threads:
                 if thread.ident is not None:
                     thread.join(max(0.0, end_s - monotonic_s()))
-
-
-def region_services(
-    run: RunFormat, store: Store, home: Home, earlier: Iterable[MirrorBeat] = (), tell: Tell = said_in_the_log
-) -> RegionServices:
-    known = {beat.region: beat for beat in earlier}
-    return RegionServices(
-        tuple(
-            RegionService(run, region, store, home, known.get(region.name, MirrorBeat(region.name)), tell)
-            for region in run.regions
-        )
-    )

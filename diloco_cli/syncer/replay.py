@@ -1,6 +1,6 @@
 """`diloco verify`: replays the log from the bucket alone and compares every digest.
 
-It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py; scales.py for what the
+It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py; norms.py for what the
 norm cap and the clip must have done), recomputes each merge from the deltas that the log names, and demands
 bit-identical outer parameters. Damage is listed, never raised: where a merge cannot be recomputed, the replay goes on
 from the bucket's bytes.
@@ -11,7 +11,6 @@ every rule, which need the log alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,7 +33,7 @@ from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.bookkeeping import Books, disagreements
-from diloco_cli.syncer.scales import ScaleBooks
+from diloco_cli.syncer.norms import ScaleBooks
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Replayer:
         self.scales = ScaleBooks(run.settings.sync.clip)
         self.digests: list[str] = []
 
-    def replay(self, on_commit: Callable[[int], None] = lambda n: None) -> Replay:
+    def replay(self) -> Replay:
         self.found.floor = self.floor()
         while (data := self.store.get(commit_key(self.found.commits), MAX_RECORD_BYTES)) is not None:
             key = commit_key(self.found.commits)
@@ -95,7 +94,6 @@ class Replayer:
             self.digests.append(digest(data))
             self._replay_commit(commit, key)
             self.found.commits += 1
-            on_commit(commit.n)
         else:
             self._check_end()
         self._check_snapshots()

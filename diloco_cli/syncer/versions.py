@@ -1,18 +1,21 @@
-"""Committed versions of the outer parameters, from the bucket into tensors."""
+"""Committed versions of the outer parameters: from the bucket into tensors, and into a safetensors file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from diloco_cli.algorithm.flat import scatter
 from diloco_cli.algorithm.payload import Spec, views
 from diloco_cli.digests import digest
-from diloco_cli.errors import DataCheckError
+from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.keys import state_key
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.state import RunState
 from diloco_cli.store.port import Store
 
 
@@ -30,3 +33,30 @@ def load_versions(run: RunFormat, outputs: Iterable[Output], store: Store, tenso
         if data is None or digest(data) != output.state_digest:
             raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
         scatter(fragment, views(data, state_spec(fragment.num_parameters))["parameters"], tensors)
+
+
+def outer_parameters(run: RunFormat, state: RunState, store: Store) -> dict[str, torch.Tensor]:
+    """Every trained parameter by its name, float32, as of the head of the log."""
+    if not state.outputs:
+        raise TryAgainError(f"run {run.name} has no committed version yet", hint="diloco status")
+    tensors = {t.name: torch.empty(t.shape) for fragment in run.layout.fragments for t in fragment.tensors}
+    load_versions(run, state.outputs, store, tensors)
+    return tensors
+
+
+def export(run: RunFormat, state: RunState, store: Store, path: Path) -> int:
+    """The newest committed parameters as one file; returns its size in bytes.
+
+    It holds the trained parameters, which are all that a run exchanges. Buffers and frozen parameters stay as the
+    model's code builds them: build the model by its own code, then load the file over it with `strict=False`.
+    """
+    metadata = {"run": run.name, "run_id": run.run_id, "commit": str(state.n), "format": "pt"}
+    return save_parameters(outer_parameters(run, state, store), path, metadata)
+
+
+def save_parameters(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> int:
+    """Tensors by name as one safetensors file, which appears whole or not at all; returns its size in bytes."""
+    temporary = path.with_name(f".{path.name}.partial")
+    save_file(tensors, temporary, metadata=metadata)
+    temporary.replace(path)
+    return path.stat().st_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -30,46 +29,45 @@ LEAVE_S = 5.0  # what a syncer may still finish when its host has gone
 STDIN = 0
 
 
-@dataclass(frozen=True)
-class Place:
-    """`name`: the standby's; `instead_of`: the pid of its dead predecessor on this host; `hosted`: by a learner's
-    process, whose training comes first and whose end is this one's end."""
+def run_standby(url: str, name: str, instead_of: int | None, hosted: bool) -> int:
+    """Exit status: 0 when the run is over. Raises what a syncer raises once it has taken over.
 
-    name: str
-    instead_of: int | None = None
-    hosted: bool = False
-
-
-def run_standby(url: str, place: Place) -> int:
-    """Exit status: 0 when the run is over. Raises what a syncer raises once it has taken over."""
+    `name`: the standby's; `instead_of`: the pid of its dead predecessor on this host; `hosted`: by a learner's
+    process, whose training comes first and whose end is this one's end.
+    """
     stop = Stopping()
     stop.hear_signals()
-    if place.hosted:
+    if hosted:
         os.nice(NICENESS)
         threading.Thread(target=_leave_with_host, args=(stop,), name="host", daemon=True).start()
     claim = own_claim()
-    reason = _wait(url, place, claim, stop)
+    reason = _wait(url, name, instead_of, claim, stop)
     if reason is None:
-        say(f"{utc_now_text()} {place.name}: the run is over")
+        say(f"{utc_now_text()} {name}: the run is over")
         return 0
     say(f"{utc_now_text()} {reason}")
     from diloco_cli.syncer.daemon import serve_run  # torch: only now
 
-    return serve_run(url, stop, claim, place.name, reason)
+    return serve_run(url, stop, claim, name, reason)
 
 
 def own_claim() -> ProcessClaim:
     return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
 
 
-def _wait(url: str, place: Place, claim: ProcessClaim, stop: Stopping) -> str | None:
+def opened(url: str, stop: Stopping, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
+    """The bucket at `url`, metered and patient; what it refuses is told in this process's log, after `who`."""
     meter = MeteredStore(open_store(url))
-    news = RetryNews(lambda line: say(f"{utc_now_text()} {place.name}: {line}"))
+    news = RetryNews(lambda line: say(f"{utc_now_text()} {who}{line}"))
     store = RetryingStore(
         meter, sleep=stop.wait, stop=stop.is_set,
         on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
     )  # fmt: skip
-    clock = SystemClock(monotonic_s, stop.wait, stop.check)
+    return meter, store, news, SystemClock(monotonic_s, stop.wait, stop.check)
+
+
+def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop: Stopping) -> str | None:
+    meter, store, _, clock = opened(url, stop, f"{name}: ")
     process = psutil.Process()
 
     def facts() -> dict[str, Any]:
@@ -81,8 +79,8 @@ def _wait(url: str, place: Place, claim: ProcessClaim, stop: Stopping) -> str | 
 
     try:
         run = perform(read_format(url, signing_secret(), (LOG, OPERATOR)), store, clock)
-        say(f"{utc_now_text()} {place.name}: stands by for run {run.name}")
-        return perform(Standby(run, claim, place.name, jitter(), place.instead_of, facts).wait(), store, clock)
+        say(f"{utc_now_text()} {name}: stands by for run {run.name}")
+        return perform(Standby(run, claim, name, jitter(), instead_of, facts).wait(), store, clock)
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this standby
         raise

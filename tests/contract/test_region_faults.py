@@ -11,7 +11,7 @@ from diloco_cli.protocol.regional import Home
 from diloco_cli.randomness import nonce
 from diloco_cli.store import retry
 from diloco_cli.store.open import open_store
-from diloco_cli.syncer.regions import region_services
+from diloco_cli.syncer.regions import RegionServices
 from tests.contract.fake_gcs import FakeGCS
 from tests.contract.faults import Kind
 from tests.unit.syncer.test_regions import ended_run, wait_for
@@ -25,7 +25,7 @@ def test_a_bucket_that_fails_for_a_while_is_completed_when_it_answers(
     run, home, _, head = ended_run()
     url = f"gs://bucket/region/{nonce()}"
     gcs.faults.set_rates({kind: 1.0})
-    services = region_services(
+    services = RegionServices(
         replace(run, regions=(replace(run.regions[0], url=url),)), home,
         Home(lambda: replace(head, phase="RUNNING"), lambda: 0.1), tell=lambda line: None,
     )  # fmt: skip

@@ -17,8 +17,7 @@ from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.export import export
-from diloco_cli.syncer.versions import state_spec
+from diloco_cli.syncer.versions import export, state_spec
 from diloco_cli.tasks.build import build_model
 from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK

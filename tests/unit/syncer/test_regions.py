@@ -24,7 +24,7 @@ from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created, Exists, Store, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.syncer import regions
 from diloco_cli.syncer.mirror_check import check_mirror
-from diloco_cli.syncer.regions import MOST_UNHEARD, PROVEN_S, RegionServices, Trouble, region_services
+from diloco_cli.syncer.regions import MOST_UNHEARD, PROVEN_S, RegionServices, Trouble
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
 
@@ -42,7 +42,7 @@ def ended_run() -> tuple[RunFormat, Store, MemoryStore, RunState]:
 
 def services_at(name: str, run: RunFormat, home: Store, head: RunState) -> RegionServices:
     own = replace(run, regions=(RegionStore(FAR, f"memory://{name}", 0.1),))
-    return region_services(own, home, Home(lambda: head, lambda: 0.1), [MirrorBeat(FAR, offers=2, up_bytes=1000)])
+    return RegionServices(own, home, Home(lambda: head, lambda: 0.1), [MirrorBeat(FAR, offers=2, up_bytes=1000)])
 
 
 def wait_for(holds: Callable[[], object]) -> None:
@@ -201,7 +201,7 @@ def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
     there.put(claim, b"somebody else's")
     told: list[str] = []
     own = replace(run, regions=(RegionStore(FAR, "memory://impostor", 0.1),))
-    services = region_services(own, home, Home(lambda: replace(head, phase="RUNNING"), lambda: 0.1), tell=told.append)
+    services = RegionServices(own, home, Home(lambda: replace(head, phase="RUNNING"), lambda: 0.1), tell=told.append)
     services.start()
     wait_for(lambda: services.beats()[0].unheard)
     services.end(over=False)

@@ -11,8 +11,7 @@ import pytest
 
 from diloco_cli.algorithm.merge import Source
 from diloco_cli.protocol.records import Commit, Fate
-from diloco_cli.syncer.norms import CAP, MEMORY, NormCap
-from diloco_cli.syncer.scales import ScaleBooks
+from diloco_cli.syncer.norms import CAP, MEMORY, NormCap, ScaleBooks
 from tests.unit.protocol.records import applied, commit, genesis
 
 CLIP = 1.5
