@@ -83,14 +83,12 @@ class Merging:
         used = [index for index, weight in enumerate(weights) if weight > 0]
         self._indexes, self._sources = used, [sources[index] for index in used]
         self._shares = [weights[index] / total for index in used]
-        self._means = [np.full(cut.num_norms, share * s.scale) for share, s in self._pairs()]
+        self._pairs = list(zip(self._shares, self._sources, strict=True))
+        self._means = [np.full(cut.num_norms, share * s.scale) for share, s in self._pairs]
         self._meters = [NormMeter(cut) if source.claimed else None for source in self._sources]
         self._room, self._sum, self._out = (torch.empty(CHUNK) for _ in range(3))
         self.unsound: dict[int, str] = {}
         self.agreement: float | None = None
-
-    def _pairs(self) -> list[tuple[float, Source]]:
-        return list(zip(self._shares, self._sources, strict=True))
 
     def chunks(self, directions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """(start, merged chunk) over the fragment, in order. The chunk is the caller's to overwrite until the next;
@@ -107,7 +105,7 @@ class Merging:
             if self.compare:
                 length.add(index, merged)
             yield start, merged
-        coefficients = np.stack([share * source.scale * source.norms for share, source in self._pairs()])
+        coefficients = np.stack([share * source.scale * source.norms for share, source in self._pairs])
         self._conclude(coefficients, length.norms, np.ones(self.cut.num_norms))
 
     def _rda(self, directions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -115,7 +113,7 @@ class Merging:
         shares = np.array(self._shares)[:, None]
         moves = norms > TINY
         units = np.where(moves, shares / np.where(moves, norms, 1.0), 0.0)
-        radius = (np.array([share * source.scale for share, source in self._pairs()])[:, None] * norms).sum(axis=0)
+        radius = (np.array([share * source.scale for share, source in self._pairs])[:, None] * norms).sum(axis=0)
         length = NormMeter(self.cut)
         for index, start in enumerate(self.cut.starts()):
             summed = self._add_up(index, list(units), self._meters)

@@ -26,10 +26,6 @@ class Span:
     rows: int
     width: int
 
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The block as a [rows, width] view."""
-        return flat[self.start : self.start + self.rows * self.width].view(self.rows, self.width)
-
 
 @dataclass(frozen=True)
 class Piece:

@@ -72,14 +72,14 @@ def unchecked(opened: OpenRun) -> list[str]:
 
 
 def check_mirrors(opened: OpenRun) -> list[MirrorCheck]:
-    from diloco_cli.syncer.mirror_check import check_mirror, unreachable
+    from diloco_cli.syncer.mirror_check import MirrorCheck, check_mirror
 
     run, found = head_of(opened).with_members(opened.format), []
     for region in run.regions:
         try:
             there = foreground_store(region.url)
         except StoreError as error:
-            found.append(unreachable(region, error))
+            found.append(MirrorCheck(region.name, region.url, unreachable=str(error)))
         else:
             found.append(check_mirror(run, region, opened.store, there))
     return found

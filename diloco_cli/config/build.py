@@ -31,10 +31,9 @@ Origins = dict[str, str]
 
 @dataclass(frozen=True)
 class _Field:
-    """What the schema says of one field: the key it is written as, its type without None, what reads it."""
+    """What the schema says of one field: its type without None, what reads it."""
 
     name: str
-    key: str
     optional: bool
     required: bool
     hint: Any
@@ -73,8 +72,8 @@ class Builder:
             for name, hint in type_hints(cls).items():
                 rule = self.rules.get(cls, {}).get(name, Rule())
                 optional, plain = without_none(hint)
-                key = rule.key or name
-                self.schemas[cls][key] = _Field(name, key, optional, name in required_fields(cls), plain, rule.read)
+                required = name in required_fields(cls)
+                self.schemas[cls][rule.key or name] = _Field(name, optional, required, plain, rule.read)
         return self.schemas[cls]
 
     def _value(self, entry: _Field, node: Node, path: str) -> Any:

@@ -49,10 +49,10 @@ def _written_fields(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple((item.name, item.default if omits else _NOTHING) for item in fields)
 
 
-def from_plain(cls: type[T], data: Any, *, strict: bool = True, path: str = "") -> T:
+def from_plain(cls: type[T], data: Any, *, strict: bool = True) -> T:
     """The inverse of `to_plain`, types checked. `strict=False` passes over keys of a newer minor version."""
     decode: Decoder = _object_decoder(cast("Any", cls))
-    return cast("T", decode(data, strict, (None, path) if path else None))
+    return cast("T", decode(data, strict, None))
 
 
 def _text(path: Path | None) -> str:

@@ -60,7 +60,8 @@ def find_device(name: str, own: Mapping[str, Device]) -> Device:
     if wanted in _catalogue_by_lower_case():
         return _catalogue_by_lower_case()[wanted]
     known = catalogue()
-    names = nearest(name, [*own, *known.devices, *HOST_DEVICES, *known.aliases, *_examples_of_slices()])
+    slices = [f"{family}-8" for family in known.slices]
+    names = nearest(name, [*own, *known.devices, *HOST_DEVICES, *known.aliases, *slices])
     likely = f"; nearest: {', '.join(names)}" if names else ""
     own_entry = f"devices: {{{name}: {{bf16_tflops: 120, memory_gb: 24}}}}"
     raise UsageError(f"unknown device '{name}'{likely}", hint=f"name a known device, or describe yours: {own_entry}")
@@ -107,10 +108,6 @@ def _slice_of(name: str, own: Mapping[str, Device]) -> Accelerators | None:
             hint=f"write {match[1]}-{number + 1}, or the chips themselves: {kind.device}:{number // 2 + 1}",
         )
     return Accelerators(kind.device, number // kind.per_chip)
-
-
-def _examples_of_slices() -> list[str]:
-    return [f"{name}-8" for name in catalogue().slices]
 
 
 @cache

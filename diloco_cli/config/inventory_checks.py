@@ -178,18 +178,13 @@ def _check_regions(inventory: Inventory, places: Places) -> None:
     if not regions:
         return
     listed = ", ".join(regions)
-    for path, entry, hardware in places.paths(inventory):
-        if hardware.region not in regions:
+    named = [(f"{path}.region", hardware.region, entry.where) for path, entry, hardware in places.paths(inventory)]
+    if inventory.store.region is not None:
+        named.append(("store.region", inventory.store.region, places.tree.where))
+    for key, region, where in named:
+        if region not in regions:
             raise UsageError(
-                f"{path}.region: '{hardware.region}' is not in regions ({listed})"
-                f"{suggestion(hardware.region, regions)}",
-                where=places.of(f"{path}.region", entry.where),
-                hint=f"list it too: regions: {{{hardware.region}: {{}}}}",
+                f"{key}: '{region}' is not in regions ({listed}){suggestion(region, regions)}",
+                where=places.of(key, where),
+                hint=f"list it too: regions: {{{region}: {{}}}}",
             )
-    home = inventory.store.region
-    if home is not None and home not in regions:
-        raise UsageError(
-            f"store.region: '{home}' is not in regions ({listed}){suggestion(home, regions)}",
-            where=places.of("store.region", places.tree.where),
-            hint=f"list it too: regions: {{{home}: {{}}}}",
-        )

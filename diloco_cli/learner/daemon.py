@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -79,17 +79,13 @@ def run_learner(
     cores = island.num_accelerators if island.accelerator == "cpu" else 1
     torch.set_num_threads(max(run.settings.train.threads, cores))
     meter = MeteredStore(_behind_its_link(bare, island))
-    news = _news(name)
-    store = RetryingStore(
-        meter, sleep=stop.wait, stop=stop.is_due,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
-    )  # fmt: skip
+    store, news = _patient(meter, name, stop, stop.is_due)
     hosts = host_syncer or run.settings.syncer.on_learners
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
             _learn(run, island, store, meter, device, stop, news)
         except (StoreError, NoSpaceError):
-            _hasty(stop).check()  # a stop ends the retrying of a store that fails: that is no failure of this learner
+            _end_if_asked(stop)  # a stop ends the retrying of a store that fails: that is no failure of this learner
             raise
     return 0
 
@@ -125,8 +121,7 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
     """The whole training; whatever ends it is in the last heartbeat."""
     try:
         perform(learner.train(), store, clock)
-        if stop.is_set():
-            raise TerminatedError("stopped by a signal")
+        _end_if_asked(stop)
         learner.doing = "DONE"
     except TerminatedError:
         learner.doing = "DONE"
@@ -164,8 +159,8 @@ def _learn(
 
     def check() -> None:
         lanes.check()
-        if not hasattr(learner, "progress") and stop.is_set():  # before training a signal ends it at once
-            raise TerminatedError("stopped by a signal")
+        if not hasattr(learner, "progress"):  # before training a signal ends it at once
+            _end_if_asked(stop)
 
     _train(learner, lanes, store, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
 
@@ -181,23 +176,19 @@ def _ports(run: RunFormat, replica: Replica, slowdown: float) -> tuple[DeviceTra
 
 def _hasty(stop: Stopping) -> SystemClock:
     """For all that comes before training: a signal ends it at once, however patient the stop is."""
+    return SystemClock(monotonic_s, stop.wait, lambda: _end_if_asked(stop))
 
-    def check() -> None:
-        if stop.is_set():
-            raise TerminatedError("stopped by a signal")
 
-    return SystemClock(monotonic_s, stop.wait, check)
+def _end_if_asked(stop: Stopping) -> None:
+    if stop.is_set():
+        raise TerminatedError("stopped by a signal")
 
 
 def _run_with_island(
     bare: Store, clock: SystemClock, stop: Stopping, name: str, device: str | None, newcomer: Newcomer | None
 ) -> RunFormat:
     """The run as this learner has to know it: with the members of its log, if the launch did not know the island."""
-    news = _news(name)
-    store = RetryingStore(
-        bare, sleep=stop.wait, stop=stop.is_set,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
-    )  # fmt: skip
+    store, _ = _patient(bare, name, stop, stop.is_set)
     run = perform(read_format(bare.url, signing_secret(), (LOG, learner_signer(name))), store, clock)
     if run.island(name) is not None:
         return run
@@ -278,8 +269,14 @@ def _claim() -> ProcessClaim:
     return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
 
 
-def _news(name: str) -> RetryNews:
-    return RetryNews(lambda line: say(f"{utc_now_text()} {name}: {line}"))
+def _patient(store: Store, name: str, stop: Stopping, gives_up: Callable[[], bool]) -> tuple[RetryingStore, RetryNews]:
+    """What the store refuses is told in the learner's log and tried again, until it `gives_up`."""
+    news = RetryNews(lambda line: say(f"{utc_now_text()} {name}: {line}"))
+    patient = RetryingStore(
+        store, sleep=stop.wait, stop=gives_up,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
+    )  # fmt: skip
+    return patient, news
 
 
 def _beat_unless_it_fails(store: Store, learner: Learner) -> None:

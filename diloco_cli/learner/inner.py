@@ -132,19 +132,15 @@ def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data
     if not _are_sound(tensors):
         return False
     step = float(tensors["step"][0])
+    fused = bool(optimizer.defaults.get("fused"))  # the fused kernel wants its step count beside the parameters
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             optimizer.state[parameter] = {
-                "step": torch.tensor(step, device=parameter.device if _is_fused(optimizer) else None),
+                "step": torch.tensor(step, device=parameter.device if fused else None),
                 "exp_avg": tensors[f"exp_avg.{name}"].to(parameter),
                 "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter),
             }
     return True
-
-
-def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """The fused kernel wants its step count beside the parameters."""
-    return bool(optimizer.defaults.get("fused"))
 
 
 def _are_sound(tensors: dict[str, torch.Tensor]) -> bool:

@@ -46,10 +46,6 @@ def check_mirror(run: RunFormat, region: RegionStore, home: Store, there: Store)
     return found
 
 
-def unreachable(region: RegionStore, error: StoreError) -> MirrorCheck:
-    return MirrorCheck(region.name, region.url, unreachable=str(error))
-
-
 def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
     found.objects += 1
     if there.get(key, MAX_RECORD_BYTES) != home.get(key, MAX_RECORD_BYTES):

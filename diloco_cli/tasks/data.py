@@ -73,11 +73,7 @@ class ByteText:
         files = standard_library_files()
         self._train = _joined(path for path in files if not is_held_out(path))
         self._held_out = _joined(path for path in files if is_held_out(path))
-        self._order = ShuffledEpochs(self.num_sequences, seed)
-
-    @property
-    def num_sequences(self) -> int:
-        return (len(self._train) - 1) // self.sequence
+        self._order = ShuffledEpochs((len(self._train) - 1) // sequence, seed)
 
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
         """(tokens, targets), each [batch_tokens / sequence, sequence] int64, from `position` tokens of the shard on."""

@@ -42,8 +42,12 @@ def drawn(seed: int, count: int, scale: float = 1.0) -> list[Tensor]:
     return [torch.randn(SIZE, generator=generator) * scale for _ in range(count)]
 
 
+def block(span: Span, flat: Tensor) -> Tensor:
+    return flat[span.start : span.start + span.rows * span.width].view(span.rows, span.width)
+
+
 def norms(flat: Tensor, granularity: Granularity) -> Tensor:
-    return torch.cat([span.of(flat).double().norm(dim=1) for span in spans(FRAGMENT, granularity)])
+    return torch.cat([block(span, flat).double().norm(dim=1) for span in spans(FRAGMENT, granularity)])
 
 
 def merge(
@@ -258,10 +262,10 @@ def reference(rule: MergeRule, covered: list[Span], deltas: list[Tensor], weight
         return average(deltas, weights)
     merged, total = torch.empty(deltas[0].numel(), dtype=torch.float64), sum(weights)
     for span in covered:
-        blocks = [span.of(delta).double() for delta in deltas]
+        blocks = [block(span, delta).double() for delta in deltas]
         radius = sum(w * b.norm(dim=1) for w, b in zip(weights, blocks, strict=True)) / total
         mean = sum(w * torch.nn.functional.normalize(b, dim=1, eps=0) for w, b in zip(weights, blocks, strict=True))
-        span.of(merged).copy_(radius[:, None] * torch.nn.functional.normalize(mean, dim=1, eps=0))  # type: ignore[index,arg-type]
+        block(span, merged).copy_(radius[:, None] * torch.nn.functional.normalize(mean, dim=1, eps=0))  # type: ignore[index,arg-type]
     return merged
 
 
