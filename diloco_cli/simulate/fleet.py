@@ -19,17 +19,8 @@ from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import encode
 from diloco_cli.signing import LOG
 from diloco_cli.simulate.arithmetic import NoEvaluator, TraceArithmetic
-from diloco_cli.simulate.island import (
-    Budget,
-    Condition,
-    NamedPayloads,
-    Sizes,
-    Stalls,
-    VirtualLearner,
-    VirtualTraining,
-)
+from diloco_cli.simulate.island import Condition, NamedPayloads, Sizes, Stalls, VirtualLearner, VirtualTraining
 from diloco_cli.simulate.lanes import VirtualLanes
-from diloco_cli.simulate.pacing import Pacing
 from diloco_cli.simulate.world import LATENCY_S, Actor, World
 from diloco_cli.units import format_duration
 
@@ -49,9 +40,8 @@ class Hardware:
 
 @dataclass
 class SimulatedFleet:
-    """Everybody of one run. The same arguments give the same history, to the byte. `pacings`: of islands that do not
-    simply make one step after the other. `injected`: so many faults happened; `without_effect`: what they did not
-    change, and why."""
+    """Everybody of one run. The same arguments give the same history, to the byte. `injected`: so many faults happened;
+    `without_effect`: what they did not change, and why."""
 
     run: RunFormat
     sizes: Sizes
@@ -60,9 +50,6 @@ class SimulatedFleet:
     seed: int = 0
     merge_s: float = 0.0
     latency_s: float = LATENCY_S
-    pacings: dict[str, Pacing] = field(default_factory=dict)
-    quantum_tokens: int = 1
-    budget: Budget = field(default_factory=Budget)
     world: World = field(default_factory=World)
     log: list[str] = field(default_factory=list)
     injected: int = 0
@@ -71,13 +58,7 @@ class SimulatedFleet:
     def __post_init__(self) -> None:
         refuse_impossible_faults(self.faults)
         self._numbers = count()
-        self.conditions = {
-            island.name: Condition(
-                island, self.sizes, self.pacings.get(island.name, Pacing(island.step_s)), self.quantum_tokens,
-                self.budget,
-            )
-            for island in self.run.islands
-        }  # fmt: skip
+        self.conditions = {island.name: Condition(island, self.sizes) for island in self.run.islands}
         self.incarnations: dict[str, list[Actor]] = {}
         self.syncers: list[Actor] = []
         self.state = RunState()
@@ -109,6 +90,10 @@ class SimulatedFleet:
             self.conditions[name].down_s += self.world.now_s - since_s
         for name in list(self._paused):
             self._book_pause(name)
+
+    def training_of(self, condition: Condition) -> VirtualTraining:
+        """A fleet of other habits overrides it."""
+        return VirtualTraining(condition)
 
     def nonce(self) -> str:
         return f"{self.seed & 0xFFFFFFFF:08x}{next(self._numbers):024x}"
@@ -143,8 +128,8 @@ class SimulatedFleet:
             actors.append(self.world.start(name, steps))
 
         learner = VirtualLearner(
-            condition, self.run, name, self._claim(name), VirtualTraining(condition), NamedPayloads(name), self.nonce,
-            VirtualLanes(begin).start, Stalls(condition),
+            condition, self.run, name, self._claim(name), self.training_of(condition), NamedPayloads(name),
+            self.nonce, VirtualLanes(begin).start, Stalls(condition),
         )  # fmt: skip
         actors.append(self.world.start(name, learner.train(), delay_s))
         mtbf_s = self.hardware.get(name, Hardware()).mtbf_s

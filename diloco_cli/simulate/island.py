@@ -6,21 +6,18 @@ Nothing is trained. Sizes of payloads are reckoned with; what lies in the simula
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.keys import read_inner_key, read_version_key
 from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.observer import Observer, Phase
-from diloco_cli.protocol.operations import Create, Get, Now, Operation, Sleep, Steps
+from diloco_cli.protocol.operations import Create, Get, Operation, Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped, Values
 from diloco_cli.protocol.records import Island, Mixing, Offer, OfferId, Output, RunFormat
-from diloco_cli.simulate.pacing import TOLERANCE_S, Pacing, StepClock
 
 MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
 BITS = 8.0
-FOR_EVER_S = 1e12
 
 
 @dataclass(frozen=True)
@@ -58,31 +55,14 @@ class Wire:
 
 
 @dataclass
-class Budget:
-    """Tokens that all learners together may still process."""
-
-    tokens: float = inf
-    processed: int = 0
-
-    @property
-    def is_spent(self) -> bool:
-        return self.processed >= self.tokens
-
-
-@dataclass
 class Condition:
-    """How an island is, across its incarnations: what faults change, and what is measured. `stepping`: the stretches in
-    which it made one step after the other, from and to."""
+    """How an island is, across its incarnations: what faults change, and what is measured."""
 
     island: Island
     sizes: Sizes
-    pacing: Pacing = field(default_factory=Pacing)
-    quantum_tokens: int = 1
-    budget: Budget = field(default_factory=Budget)
     slow: float = 1.0  # times that its link is slower
     corrupt: int = 0  # so many of its next payloads get a wrong byte
     poison: int = 0  # so many of its next deltas are far too large
-    steps: int = 0
     tokens: int = 0
     stalled_s: float = 0.0
     down_s: float = 0.0
@@ -90,18 +70,9 @@ class Condition:
     bytes_up: float = 0.0
     bytes_down: float = 0.0
     poisoned: set[OfferId] = field(default_factory=set)
-    stepping: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.up, self.down = Wire(self.island.link.up_bps), Wire(self.island.link.down_bps)
-
-    def stepped(self, tokens: int, end_s: float) -> None:
-        self.steps += 1
-        self.tokens += tokens
-        start_s = end_s - self.pacing.step_s
-        if self.stepping and start_s <= self.stepping[-1][1] + TOLERANCE_S:
-            start_s = self.stepping.pop()[0]
-        self.stepping.append((start_s, end_s))
 
     def transfer_s(self, operation: Operation, now_s: float) -> float:
         """How long the payload of this call is on the island's link."""
@@ -131,23 +102,19 @@ def fragment_of(payload: bytes) -> int:
 
 
 class VirtualTraining:
-    """Implements protocol.ports.Training: only time passes. Steps end for good when the budget is spent."""
+    """Implements protocol.ports.Training: only time passes."""
 
     def __init__(self, condition: Condition) -> None:
         self.condition, self.optimizer_steps = condition, 0
-        self._clock = StepClock(condition.pacing, condition.quantum_tokens)
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
-        condition, now_s = self.condition, (yield Now())
-        timed = None if condition.budget.is_spent else self._clock.next_step(now_s, batch_tokens)
-        if timed is None:
-            yield Sleep(FOR_EVER_S)
-            raise AssertionError("no history lasts so long")
-        condition.budget.processed += timed.batch_tokens
-        yield Sleep(timed.end_s - now_s)
+        yield Sleep(self.condition.island.step_s)
+        return self.stepped(batch_tokens)
+
+    def stepped(self, tokens: int) -> Stepped:
         self.optimizer_steps += 1
-        condition.stepped(timed.batch_tokens, timed.end_s)
-        return Stepped(timed.batch_tokens)
+        self.condition.tokens += tokens
+        return Stepped(tokens)
 
     def read(self, fragment: int) -> Values:
         return None

@@ -16,7 +16,6 @@ from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.fleet import Hardware, SimulatedFleet
 from diloco_cli.simulate.island import Condition, sizes_of
-from diloco_cli.simulate.world import World
 from diloco_cli.units import format_duration
 
 GB = 1e9
@@ -147,7 +146,6 @@ def simulated(
         faults=tuple(faults),
         seed=seed,
         merge_s=syncer_s(mean_fragment, len(run.islands), run.settings.sync),
-        world=World(),
     )
     fleet.run_for(within_s)
     return fleet

@@ -11,16 +11,16 @@ from statistics import mean
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "quality"))  # the same tasks, ledger and statistics
+sys.path.insert(0, str(HERE.parent / "quality"))  # the same tasks, methods, ledger and statistics
 
 import report  # noqa: E402
 from experiment import TASKS, Task, trial  # noqa: E402
 from ledger import Named, complete, finished  # noqa: E402
+from methods.pacing import Pacing  # noqa: E402
+from methods.schedules import mixed_speeds, nearly_equal  # noqa: E402
+from methods.trial import Trial  # noqa: E402
 
 from diloco_cli.config.settings import ColdStartSettings, GraceSettings, OuterSettings  # noqa: E402
-from diloco_cli.simulate.pacing import Pacing  # noqa: E402
-from diloco_cli.tapes.schedules import mixed_speeds, nearly_equal  # noqa: E402
-from diloco_cli.tapes.trial import Trial  # noqa: E402
 
 TASK = TASKS["dense"]
 TOKENS = 491_520

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ledger import Named
+from methods.pacing import Pacing
+from methods.schedules import decoupled, failing, lockstep, nearly_equal, streaming, synchronous
+from methods.trial import Trial
 
 from diloco_cli.config.settings import (
     DataSettings,
@@ -16,9 +19,6 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.simulate.pacing import Pacing
-from diloco_cli.tapes.schedules import decoupled, failing, lockstep, nearly_equal, streaming, synchronous
-from diloco_cli.tapes.trial import Trial
 
 Method = Literal["data-parallel", "diloco", "streaming", "decoupled", "failures"]
 METHODS: tuple[Method, ...] = ("data-parallel", "diloco", "streaming", "decoupled", "failures")

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.tapes.trial import Trial, run_trial
+from methods.trial import Trial, run_trial
 
 
 @dataclass(frozen=True)

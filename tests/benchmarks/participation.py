@@ -1,6 +1,6 @@
 """How often learners take part, in virtual time: python -m tests.benchmarks.participation
 
-The product's learners and syncer on tapes without training (`diloco_cli.tapes.fleet`). Prints the tables of
+The product's learners and syncer on tapes without training (`examples/quality/methods/fleets.py`). Prints the tables of
 participation.md beside this file, with every figure beyond its bound in bold; ends with status 1 if there is one.
 
     participation   inputs of the merges / (merges x learners)
@@ -23,12 +23,10 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.keys import commit_key
 from diloco_cli.protocol.records import Commit, Input, Island, Mixing, RunFormat
 from diloco_cli.protocol.wire import decode
-from diloco_cli.simulate.fleet import SimulatedFleet
-from diloco_cli.simulate.island import Condition
-from diloco_cli.simulate.pacing import Pacing
 from diloco_cli.simulate.published import PUBLISHED
-from diloco_cli.tapes.fleet import play_fleet
-from diloco_cli.tapes.schedules import LINK_STEPS, failing
+from examples.quality.methods.fleets import PacedFleet, play_fleet
+from examples.quality.methods.pacing import Pacing
+from examples.quality.methods.schedules import LINK_STEPS, failing
 from tests.benchmarks.measure import machine
 
 EVERY = 24  # steps a round
@@ -81,30 +79,30 @@ def make_run(pacings: Sequence[Pacing], fragments: int, mixing: Mixing) -> RunFo
     return RunFormat("participation", settings.name, "", settings, islands, layout, "bench")
 
 
-def judge(fleet: SimulatedFleet, fastest_s: float) -> Found:
+def judge(fleet: PacedFleet, fastest_s: float) -> Found:
     """What a fleet came to that has been played."""
     commits = list(log_of(fleet))
     merges = [commit for commit in commits if commit.kind == "merge"]
     applied = [item for commit in merges for item in commit.inputs]
     fates = [fate for commit in commits for fate in commit.fates]
-    conditions = [fleet.conditions[island.name] for island in fleet.run.islands]
-    stretches = [stretch for condition in conditions for stretch in condition.stepping]
+    names = [island.name for island in fleet.run.islands]
+    stretches = [stretch for name in names for stretch in fleet.stepping[name]]
     end_s = max(to_s for _, to_s in stretches)
     slot_s = EVERY * fastest_s / fleet.run.num_fragments
-    counted = [tokens_before_the_last_round(condition, fastest_s) for condition in conditions]
-    taken = [tokens_taken(condition, before, applied) for condition, before in zip(conditions, counted, strict=True)]
+    counted = [tokens_before_the_last_round(fleet, name, fastest_s) for name in names]
+    taken = [tokens_taken(name, before, applied) for name, before in zip(names, counted, strict=True)]
     whole = [before * fleet.run.num_fragments for before in counted]
     return Found(
-        participation=len(applied) / (len(merges) * len(conditions)),
+        participation=len(applied) / (len(merges) * len(names)),
         late=sum(fate.reason == LATE for fate in fates) / (len(applied) + len(fates)),
         merges=len(merges) / (covered_s(stretches) / slot_s),
         merged=sum(taken) / sum(whole),
-        uptime=mean(covered_s(condition.stepping) / end_s for condition in conditions),
+        uptime=mean(covered_s(fleet.stepping[name]) / end_s for name in names),
         merged_by=tuple(part / all_of_it for part, all_of_it in zip(taken, whole, strict=True)),
     )
 
 
-def log_of(fleet: SimulatedFleet) -> Iterator[Commit]:
+def log_of(fleet: PacedFleet) -> Iterator[Commit]:
     number = 0
     while (data := fleet.world.store.get(key := commit_key(number))) is not None:
         yield decode(Commit, data, key)
@@ -120,14 +118,14 @@ def covered_s(stretches: Iterable[tuple[float, float]]) -> float:
     return total_s
 
 
-def tokens_before_the_last_round(condition: Condition, fastest_s: float) -> int:
+def tokens_before_the_last_round(fleet: PacedFleet, name: str, fastest_s: float) -> int:
     """Of one learner: a round lasts as long as the fastest learner's."""
-    return condition.tokens - round(EVERY * fastest_s / condition.pacing.step_s) * condition.island.batch_tokens
+    return fleet.conditions[name].tokens - round(EVERY * fastest_s / fleet.pacings[name].step_s) * BATCH_TOKENS
 
 
-def tokens_taken(condition: Condition, before: int, applied: Iterable[Input]) -> int:
+def tokens_taken(name: str, before: int, applied: Iterable[Input]) -> int:
     """Merged of its first `before` tokens, summed over fragments."""
-    own = (item for item in applied if item.learner == condition.island.name)
+    own = (item for item in applied if item.learner == name)
     return sum(max(0, min(item.data_end, before) - item.data_start) for item in own)
 
 

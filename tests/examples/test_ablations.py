@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from diloco_cli.tapes.needs import needs_of
-from diloco_cli.tapes.schedules import make_tape
-from diloco_cli.tapes.trial import make_run
+from examples.quality.methods.schedules import make_tape
+from examples.quality.methods.trial import make_run
 
 ONE_ROUND = 24 * 2 * 128  # of two learners, in tokens
 

@@ -23,12 +23,12 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
 from diloco_cli.protocol.records import RunFormat
-from diloco_cli.simulate.pacing import Pacing
-from diloco_cli.tapes.data_parallel import DataParallel, train
 from diloco_cli.tapes.player import Player
-from diloco_cli.tapes.schedules import decoupled, lockstep, make_tape, nearly_equal, streaming, synchronous
-from diloco_cli.tapes.trial import Trial, make_run, run_trial
 from diloco_cli.tasks.build import build_data, build_model
+from examples.quality.methods.data_parallel import DataParallel, train
+from examples.quality.methods.pacing import Pacing
+from examples.quality.methods.schedules import decoupled, lockstep, make_tape, nearly_equal, streaming, synchronous
+from examples.quality.methods.trial import Trial, make_run, run_trial
 from tests.numerics.test_identities import ADAMW, CONSTANT, flat, plain_training, streaming_diloco
 from tests.numerics.tiny import ROWS, Stream
 

@@ -14,12 +14,12 @@ from diloco_cli.protocol.records import Event, Island, RunFormat
 from diloco_cli.protocol.tape import Tape
 from diloco_cli.simulate.chips import equal_learners
 from diloco_cli.simulate.draws import generator
-from diloco_cli.simulate.pacing import Pacing, Spell, StepClock
 from diloco_cli.simulate.published import PUBLISHED
 from diloco_cli.simulate.stepwise import walk
-from diloco_cli.tapes.fleet import play_fleet
 from diloco_cli.tapes.needs import needs_of
-from diloco_cli.tapes.schedules import (
+from examples.quality.methods.fleets import play_fleet
+from examples.quality.methods.pacing import Pacing, Spell, StepClock
+from examples.quality.methods.schedules import (
     decoupled,
     failing,
     lockstep,

@@ -14,9 +14,8 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.keys import commit_key
 from diloco_cli.protocol.records import Commit, Island, Offer, RunFormat
 from diloco_cli.protocol.wire import decode
-from diloco_cli.simulate.fleet import SimulatedFleet
-from diloco_cli.simulate.pacing import Pacing, Spell
-from diloco_cli.tapes.fleet import play_fleet
+from examples.quality.methods.fleets import play_fleet
+from examples.quality.methods.pacing import Pacing, Spell
 
 BATCH, STEP_S, SLOT_S, LINK_S = 64, 1.0, 2.0, 0.3
 NEAR = Pacing(STEP_S, LINK_S, LINK_S)
@@ -39,15 +38,15 @@ class Played:
         islands = tuple(Island(f"l{i}", "here", BATCH, every, 0.0, p.step_s) for i, p in enumerate(pacings))
         layout = balanced_layout([ParameterFact(f"w{i}", (10,), False) for i in range(fragments)], fragments)
         run = RunFormat("id", "cadence", "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
-        self.fleet: SimulatedFleet = play_fleet(run, tuple(pacings), rounds * every * BATCH * len(pacings))
+        self.fleet = play_fleet(run, tuple(pacings), rounds * every * BATCH * len(pacings))
         self.state, self.num_learners = self.fleet.state, len(pacings)
         self.due = self.reached("l0")
-        for condition in self.fleet.conditions.values():
-            self.due = max(self.due, condition.steps // steps_a_slot)
+        for steps in self.fleet.steps.values():
+            self.due = max(self.due, steps // steps_a_slot)
 
     def reached(self, name: str) -> int:
         """Slots that a learner's steps reached."""
-        return self.fleet.conditions[name].steps * self.fleet.run.num_fragments // self.fleet.run.settings.sync.every
+        return self.fleet.steps[name] * self.fleet.run.num_fragments // self.fleet.run.settings.sync.every
 
     def commits(self) -> list[Commit]:
         store = self.fleet.world.store
@@ -67,7 +66,7 @@ class Played:
     @property
     def kept(self) -> float:
         """Merged tokens / processed ones."""
-        return self.state.tokens(self.fleet.run.layout) / self.fleet.budget.processed
+        return self.state.tokens(self.fleet.run.layout) / self.fleet.processed
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5])

@@ -6,7 +6,7 @@
 | Streaming DiLoCo      | P         | tau     | M      | exactly tau slots after the slot   | arXiv 2501.18512     |
 | Decoupled DiLoCo      | P         | tau     | K      | on arrival, nobody ever waits      | arXiv 2604.21428     |
 
-A fleet decides with the product's own functions (see tapes/fleet.py); what differs between the methods are settings.
+A fleet decides with the product's own functions (see fleets.py); what differs between the methods are settings.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.tape import Tape
 from diloco_cli.simulate.chips import MS, Constants, equal_learners
 from diloco_cli.simulate.draws import generator
-from diloco_cli.simulate.pacing import Pacing, Spell
 from diloco_cli.simulate.published import PUBLISHED
 from diloco_cli.simulate.stepwise import walk
 from diloco_cli.simulate.timeline import Timeline
-from diloco_cli.tapes.fleet import play_fleet, tape_of
+
+from .fleets import play_fleet, tape_of
+from .pacing import Pacing, Spell
 
 LINK_STEPS = 0.3  # an upload, and a download, in inner steps: both fit well into the paper's overlap of two steps
 SPREAD = 0.0002  # equal machines are not quite equal: learner i is so much slower than learner i - 1
@@ -92,7 +93,7 @@ def make_tape(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum_
     fleet = play_fleet(run, pacings, tokens, quantum_tokens)
     tape = tape_of(fleet, run)
     train = replace(run.settings.train, tokens=max(1, tape.merges[-1].tokens))
-    return replace(tape, run=replace(run, settings=replace(run.settings, train=train))), fleet.budget.processed
+    return replace(tape, run=replace(run, settings=replace(run.settings, train=train))), fleet.processed
 
 
 def _linked(step_s: float) -> Pacing:

@@ -12,11 +12,12 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.simulate.pacing import Pacing
-from diloco_cli.tapes.data_parallel import DataParallel
 from diloco_cli.tapes.player import Player
-from diloco_cli.tapes.schedules import make_tape
 from diloco_cli.tasks.build import build_model_on_meta
+
+from .data_parallel import DataParallel
+from .pacing import Pacing
+from .schedules import make_tape
 
 Kind = Literal["data_parallel", "tape"]
 POINTS = 8  # of a trial's curve
