@@ -1,6 +1,6 @@
 """Plays a tape on one process: the product's own replicas, codecs, merges and outer steps, in the tape's order.
 
-    for merge in Player(tape).merges(): ...     # or: play(tape, on_merge=...)
+    for merge in Player(tape).merges(): ...
 
 The same tape gives the same parameters bit for bit, whatever timing the run had or the replay has, on the same kind of
 machine with the same torch. In memory: a replica per learner, and what somebody still needs of deltas and versions.
@@ -8,7 +8,7 @@ machine with the same torch. In memory: a replica per learner, and what somebody
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -188,22 +188,6 @@ class Player:
         until = self.world.needs.until
         for number in [n for n, performer in self.performers.items() if performer.cursor >= until[n]]:
             del self.performers[number]
-
-
-def play(
-    tape: Tape,
-    on_merge: Callable[[PlayedMerge, Player], None] = lambda merge, player: None,
-    *,
-    device: torch.device = CPU,
-    data: Data | None = None,
-) -> list[PlayedMerge]:
-    """Play the whole tape; `on_merge` may look at the player, e.g. evaluate `player.outer_parameters()`."""
-    player = Player(tape, device=device, data=data)
-    played = []
-    for merge in player.merges():
-        on_merge(merge, player)
-        played.append(merge)
-    return played
 
 
 def _as_offer(offer: OfferId, sent: Sent) -> Offer:

@@ -17,7 +17,7 @@ from diloco_cli.protocol.tape import Tape, TapeMerge, Track
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.replay import Replayer, verified
 from diloco_cli.tapes.files import read_tape, write_tape
-from diloco_cli.tapes.player import Player, play
+from diloco_cli.tapes.player import PlayedMerge, Player
 from diloco_cli.tapes.recorder import record
 from diloco_cli.tapes.snapshot import resume, save_snapshot
 from diloco_cli.tasks.build import build_data
@@ -50,6 +50,10 @@ def recorded(sync: SyncSettings = SYNC) -> tuple[RunFormat, MemoryStore, Tape]:
         if any(track.incarnation == 2 and track.inner_step for track in tape.tracks):
             return run, store, tape
     raise AssertionError("no moments were restored")
+
+
+def play(tape: Tape) -> list[PlayedMerge]:
+    return list(Player(tape).merges())
 
 
 def first_difference(tape: Tape) -> int | None:
@@ -103,8 +107,10 @@ def test_the_replays_own_timing_changes_nothing(tmp_path: Path) -> None:
     again = read_tape(tmp_path / "run.tape.gz")
     assert again == tape
     slow = SlowData(build_data(run.settings), 0.0003)
-    losses: list[float] = []
-    played = play(again, lambda merge, player: losses.append(player.held_out_loss(1)), data=slow)
+    player, played, losses = Player(again, data=slow), [], []
+    for merge in player.merges():
+        played.append(merge)
+        losses.append(player.held_out_loss(1))
     assert played == play(tape)
     assert losses[-1] < losses[0], "the run learned nothing"
 
