@@ -41,9 +41,8 @@ def simulated(plan: Plan) -> Simulated:
     """Every island fails and comes back as its MTBF and restart say; three histories of a month."""
     from diloco_cli.plan.flow import drift_s
     from diloco_cli.simulate.chips import DAY_MS
-    from diloco_cli.simulate.goodput import METHOD_NUMBERS, run_fleet
-    from diloco_cli.simulate.planned import learners_of_plan
-    from diloco_cli.simulate.presence import presence
+    from diloco_cli.simulate.goodput import METHOD_NUMBERS, learners_of_plan, run_fleet
+    from diloco_cli.simulate.timeline import presence
 
     chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
     seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]

@@ -151,7 +151,7 @@ def _fleet(
 
     if plan is not None:
         from diloco_cli.plan.plan_file import load_plan
-        from diloco_cli.simulate.planned import learners_of_plan, rules_of_plan
+        from diloco_cli.simulate.goodput import learners_of_plan, rules_of_plan
 
         if chips is not None or learners is not None or slowdowns:
             raise UsageError("--plan says which islands there are", hint="leave out --chips, --learners, --stragglers")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 MS = 1000.0
 DAY_MS = 86_400_000
+FAR_MS = 1 << 62  # never
 YEAR_S = 365 * 86_400.0
 MEAN_POINTS = 100_000  # of the quantile function, for a mean
 
@@ -92,7 +93,7 @@ class Learner:
 
 
 def equal_learners(
-    chips: int, learners: int, constants: Constants, slowdowns: tuple[float, ...] = (), elastic: bool = True
+    chips: int, learners: int, constants: Constants, slowdowns: tuple[float, ...] = ()
 ) -> tuple[Learner, ...]:
     """`chips` split evenly. `slowdowns[i]`: learner i takes so many times longer for a step (a straggler)."""
     per_learner = chips / learners
@@ -110,7 +111,6 @@ def equal_learners(
                 up_ms=round(constants.up_s * MS),
                 repair=constants.repair,
                 weight=1.0 / learners,
-                elastic=elastic,
                 slowdown=slowdown,
             )
         )

@@ -1,4 +1,5 @@
-"""Goodput and uptime of a failing fleet: decoupled learners, and the same chips as one data-parallel learner."""
+"""Goodput and uptime of a failing fleet, or of a plan's islands: decoupled learners, and the same chips as one
+data-parallel learner."""
 
 from __future__ import annotations
 
@@ -9,15 +10,21 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from diloco_cli.errors import UsageError
-from diloco_cli.plan.goodput import Stops, elastic_goodput, inelastic_goodput, probability_at_least, waiting
+from diloco_cli.plan.flow import drift_s
+from diloco_cli.plan.goodput import (
+    Stops,
+    elastic_goodput,
+    inelastic_goodput,
+    probability_at_least,
+    restart_s,
+    waiting,
+)
+from diloco_cli.plan.plan import Plan
 from diloco_cli.simulate.chips import DAY_MS, MS, Constants, Learner, equal_learners, one_cluster
-from diloco_cli.simulate.draws import generator
-from diloco_cli.simulate.fast import leap
-from diloco_cli.simulate.presence import Presence, presence
+from diloco_cli.simulate.failing import generator, leap, walk
 from diloco_cli.simulate.published import CHIPS, GOODPUT, PUBLISHED, Method
 from diloco_cli.simulate.slots import MergeRules, SlotMemory, merge_all
-from diloco_cli.simulate.stepwise import walk
-from diloco_cli.simulate.timeline import Timeline, fleet_goodput, fleet_uptime
+from diloco_cli.simulate.timeline import Presence, Timeline, fleet_goodput, fleet_uptime, presence
 
 Form = Literal["stepwise", "unmemoised", "fast"]
 METHOD_NUMBERS: dict[Method, int] = {"data_parallel_no_elasticity": 0, "data_parallel_elastic": 1, "decoupled": 2}
@@ -197,3 +204,41 @@ def _closed_form_alone(learner: Learner) -> tuple[float, float]:
 
 def _sd(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
+
+
+def learners_of_plan(plan: Plan) -> tuple[Learner, ...]:
+    """Each island is one learner that fails as a whole and is restarted. A "step" is one slot's work, after which a
+    learner reports. Time away has the fitted form, scaled to the island's restart; what a failed island had not offered
+    yet (half a round on average) is done again, as a pause when it is back. An island's share counts by its tokens per
+    second."""
+    settings = {island.name: island for island in plan.inventory.islands}
+    made = []
+    for island in plan.islands:
+        if island.name not in settings:
+            raise UsageError(f"the plan's island {island.name!r} is not in the plan's inventory", hint="diloco plan")
+        mtbf_s = settings[island.name].mtbf_s
+        made.append(
+            Learner(
+                name=island.name,
+                slices=1,
+                failures_per_s=1.0 / mtbf_s if mtbf_s else 0.0,
+                step_ms=max(1, round(plan.schedule.slot_s * MS)),
+                down_ms=0,
+                up_ms=round(plan.schedule.round_s / 2 * MS),
+                repair=PUBLISHED.repair.with_mean(restart_s(settings[island.name])),
+                weight=island.tokens_per_s,
+            )
+        )
+    return tuple(made)
+
+
+def rules_of_plan(plan: Plan) -> MergeRules:
+    """Quorum, overlap, grace and drift bound as planned."""
+    return MergeRules(
+        quorum=plan.schedule.quorum,
+        overlap=plan.schedule.overlap,
+        gamma=plan.run.sync.grace.gamma,
+        sync_s=plan.schedule.exchange_s,
+        skip_after_s=plan.run.sync.skip_after_s,
+        drift_s=drift_s(plan.run.sync, plan.schedule),
+    )

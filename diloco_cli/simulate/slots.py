@@ -21,34 +21,24 @@ from typing import Literal
 
 import numpy as np
 
-from diloco_cli.protocol.quorum import (
-    Pace,
-    Watch,
-    alive_within_s,
-    decide_slot,
-    grace_window,
-    measured_pace,
-)
-from diloco_cli.simulate.chips import MS
-from diloco_cli.simulate.timeline import Timeline, Whole
+from diloco_cli.protocol.quorum import Pace, Watch, alive_within_s, decide_slot, grace_window, measured_pace
+from diloco_cli.simulate.chips import FAR_MS, MS
+from diloco_cli.simulate.timeline import Timeline
 
-FAR_MS = 1 << 62
 BLOCK = 1 << 16
 MOST_REMEMBERED = 4_000_000  # times in the inputs of all outcomes; then the memory starts anew
 
 
 @dataclass(frozen=True)
 class MergeRules:
-    """As in run.yaml: K, tau, gamma. `sync_s`: to upload, merge and adopt a fragment. `steps_per_slot`: inner steps of
-    a learner from one report to the next (H / P; 1 where every fragment has its own step). `drift_s`: how long learners
-    step on while the quorum is missing; it decides what their steps are worth (`presence`) and no merge."""
+    """As in run.yaml: K, tau, gamma. `sync_s`: to upload, merge and adopt a fragment. `drift_s`: how long
+    learners step on while the quorum is missing; it decides what their steps are worth (`presence`) and no merge."""
 
     quorum: int = 1
     overlap: int | Literal["auto"] = 2
     gamma: float = 0.5
     sync_s: float = 1.0
     skip_after_s: float = 60.0
-    steps_per_slot: int = 1
     drift_s: float = inf
 
 
@@ -112,7 +102,6 @@ def decide(view: SlotView, rules: MergeRules) -> Outcome:
 class Merges:
     """What became of a history. `at_ms[k]` and `present[k]` (a bit per learner): merge k."""
 
-    learners: int
     at_ms: list[int] = field(default_factory=list)
     present: list[int] = field(default_factory=list)
     skips: int = 0
@@ -125,15 +114,15 @@ class Merges:
         return self.shares / len(self.at_ms) if self.at_ms else 0.0
 
 
-def merge_all(timelines: Sequence[Timeline], rules: MergeRules, memory: SlotMemory | None = None) -> Merges:
+def merge_all(timelines: Sequence[Timeline], rules: MergeRules, memory: SlotMemory) -> Merges:
     """Every slot of a history. Learners step on whatever is merged, so their timelines are known beforehand; learner
-    m's steps end m / M of a step later than learner 0's, as those of machines that nobody synchronises. `memory` serves
-    any number of histories with the same rules; without one, this history gets its own."""
-    slot_ms = rules.steps_per_slot * min(t.learner.step_ms for t in timelines)
-    memory = memory or SlotMemory()
+    m's steps end m / M of a step later than learner 0's, as those of machines that nobody synchronises. A learner
+    reports each of its steps. `memory` serves any number of histories with the same rules."""
+    slot_ms = min(t.learner.step_ms for t in timelines)
     memory.serve(rules, slot_ms)
-    sources = [_reports_ms(t, rules.steps_per_slot, i, len(timelines)) for i, t in enumerate(timelines)]
-    made = Merges(len(timelines))
+    phases_ms = [t.learner.step_ms * m // len(timelines) for m, t in enumerate(timelines)]
+    sources = [chain.from_iterable(step_ends_ms(t, late)) for t, late in zip(timelines, phases_ms, strict=True)]
+    made = Merges()
     upcoming = [next(source, FAR_MS) for source in sources]
     heard = [0] * len(sources)
     decided = memory.decided
@@ -229,26 +218,12 @@ class SlotMemory:
         )
 
 
-def step_ends_ms(timeline: Timeline) -> Iterator[tuple[Whole, Whole]]:
-    """Blocks of (end, active slices) of every finished step, in order."""
+def step_ends_ms(timeline: Timeline, later_ms: int = 0) -> Iterator[list[int]]:
+    """Blocks of the ends of every finished step, in order, each so much later."""
     until = np.cumsum(timeline.steps)  # stretch i ends before this step of the history
     total = int(until[-1]) if len(until) else 0
     for first in range(0, total, BLOCK):
         number = np.arange(first, min(first + BLOCK, total))
         stretch = np.searchsorted(until, number, side="right")
         ordinal = number - (until - timeline.steps)[stretch] + 1
-        yield timeline.start_ms[stretch] + ordinal * timeline.learner.step_ms, timeline.active[stretch]
-
-
-def _reports_ms(timeline: Timeline, steps_per_slot: int, index: int, learners: int) -> Iterator[int]:
-    """The end of every `steps_per_slot`-th finished step."""
-    phase_ms = timeline.learner.step_ms * index // learners
-    return chain.from_iterable(_report_blocks(timeline, steps_per_slot, phase_ms))
-
-
-def _report_blocks(timeline: Timeline, steps_per_slot: int, phase_ms: int) -> Iterator[list[int]]:
-    before = 0
-    for ends, _ in step_ends_ms(timeline):
-        skip = (steps_per_slot - 1 - before) % steps_per_slot
-        yield (ends[skip::steps_per_slot] + phase_ms).tolist()
-        before += len(ends)
+        yield (timeline.start_ms[stretch] + ordinal * timeline.learner.step_ms + later_ms).tolist()

@@ -89,10 +89,7 @@ class WhatIf:
 
 def hardware_of_plan(plan: Plan) -> dict[str, Hardware]:
     """Failures and restarts as the inventory states them."""
-    return {
-        island.name: Hardware(island.mtbf_s, restart_s(island))
-        for island in plan.inventory.islands
-    }  # fmt: skip
+    return {island.name: Hardware(island.mtbf_s, restart_s(island)) for island in plan.inventory.islands}
 
 
 def prices_of_plan(plan: Plan) -> dict[str, Price]:

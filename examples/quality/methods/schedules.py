@@ -17,9 +17,8 @@ from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.tape import Tape
 from diloco_cli.simulate.chips import MS, Constants, equal_learners
-from diloco_cli.simulate.draws import generator
+from diloco_cli.simulate.failing import generator, walk
 from diloco_cli.simulate.published import PUBLISHED
-from diloco_cli.simulate.stepwise import walk
 from diloco_cli.simulate.timeline import Timeline
 
 from .fleets import play_fleet, tape_of

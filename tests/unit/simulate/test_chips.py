@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from diloco_cli.simulate.chips import Constants, Repair, equal_learners, one_cluster
-from diloco_cli.simulate.draws import generator, repairs_ms
-from diloco_cli.simulate.stepwise import Slices
+from diloco_cli.simulate.failing import Slices, generator, repairs_ms
 from diloco_cli.simulate.timeline import fleet_goodput, fleet_uptime, timeline
 
 NEARLY_FIXED = Repair(scale_s=60.0, shape=1e6)  # 60.000 s, whatever is drawn
@@ -45,7 +44,7 @@ def test_draws_have_the_mean_of_their_distribution() -> None:
 
 def slices(elastic: bool = True, count: int = 4) -> Slices:
     constants = replace(Constants(), slice_chips=1, repair=NEARLY_FIXED)
-    return Slices(equal_learners(count, 1, constants, elastic=elastic)[0], generator(0))
+    return Slices(replace(equal_learners(count, 1, constants)[0], elastic=elastic), generator(0))
 
 
 def test_a_failure_costs_a_downscale_and_the_slice_is_back_after_its_repair() -> None:
@@ -76,7 +75,7 @@ def test_without_elasticity_everything_waits_for_the_last_return_and_an_upscale(
 def test_without_elasticity_the_longest_repair_counts() -> None:
     repair = Repair(60.0)
     constants = replace(Constants(), slice_chips=1, repair=repair)
-    found = Slices(equal_learners(4, 1, constants, elastic=False)[0], generator(0))
+    found = Slices(replace(equal_learners(4, 1, constants)[0], elastic=False), generator(0))
     delays = [delay for delay, _ in zip(repairs_ms(repair, generator(0)), range(3), strict=False)]
     assert len(set(delays)) == 3
     assert found.fail(3, now_ms=100_000) == 100_000 + max(delays) + 15_000

@@ -10,11 +10,10 @@ import pytest
 from diloco_cli.protocol import quorum
 from diloco_cli.protocol.quorum import Decision, Grace, Pace, SlotFacts, decide_slot, grace_window
 from diloco_cli.simulate import slots
-from diloco_cli.simulate.chips import DAY_MS, equal_learners
-from diloco_cli.simulate.draws import generator
+from diloco_cli.simulate.chips import DAY_MS, FAR_MS, equal_learners
+from diloco_cli.simulate.failing import generator, walk
 from diloco_cli.simulate.published import PUBLISHED
-from diloco_cli.simulate.slots import FAR_MS, MergeRules, SlotMemory, SlotView, decide, merge_all, step_ends_ms
-from diloco_cli.simulate.stepwise import walk
+from diloco_cli.simulate.slots import MergeRules, SlotMemory, SlotView, decide, merge_all, step_ends_ms
 from diloco_cli.simulate.timeline import timeline
 
 ALIVE = 15_000
@@ -118,7 +117,7 @@ def test_steps_come_in_blocks_however_long_a_stretch_is(monkeypatch: pytest.Monk
     whole = [5000 * k for k in (1, 2, 3)] + [20_000 + 5000 * k for k in range(1, 13)] + [95_000]
     for block in (1, 4, 5, 1000):
         monkeypatch.setattr(slots, "BLOCK", block)
-        blocks = [ends.tolist() for ends, _ in step_ends_ms(made)]
+        blocks = list(step_ends_ms(made))
         assert [end for each in blocks for end in each] == whole
         assert max(map(len, blocks)) <= block
 

@@ -8,9 +8,8 @@ import pytest
 
 from diloco_cli.simulate.chips import DAY_MS, equal_learners
 from diloco_cli.simulate.goodput import run_fleet
-from diloco_cli.simulate.presence import presence
 from diloco_cli.simulate.published import PUBLISHED
-from diloco_cli.simulate.timeline import Timeline, fleet_goodput, fleet_uptime, timeline
+from diloco_cli.simulate.timeline import Timeline, fleet_goodput, fleet_uptime, presence, timeline
 
 STEP_MS = 1000
 
