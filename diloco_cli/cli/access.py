@@ -1,14 +1,12 @@
-"""`diloco access`: prints the bucket policy of one role of a run, ready for the cloud's own tools."""
+"""`diloco access`: prints the bucket policy of one role of a run, ready for the cloud's own tools.
+
+templates/access holds them; its README says what each role may do."""
 
 from __future__ import annotations
 
 import typer
 
 ROLES = "learner, syncer, operator or reader"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("access", help="Print what a role may do in a run's bucket, as a policy for the cloud.")(access)
 
 
 def access(
@@ -18,7 +16,7 @@ def access(
     project: str = typer.Option("", "--project", help="gs://: the project that has the custom roles."),
     member: str = typer.Option("", "--member", help="gs://: who gets the role, such as serviceAccount:NAME."),
 ) -> None:
-    """Fill in templates/access (its README says what each role may do)."""
+    """Print what a role may do in a run's bucket, as a policy for the cloud."""
     from typing import cast, get_args
 
     from diloco_cli.cli.run_argument import find_run

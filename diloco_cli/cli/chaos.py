@@ -27,10 +27,6 @@ chaos = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(chaos, name="chaos")
-
-
 @chaos.command("kill")
 def kill(
     unit: str = UNIT,

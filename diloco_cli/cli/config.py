@@ -14,12 +14,10 @@ from diloco_cli.cli.output import print_json
 KEYS = {"sync.skip_after_s": "sync.skip_after"}  # settings that the file spells otherwise
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Settings of a run.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("show")(show)
-    app.add_typer(group, name="config")
+config = typer.Typer(help="Settings of a run.", no_args_is_help=True, rich_markup_mode=None)
 
 
+@config.command("show")
 def show(
     file: Path = typer.Option(Path("run.yaml"), "-f", "--file", help="The run file."),
     overrides: list[str] = typer.Option([], "--set", help="Change one value: key.key=value."),

@@ -1,4 +1,6 @@
-"""`diloco doctor URL`: proves that a store keeps the promises that a run rests on, before a run trusts it."""
+"""`diloco doctor URL`: proves that a store keeps the promises that a run rests on, before a run trusts it.
+
+It writes, races, reads, lists and deletes below a fresh prefix, and cleans up; exit 6 unless all is well."""
 
 from __future__ import annotations
 
@@ -26,10 +28,6 @@ NAME_WIDTH = 18
 INDENT = " " * (6 + NAME_WIDTH)
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor", help="Prove a store: exclusive creates under races, reads, listings, clock, speed.")(doctor)
-
-
 def doctor(
     url: str = typer.Argument(metavar="URL", help="gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, file:///PATH or a path."),
     quick: bool = typer.Option(False, "--quick", help="Fewer rounds, smaller objects."),
@@ -39,7 +37,7 @@ def doctor(
     ),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
-    """Write, race, read, list and delete below a fresh prefix of the store; clean up; exit 6 unless all is well."""
+    """Prove a store: exclusive creates under races, reads, listings, clock, speed."""
     from diloco_cli.doctor.examine import QUICK, Effort, examine
     from diloco_cli.doctor.retention import bucket_checks
     from diloco_cli.store.open import parse_url

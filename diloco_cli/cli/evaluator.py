@@ -1,4 +1,6 @@
-"""`diloco evaluator`: the syncer's child that evaluates the outer parameters; not meant for people."""
+"""`diloco evaluator`: the syncer's child that evaluates the outer parameters; not meant for people.
+
+It reads requests from stdin and answers on stdout."""
 
 from __future__ import annotations
 
@@ -6,13 +8,11 @@ import sys
 
 import typer
 
-
-def register(app: typer.Typer) -> None:
-    app.command("evaluator", hidden=True, help="Started by the syncer: evaluates committed versions.")(evaluator)
+REGISTRATION = {"hidden": True}
 
 
 def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix.")) -> None:
-    """Read evaluation requests from stdin, answer on stdout."""
+    """Started by the syncer: evaluates committed versions."""
     from diloco_cli.clock import monotonic_s, sleep_s
     from diloco_cli.processes.signing_key import signing_secret
     from diloco_cli.protocol.driver import SystemClock, perform

@@ -16,12 +16,6 @@ from diloco_cli.processes.files import NO_SPACE_ERRNOS
 MODEL = Path("model.safetensors")
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "export", help="Write the newest committed parameters as safetensors, or with --tape all that led to them."
-    )(export)
-
-
 def export(
     run: str | None = RunArgument,
     output: Path = typer.Option(MODEL, "-o", "--output", help="File to write."),
@@ -34,7 +28,7 @@ def export(
     yes: bool = typer.Option(False, "-y", "--yes", help="Overwrite an existing file."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
-    """Write the newest committed parameters as safetensors, or the run as a tape."""
+    """Write the newest committed parameters as safetensors, or with --tape all that led to them."""
     if tape is not None and output != MODEL:
         raise UsageError("-o names the file of the parameters, --tape the tape's: one at a time")
     path = output if tape is None else tape

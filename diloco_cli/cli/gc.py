@@ -1,10 +1,10 @@
-"""`diloco gc`: deletes now what nothing needs any more; a run does so by itself behind `retention.rounds`."""
+"""`diloco gc`: deletes now what nothing needs any more; a run does so by itself behind `retention.rounds`.
+
+The floor is raised to the second newest snapshot; the syncer deletes what lies behind it, little by little."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from diloco_cli.cli.operator_request import (
     DryRunOption,
@@ -27,10 +27,6 @@ LEFTOVERS_WITHIN_S = 60.0
 SAMPLE = 8  # objects of a kind whose size is asked for
 
 
-def register(app: typer.Typer) -> None:
-    app.command("gc", help="Delete what only older commits need; the newest stay to verify and to go back to.")(gc)
-
-
 def gc(
     run: str | None = RunArgument,
     dry_run: bool = DryRunOption,
@@ -38,7 +34,7 @@ def gc(
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Raise the floor to the second newest snapshot; the syncer deletes what lies behind it, little by little."""
+    """Delete what only older commits need; the newest stay to verify and to go back to."""
     opened = open_run(run)
     state = head_of(opened)
     refuse_unless_open(opened, state, "garbage collection")

@@ -12,10 +12,6 @@ from diloco_cli.cli.output import talk
 FILES = ("inventory.yaml", "run.yaml")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("init")(init)
-
-
 def init(
     directory: Path = typer.Argument(Path(), metavar="DIR", help="Where to write; the current folder by default."),
     yes: bool = typer.Option(False, "-y", "--yes", help="Replace files that are there."),

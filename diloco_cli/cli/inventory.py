@@ -17,18 +17,10 @@ if TYPE_CHECKING:
 
 LONGEST_S = 600.0
 
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="The hardware there is.", no_args_is_help=True, rich_markup_mode=None)
-    group.callback()(_group)
-    group.command("probe")(probe)
-    app.add_typer(group, name="inventory")
+inventory = typer.Typer(help="The hardware there is.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def _group() -> None:
-    """The hardware there is."""
-
-
+@inventory.command("probe")
 def probe(
     file: Path = typer.Option(None, "-f", "--file", help="Also train this run's model: its real steps."),
     output: Path = typer.Option(None, "-o", "--output", help="Write the inventory here too; the file must be new."),

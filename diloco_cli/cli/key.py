@@ -10,15 +10,10 @@ from diloco_cli.cli.output import talk
 
 FILE_HELP = "Where to write it, readable by its owner alone. The key itself is never shown."
 FileArgument = typer.Argument(..., metavar="FILE", help=FILE_HELP)
+key = typer.Typer(help="Keys with which records are signed.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Keys with which records are signed.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("new")(new)
-    group.command("learner")(learner)
-    app.add_typer(group, name="key")
-
-
+@key.command("new")
 def new(file: Path = FileArgument) -> None:
     """Make the secret of one or more runs: for whoever launches them, and for their syncers and operators."""
     from diloco_cli.processes.signing_key import write_key
@@ -30,6 +25,7 @@ def new(file: Path = FileArgument) -> None:
     talk(f"next: {KEY_FILE_VARIABLE}={file.absolute()} diloco launch RUN.yaml")
 
 
+@key.command("learner")
 def learner(
     run: str = typer.Argument(..., metavar="RUN", help="A run's name, its run file, or its bucket URL."),
     name: str = typer.Argument(..., metavar="LEARNER", help="Its name, also if it has not joined yet."),

@@ -25,12 +25,6 @@ ANSWERS_WITHIN_S = 20.0
 """A store that takes longer for a run's format and a few races is no store to begin with."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("launch", help="Start a run: learners of every region and the syncer; watch, restart what dies.")(
-        launch
-    )
-
-
 def launch(
     file: Path | None = typer.Argument(
         None, metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
@@ -47,7 +41,7 @@ def launch(
     output: Path | None = typer.Option(None, "-o", "--output", help="With --replay: file for the parameters."),
     device: str = typer.Option("cpu", "--device", help="With --replay: where to compute."),
 ) -> None:
-    """Start a run."""
+    """Start a run: learners of every region and the syncer; watch, restart what dies."""
     if tape is not None:
         if file is not None or detach or region is not None or overrides or backend != "local":
             raise UsageError("--replay needs nothing but the tape: it holds the run and its settings")

@@ -9,10 +9,6 @@ import typer
 from diloco_cli.errors import UsageError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("learner", help="Run one island's learner: joins the run at URL, trains until it is over.")(learner)
-
-
 def learner(
     run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix."),
     name: str = typer.Option(..., "--name", help="Which island this is."),
@@ -23,7 +19,7 @@ def learner(
     batch_tokens: str | None = typer.Option(None, "--batch-tokens", help="With --join: default: train.batch_tokens."),
     host_syncer: bool = typer.Option(False, "--host-syncer", help="Keep a standby syncer beside it, as a child."),
 ) -> None:
-    """Run one island's learner."""
+    """Run one island's learner: joins the run at URL, trains until it is over."""
     from diloco_cli.learner.daemon import Newcomer, run_learner
     from diloco_cli.units import parse_count, parse_duration
 

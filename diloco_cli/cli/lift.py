@@ -10,17 +10,13 @@ from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
 from diloco_cli.errors import UsageError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("lift", help="End a learner's quarantine: its offers are merged again.")(lift)
-
-
 def lift(
     learner: str = typer.Argument(..., metavar="LEARNER", help="Its name, as `diloco status` shows it."),
     run: str | None = RunArgument,
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """End a learner's quarantine."""
+    """End a learner's quarantine: its offers are merged again."""
     opened = open_run(run)
     state = head_of(opened)
     refuse_unless_open(opened, state, "a quarantine")

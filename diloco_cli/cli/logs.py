@@ -5,17 +5,13 @@ from __future__ import annotations
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command("logs", help="Print the logs that a run's units wrote on this machine.")(logs)
-
-
 def logs(
     unit: str | None = typer.Argument(None, help="A learner's name, syncer or supervisor; all if none is given."),
     run: str | None = typer.Option(None, "--run", help="Name or URL of the run; the newest one here if not given."),
     lines: int = typer.Option(20, "--lines", min=0, help="How many last lines of each log."),
     follow: bool = typer.Option(False, "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:
-    """Print logs, each line with its unit in front if there are several."""
+    """Print the logs that a run's units wrote on this machine."""
     from diloco_cli.cli.run_argument import find_run
     from diloco_cli.launch.logs import Line, log_files, tail
     from diloco_cli.launch.logs import follow as follow_logs

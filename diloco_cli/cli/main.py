@@ -48,11 +48,20 @@ def _root(
 
 
 def register_commands(words: list[str]) -> None:
-    """Each module in `cli/` named here offers `register(app)`. A command that is named first is loaded alone:
-    starting up costs what it needs and no more."""
-    named = words[:1] if words and words[0] in COMMANDS else COMMANDS
-    for name in named:
-        importlib.import_module(f"diloco_cli.cli.{name}").register(app)
+    """A command that is named first is loaded alone: starting up costs what it needs and no more."""
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
+        add_command(app, name)
+
+
+def add_command(to: typer.Typer, name: str) -> None:
+    """The module of this name in `cli/` holds the command, or the group of commands, under the same name; its docstring
+    is its help, and REGISTRATION says what else typer has to know."""
+    module = importlib.import_module(f"diloco_cli.cli.{name}")
+    command = getattr(module, name)
+    if isinstance(command, typer.Typer):
+        to.add_typer(command, name=name)
+    else:
+        to.command(name, **getattr(module, "REGISTRATION", {}))(command)
 
 
 def main() -> None:

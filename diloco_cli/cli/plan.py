@@ -16,10 +16,6 @@ DIFFERS_STATUS = 10
 OBJECTIVES = ("tokens", "cost")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("plan")(plan)
-
-
 def plan(
     inventory: Path = typer.Argument(None, help="The inventory; without it, the one the run file names."),
     file: Path = typer.Option(None, "-f", "--file", help="The run file; without it, the template."),

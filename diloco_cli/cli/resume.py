@@ -11,17 +11,13 @@ from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, is_run_file, open_run
 
 
-def register(app: typer.Typer) -> None:
-    app.command("resume", help="Go on with a run from its bucket alone; living units are adopted.")(resume)
-
-
 def resume(
     run: str | None = RunArgument,
     region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
     detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
 ) -> None:
-    """Go on with a run from its bucket alone."""
+    """Go on with a run from its bucket alone; living units are adopted."""
     from diloco_cli.processes.runs import remember_run
 
     opened = open_run(run, at_home=False)

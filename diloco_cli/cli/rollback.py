@@ -1,4 +1,6 @@
-"""`diloco rollback`: back to how the parameters were after an earlier commit."""
+"""`diloco rollback`: back to how the parameters were after an earlier commit.
+
+Every fragment becomes what it was after that commit; nothing is taken out of the log."""
 
 from __future__ import annotations
 
@@ -24,10 +26,6 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.state import RunState
 
 
-def register(app: typer.Typer) -> None:
-    app.command("rollback", help="Go back to how the parameters were after an earlier commit.")(rollback)
-
-
 def rollback(
     run: str | None = RunArgument,
     to: int = typer.Option(..., "--to", metavar="COMMIT", help="The commit to go back to."),
@@ -36,7 +34,7 @@ def rollback(
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Every fragment becomes what it was after that commit; nothing is taken out of the log."""
+    """Go back to how the parameters were after an earlier commit."""
     opened = open_run(run)
     state = head_of(opened)
     refuse_unless_open(opened, state, "a rollback")

@@ -10,10 +10,6 @@ from diloco_cli.cli.status import read_status
 from diloco_cli.errors import DilocoError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("runs", help="List the runs of this directory.")(runs)
-
-
 def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object.")) -> None:
     """List the runs of this directory."""
     from diloco_cli.processes.runs import known_runs

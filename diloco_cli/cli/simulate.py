@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.simulate_bandwidth import bandwidth
+from diloco_cli.cli.simulate_protocol import protocol
+from diloco_cli.cli.simulate_run import run
 
 if TYPE_CHECKING:
     from diloco_cli.simulate.chips import Constants, Learner
@@ -31,18 +34,7 @@ simulate = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    from diloco_cli.cli.simulate_bandwidth import bandwidth
-    from diloco_cli.cli.simulate_protocol import protocol
-    from diloco_cli.cli.simulate_run import run
-
-    simulate.command("goodput")(goodput)
-    simulate.command("bandwidth")(bandwidth)
-    simulate.command("protocol")(protocol)
-    simulate.command("run")(run)
-    app.add_typer(simulate, name="simulate")
-
-
+@simulate.command("goodput")
 def goodput(
     chips: str = typer.Option(None, "--chips", help="Chips of the whole fleet, such as 1.2M."),
     learners: int = typer.Option(None, "--learners", min=1, max=MOST_LEARNERS, help="Learners that share them."),
@@ -237,3 +229,8 @@ def _plot(rows: list[Row], path: Path) -> None:
 
     save_svg(goodput_plot(rows), path)
     talk(f"plot written to {path}")
+
+
+simulate.command("bandwidth")(bandwidth)
+simulate.command("protocol")(protocol)
+simulate.command("run")(run)

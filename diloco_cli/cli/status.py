@@ -52,8 +52,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def register(app: typer.Typer) -> None:
-    app.command("status", cls=WatchCommand, help="Show the run at a glance, read from the bucket alone.")(status)
+REGISTRATION = {"cls": WatchCommand}
 
 
 def status(
@@ -62,7 +61,7 @@ def status(
     as_json: bool = typer.Option(False, "--json", help="One JSON object (with --watch: one a line)."),
     exit_code: bool = typer.Option(False, "--exit-code", help="Exit 5 if the run is degraded."),
 ) -> None:
-    """Show the run at a glance."""
+    """Show the run at a glance, read from the bucket alone."""
     from diloco_cli.store.time_box import TimeBox
 
     box = TimeBox(LOOK_S)

@@ -18,16 +18,12 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.state import RunState
 
 
-def register(app: typer.Typer) -> None:
-    app.command("stop", help="Stop a run cleanly; `diloco resume` goes on with it.")(stop)
-
-
 def stop(
     run: str | None = RunArgument,
     timeout_s: float | None = TimeoutOption,
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
-    """Stop a run cleanly."""
+    """Stop a run cleanly; `diloco resume` goes on with it."""
     opened = open_run(run)
     state = head_of(opened)
     if state.phase == "RUNNING":

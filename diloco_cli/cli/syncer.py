@@ -1,4 +1,4 @@
-"""`diloco syncer`: the daemon that merges, or one that waits to do so."""
+"""`diloco syncer`: the daemon that merges, whoever served before, or with --standby one that waits to do so."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ import typer
 from diloco_cli.errors import UsageError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("syncer", help="Run the syncer: merges offers and writes the commit log of the run at URL.")(syncer)
-
-
 def syncer(
     url: str | None = typer.Argument(None, metavar="URL", help="URL of the run's bucket and prefix; or --run URL."),
     run: str | None = typer.Option(None, "--run", help="The same."),
@@ -21,7 +17,7 @@ def syncer(
     instead_of: int | None = typer.Option(None, "--instead-of", hidden=True, help="Pid of its dead predecessor here."),
     hosted: bool = typer.Option(False, "--hosted", hidden=True, help="Leave when stdin closes, work at low priority."),
 ) -> None:
-    """Run the syncer. Without --standby it takes over at once, whoever serves."""
+    """Run the syncer: merges offers and writes the commit log of the run at URL."""
     if (url is None) == (run is None):
         raise UsageError("which run? give its URL once", hint="diloco syncer gs://my-bucket/runs/my-run")
     place = url or run or ""

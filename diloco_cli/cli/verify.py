@@ -1,4 +1,4 @@
-"""`diloco verify`: replays the log from the bucket and compares every digest."""
+"""`diloco verify`: replays the log from the bucket and compares every digest; exit 11 if anything differs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
-def register(app: typer.Typer) -> None:
-    app.command("verify", help="Replay the commit log from the bucket alone and compare every digest.")(verify)
-
-
 def verify(
     run: str | None = RunArgument,
     mirrors: bool = typer.Option(False, "--mirrors", help="Compare the buckets of regions with the home bucket, too."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
-    """Replay the commit log and compare every digest. Exit 11 if anything differs."""
+    """Replay the commit log from the bucket alone and compare every digest."""
     from diloco_cli.syncer.replay import verified
 
     opened = open_run(run)

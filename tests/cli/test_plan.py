@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from diloco_cli.cli.main import add_command
 from diloco_cli.errors import DilocoError, UsageError
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
@@ -22,7 +22,7 @@ HEAVY = ("torch", "gcsfs", "fsspec", "rich", "numpy")
 def diloco():
     app = typer.Typer()
     for name in ("init", "plan", "config"):
-        importlib.import_module(f"diloco_cli.cli.{name}").register(app)
+        add_command(app, name)
 
     def run(*words, status=0):
         result = CliRunner().invoke(app, [str(word) for word in words])
@@ -214,9 +214,9 @@ def test_config_show_tells_where_each_value_comes_from(diloco):
 def test_planning_imports_nothing_heavy():
     code = (
         "import sys, typer\n"
-        "from diloco_cli.cli import plan, init, config\n"
+        "from diloco_cli.cli.main import add_command\n"
         "app = typer.Typer(rich_markup_mode=None)\n"
-        "[module.register(app) for module in (plan, init, config)]\n"
+        "[add_command(app, name) for name in ('plan', 'init', 'config')]\n"
         f"app({[str(word) for word in quickstart()]!r}, standalone_mode=False)\n"
         f"found = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "sys.exit(f'imported {found}' if found else 0)\n"

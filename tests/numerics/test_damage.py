@@ -205,7 +205,7 @@ def test_json_of_a_failed_verify_is_one_object_with_data_and_error(
     opened = OpenRun("tiny", "memory://tiny", store, finished[0], CLOCK)
     monkeypatch.setattr(verify, "open_run", lambda text: opened)
     app = typer.Typer()
-    verify.register(app)
+    app.command()(verify.verify)
     done = CliRunner().invoke(app, ["--json"])
     body = json.loads(done.stdout)
     assert done.exit_code == 11

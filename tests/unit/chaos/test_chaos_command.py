@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from diloco_cli.cli import chaos, logs
+from diloco_cli.cli.main import add_command
 from diloco_cli.errors import NotFoundError, RefusedError
 from diloco_cli.processes.registry import log_path
 from diloco_cli.processes.runs import remember_run
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("home")
 @pytest.fixture
 def invoke():
     app = typer.Typer()
-    chaos.register(app)
-    logs.register(app)
+    for name in ("chaos", "logs"):
+        add_command(app, name)
     remember_run("nano", "file:///bucket/nano")
 
     def run(*words: str, error: type[Exception] | None = None) -> str:
