@@ -127,8 +127,7 @@ def idle_devices(inventory: Inventory) -> list[str]:
 def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
     from diloco_cli.cli.resume import go_on
     from diloco_cli.cli.run_argument import open_known_run
-    from diloco_cli.launch.new_run import create_run, make_format, signed
-    from diloco_cli.launch.region_buckets import create_in_region, refuse_another_run
+    from diloco_cli.launch.new_run import create_in_region, create_run, make_format, refuse_another_run, signed
     from diloco_cli.layout import layout_warning
     from diloco_cli.processes.runs import remember_run
     from diloco_cli.processes.signing_key import signing_secret

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.cli.output import print_json, talk
@@ -17,8 +16,8 @@ from diloco_cli.cli.status import read_status
 from diloco_cli.cli.stop import request_stop
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.launch.events import Event, Outcome
-from diloco_cli.launch.store_words import StoreWords
+from diloco_cli.launch.logs import StoreWords
+from diloco_cli.launch.states import Event, Outcome
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_units
 from diloco_cli.processes.signing_key import signing_secret
@@ -184,9 +183,7 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join(2.0)
         if self._live is not None:

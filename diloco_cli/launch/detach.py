@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 
 from diloco_cli.clock import monotonic_s, sleep_s
@@ -36,17 +35,13 @@ def start_detached(
         if child.poll() is not None:
             raise _ended(run, child.returncode, offset)
         sleep_s(POLL_S)
-    _end(child)
+    child.kill()
+    child.wait()
     raise TryAgainError(
         f"the supervisor of run {run} did not register within {timeout_s:g} s, and was ended",
         where=str(log_path(run, SUPERVISOR)),
         hint=f"read `diloco logs {SUPERVISOR} --run {run}`, or launch without --detach",
     )
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
 
 
 def _log_size(run: str) -> int:

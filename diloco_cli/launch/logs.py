@@ -1,11 +1,11 @@
-"""The logs of a run's units on this machine: the last lines, and what is added to them."""
+"""The logs of a run's units on this machine: the last lines, what is added to them, and what they say of the store."""
 
 from __future__ import annotations
 
 import os
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_cli.clock import sleep_s
@@ -16,6 +16,8 @@ from diloco_cli.processes.registry import log_path
 MAX_TAIL_BYTES = 4 * 1024 * 1024
 MAX_LINE_CHARACTERS = 16_384
 FOLLOW_EVERY_S = 0.25
+STORE_LINES = 20  # of each log
+STORE_MARK = " store: "
 CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp"})  # also what turns the direction of writing
 
 
@@ -74,7 +76,7 @@ class _Follower:
     path: Path
     inode: int = 0
     offset: int = 0
-    rest: bytes = field(default=b"")
+    rest: bytes = b""
 
     def __post_init__(self) -> None:
         if self.path.exists():
@@ -106,3 +108,27 @@ def follow(files: dict[str, Path], stop: Callable[[], bool] = lambda: False) -> 
         yield from lines
         if not lines:
             sleep_s(FOLLOW_EVERY_S)
+
+
+class StoreWords:
+    """Lines about the store that have been written since this was made, each once: the one way to hear of it while the
+    bucket itself takes no beats."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._told: dict[str, str] = {}
+        self.news()
+
+    def news(self) -> list[Line]:
+        """The newest such line of each unit, if it was not told before."""
+        try:
+            files = log_files(self._run)
+        except NotFoundError:
+            return []
+        found = []
+        for unit, path in sorted(files.items()):
+            said = [text for text in tail(path, STORE_LINES) if STORE_MARK in text]
+            if said and self._told.get(unit) != said[-1]:
+                self._told[unit] = said[-1]
+                found.append(Line(unit, said[-1].partition(STORE_MARK)[2]))
+        return found

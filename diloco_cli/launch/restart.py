@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 FENCED_STATUS = 9
@@ -90,12 +91,7 @@ def is_healthy(life: Exit, policy: RestartPolicy) -> bool:
 
 def _bad_lives(exits: Sequence[Exit], policy: RestartPolicy) -> int:
     """How many of the latest lives in a row were not healthy."""
-    count = 0
-    for life in reversed(exits):
-        if is_healthy(life, policy):
-            break
-        count += 1
-    return count
+    return sum(1 for _ in takewhile(lambda life: not is_healthy(life, policy), reversed(exits)))
 
 
 def _delay_s(bad_lives: int, policy: RestartPolicy) -> float:
@@ -112,7 +108,7 @@ def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> st
         since_s = now_s - _outside_since_s(exits, policy)
         return f"so for {since_s:.0f} s now" if since_s > policy.patience_s else None
     if last.status in HOPELESS_STATUSES:
-        tries = _trailing_same(exits)
+        tries = sum(1 for _ in takewhile(lambda life: life.status == last.status, reversed(exits)))
         return f"{tries} times in a row, a restart does not heal it" if tries >= policy.max_hopeless else None
     recent = [life for life in exits if now_s - life.at_s <= policy.window_s]
     bad = sum(not is_healthy(life, policy) for life in recent)
@@ -120,15 +116,6 @@ def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> st
         if count > bound:
             return f"restarts exhausted: {bound} within {policy.window_s:.0f} s"
     return None
-
-
-def _trailing_same(exits: Sequence[Exit]) -> int:
-    count = 0
-    for life in reversed(exits):
-        if life.status != exits[-1].status:
-            break
-        count += 1
-    return count
 
 
 def _outside_since_s(exits: Sequence[Exit], policy: RestartPolicy) -> float:

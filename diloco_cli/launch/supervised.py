@@ -8,7 +8,6 @@ from collections import deque
 
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.errors import RefusedError
-from diloco_cli.launch.events import UnitSummary
 from diloco_cli.launch.restart import Exit
 from diloco_cli.launch.states import LAST_STATES, Happening, State, next_state
 from diloco_cli.launch.units import UnitSpec, restarted, start_unit
@@ -28,7 +27,6 @@ class SupervisedUnit:
         self.state = State.STARTING
         self.exits: deque[Exit] = deque(maxlen=MAX_EXITS_KEPT)
         self.starts = 0
-        self.num_exits = 0
         self.restart_at_s = 0.0
         self.reason = ""
         self._told: set[int] = set()
@@ -83,7 +81,6 @@ class SupervisedUnit:
 
     def note(self, life: Exit) -> Exit:
         self.exits.append(life)
-        self.num_exits += 1
         return life
 
     def terminate(self) -> bool:
@@ -92,11 +89,6 @@ class SupervisedUnit:
 
     def kill(self) -> bool:
         return self._signal_once(signal.SIGKILL)
-
-    def summary(self) -> UnitSummary:
-        restarts = max(0, self.starts - 1)
-        exits = tuple(self.exits)
-        return UnitSummary(self.spec.name, self.spec.kind, self.state, self.starts, restarts, self.reason, exits)
 
     def _signal_once(self, *signums: int) -> bool:
         if self._record is None or self._told.issuperset(signums):

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from diloco_cli.clock import monotonic_s, sleep_s, wall_s
+from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
-from diloco_cli.launch.ending import ENDINGS, Ending, StopPolicy, Wishes, begin_ending, next_ending
-from diloco_cli.launch.events import Event, EventKind, Outcome, Reason
 from diloco_cli.launch.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
-from diloco_cli.launch.states import Happening, State
+from diloco_cli.launch.states import (
+    ENDINGS,
+    Ending,
+    Event,
+    EventKind,
+    Happening,
+    Outcome,
+    Reason,
+    State,
+    StopPolicy,
+    begin_ending,
+    next_ending,
+)
 from diloco_cli.launch.supervised import SupervisedUnit
 from diloco_cli.launch.units import UnitSpec, bound_log
 from diloco_cli.launch.watch import Asking, OnceInBackground, SignalCount
@@ -26,25 +36,24 @@ def supervise(
     run_state: Callable[[], str],
     on_event: Callable[[Event], None],
     request_stop: Callable[[], None] | None = None,
-    stop_requested: Callable[[], bool] = lambda: False,
+    signals: SignalCount | None = None,
     poll_s: float = 0.2,
     state_every_s: float = 1.0,
-    restart: RestartPolicy | None = None,
-    stop: StopPolicy | None = None,
+    restart: RestartPolicy = RestartPolicy(),
+    stop: StopPolicy = StopPolicy(),
 ) -> Outcome:
     """Starts (or adopts) every unit, restarts what dies, and returns when all have ended.
 
     `run_state` tells the state of the run in the bucket: FINISHED, STOPPED or STOPPING end the supervision,
     any other text does not; it is asked in a thread and may be slow or raise a declared error. The first
-    SIGINT, SIGTERM or SIGHUP (or `stop_requested`) calls `request_stop`, also in a thread, and waits for
+    SIGINT, SIGTERM or SIGHUP (or what `signals` counts) calls `request_stop`, also in a thread, and waits for
     the units to leave, with signals in the end; the second kills them.
     Raises RunFailedError if all syncers, or all learners, ended too often, and RefusedError if another
     supervisor of the run lives on this machine.
     """
     _check(units)
-    with supervisor_lock(run_name), SignalCount() as signals, Asking(run_state, state_every_s) as asking:
-        supervisor = Supervisor(run_name, units, asking, signals, on_event, restart, stop)
-        return supervisor.run(request_stop, stop_requested, poll_s)
+    with supervisor_lock(run_name), signals or SignalCount() as heard, Asking(run_state, state_every_s) as asking:
+        return Supervisor(run_name, units, asking, heard, on_event, request_stop, restart, stop).run(poll_s)
 
 
 class Supervisor:
@@ -57,25 +66,24 @@ class Supervisor:
         asking: Asking,
         signals: SignalCount,
         on_event: Callable[[Event], None],
-        restart: RestartPolicy | None = None,
-        stop: StopPolicy | None = None,
+        request_stop: Callable[[], None] | None,
+        restart: RestartPolicy,
+        stop: StopPolicy,
     ) -> None:
         self.units = [SupervisedUnit(run_name, spec) for spec in units]
         self._run_name = run_name
         self._asking = asking
         self._signals = signals
         self._on_event = on_event
-        self._restart = restart or RestartPolicy()
-        self._stop = stop or StopPolicy()
+        self._request_stop = request_stop
+        self._restart = restart
+        self._stop = stop
         self._ending: Ending | None = None
         self._request: OnceInBackground | None = None
 
-    def run(
-        self, request_stop: Callable[[], None] | None, stop_requested: Callable[[], bool], poll_s: float
-    ) -> Outcome:
-        began_s = monotonic_s()
+    def run(self, poll_s: float) -> Outcome:
         while True:
-            self._listen(request_stop, stop_requested)
+            self._listen()
             for unit in self.units:
                 self._advance(unit)
             self._bound_logs()
@@ -83,16 +91,15 @@ class Supervisor:
             if all(unit.ended for unit in self.units) or self._hasten():
                 break
             sleep_s(self._pause_s(poll_s))
-        return self._outcome(monotonic_s() - began_s)
+        return self._outcome()
 
-    def _listen(self, request_stop: Callable[[], None] | None, stop_requested: Callable[[], bool]) -> None:
+    def _listen(self) -> None:
         """Turns what was heard into an ending, and begins it."""
-        wishes = Wishes(self._signals.count, stop_requested(), self._asking.answer)
-        ending = next_ending(self._ending, wishes, monotonic_s(), self._stop)
+        ending = next_ending(self._ending, self._signals.count, self._asking.answer, monotonic_s(), self._stop)
         if ending is None:
             return
-        if self._ending is None and ending.reason == "interrupted" and request_stop is not None:
-            self._request = OnceInBackground(request_stop)
+        if self._ending is None and ending.reason == "interrupted" and self._request_stop is not None:
+            self._request = OnceInBackground(self._request_stop)
         if self._ending is None or self._ending.reason != ending.reason:
             self._tell("stopping", None, ending.text)
         self._ending = ending
@@ -188,20 +195,19 @@ class Supervisor:
 
     def _tell(self, kind: EventKind, unit: str | None, text: str) -> None:
         try:
-            self._on_event(Event(wall_s(), kind, unit, text))
+            self._on_event(Event(kind, unit, text))
         except OSError:
             # The terminal is gone (its SIGHUP is handled elsewhere); talk must never stop the supervision.
             self._on_event = _silence
 
-    def _outcome(self, wall_s: float) -> Outcome:
+    def _outcome(self) -> Outcome:
         failed = [unit for unit in self.units if unit.state is State.FAILED]
         reason = self._ending.reason if self._ending else self._reason_of_leaving(bool(failed))
         if reason == "failed":
             raise _run_failed(self._run_name, failed)
         if self._request is not None and self._request.trouble:
             self._tell("stopping", None, f"the stop request was not written: {self._request.trouble}")
-        summaries = tuple(unit.summary() for unit in self.units)
-        return Outcome(reason, self._signals.first, wall_s, summaries)
+        return Outcome(reason, self._signals.first)
 
     def _reason_of_leaving(self, any_failed: bool) -> Reason:
         """All units have left by themselves: what does the bucket say?"""

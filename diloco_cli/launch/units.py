@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from diloco_cli.clock import wall_s
 from diloco_cli.config.settings import RESERVED_NAMES, SyncerSettings
@@ -108,8 +108,11 @@ def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitR
 
 def spawn(run: str, log_name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process in a session of its own, reading nothing, appending what it prints to its log."""
+    path = log_path(run, log_name)
     try:
-        with _open_log(log_path(run, log_name)) as log:
+        make_directory(path.parent)
+        bound_log(path)
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -129,15 +132,6 @@ def _cannot_start(name: str, command: tuple[str, ...], error: OSError) -> Diloco
     if error.errno in TRY_AGAIN_ERRNOS:
         return TryAgainError(message)
     return RunFailedError(message, where=command[0])
-
-
-@contextmanager
-def _open_log(path: Path) -> Iterator[IO[bytes]]:
-    make_directory(path.parent)
-    bound_log(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "ab") as log:
-        yield log
 
 
 def bound_log(path: Path) -> None:

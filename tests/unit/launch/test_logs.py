@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from diloco_cli.errors import NotFoundError
-from diloco_cli.launch.logs import follow, log_files, printable, tail
+from diloco_cli.launch.logs import Line, StoreWords, follow, log_files, printable, tail
 from diloco_cli.processes.registry import log_path
 
 
@@ -60,3 +62,25 @@ def test_a_missing_log_names_those_there_are(log):
     assert list(log_files("nano")) == ["iowa"]
     with pytest.raises(NotFoundError, match=r"no log of syncer.*logs here: iowa"):
         log_files("nano", "syncer")
+
+
+def add(log: Path, line: str) -> None:
+    with log.open("a") as file:
+        file.write(f"{line}\n")
+
+
+def test_each_new_word_about_the_store_is_told_once(log):
+    ohio = log_path("nano", "ohio")
+    ohio.write_text("12:00 ohio: store: create fails for 3 s: of an earlier supervision\n12:01 commit 7\n")
+    words = StoreWords("nano")
+    assert words.news() == []
+    add(ohio, "12:02 ohio: store: create fails for 3 s: 403")
+    add(ohio, "12:02 something else")
+    assert words.news() == [Line("ohio", "create fails for 3 s: 403")]
+    assert words.news() == []
+    add(ohio, "12:03 ohio: store: answers again, after 60 s")
+    assert words.news() == [Line("ohio", "answers again, after 60 s")]
+
+
+def test_a_run_without_logs_has_no_words(log):
+    assert StoreWords("other").news() == []

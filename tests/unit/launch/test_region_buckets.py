@@ -11,8 +11,7 @@ from diloco_cli.cli.supervision import units_here
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.inventory_text import inventory_to_text
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.new_run import differences
-from diloco_cli.launch.region_buckets import create_in_region, refuse_another_run, region_fields
+from diloco_cli.launch.new_run import create_in_region, differences, refuse_another_run, region_fields
 from diloco_cli.learner.daemon import refuse_another_regions_bucket
 from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.log import parse_format

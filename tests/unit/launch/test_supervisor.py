@@ -16,11 +16,11 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.launch.detach import start_detached
-from diloco_cli.launch.ending import StopPolicy
-from diloco_cli.launch.events import Event, Outcome
 from diloco_cli.launch.restart import RestartPolicy
+from diloco_cli.launch.states import Event, Outcome, StopPolicy
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec, learner_unit, start_unit, syncer_unit
+from diloco_cli.launch.watch import SignalCount
 from diloco_cli.processes.identity import is_alive
 from diloco_cli.processes.registry import (
     UnitRecord,
@@ -39,7 +39,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 STOP = StopPolicy(leave_s=0.3, kill_s=1.0, give_up_s=2.0)
 SUPERVISOR = """
 import sys
-from diloco_cli.launch.ending import StopPolicy
+from diloco_cli.launch.states import StopPolicy
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec
 command = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
@@ -67,7 +67,7 @@ class Supervision:
     def __init__(self, *units: UnitSpec, **options) -> None:
         self.events: list[Event] = []
         self.state = "RUNNING"
-        self.stop = False
+        self.signals = SignalCount()
         self.outcome: Outcome | None = None
         self.error: Exception | None = None
         self._units = units
@@ -79,8 +79,12 @@ class Supervision:
         return self
 
     def __exit__(self, *_) -> None:
-        self.stop = True
+        self.stop()
         self.join()
+
+    def stop(self) -> None:
+        """As if one signal had come."""
+        self.signals.count = 1
 
     def join(self) -> Outcome | None:
         self._thread.join(15)
@@ -94,7 +98,7 @@ class Supervision:
         options = {
             "run_state": lambda: self.state,
             "on_event": self.events.append,
-            "stop_requested": lambda: self.stop,
+            "signals": self.signals,
             **self._options,
         }
         try:
@@ -122,12 +126,11 @@ def test_a_killed_unit_is_back_soon_and_the_others_are_left_alone(eventually):
         eventually(lambda: pid_of("a") not in {None, first})
         assert monotonic_s() - began_s < 1.0
         assert pid_of("b") == other
-        run.stop = True
-        outcome = run.join()
-    assert outcome.units[0].restarts == 1
-    assert outcome.units[0].exits[0].status == -signal.SIGKILL
-    assert outcome.units[1].restarts == 0
+        run.stop()
+        run.join()
     assert run.kinds("a")[:3] == ["started", "ended", "started"]
+    assert next(event.text for event in run.events if event.kind == "ended").startswith("killed by SIGKILL")
+    assert [run.kinds(name).count("started") for name in ("a", "b")] == [2, 1]
 
 
 def test_a_unit_that_always_fails_is_given_up_and_the_run_fails():
@@ -167,7 +170,7 @@ def test_fenced_units_are_not_restarted():
     with Supervision(unit("a", "raise SystemExit(9)")) as run:
         outcome = run.join()
     assert (outcome.reason, outcome.exit_status) == ("fenced", 9)
-    assert outcome.units[0].starts == 1
+    assert run.kinds("a").count("started") == 1
 
 
 def test_units_that_stay_after_the_end_are_terminated_then_killed(eventually):
@@ -184,7 +187,7 @@ def test_a_paused_unit_hears_a_stop(eventually):
     with Supervision(unit("a")) as run:
         eventually(lambda: pid_of("a") is not None)
         signal_process(read_unit(RUN, "a").identity, signal.SIGSTOP)
-        run.stop = True
+        run.stop()
         run.join()
     assert "killed" not in run.kinds("a")
 
@@ -211,7 +214,7 @@ def test_a_slow_or_failing_store_delays_no_restart(eventually):
         first = pid_of("a")
         kill("a")
         eventually(lambda: pid_of("a") not in {None, first}, 2.0)
-        run.stop = True
+        run.stop()
         assert run.join().reason == "interrupted"
 
 
@@ -219,7 +222,7 @@ def test_a_stop_request_that_hangs_does_not_hinder_the_stop(eventually):
     with Supervision(unit("a"), request_stop=lambda: sleep_s(5.0)) as run:
         eventually(lambda: pid_of("a") is not None)
         began_s = monotonic_s()
-        run.stop = True
+        run.stop()
         run.join()
         assert monotonic_s() - began_s < 2.0
 
@@ -229,7 +232,7 @@ def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path, eventually
     heedful = f"import os, time\nwhile not os.path.exists({str(request)!r}): time.sleep(0.01)"
     with Supervision(unit("a", heedful), request_stop=request.touch) as run:
         eventually(lambda: pid_of("a") is not None)
-        run.stop = True
+        run.stop()
         run.join()
     assert run.kinds("a") == ["started", "done"]
 
@@ -241,7 +244,7 @@ def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated(eventual
     with Supervision(unit("a"), request_stop=fail, stop=StopPolicy()) as run:
         eventually(lambda: pid_of("a") is not None)
         began_s = monotonic_s()
-        run.stop = True
+        run.stop()
         run.join()
         assert monotonic_s() - began_s < 1.0
     assert "forbidden" in run.events[-1].text
