@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diloco_cli.observe.moments import moment
-
 if TYPE_CHECKING:
     from diloco_cli.cli.run_argument import OpenRun
     from diloco_cli.observe.facts import RunFacts
@@ -26,10 +24,10 @@ def measured_run(text: str) -> MeasuredRun:
 
 def measured_in(facts: RunFacts, first: MergeNote | None) -> MeasuredRun:
     """`first`: the run's first merge, from which on the steady rate counts."""
-    from diloco_cli.observe.status import status_of, wall_seconds
+    from diloco_cli.observe.status import rate_between, status_of, wall_seconds
     from diloco_cli.plan.calibrate import MeasuredIsland, MeasuredRun
 
-    status = status_of(facts)
+    status, merges = status_of(facts), facts.state.recent_merges
     means = {name: heard.beat.mean_tokens_per_s for name, heard in facts.learners.items()}
     islands = tuple(
         MeasuredIsland(i.name, means.get(i.name, 0.0), i.up_bytes, i.down_bytes, i.incarnation) for i in status.learners
@@ -38,18 +36,10 @@ def measured_in(facts: RunFacts, first: MergeNote | None) -> MeasuredRun:
         name=status.run,
         wall_s=wall_seconds(facts),
         tokens=status.tokens,
-        steady_tokens_per_s=_rate(first, facts.state.recent_merges[-1]) if facts.state.recent_merges else None,
+        steady_tokens_per_s=rate_between(first, merges[-1]) if first and merges else None,
         requests=status.store.requests if status.store else 0,
         islands=islands,
     )
-
-
-def _rate(first: MergeNote | None, last: MergeNote) -> float | None:
-    """Merged tokens per second between two merges."""
-    if first is None:
-        return None
-    seconds = (moment(last.time) - moment(first.time)).total_seconds()
-    return (last.tokens - first.tokens) / seconds if seconds > 0 else None
 
 
 def _first_merge(opened: OpenRun) -> MergeNote | None:

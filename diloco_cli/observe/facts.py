@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
 
 from diloco_cli.clock import wall_s
 from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat, SyncerBeat
@@ -12,24 +15,32 @@ from diloco_cli.protocol.keys import STANDBY_BEATS, SYNCER, beat_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import Record, RecordError, decode
+from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.store.port import Store
 
 TOLERATED_SKEW_S = 5.0
 MOST_STANDBYS = 64
+UNKNOWN = datetime.fromtimestamp(0, UTC)
+Beat = TypeVar("Beat", LearnerBeat, SyncerBeat)
+
+
+def moment(text: str) -> datetime:
+    """The moment of an ISO 8601 text, in UTC where it names no zone; UNKNOWN for anything else. Times in the log are
+    their writers' words: nothing rests on them, and none of them can break a screen."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return UNKNOWN
+    if not UNKNOWN.year <= found.year < datetime.max.year:
+        return UNKNOWN
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A learner's beat and its age in seconds, by the store's own time of change."""
+class Heard(Generic[Beat]):
+    """A unit's beat and its age in seconds, by the store's own time of change."""
 
-    beat: LearnerBeat
-    age_s: float
-
-
-@dataclass(frozen=True)
-class SyncerHeard:
-    beat: SyncerBeat
+    beat: Beat
     age_s: float
 
 
@@ -41,57 +52,46 @@ class RunFacts:
     url: str
     run: RunFormat
     state: RunState
-    learners: dict[str, Heard]
-    syncer: SyncerHeard | None
+    learners: dict[str, Heard[LearnerBeat]]
+    syncer: Heard[SyncerBeat] | None
     now_s: float
     clock_skew_s: float | None = None
-    standbys: dict[str, SyncerHeard] = field(default_factory=dict)
+    standbys: dict[str, Heard[SyncerBeat]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class StoreTime:
-    now_s: float
-    skew_s: float | None
-
-
-def store_time(wall_s: float, modified_s: Iterable[float]) -> StoreTime:
-    """The store's time now: nothing in it changed later than now, so a slow clock of this machine's is put right. A
-    fast one cannot be told from silence, and ages are then too long by as much."""
+def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float | None]:
+    """The store's time now, and its clock's skew if that is worth a word: nothing in it changed later than now, so a
+    slow clock of this machine's is put right. A fast one cannot be told from silence, and ages are then too long."""
     newest_s = max(modified_s, default=wall_s)
     skew_s = newest_s - wall_s
-    return StoreTime(max(wall_s, newest_s), skew_s if skew_s > TOLERATED_SKEW_S else None)
+    return max(wall_s, newest_s), skew_s if skew_s > TOLERATED_SKEW_S else None
 
 
 def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None) -> RunFacts:
     """`known` saves reading the log from its start again."""
     state = perform(read_log(run, known), store, clock)
-    found = {
-        island.name: _beat(store, beat_key(island.name), LearnerBeat) for island in state.with_members(run).everybody
-    }
-    beats = {name: beat for name, beat in found.items() if beat is not None}
-    syncer = _beat(store, beat_key(SYNCER), SyncerBeat)
-    standbys = _standbys(store)
-    changes = [s for _, s in [*beats.values(), *standbys.values()]] + ([syncer[1]] if syncer else [])
-    time = store_time(wall_s(), changes)
-    learners = {name: Heard(beat, max(0.0, time.now_s - modified_s)) for name, (beat, modified_s) in beats.items()}
-    heard = SyncerHeard(syncer[0], max(0.0, time.now_s - syncer[1])) if syncer else None
-    waiting = {n: SyncerHeard(beat, max(0.0, time.now_s - modified_s)) for n, (beat, modified_s) in standbys.items()}
-    return RunFacts(url, run, state, learners, heard, time.now_s, time.skew_s, waiting)
+    everybody = state.with_members(run).everybody
+    learners = _beats(store, {island.name: beat_key(island.name) for island in everybody}, LearnerBeat)
+    syncer = _beats(store, {SYNCER: beat_key(SYNCER)}, SyncerBeat)
+    # By name: whoever stands by, whether launched, hosted or started by hand. A listing may lag: for eyes alone.
+    listed = store.list(STANDBY_BEATS, limit=MOST_STANDBYS)
+    standbys = _beats(store, {key.removeprefix(STANDBY_BEATS).removesuffix(".json"): key for key in listed}, SyncerBeat)
+    changes = [s for _, s in [*learners.values(), *syncer.values(), *standbys.values()]]
+    now_s, skew_s = store_time(wall_s(), changes)
+    serving = _heard(syncer, now_s).get(SYNCER)
+    return RunFacts(url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s))
 
 
-def _standbys(store: Store) -> dict[str, tuple[SyncerBeat, float]]:
-    """By name: whoever stands by, whether launched, hosted or started by hand. A listing may lag: for eyes alone."""
-    keys = store.list(STANDBY_BEATS, limit=MOST_STANDBYS)
-    found = {key.removeprefix(STANDBY_BEATS).removesuffix(".json"): _beat(store, key, SyncerBeat) for key in keys}
-    return {name: beat for name, beat in found.items() if beat is not None}
+def _beats(store: Store, keys: Mapping[str, str], kind: type[Beat]) -> dict[str, tuple[Beat, float]]:
+    """Units' last words by name, and when the store got them; nothing of who said none, or none that can be read."""
+    found = {}
+    for name, key in keys.items():
+        data, stat = store.get(key, LARGEST_BEAT_BYTES), store.stat(key)
+        if data is not None and stat is not None:
+            with suppress(RecordError):
+                found[name] = decode(kind, data, key), stat.modified_s
+    return found
 
 
-def _beat(store: Store, key: str, kind: type[Record]) -> tuple[Record, float] | None:
-    """A unit's last words, and when the store got them."""
-    data, stat = store.get(key, LARGEST_BEAT_BYTES), store.stat(key)
-    if data is None or stat is None:
-        return None
-    try:
-        return decode(kind, data, key), stat.modified_s
-    except RecordError:
-        return None
+def _heard(beats: Mapping[str, tuple[Beat, float]], now_s: float) -> dict[str, Heard[Beat]]:
+    return {name: Heard(beat, max(0.0, now_s - modified_s)) for name, (beat, modified_s) in beats.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diloco_cli.observe.moments import UNKNOWN, moment
+from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.observe.status import TOOK_PART, LearnerStatus, MirrorStatus, Status
 from diloco_cli.units import format_count, format_duration, format_size
 
@@ -71,10 +71,6 @@ def mirror_line(mirror: MirrorStatus) -> str:
     return "  ".join([*words, *([escaped(mirror.last_error)] if mirror.last_error else [])])
 
 
-def participation_bar(learner: LearnerStatus) -> str:
-    return learner.last_10.replace(TOOK_PART, "█").replace(".", "·")
-
-
 COLUMNS = ("LEARNER", "STATE", "INC", "HEARD", "BEHIND", "STEP", "TOK/S", "IN LAST 10", "LOSS", "UP/DOWN", "NOTE")
 LEFT = frozenset({"LEARNER", "STATE", "IN LAST 10", "NOTE"})
 
@@ -132,7 +128,7 @@ def _learner_cells(learner: LearnerStatus) -> tuple[str, ...]:
         str(learner.behind),
         str(learner.step),
         format_count(learner.tokens_per_s),
-        participation_bar(learner),
+        learner.last_10.replace(TOOK_PART, "█").replace(".", "·"),
         f"{learner.loss:.2f}" if learner.loss is not None else "",
         f"{format_size(learner.up_bytes)}/{format_size(learner.down_bytes)}",
         escaped(learner.note),

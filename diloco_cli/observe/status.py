@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 
-from diloco_cli.observe.facts import Heard, RunFacts
-from diloco_cli.observe.moments import moment
-from diloco_cli.protocol.beats import LearnerBeat, MirrorBeat
+from diloco_cli.observe.facts import Heard, RunFacts, moment
+from diloco_cli.protocol.beats import LearnerBeat, MirrorBeat, SyncerBeat
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.state import LearnerRecord, MergeNote, RunState
+from diloco_cli.protocol.state import LearnerRecord, MergeNote, Note, RunState
 
 SUSPECT_S = 8.0  # one beat is missing
 LOST_S = 30.0
@@ -110,14 +108,6 @@ class MirrorStatus:
 
 
 @dataclass(frozen=True)
-class RecentEvent:
-    time: str
-    kind: str
-    unit: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Status:
     """The fields of `status --json`. Tokens are merged tokens; loss is of the outer parameters, nats per token."""
 
@@ -138,7 +128,7 @@ class Status:
     learners: list[LearnerStatus] = field(default_factory=list)
     syncer: SyncerStatus | None = None
     store: StoreStatus | None = None
-    recent: list[RecentEvent] = field(default_factory=list)
+    recent: list[Note] = field(default_factory=list)
     clock_skew_s: float | None = None
     standbys: list[StandbyStatus] = field(default_factory=list)
     mirrors: list[MirrorStatus] = field(default_factory=list)
@@ -170,7 +160,7 @@ def status_of(facts: RunFacts) -> Status:
         learners=learners,
         syncer=syncer,
         store=_store(facts),
-        recent=[RecentEvent(n.time, n.kind, n.unit, n.text) for n in state.notes[-RECENT_SHOWN:]][::-1],
+        recent=list(reversed(state.notes[-RECENT_SHOWN:])),
         clock_skew_s=facts.clock_skew_s,
         standbys=standbys,
         mirrors=[_mirror(facts, store) for store in run.regions],
@@ -195,11 +185,12 @@ def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStat
 
 def merged_rate(state: RunState) -> float | None:
     """Merged tokens per second over the last merges."""
-    notes = state.recent_merges
-    if len(notes) < 2:
-        return None
-    seconds = (_time(notes[-1]) - _time(notes[0])).total_seconds()
-    return (notes[-1].tokens - notes[0].tokens) / seconds if seconds > 0 else None
+    return rate_between(state.recent_merges[0], state.recent_merges[-1]) if state.recent_merges else None
+
+
+def rate_between(first: MergeNote, last: MergeNote) -> float | None:
+    seconds = (moment(last.time) - moment(first.time)).total_seconds()
+    return (last.tokens - first.tokens) / seconds if seconds > 0 else None
 
 
 def wall_seconds(facts: RunFacts) -> float:
@@ -236,7 +227,7 @@ def _last_merge(facts: RunFacts) -> LastMerge | None:
     if not facts.state.recent_merges:
         return None
     note = facts.state.recent_merges[-1]
-    age_s = max(0.0, facts.now_s - _time(note).timestamp())
+    age_s = max(0.0, facts.now_s - moment(note.time).timestamp())
     return LastMerge(age_s, len(note.participants), note.alive, note.quorum, note.grace_used_s, note.grace_s)
 
 
@@ -273,7 +264,7 @@ def _quarantine_note(known: LearnerRecord) -> str:
     return "" if known.quarantined is None else f"its offers are refused since commit {known.quarantined}: diloco lift"
 
 
-def _learner_state(state: RunState, name: str, heard: Heard | None) -> str:
+def _learner_state(state: RunState, name: str, heard: Heard[LearnerBeat] | None) -> str:
     if state.learner(name).quarantined is not None and state.phase == "RUNNING":
         return "QUARANTINED"
     if heard is None:
@@ -354,21 +345,16 @@ def _reason(facts: RunFacts, syncer: SyncerStatus | None, standbys: list[Standby
 
 
 def _store(facts: RunFacts) -> StoreStatus:
-    beats = [heard.beat for heard in facts.learners.values()]
-    syncer = facts.syncer.beat if facts.syncer else None
-    failing = {name: heard.beat.retrying for name, heard in facts.learners.items()}
-    failing["syncer"] = syncer.retrying if syncer else ""
-    requests = sum(b.requests for b in beats) + (syncer.requests if syncer else 0)
+    beats: dict[str, LearnerBeat | SyncerBeat] = {name: heard.beat for name, heard in facts.learners.items()}
+    if facts.syncer is not None:
+        beats["syncer"] = facts.syncer.beat
+    requests = sum(beat.requests for beat in beats.values())
     return StoreStatus(
         url=facts.url,
-        bytes_up=sum(b.up_bytes for b in beats) + (syncer.up_bytes if syncer else 0),
-        bytes_down=sum(b.down_bytes for b in beats) + (syncer.down_bytes if syncer else 0),
+        bytes_up=sum(beat.up_bytes for beat in beats.values()),
+        bytes_down=sum(beat.down_bytes for beat in beats.values()),
         requests=requests,
-        writes=sum(b.writes for b in beats) + (syncer.writes if syncer else 0),
+        writes=sum(beat.writes for beat in beats.values()),
         requests_a_slot=round(requests / facts.state.slot, 1) if facts.state.slot else None,
-        retrying="; ".join(f"{unit}: {text}" for unit, text in failing.items() if text),
+        retrying="; ".join(f"{unit}: {beat.retrying}" for unit, beat in beats.items() if beat.retrying),
     )
-
-
-def _time(note: MergeNote) -> datetime:
-    return moment(note.time)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.render import mirror_line
-from diloco_cli.observe.status import MirrorStatus, goodput, status_of, wall_seconds
+from diloco_cli.observe.status import MirrorStatus, status_of, wall_seconds
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.units import format_duration, format_size
 
@@ -81,7 +81,7 @@ def summary_of(facts: RunFacts) -> Summary:
         tokens=status.tokens,
         loss=status.loss,
         wall_s=wall_seconds(facts),
-        goodput=goodput(facts),
+        goodput=status.goodput,
         participation=state.participation,
         participants_mean=state.offers_applied / state.merges if state.merges else None,
         bytes_up=up_bytes,

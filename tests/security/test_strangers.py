@@ -24,7 +24,7 @@ from diloco_cli.config.yaml_tree import parse_yaml
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, DilocoError, UsageError
 from diloco_cli.faults.scenario import load_scenario
-from diloco_cli.observe.moments import UNKNOWN, moment
+from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.plan.plan_file import plan_from_text
 from diloco_cli.processes.daemon import say
 from diloco_cli.protocol.eligibility import is_well_formed

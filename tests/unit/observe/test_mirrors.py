@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.observe.facts import RunFacts, SyncerHeard
+from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
 from diloco_cli.observe.status import LOST_S, MirrorStatus, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
@@ -21,7 +21,7 @@ def with_region(beat: MirrorBeat | None, syncer_age_s: float = 1.0, phase: str =
     run = replace(RUN, regions=(RegionStore("eu", "s3://far/nano", 0.1),), home_egress_per_gb=0.5)
     said = replace(SYNCER, mirrors=() if beat is None else (beat,))
     state = replace(STATE, phase=phase)  # type: ignore[arg-type]
-    return replace(facts(), run=run, state=state, syncer=SyncerHeard(said, syncer_age_s))
+    return replace(facts(), run=run, state=state, syncer=Heard(said, syncer_age_s))
 
 
 def mirror_of(known: RunFacts) -> MirrorStatus:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.observe.facts import RunFacts, SyncerHeard
+from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
 from diloco_cli.observe.status import FORGOTTEN_S, LOST_S, SUSPECT_S, status_of
 from diloco_cli.protocol.beats import SyncerBeat
@@ -16,7 +16,7 @@ WAITING = SyncerBeat("STANDING_BY", 2, 9, "laptop", "takes over after 18 s of si
 
 
 def with_standby(spoken: RunFacts, age_s: float = 1.0, **beat: str) -> RunFacts:
-    return replace(spoken, standbys={"standby-1": SyncerHeard(replace(WAITING, **beat), age_s)})  # type: ignore[arg-type]
+    return replace(spoken, standbys={"standby-1": Heard(replace(WAITING, **beat), age_s)})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.config.settings import RunSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.observe.facts import Heard, RunFacts, SyncerHeard, store_time
+from diloco_cli.observe.facts import Heard, RunFacts, store_time
 from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import LOST_S, SUSPECT_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
@@ -50,7 +50,7 @@ def facts(state=STATE, iowa=1.0, rhine=1.0, syncer: float | None = 1.0, **beat) 
     """Ages in seconds; None: never heard. `beat` changes iowa's."""
     ages = {"iowa": iowa, "rhine": rhine}
     learners = {n: Heard(replace(BEAT, **beat) if n == "iowa" else BEAT, a) for n, a in ages.items() if a is not None}
-    return RunFacts("file:///b/nano", RUN, state, learners, SyncerHeard(SYNCER, syncer) if syncer else None, NOW_S)
+    return RunFacts("file:///b/nano", RUN, state, learners, Heard(SYNCER, syncer) if syncer else None, NOW_S)
 
 
 def state_of_iowa(*words, **more) -> str:
@@ -140,12 +140,10 @@ def test_ages_are_those_of_who_was_heard_last_and_none_if_nobody_was():
 
 
 def test_the_stores_time_is_never_before_its_newest_change():
-    assert store_time(100.0, [90.0, 99.0]).now_s == 100.0
+    assert store_time(100.0, [90.0, 99.0]) == (100.0, None)
     assert store_time(100.0, []) == store_time(100.0, [100.0])
-    slightly = store_time(100.0, [104.0])
-    assert (slightly.now_s, slightly.skew_s) == (104.0, None)
-    far = store_time(100.0, [90.0, 160.0])
-    assert (far.now_s, far.skew_s) == (160.0, 60.0)
+    assert store_time(100.0, [104.0]) == (104.0, None)
+    assert store_time(100.0, [90.0, 160.0]) == (160.0, 60.0)
 
 
 def test_a_screen_has_aligned_columns_a_bar_and_no_control_characters():
