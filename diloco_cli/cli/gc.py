@@ -72,12 +72,11 @@ def _discard_leftovers(url: str) -> None:
 
 def _survey(opened: OpenRun, state: RunState) -> tuple[int, dict[str, list[str]]]:
     from diloco_cli.protocol.collection import floor_by_request, survey
-    from diloco_cli.protocol.driver import perform
 
-    floor = perform(floor_by_request(state), opened.store, opened.clock)
+    floor = opened.perform(floor_by_request(state))
     if isinstance(floor, str):
         raise UsageError(floor, where=opened.name)
-    return floor, perform(survey(opened.format, state, floor), opened.store, opened.clock)
+    return floor, opened.perform(survey(opened.format, state, floor))
 
 
 def _data(opened: OpenRun, state: RunState, floor: int, found: dict[str, list[str]]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import typer
 
 from diloco_cli import __version__
 from diloco_cli.cli.output import talk
-from diloco_cli.cli.regions import tell_regions
 from diloco_cli.cli.run_argument import OpenRun, head_of
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 SYNCER_ANSWERS_S = 10.0
 LOOK_EVERY_S = 0.1
+REGIONS_WITHIN_S = 10.0
 TimeoutOption = typer.Option(
     None,
     "--timeout",
@@ -59,12 +59,11 @@ def carry_out(
     to: int | None = None,
 ) -> RunState:  # fmt: skip
     """The head of the log after the answer. Raises UsageError with the log's own words if it was a refusal."""
-    from diloco_cli.protocol.driver import perform
     from diloco_cli.protocol.requests import ask
 
     before = head_of(opened)
     asked = ask(before, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=opened.format.keyring)
-    number = perform(asked, opened.store, opened.clock)
+    number = opened.perform(asked)
     state = answered(opened, before, number, timeout_s)
     if state.next_request <= number:
         talk("no syncer answers: doing it from here")
@@ -98,17 +97,29 @@ def answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | N
 
 def answer_here(opened: OpenRun) -> RunState:
     """Whatever waits for an answer gets it from this command, which serves the log for that long."""
-    from diloco_cli.protocol.driver import perform
     from diloco_cli.protocol.operators import StandIn
     from diloco_cli.protocol.records import ProcessClaim
 
     claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
     try:
-        state = perform(StandIn(opened.format, claim, utc_now_text(), nonce).serve(), opened.store, opened.clock)
+        state = opened.perform(StandIn(opened.format, claim, utc_now_text(), nonce).serve())
     except FencedError:
         return head_of(opened)  # a syncer has come, and goes on with what is left
     tell_regions(opened, state)
     return state
+
+
+def tell_regions(opened: OpenRun, head: RunState) -> None:
+    """While no syncer serves: bring what was committed here to the regions' own buckets, as far as they can be reached
+    within some seconds; the next syncer completes what is left."""
+    if not opened.format.regions:
+        return
+    from diloco_cli.protocol.regional import Home
+    from diloco_cli.syncer.regions import region_services
+
+    services = region_services(opened.format, opened.store, Home(lambda: head), tell=talk)
+    services.start()
+    services.end(over=True, within_s=REGIONS_WITHIN_S)
 
 
 def silence_to_bear_s(timeout_s: float | None, beat: bytes | None) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, is_run_file, open_run
+from diloco_cli.clock import utc_now_text
+from diloco_cli.randomness import nonce
 
 
 def resume(
@@ -29,8 +32,6 @@ def resume(
 def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, folder: Path | None) -> int:
     """Start (or adopt) what runs here, and watch it, or leave that to a background process. In `folder` units look
     for the modules of entrypoints."""
-    from dataclasses import asdict
-
     from diloco_cli.cli.supervision import read_summary, say_what_runs_elsewhere, supervise_run, units_here
     from diloco_cli.observe.summary import summary_text
 
@@ -50,12 +51,9 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
 
 def withdraw_stop_requests(opened: OpenRun) -> None:
     """A stop that nobody was there to carry out (Ctrl-C while the syncer was down) must not stop what starts now."""
-    from diloco_cli.clock import utc_now_text
-    from diloco_cli.protocol.driver import perform
     from diloco_cli.protocol.requests import withdraw_stop
-    from diloco_cli.randomness import nonce
 
-    if perform(withdraw_stop(opened.format, head_of(opened), nonce(), utc_now_text()), opened.store, opened.clock):
+    if opened.perform(withdraw_stop(opened.format, head_of(opened), nonce(), utc_now_text())):
         talk("an earlier stop request was never carried out: withdrawn")
 
 

@@ -54,13 +54,12 @@ def rollback(
 
 
 def _plan(opened: OpenRun, state: RunState, to: int) -> Return:
-    from diloco_cli.protocol.driver import perform
     from diloco_cli.protocol.rollback import missing_objects, return_to
 
-    plan = perform(return_to(opened.format, state, to), opened.store, opened.clock)
+    plan = opened.perform(return_to(opened.format, state, to))
     if isinstance(plan, str):
         raise UsageError(plan, where=opened.name, hint=f"diloco logs syncer --run {opened.name}")
-    missing = perform(missing_objects(plan.then.outputs), opened.store, opened.clock)
+    missing = opened.perform(missing_objects(plan.then.outputs))
     if missing:
         raise UsageError(f"not there any more: {missing[0]} (and {len(missing) - 1} more)", where=opened.name)
     return plan

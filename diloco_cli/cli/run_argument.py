@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
+
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.errors import NotFoundError
 
 if TYPE_CHECKING:
     from diloco_cli.processes.runs import KnownRun
     from diloco_cli.protocol.driver import SystemClock
+    from diloco_cli.protocol.operations import Steps
     from diloco_cli.protocol.records import RunFormat
     from diloco_cli.protocol.state import RunState
     from diloco_cli.store.port import Store
@@ -21,6 +25,7 @@ LOOK_S = 9.0
 """For a look at a run as a whole (`status`), however many requests it takes and whatever the store does: with the
 start of the command it is over in about ten seconds."""
 RUN_HELP = "A run's name, its run file, or its bucket URL. Default: the newest run of this directory."
+Result = TypeVar("Result")
 RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP)
 
 
@@ -33,6 +38,12 @@ class OpenRun:
     store: Store
     format: RunFormat
     clock: SystemClock
+
+    def perform(self, steps: Steps[Result]) -> Result:
+        """Run a protocol generator to its end on the run's store."""
+        from diloco_cli.protocol.driver import perform
+
+        return perform(steps, self.store, self.clock)
 
 
 def find_run(text: str | None) -> KnownRun:
@@ -72,7 +83,6 @@ def open_run(text: str | None, box: TimeBox | None = None, at_home: bool = True)
 
 
 def open_known_run(known: KnownRun, box: TimeBox | None = None) -> OpenRun:
-    from diloco_cli.clock import monotonic_s, sleep_s
     from diloco_cli.processes.signing_key import signing_secret
     from diloco_cli.protocol.driver import SystemClock, perform
     from diloco_cli.protocol.log import read_format
@@ -103,17 +113,15 @@ def foreground_store(url: str, box: TimeBox | None = None, quiet: bool = False) 
 
 def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
     """The log, read to its end; what `known` holds is not read again."""
-    from diloco_cli.protocol.driver import perform
     from diloco_cli.protocol.log import read_log
 
-    return perform(read_log(opened.format, known), opened.store, opened.clock)
+    return opened.perform(read_log(opened.format, known))
 
 
 def _run_of_file(path: Path) -> KnownRun:
     """As this directory knows the run of that name; else in the bucket that the file's inventory names."""
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
-    from diloco_cli.errors import NotFoundError
     from diloco_cli.processes.runs import KnownRun, read_run
     from diloco_cli.store.open import join_url
 

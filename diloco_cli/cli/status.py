@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +68,15 @@ def status(
     box = TimeBox(LOOK_S)
     opened = open_run(run, box)
     if watch is not None:
-        _watch_until_interrupted(opened, box, max(SHORTEST_WATCH_S, watch), as_json)
+        try:
+            _watch(Watcher(opened, box), max(SHORTEST_WATCH_S, watch), as_json)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED_STATUS) from None
         return
     current, _ = read_status(opened)
     error = _degraded(current) if exit_code else None
     if as_json:
-        print_json("status", status_json(current), warnings=clock_warnings(current), error=error)
+        print_json("status", asdict(current), warnings=clock_warnings(current), error=error)
     else:
         _print(current)
         if error is not None:
@@ -114,19 +118,6 @@ def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status,
     return status_of(facts), facts.state
 
 
-def status_json(current: Status) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return asdict(current)
-
-
-def _watch_until_interrupted(opened: OpenRun, box: TimeBox, every_s: float, as_json: bool) -> None:
-    try:
-        _watch(Watcher(opened, box), every_s, as_json)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED_STATUS) from None
-
-
 class Watcher:
     """One look after the other, each with a time of its own. A store that does not answer ends the first look with
     an error, and a later one with the last status that was read and a word on stderr: whoever watches wants to see the
@@ -157,7 +148,7 @@ def _watch(watcher: Watcher, every_s: float, as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         current = watcher.current
         while True:
-            print_json("status", status_json(current)) if as_json else print(plain_line(current), flush=True)
+            print_json("status", asdict(current)) if as_json else print(plain_line(current), flush=True)
             if current.state in ("FINISHED", "STOPPED"):
                 return
             sleep_s(every_s)

@@ -51,8 +51,6 @@ def stop_run(opened: OpenRun, timeout_s: float | None) -> RunState:
 
 def request_stop(opened: OpenRun, reason: str, state: RunState) -> int:
     """Write the request and return its number; the syncer carries it out."""
-    from diloco_cli.protocol.driver import perform
     from diloco_cli.protocol.requests import ask_to_stop
 
-    asked = ask_to_stop(state, nonce(), utc_now_text(), reason, opened.format.keyring)
-    return perform(asked, opened.store, opened.clock)
+    return opened.perform(ask_to_stop(state, nonce(), utc_now_text(), reason, opened.format.keyring))

@@ -114,13 +114,9 @@ def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, comma
             units,
             run_state=_phase_reader(opened),
             on_event=progress.tell,
-            request_stop=(lambda: request_only(opened)) if whole_run else None,
+            request_stop=(lambda: request_stop(opened, "interrupted", head_of(opened))) if whole_run else None,
         )
     return _report(opened, outcome, command, as_json)
-
-
-def request_only(opened: OpenRun) -> None:
-    request_stop(opened, "interrupted", head_of(opened))
 
 
 def _phase_reader(opened: OpenRun) -> Callable[[], str]:

@@ -35,7 +35,7 @@ def supervise(
     *,
     run_state: Callable[[], str],
     on_event: Callable[[Event], None],
-    request_stop: Callable[[], None] | None = None,
+    request_stop: Callable[[], object] | None = None,
     signals: SignalCount | None = None,
     poll_s: float = 0.2,
     state_every_s: float = 1.0,
@@ -66,7 +66,7 @@ class Supervisor:
         asking: Asking,
         signals: SignalCount,
         on_event: Callable[[Event], None],
-        request_stop: Callable[[], None] | None,
+        request_stop: Callable[[], object] | None,
         restart: RestartPolicy,
         stop: StopPolicy,
     ) -> None:

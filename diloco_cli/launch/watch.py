@@ -88,7 +88,7 @@ class Asking:
 class OnceInBackground:
     """One call in a thread; `trouble` is why it failed."""
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
         self.trouble: str | None = None
         self._thread = threading.Thread(target=self._run, name="request-stop", daemon=True)
