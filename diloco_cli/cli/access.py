@@ -4,7 +4,11 @@ templates/access holds them; its README says what each role may do."""
 
 from __future__ import annotations
 
+from typing import cast, get_args
+
 import typer
+
+from diloco_cli.errors import UsageError
 
 ROLES = "learner, syncer, operator or reader"
 
@@ -17,10 +21,7 @@ def access(
     member: str = typer.Option("", "--member", help="gs://: who gets the role, such as serviceAccount:NAME."),
 ) -> None:
     """Print what a role may do in a run's bucket, as a policy for the cloud."""
-    from typing import cast, get_args
-
     from diloco_cli.cli.run_argument import find_run
-    from diloco_cli.errors import UsageError
     from diloco_cli.launch.access import Role, access_policy
 
     if role not in get_args(Role):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, table, talk
 from diloco_cli.errors import TryAgainError
+from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.chaos.faults import Fault
@@ -54,7 +55,6 @@ def pause(
 ) -> None:
     """Pause a unit with SIGSTOP until --for is over (Ctrl-C: earlier), or until `diloco chaos revive`."""
     from diloco_cli.chaos.actions import execute_pause, plan_pause
-    from diloco_cli.units import parse_duration
 
     for_s = None if duration is None else parse_duration(duration)
     name = _run_name(run)
@@ -83,7 +83,9 @@ def revive(unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dr
         facts = {"continued": revival.continued, "released": revival.released, "restarts": revival.restarts}
         print_json("chaos revive", {"run": name, "target": target.name, "dry_run": False, **facts})
         return
-    done = [text for text, true in _revival_texts(revival.continued, revival.released, revival.restarts) if true]
+    done = ["goes on"] if revival.continued else []
+    done += ["no longer held"] if revival.released else []
+    done += ["its supervisor starts it again"] if revival.restarts else []
     print(f"{target.name}: {', '.join(done) or 'nothing to do'}")
 
 
@@ -97,7 +99,7 @@ def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
     if json_output:
         print_json("chaos list", {"run": name, "units": rows})
         return
-    _print_table([COLUMNS, *map(_cells, rows)])
+    print("\n".join(table([COLUMNS, *map(_cells, rows)], left=range(len(COLUMNS)))))
 
 
 COLUMNS = ("NAME", "STATE", "PID", "HELD", "LAST FAULT")
@@ -121,20 +123,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (row["name"], row["state"], str(row["pid"] or "-"), held, last)
 
 
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _revival_texts(continued: bool, released: bool, restarts: bool) -> tuple[tuple[str, bool], ...]:
-    return (
-        ("goes on", continued),
-        ("no longer held", released),
-        ("its supervisor starts it again", restarts),
-    )
-
-
 def _run_name(text: str | None) -> str:
     from diloco_cli.cli.run_argument import find_run
 
@@ -151,8 +139,7 @@ def _show(command: str, run: str, entry: Entry | None, fault: Fault, json_output
         raise TryAgainError(f"{fault.kind} of {fault.target.name} was sent, but it did not happen in time")
     if json_output:
         faults = [] if entry is None else [asdict(entry)]
-        data = {"run": run, "plan": fault.describe(), "dry_run": entry is None, "faults": faults}
-        print_json(command, data)
+        print_json(command, {"run": run, "plan": fault.describe(), "dry_run": entry is None, "faults": faults})
     elif entry is not None:
         healed = ", healed" if entry.healed else ""
         print(f"{fault.kind} {fault.target.name}: injected, verified{healed}")

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from diloco_cli.cli.output import print_json
+from diloco_cli.config.codec import to_plain
 
 KEYS = {"sync.skip_after_s": "sync.skip_after"}  # settings that the file spells otherwise
 
@@ -25,7 +26,6 @@ def show(
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Print the settings of a run file, defaults included."""
-    from diloco_cli.config.codec import to_plain
     from diloco_cli.config.run_file import load_run_with_origins
 
     run, origins = load_run_with_origins(file, overrides)

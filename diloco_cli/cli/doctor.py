@@ -71,7 +71,7 @@ def _storage_gb_per_day(file: Path | None) -> float | None:
     """What the run or plan in the file writes into its bucket a day."""
     if file is None:
         return None
-    from diloco_cli.cli.launch import read_plan
+    from diloco_cli.cli.plan_files import read_plan
 
     return read_plan(file, []).money.storage_gb_per_day
 

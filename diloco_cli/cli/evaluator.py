@@ -8,12 +8,13 @@ import sys
 
 import typer
 
+from diloco_cli.clock import monotonic_s, sleep_s
+
 REGISTRATION = {"hidden": True}
 
 
 def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix.")) -> None:
     """Started by the syncer: evaluates committed versions."""
-    from diloco_cli.clock import monotonic_s, sleep_s
     from diloco_cli.processes.signing_key import signing_secret
     from diloco_cli.protocol.driver import SystemClock, perform
     from diloco_cli.protocol.log import read_format

@@ -8,6 +8,8 @@ from pathlib import Path
 import typer
 
 from diloco_cli.cli.output import talk
+from diloco_cli.errors import UsageError
+from diloco_cli.paths import templates_directory
 
 FILES = ("inventory.yaml", "run.yaml")
 
@@ -17,9 +19,6 @@ def init(
     yes: bool = typer.Option(False, "-y", "--yes", help="Replace files that are there."),
 ) -> None:
     """Write commented inventory.yaml and run.yaml files."""
-    from diloco_cli.errors import UsageError
-    from diloco_cli.paths import templates_directory
-
     targets = [directory / name for name in FILES]
     there = [str(target) for target in targets if target.exists()]
     if there and not yes:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import print_json, talk
+from diloco_cli.clock import utc_now_text
+from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +82,6 @@ def _entry(found: Measurements, inventory: Inventory | None, name: str | None, r
 
 
 def _text(entry: Entry, found: Measurements) -> str:
-    from diloco_cli.clock import utc_now_text
     from diloco_cli.config.inventory_text import inventory_to_text
     from diloco_cli.probe.entry import figures
 
@@ -98,8 +99,6 @@ def _write(text: str, path: Path) -> None:
 
 
 def _data(found: Measurements, text: str) -> dict[str, object]:
-    from diloco_cli.config.codec import to_plain
-
     crowding = found.crowding
     return {
         "machine": to_plain(found.machine),

@@ -7,6 +7,8 @@ from pathlib import Path
 import typer
 
 from diloco_cli.cli.output import talk
+from diloco_cli.errors import UsageError
+from diloco_cli.randomness import nonce
 
 FILE_HELP = "Where to write it, readable by its owner alone. The key itself is never shown."
 FileArgument = typer.Argument(..., metavar="FILE", help=FILE_HELP)
@@ -17,7 +19,6 @@ key = typer.Typer(help="Keys with which records are signed.", no_args_is_help=Tr
 def new(file: Path = FileArgument) -> None:
     """Make the secret of one or more runs: for whoever launches them, and for their syncers and operators."""
     from diloco_cli.processes.signing_key import write_key
-    from diloco_cli.randomness import nonce
     from diloco_cli.signing import KEY_FILE_VARIABLE
 
     write_key(file, nonce() + nonce())
@@ -33,7 +34,6 @@ def learner(
 ) -> None:
     """Make the keys of one learner of a signed run, out of the run's secret in the environment."""
     from diloco_cli.cli.run_argument import open_run
-    from diloco_cli.errors import UsageError
     from diloco_cli.processes.files import checked_name
     from diloco_cli.processes.signing_key import signing_secret, write_key
     from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_HINT

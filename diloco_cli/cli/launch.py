@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.model_probe import facts_of
 from diloco_cli.cli.output import talk
 from diloco_cli.cli.replay import ReplayOptions, replay
 from diloco_cli.errors import UsageError
@@ -55,6 +54,8 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
+    from diloco_cli.cli.plan_files import read_plan
+
     plan = read_plan(file, overrides)
     refuse_stores(plan.inventory)
     for warning in (*plan.warnings, *idle_devices(plan.inventory)):
@@ -65,52 +66,13 @@ def launch(
     sys.exit(_start(plan, file.parent, region, detach, as_json))
 
 
-def read_plan(file: Path, overrides: list[str]) -> Plan:
-    """A plan file as it is, or the plan of a run file and its inventory."""
-    from diloco_cli.config.impossible import refuse_together
-    from diloco_cli.config.inventory_file import load_inventory
-    from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
-    from diloco_cli.plan.plan_file import load_plan
-    from diloco_cli.plan.planner import make_plan
-
-    if _is_plan(file):
-        if overrides:
-            raise UsageError(
-                "--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ..."
-            )
-        return load_plan(file)
-    run, origins = load_run_with_origins(file, overrides)
-    inventory_path = inventory_path_of(run, file)
-    if inventory_path is None:
-        raise UsageError(
-            "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
-        )
-    inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
-    refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
-    return make_plan(run, inventory, facts)
-
-
-def _is_plan(file: Path) -> bool:
-    """Plans are JSON objects; run files are YAML, where nobody starts with a brace."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(1) == b"{"
-    except OSError:
-        return False  # the reader of run files says what is wrong
-
-
 def refuse_stores(inventory: Inventory) -> None:
     """Buckets that this version cannot launch on."""
-    home = inventory.store.url
-    if home.startswith("memory:"):
-        raise UsageError(
-            "memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
-        )
-    for name, region in inventory.regions.items():
-        if region.store is not None and region.store.startswith("memory:"):
+    stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
+    for place, url in {"": inventory.store.url, **stores}.items():
+        if url is not None and url.startswith("memory:"):
             raise UsageError(
-                f"regions.{name}.store: memory:// lives in one process; learners could not meet there",
-                hint="use a directory or gs://",
+                f"{place}memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
             )
 
 

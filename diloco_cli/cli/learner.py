@@ -7,6 +7,7 @@ import sys
 import typer
 
 from diloco_cli.errors import UsageError
+from diloco_cli.units import parse_count, parse_duration
 
 
 def learner(
@@ -21,7 +22,6 @@ def learner(
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
     from diloco_cli.learner.daemon import Newcomer, run_learner
-    from diloco_cli.units import parse_count, parse_duration
 
     if not join and (region is not None or batch_tokens is not None):
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.clock import utc_now_text
@@ -38,6 +39,18 @@ def console() -> Console:
     )
 
 
+def table(rows: Sequence[Sequence[str]], gap: str = "  ", left: Container[int] = (0,)) -> list[str]:
+    """Aligned columns; those in `left` stand left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        gap.join(
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def envelope(
     command: str, data: dict[str, Any], *, warnings: list[str] | None = None, error: DilocoError | None = None
 ) -> str:
@@ -64,7 +77,7 @@ def report_error(error: DilocoError) -> None:
     """`error: ...`, then `hint: ...`; with --json the envelope on stdout instead."""
     if "--json" in sys.argv:
         command = next((word for word in sys.argv[1:] if not word.startswith("-")), "diloco")
-        print(envelope(command, {}, error=error), flush=True)
+        print_json(command, {}, error=error)
         return
     talk(f"error: {error}")
     if error.hint:

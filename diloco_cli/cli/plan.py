@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from diloco_cli.cli.output import print_json, talk
+from diloco_cli.config.codec import to_plain
+from diloco_cli.errors import UsageError
+from diloco_cli.plots import save_svg
+from diloco_cli.units import parse_count, parse_duration, parse_price
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Goal, Plan
@@ -46,11 +51,12 @@ def plan(
         made, extra["calibration"] = _calibrated(calibrate, made)
     if simulate:
         from diloco_cli.cli.plan_simulation import simulated
-        from diloco_cli.config.codec import to_plain
 
         extra["simulation"] = to_plain(simulated(made))
     if explain:
-        extra["explanations"] = _explanations(made)
+        from diloco_cli.plan.explain import explain as explanations
+
+        extra["explanations"] = to_plain(explanations(made))
     _write(made, output, plot)
     changes = plan_differences(earlier, made) if earlier else []
     if json:
@@ -66,9 +72,7 @@ def plan(
 
 
 def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:
-    from diloco_cli.errors import UsageError
     from diloco_cli.plan.plan import Goal
-    from diloco_cli.units import parse_count, parse_duration, parse_price
 
     if objective not in OBJECTIVES:
         raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}, not '{objective}'")
@@ -90,24 +94,13 @@ def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:
 
 def _calibrated(run: str, made: Plan) -> tuple[Plan, Any]:
     """The plan made again with the speeds that a run measured, and the comparison."""
-    from dataclasses import replace
-
     from diloco_cli.cli.measured_run import measured_run
-    from diloco_cli.config.codec import to_plain
     from diloco_cli.plan.calibrate import calibrate
     from diloco_cli.plan.planner import make_plan
 
     calibration = calibrate(made, measured_run(run))
     again = make_plan(made.run, calibration.inventory, made.model, made.goal)
     return replace(again, settings=made.settings), to_plain(calibration.comparison)
-
-
-def _explanations(made: Plan) -> list[dict[str, Any]]:
-    from diloco_cli.config.codec import to_plain
-    from diloco_cli.plan.explain import explain
-
-    explanations: list[dict[str, Any]] = to_plain(explain(made))
-    return explanations
 
 
 def _write(made: Plan, output: Path | None, plot: Path | None) -> None:
@@ -117,27 +110,22 @@ def _write(made: Plan, output: Path | None, plot: Path | None) -> None:
         path = save_plan(made, output)
         talk(f"plan written to {path}; start it: diloco launch {path}")
     if plot is not None:
-        from diloco_cli.cli.plan_plot import waterfall_svg
-        from diloco_cli.plots import save_svg
+        from diloco_cli.cli.plan_view import waterfall_svg
 
         save_svg(waterfall_svg(made), plot)
         talk(f"waterfall drawn in {plot}")
 
 
 def _text(made: Plan, extra: dict[str, Any]) -> str:
-    from diloco_cli.cli.plan_view import plan_text, verdict_text
+    from diloco_cli.cli.plan_view import calibration_text, explanation_text, plan_text, verdict_text
 
     parts = [verdict_text(made) if "explanations" in extra else plan_text(made)]
     if "calibration" in extra:
-        from diloco_cli.cli.plan_explain_view import calibration_text
-
         parts.insert(0, calibration_text(extra["calibration"]))
     if "simulation" in extra:
         from diloco_cli.cli.plan_simulation import simulation_text
 
         parts.append(simulation_text(extra["simulation"]))
     if "explanations" in extra:
-        from diloco_cli.cli.plan_explain_view import explanation_text
-
         parts.append(explanation_text(extra["explanations"]))
     return "\n\n".join(parts)

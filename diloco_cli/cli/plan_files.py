@@ -1,46 +1,98 @@
-"""From the files that a user names to a plan: the same way for `plan` and for `launch`."""
+"""From the files that a user names to a plan."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from diloco_cli.cli.output import talk
+from diloco_cli.config.huggingface import CONFIG, facts_of_config, read_config
+from diloco_cli.config.impossible import refuse_together
+from diloco_cli.config.inventory_file import load_inventory
+from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
+from diloco_cli.config.settings import RunSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.paths import templates_directory
+from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
+from diloco_cli.plan.plan import Goal, Plan
+from diloco_cli.plan.plan_file import load_plan
+from diloco_cli.plan.planner import make_plan
 
-if TYPE_CHECKING:
-    from diloco_cli.plan.plan import Goal, Plan
+UNKNOWN_SEQUENCE = 1  # then every batch is a whole number of sequences, and attention costs next to nothing
+PRESET_SEQUENCE = 128  # of preset data under a model of one's own
 
 
 def plan_of_files(inventory: Path | None, file: Path | None, overrides: list[str], goal: Goal | None = None) -> Plan:
-    """The plan of an inventory and a run file. The inventory named wins over the run file's own; without a run file
+    """For `plan`: of an inventory and a run file. The inventory named wins over the run file's own; without a run file
     the template is planned. What the run file does not pin is searched."""
-    from diloco_cli.cli.model_probe import facts_of
-    from diloco_cli.config.impossible import refuse_together
-    from diloco_cli.config.inventory_file import load_inventory
-    from diloco_cli.config.run_file import load_run_with_origins
-    from diloco_cli.plan.planner import make_plan
-
     run_path = file or _template_run()
     run, origins = load_run_with_origins(run_path, overrides)
-    inventory_path = inventory or _inventory_of(run.inventory, file)
+    inventory_path = inventory or (inventory_path_of(run, file) if file else None)
+    if inventory_path is None:
+        where = None if file is None else str(file)
+        raise UsageError("no inventory given", where=where, hint="diloco plan INVENTORY, or first: diloco init")
     islands, facts = load_inventory(inventory_path), facts_of(run, run_path.parent)
     refuse_together(run, origins, islands, facts.num_tensors, str(run_path), facts.sequence)
     return make_plan(run, islands, facts, goal, origins)
 
 
 def _template_run() -> Path:
-    from diloco_cli.paths import templates_directory
-
     path = templates_directory() / "run.yaml"
     talk(f"no run file given: planning for the template {path} (choose one with -f RUN)")
     return path
 
 
-def _inventory_of(named: str | None, run_path: Path | None) -> Path:
-    """The inventory that the run file names, beside it."""
-    from diloco_cli.errors import UsageError
+def read_plan(file: Path, overrides: list[str]) -> Plan:
+    """For what shall run: a plan file as it is, or the plan of a run file and its inventory with its settings."""
+    if _is_plan(file):
+        if overrides:
+            raise UsageError(
+                "--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ..."
+            )
+        return load_plan(file)
+    run, origins = load_run_with_origins(file, overrides)
+    inventory_path = inventory_path_of(run, file)
+    if inventory_path is None:
+        raise UsageError(
+            "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
+        )
+    inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
+    refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
+    return make_plan(run, inventory, facts)
 
-    if run_path is None or named is None:
-        where = None if run_path is None else str(run_path)
-        raise UsageError("no inventory given", where=where, hint="diloco plan INVENTORY, or first: diloco init")
-    return run_path.parent / named
+
+def _is_plan(file: Path) -> bool:
+    """Plans are JSON objects; run files are YAML, where nobody starts with a brace."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(1) == b"{"
+    except OSError:
+        return False  # the reader of run files says what is wrong
+
+
+def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
+    """The facts of a run's model, built once and counted, without memory where it allows that, if it is a user's own;
+    `folder` is where modules that the run file names are looked for first."""
+    if run.model.huggingface and not run.model.parameters:
+        return _facts_of_huggingface(run.model.huggingface, run.model.sequence, folder)
+    if not run.model.entrypoint or run.model.parameters:
+        return model_facts(run.model)
+    from diloco_cli.algorithm.flat import parameter_facts
+    from diloco_cli.tasks.build import build_model_on_meta, search_first
+
+    search_first(folder)
+    return facts_from_parameters(parameter_facts(build_model_on_meta(run)), _sequence(run))
+
+
+def _facts_of_huggingface(name: str, sequence: int | None, folder: Path) -> ModelFacts:
+    """From config.json alone, looked for where the processes will look for it."""
+    config, place = read_config(name, [folder.absolute(), Path.cwd(), *map(Path, sys.path)])
+    return facts_of_huggingface(facts_of_config(config, str(place / CONFIG)), sequence)
+
+
+def _sequence(run: RunSettings) -> int:
+    """What `args` call `sequence`; else what preset data give."""
+    named = run.model.args.get("sequence", run.data.args.get("sequence"))
+    if isinstance(named, int) and named > 0:
+        return named
+    return PRESET_SEQUENCE if run.data.preset else UNKNOWN_SEQUENCE

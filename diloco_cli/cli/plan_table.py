@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from diloco_cli.cli.output import table
 from diloco_cli.units import format_count, format_duration
 
 if TYPE_CHECKING:
@@ -81,11 +82,4 @@ def islands_table(islands: Sequence[PlannedIsland], width: int, most_rows: int) 
 
 def _lines(columns: Sequence[Column], islands: Sequence[PlannedIsland]) -> list[str]:
     rows = [[column.heading for column in columns], *([column.cell(i) for column in columns] for i in islands)]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return [
-        " ".join(
-            cell.ljust(width) if column.left else cell.rjust(width)
-            for column, cell, width in zip(columns, row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    return table(rows, gap=" ", left=[number for number, column in enumerate(columns) if column.left])

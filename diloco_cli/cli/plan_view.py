@@ -1,4 +1,5 @@
-"""A plan for people: verdict, islands, schedule, waterfall, money, warnings, what else, what it rests on.
+"""A plan for people: verdict, islands, schedule, waterfall, money, warnings, what else, what it rests on; explained,
+beside what a run measured, and as a picture.
 
 Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. 80 columns are enough for
 all but the table of islands: it shows what the terminal (or COLUMNS) has room for, and in a pipe every column. Long
@@ -9,14 +10,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from diloco_cli.cli.output import table
 from diloco_cli.cli.plan_table import MOST_ROWS, UNLIMITED, at_most, islands_table
 from diloco_cli.config.hostlist import compress_hostlist
 from diloco_cli.environment import environment_value
+from diloco_cli.plots import bar_chart
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 COLUMNS = 80
 BAR_COLUMNS = 24
 MOST_FITS = 4  # lines about memory
+MOST_SECTIONS = 14  # of an explanation: on a terminal only the first islands of a large fleet are shown
 MOST_LISTED = 12  # entries of a list before the rest is counted
 GB = 1e9
 
@@ -144,16 +148,20 @@ def _disk(plan: Plan) -> str:
 
 
 def _waterfall(plan: Plan) -> list[str]:
-    p = plan.prediction
-    rows = [(stage.name, stage.tokens_per_s, stage.days) for stage in p.waterfall]
-    rows.append(("synchronous", p.synchronous_tokens_per_s, p.synchronous_days_to_target))
     lines = []
-    for name, rate, days in rows:
-        share = rate / p.tokens_per_s_ideal
+    for name, rate, days in _stages(plan):
+        share = rate / plan.prediction.tokens_per_s_ideal
         bar = "█" * round(BAR_COLUMNS * share)
         time = format_duration(days * 86_400)
         lines.append(f"{name:<15} {format_count(rate):>6} tok/s  {bar:<{BAR_COLUMNS}} {100 * share:5.1f} %  {time:>8}")
     return lines
+
+
+def _stages(plan: Plan) -> list[tuple[str, float, float]]:
+    """From ideal to predicted, and synchronous training beside it: tokens per second and days to the target."""
+    p = plan.prediction
+    stages = [(stage.name, stage.tokens_per_s, stage.days) for stage in p.waterfall]
+    return [*stages, ("synchronous", p.synchronous_tokens_per_s, p.synchronous_days_to_target)]
 
 
 def _outcome(plan: Plan) -> list[str]:
@@ -215,3 +223,52 @@ def _labelled(label: str, text: str) -> list[str]:
 
 def _wrapped(line: str, indent: str) -> list[str]:
     return wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def explanation_text(explanations: Sequence[Mapping[str, Any]]) -> str:
+    """Grouped by what the numbers belong to; the formula, and under it the same with numbers."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for item in explanations:
+        groups.setdefault(item["of"], []).append(item)
+    lines: list[str] = []
+    most = at_most(MOST_SECTIONS)
+    for of in [*groups][:most]:
+        lines += ["", f"{of}:"] if lines else [f"{of}:"]
+        for item in groups[of]:
+            lines += _explained(item)
+    if len(groups) > most:
+        lines += ["", f"and {len(groups) - most} more islands: | less, or --json"]
+    return "\n".join(lines)
+
+
+def _explained(item: Mapping[str, Any]) -> list[str]:
+    value = f"{item['value']:,.6g}" if abs(item["value"]) < 1e6 else format_count(item["value"])
+    head = f"  {item['name']} = {value}{' ' + item['unit'] if item['unit'] else ''}"
+    body = f"      = {item['formula']}"
+    return [head, body, f"      = {item['numbers']}"] if item["numbers"] else [head, body]
+
+
+def calibration_text(comparison: Sequence[Mapping[str, Any]]) -> str:
+    """Predicted and measured side by side."""
+    rows = [("compared", "predicted", "measured", "measured / predicted")]
+    rows += [(row["what"], _number(row["predicted"]), _number(row["measured"]), _ratio(row)) for row in comparison]
+    lines = table(rows, gap=" ")
+    notes = [f"{row['what']}: {row['note']}" for row in comparison if row["note"]]
+    return "\n".join([*lines, *notes, "", "planned again with the measured speeds:"])
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else format_count(value)
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    return "?" if row["ratio"] is None else f"{row['ratio']:.3f}"
+
+
+def waterfall_svg(plan: Plan) -> str:
+    bars = [
+        (name, rate, f"{format_count(rate)} tok/s, {format_duration(days * 86_400)}")
+        for name, rate, days in _stages(plan)
+    ]
+    target = format_count(plan.run.train.tokens)
+    return bar_chart(f"{plan.run.name}: {len(plan.islands)} islands, {target} tokens", bars)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.cli.output import envelope, talk
+from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DataCheckError, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def replay(options: ReplayOptions) -> int:
 
 
 def _play(tape: Tape, options: ReplayOptions) -> int:
-    from diloco_cli.clock import monotonic_s
     from diloco_cli.learner.daemon import choose_device
     from diloco_cli.tapes.player import Player
     from diloco_cli.tasks.build import search_first

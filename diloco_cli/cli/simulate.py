@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,9 @@ from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.simulate_bandwidth import bandwidth
 from diloco_cli.cli.simulate_protocol import protocol
 from diloco_cli.cli.simulate_run import run
+from diloco_cli.clock import monotonic_s
+from diloco_cli.errors import UsageError
+from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.simulate.chips import Constants, Learner
@@ -55,7 +60,6 @@ def goodput(
 
     Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell.
     """
-    from diloco_cli.clock import monotonic_s
     from diloco_cli.simulate.goodput import all_methods, published_grid
     from diloco_cli.simulate.slots import MergeRules
 
@@ -88,16 +92,12 @@ def goodput(
 
 
 def _form(fast: bool, unmemoised: bool) -> Form:
-    from diloco_cli.errors import UsageError
-
     if fast and unmemoised:
         raise UsageError("--fast leaves out the merges that --unmemoised decides anew", hint="choose one of them")
     return "fast" if fast else "unmemoised" if unmemoised else "stepwise"
 
 
 def _refuse_unused(own: bool, stragglers: int, slowdown: float | None) -> None:
-    from diloco_cli.errors import UsageError
-
     if slowdown is not None and not stragglers:
         raise UsageError("--slowdown says how slow stragglers are, and there are none", hint="add --stragglers 1")
     if not own and stragglers:
@@ -105,11 +105,7 @@ def _refuse_unused(own: bool, stragglers: int, slowdown: float | None) -> None:
 
 
 def _constants(plan: Path | None, mtbi: str | None, repair: str | None) -> Constants:
-    from dataclasses import replace
-
-    from diloco_cli.errors import UsageError
     from diloco_cli.simulate.published import PUBLISHED
-    from diloco_cli.units import parse_duration
 
     if plan is not None and (mtbi is not None or repair is not None):
         raise UsageError(
@@ -125,8 +121,6 @@ def _constants(plan: Path | None, mtbi: str | None, repair: str | None) -> Const
 
 
 def _positive(option: str, seconds: float) -> float:
-    from diloco_cli.errors import UsageError
-
     if seconds <= 0:
         raise UsageError(f"{option} must be above 0", hint=f"{option} '60 s'")
     return seconds
@@ -136,10 +130,8 @@ def _fleet(
     plan: Path | None, chips: str | None, learners: int | None, constants: Constants, slowdowns: tuple[float, ...]
 ) -> tuple[tuple[Learner, ...], int, MergeRules]:
     """The learners, how many chips they have, and how they merge."""
-    from diloco_cli.errors import UsageError
     from diloco_cli.simulate.chips import equal_learners
     from diloco_cli.simulate.slots import MergeRules
-    from diloco_cli.units import parse_count
 
     if plan is not None:
         from diloco_cli.plan.plan_file import load_plan
@@ -162,8 +154,6 @@ def _fleet(
 
 def _collect(rows: Iterable[Row], count: int) -> list[Row]:
     """Shows on a terminal how far it is."""
-    import sys
-
     shown = sys.stderr.isatty()
     done = []
     for row in rows:
@@ -178,8 +168,6 @@ def _collect(rows: Iterable[Row], count: int) -> list[Row]:
 def _goodput_data(
     rows: list[Row], days: float, seeds: list[int], form: Form, plan: Path | None, rules: MergeRules
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "rows": [asdict(row) for row in rows],
         "goodput_meaning": "share of the allocated chip time that is spent on steps that count",

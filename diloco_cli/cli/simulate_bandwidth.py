@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from diloco_cli.cli.output import print_json
+from diloco_cli.errors import UsageError
+from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan, PlannedIsland
@@ -51,12 +55,8 @@ def bandwidth(
     else:
         answer = _published()
     if json:
-        from dataclasses import asdict
-
         print_json("simulate bandwidth", {"rows": [asdict(row) for row in answer.rows], **answer.data})
         return
-    from textwrap import fill
-
     from diloco_cli.cli.simulate_view import bandwidth_text
 
     print(bandwidth_text(answer.rows))
@@ -64,8 +64,6 @@ def bandwidth(
 
 
 def _refuse_what_would_be_ignored(context: typer.Context, parameters: str | None, plan: Path | None) -> None:
-    from diloco_cli.errors import UsageError
-
     given = [f"--{name}" for name in OF_A_MODEL if _is_given(context, name)]
     if plan is not None:
         given = ["--parameters"] * (parameters is not None) + given
@@ -104,10 +102,8 @@ def _buckets() -> str:
 
 
 def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> Answer:
-    from diloco_cli.errors import UsageError
     from diloco_cli.plan.link import CODEC_BITS
     from diloco_cli.simulate.bandwidth import Exchange, rows_of
-    from diloco_cli.units import parse_count, parse_duration
 
     count, step_s = parse_count(parameters), parse_duration(step)
     if count <= 0:

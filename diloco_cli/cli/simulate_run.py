@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.units import format_duration
+from diloco_cli.clock import monotonic_s
+from diloco_cli.config.codec import to_plain
+from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.paths import templates_directory
+from diloco_cli.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.faults.scenario import Scenario
@@ -64,8 +68,6 @@ def run(
         _print_timetable(faults, json)
         return
     seconds = _seconds(duration, story, found)
-    from diloco_cli.clock import monotonic_s
-    from diloco_cli.config.codec import to_plain
     from diloco_cli.simulate.what_if import report, simulated
 
     if tape is not None:
@@ -81,7 +83,7 @@ def run(
         data = {**to_plain(outcome), "seed": number, "wall_s": wall_s}
         print_json("simulate run", data, warnings=data.pop("warnings"))
         return
-    from diloco_cli.cli.simulate_run_view import run_text
+    from diloco_cli.cli.simulate_view import run_text
 
     print(run_text(outcome, number, wall_s))
 
@@ -93,7 +95,7 @@ def _subject(text: str) -> _Subject:
     path = Path(text)
     if path.is_file():
         from diloco_cli import __version__
-        from diloco_cli.cli.launch import read_plan
+        from diloco_cli.cli.plan_files import read_plan
 
         plan = read_plan(path, [])
         made = run_of_plan(plan, "simulated", __version__)
@@ -102,8 +104,6 @@ def _subject(text: str) -> _Subject:
             path.parent,
         )  # fmt: skip
     if text.endswith((".json", ".yaml", ".yml")):
-        from diloco_cli.errors import NotFoundError
-
         raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
     from diloco_cli.cli.run_argument import open_run
 
@@ -113,9 +113,7 @@ def _subject(text: str) -> _Subject:
 
 
 def _scenario(text: str | None) -> Scenario | None:
-    from diloco_cli.errors import NotFoundError
     from diloco_cli.faults.scenario import load_scenario
-    from diloco_cli.paths import templates_directory
 
     if text is None:
         return None
@@ -149,9 +147,6 @@ def _warnings(story: Scenario | None, faults: tuple[Injection, ...], seed: int) 
 
 
 def _seconds(duration: str | None, story: Scenario | None, found: _Subject) -> float:
-    from diloco_cli.errors import UsageError
-    from diloco_cli.units import parse_duration
-
     if duration is None:
         return story.duration_s if story is not None else DEFAULT_SLOTS * found.slot_s
     seconds = parse_duration(duration)
@@ -161,8 +156,6 @@ def _seconds(duration: str | None, story: Scenario | None, found: _Subject) -> f
 
 
 def _print_timetable(faults: tuple[Injection, ...], json: bool) -> None:
-    from diloco_cli.config.codec import to_plain
-
     if json:
         print_json("simulate run", {"faults": [to_plain(fault) for fault in faults]})
     else:

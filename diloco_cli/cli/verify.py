@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.output import envelope, talk
+from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import RunArgument, foreground_store, head_of, open_run
 from diloco_cli.errors import DataCheckError, StoreError
 
@@ -36,7 +36,7 @@ def verify(
     if as_json:
         data = {"run": opened.name, **asdict(found), "missing": len(found.missing), "missing_keys": found.missing}
         data |= {"mirrors": [asdict(region) | {"ok": region.ok} for region in regions]} if mirrors else {}
-        print(envelope("verify", data | {"ok": error is None}, warnings=warnings, error=error), flush=True)
+        print_json("verify", data | {"ok": error is None}, warnings=warnings, error=error)
         if error is not None:
             raise typer.Exit(error.exit_status)
         return

@@ -181,7 +181,7 @@ def test_in_a_pipe_no_row_no_entry_and_no_explanation_is_left_out(diloco, tmp_pa
 
 
 def test_launch_warns_of_too_many_fragments_as_plan_does():
-    from diloco_cli.cli.launch import read_plan
+    from diloco_cli.cli.plan_files import read_plan
 
     warned = read_plan(QUICKSTART / "run.yaml", ["sync.fragments=100"]).warnings
     assert "the model has too few tensors for 100 fragments: there will be 21" in warned

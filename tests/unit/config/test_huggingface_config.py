@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.model_probe import facts_of
+from diloco_cli.cli.plan_files import facts_of
 from diloco_cli.config.huggingface import ARCHITECTURES, facts_of_config, find_folder, read_config, sequence_of
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import ModelSettings, RunSettings
