@@ -32,15 +32,20 @@ def export(
     if tape is not None and output != MODEL:
         raise UsageError("-o names the file of the parameters, --tape the tape's: one at a time")
     path = output if tape is None else tape
-    if path.exists() and not yes:
-        raise UsageError(f"{path} exists already", hint="give another file, or -y to overwrite it")
-    if not path.parent.is_dir():
-        raise UsageError(f"no directory {path.parent}", hint=f"mkdir -p {path.parent}")
+    refuse_place(path, hint="give another file, or -y to overwrite it", overwrite=yes)
     opened = open_run(run)
     if tape is None:
         _export_parameters(opened, path, as_json)
     else:
         _export_tape(opened, path, as_json)
+
+
+def refuse_place(path: Path, hint: str, overwrite: bool = False) -> None:
+    """Before the work begins: raises UsageError where a user's file could not be written at its end."""
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists already", hint=hint)
+    if not path.parent.is_dir():
+        raise UsageError(f"no directory {path.parent}", hint=f"mkdir -p {path.parent}")
 
 
 @contextmanager

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from diloco_cli.cli.operator_request import (
+from diloco_cli.cli.operators import (
     DryRunOption,
     JsonOption,
     TimeoutOption,
     YesOption,
     carry_out,
     confirm,
-    refuse_unless_open,
-)  # fmt: skip
+    open_running,
+)
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
+from diloco_cli.cli.run_argument import OpenRun, RunArgument
 from diloco_cli.errors import UsageError
 from diloco_cli.units import format_duration, format_size
 
@@ -35,9 +35,7 @@ def gc(
     as_json: bool = JsonOption,
 ) -> None:
     """Delete what only older commits need; the newest stay to verify and to go back to."""
-    opened = open_run(run)
-    state = head_of(opened)
-    refuse_unless_open(opened, state, "garbage collection")
+    opened, state = open_running(run, "garbage collection")
     floor, found = _survey(opened, state)
     data = _data(opened, state, floor, found)
     if not as_json:

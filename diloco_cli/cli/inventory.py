@@ -41,9 +41,10 @@ def probe(
     run, inventory = _run_and_inventory(file, overrides)
     if file and name:
         talk("--name is for a machine without a run file: the islands keep the names of the run's inventory")
+    from diloco_cli.config.store_url import normalise_store_url
     from diloco_cli.probe.measure import Probe
 
-    url = _store_url(store)
+    url = None if store is None else normalise_store_url(store, Path.cwd())
     found = Probe(seconds, talk, run, file.parent if file else Path(), inventory, url).measure()
     text = _text(_entry(found, inventory, name, region, url), found)
     if output is not None:
@@ -65,12 +66,6 @@ def _run_and_inventory(file: Path | None, overrides: list[str]) -> tuple[RunSett
     run = load_run(file, overrides)
     path = inventory_path_of(run, file)
     return run, load_inventory(path) if path else None
-
-
-def _store_url(given: str | None) -> str | None:
-    from diloco_cli.config.store_url import normalise_store_url
-
-    return None if given is None else normalise_store_url(given, Path.cwd())
 
 
 def _entry(found: Measurements, inventory: Inventory | None, name: str | None, region: str, url: str | None) -> Entry:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import talk
-from diloco_cli.cli.replay import ReplayOptions, replay
+from diloco_cli.cli.replay import replay
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def launch(
     if tape is not None:
         if file is not None or detach or region is not None or overrides or backend != "local":
             raise UsageError("--replay needs nothing but the tape: it holds the run and its settings")
-        sys.exit(replay(ReplayOptions(tape, output, device, dry_run, as_json)))
+        sys.exit(replay(tape, output, device, dry_run, as_json))
     if file is None:
         raise UsageError("what shall be launched?", hint="diloco launch run.yaml, or diloco launch --replay TAPE")
     if output is not None:

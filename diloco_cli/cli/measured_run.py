@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from diloco_cli.cli.run_argument import OpenRun, open_run
-from diloco_cli.observe.facts import read_facts
 from diloco_cli.observe.status import rate_between, status_of, wall_seconds
 from diloco_cli.plan.calibrate import MeasuredIsland, MeasuredRun
 from diloco_cli.protocol.log import next_commit
@@ -16,7 +15,7 @@ def measured_run(text: str) -> MeasuredRun:
     """RUN as everywhere: a name, a run file, a URL. The steady rate counts from the run's first merge on. Raises
     NotFoundError if there is no such run."""
     opened = open_run(text)
-    facts = read_facts(opened.url, opened.format, opened.store, opened.clock)
+    facts = opened.facts()
     status, merges, first = status_of(facts), facts.state.recent_merges, _first_merge(opened)
     means = {name: heard.beat.mean_tokens_per_s for name, heard in facts.learners.items()}
     islands = tuple(

@@ -51,9 +51,9 @@ def table(rows: Sequence[Sequence[str]], gap: str = "  ", left: Container[int] =
     ]
 
 
-def envelope(
+def print_json(
     command: str, data: dict[str, Any], *, warnings: list[str] | None = None, error: DilocoError | None = None
-) -> str:
+) -> None:
     """The one JSON object of `--json`; see README, "For scripts"."""
     body = {
         "format_version": FORMAT_VERSION,
@@ -64,13 +64,7 @@ def envelope(
         "warnings": warnings or [],
         "error": None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
     }
-    return json.dumps(body, allow_nan=False)
-
-
-def print_json(
-    command: str, data: dict[str, Any], *, warnings: list[str] | None = None, error: DilocoError | None = None
-) -> None:
-    print(envelope(command, data, warnings=warnings, error=error), flush=True)
+    print(json.dumps(body, allow_nan=False), flush=True)
 
 
 def report_error(error: DilocoError) -> None:

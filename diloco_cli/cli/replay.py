@@ -2,69 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diloco_cli.cli.output import envelope, talk
+from diloco_cli.cli.export import refuse_place, writing_to
+from diloco_cli.cli.output import print_json, talk
 from diloco_cli.clock import monotonic_s
-from diloco_cli.errors import DataCheckError, UsageError
+from diloco_cli.errors import DataCheckError
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.tape import Tape
     from diloco_cli.tapes.player import PlayedMerge, Player
 
 
-@dataclass(frozen=True)
-class ReplayOptions:
-    """What the command line says. `output`: where the parameters go at the end."""
-
-    tape: Path
-    output: Path | None
-    device: str
-    dry_run: bool
-    as_json: bool
-
-
-def replay(options: ReplayOptions) -> int:
-    """Exit status 0, or 11 if a merge gives other parameters than the tape knows."""
+def replay(path: Path, output: Path | None, device: str, dry_run: bool, as_json: bool) -> int:
+    """Exit status 0, or 11 if a merge gives other parameters than the tape knows. `output`: where the parameters go at
+    the end."""
     from diloco_cli.tapes.files import read_tape
 
-    tape = read_tape(options.tape)
-    _refuse_output(options.output)
-    for warning in _warnings(tape, options.device):
+    tape = read_tape(path)
+    if output is not None:
+        refuse_place(output, hint="give another -o FILE")
+    for warning in _warnings(tape, device):
         talk(f"warning: {warning}")
-    if options.dry_run:
-        _say_tape(tape, options)
+    if dry_run:
+        _say_tape(tape, path, as_json)
         return 0
-    return _play(tape, options)
+    return _play(tape, path, output, device, as_json)
 
 
-def _play(tape: Tape, options: ReplayOptions) -> int:
+def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: bool) -> int:
     from diloco_cli.learner.daemon import choose_device
     from diloco_cli.tapes.player import Player
     from diloco_cli.tasks.build import search_first
 
-    search_first(options.tape.parent)
+    search_first(path.parent)
     started_s, different = monotonic_s(), None
-    player = Player(tape, device=choose_device(options.device))
+    player = Player(tape, device=choose_device(device))
     for merge in player.merges():
-        if not options.as_json:
+        if not as_json:
             print(_merge_line(merge, tape), flush=True)
         if not merge.as_recorded:
             different = merge
             break
-    error = None if different is None else _difference(different, options.tape)
+    error = None if different is None else _difference(different, path)
     loss = player.final_loss() if error is None else None
-    if options.output is not None and error is None:
-        _export(player, options.output)
-    data = _facts(tape, options) | {
+    if output is not None and error is None:
+        _export(player, output)
+    data = _facts(tape, path) | {
         "merges_played": player.played, "loss": loss, "bit_for_bit": _bit_for_bit(tape) if error is None else False,
         "differs_at": None if different is None else different.n, "wall_s": round(monotonic_s() - started_s, 3),
-        "output": None if options.output is None or error is not None else str(options.output),
+        "output": None if output is None or error is not None else str(output),
     }  # fmt: skip
-    if options.as_json:
-        print(envelope("launch", data, error=error), flush=True)
+    if as_json:
+        print_json("launch", data, error=error)
         return 0 if error is None else error.exit_status
     if error is not None:
         raise error
@@ -95,10 +86,10 @@ def _bit_for_bit(tape: Tape) -> bool | None:
     return True if any(merge.state_digest is not None for merge in tape.merges) else None
 
 
-def _facts(tape: Tape, options: ReplayOptions) -> dict[str, Any]:
+def _facts(tape: Tape, path: Path) -> dict[str, Any]:
     steps = sum(event.count for track in tape.tracks for event in track.events if event.kind == "steps")
     return {
-        "tape": str(options.tape),
+        "tape": str(path),
         "run": tape.run.name,
         "learners": len({track.learner for track in tape.tracks}),
         "incarnations": len(tape.tracks),
@@ -109,10 +100,10 @@ def _facts(tape: Tape, options: ReplayOptions) -> dict[str, Any]:
     }
 
 
-def _say_tape(tape: Tape, options: ReplayOptions) -> None:
-    facts = _facts(tape, options)
-    if options.as_json:
-        print(envelope("launch", facts | {"dry_run": True}), flush=True)
+def _say_tape(tape: Tape, path: Path, as_json: bool) -> None:
+    facts = _facts(tape, path)
+    if as_json:
+        print_json("launch", facts | {"dry_run": True})
         return
     compared = f"{facts['merges_with_digest']} with a digest to compare"
     print(f"tape of run {facts['run']}: {facts['merges']} merges ({compared}), {facts['tokens']:,} merged tokens")
@@ -139,15 +130,7 @@ def _warnings(tape: Tape, device: str) -> list[str]:
     return [f"recorded on {', '.join(kinds)}: on a CPU the parameters will not be the same bits; see --device"]
 
 
-def _refuse_output(output: Path | None) -> None:
-    if output is not None and output.exists():
-        raise UsageError(f"{output} exists already", hint="give another -o FILE")
-    if output is not None and not output.parent.is_dir():
-        raise UsageError(f"no directory {output.parent}", hint=f"mkdir -p {output.parent}")
-
-
 def _export(player: Player, path: Path) -> None:
-    from diloco_cli.cli.export import writing_to
     from diloco_cli.syncer.versions import save_parameters
 
     metadata = {"run": player.run.name, "run_id": player.run.run_id, "replayed": str(player.played), "format": "pt"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -32,13 +31,11 @@ def resume(
 def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, folder: Path | None) -> int:
     """Start (or adopt) what runs here, and watch it, or leave that to a background process. In `folder` units look
     for the modules of entrypoints."""
-    from diloco_cli.cli.supervision import read_summary, say_what_runs_elsewhere, supervise_run, units_here
-    from diloco_cli.observe.summary import summary_text
+    from diloco_cli.cli.supervision import print_summary, say_what_runs_elsewhere, supervise_run, units_here
 
     if head_of(opened).phase == "FINISHED":
         talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
-        summary = read_summary(opened)
-        print_json(command, asdict(summary)) if as_json else print(summary_text(summary))
+        print_summary(opened, command, as_json)
         return 0
     units = units_here(opened.format, opened.url, region, folder)
     say_what_runs_elsewhere(opened.format, opened.url, region)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.operator_request import (
+from diloco_cli.cli.operators import (
     DryRunOption,
     JsonOption,
     TimeoutOption,
     YesOption,
     carry_out,
     confirm,
-    refuse_unless_open,
-)  # fmt: skip
+    open_running,
+)
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
+from diloco_cli.cli.run_argument import OpenRun, RunArgument
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def rollback(
     as_json: bool = JsonOption,
 ) -> None:
     """Go back to how the parameters were after an earlier commit."""
-    opened = open_run(run)
-    state = head_of(opened)
-    refuse_unless_open(opened, state, "a rollback")
+    opened, state = open_running(run, "a rollback")
     plan = _plan(opened, state, to)
     data = _data(opened, plan)
     if not as_json:

@@ -12,6 +12,7 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from diloco_cli.observe.facts import RunFacts
     from diloco_cli.processes.runs import KnownRun
     from diloco_cli.protocol.driver import SystemClock
     from diloco_cli.protocol.operations import Steps
@@ -44,6 +45,12 @@ class OpenRun:
         from diloco_cli.protocol.driver import perform
 
         return perform(steps, self.store, self.clock)
+
+    def facts(self, known: RunState | None = None) -> RunFacts:
+        """What the bucket says of the run now; what `known` holds of its log is not read again."""
+        from diloco_cli.observe.facts import read_facts
+
+        return read_facts(self.url, self.format, self.store, self.clock, known)
 
 
 def find_run(text: str | None) -> KnownRun:

@@ -23,6 +23,7 @@ FITTED_NOTE = (
     "publication names, H = P = 24, needs more and stands below them."
 )
 ONE_SITE_NOTE = "One site: nothing travels."
+OF_AN_ISLAND = ("name", "up_mbps_needed", "up_mbps_available", "down_mbps_needed", "down_mbps_available")
 OF_A_MODEL = ("step", "sites", "every", "fragments", "overlap")
 
 
@@ -127,16 +128,7 @@ def _of_plan(path: Path) -> Answer:
 
     plan = load_plan(path)
     lines = [_plan_note(plan), *map(_island_line, plan.islands)]
-    islands = [
-        {
-            "name": island.name,
-            "up_mbps_needed": island.up_mbps_needed,
-            "up_mbps_available": island.up_mbps_available,
-            "down_mbps_needed": island.down_mbps_needed,
-            "down_mbps_available": island.down_mbps_available,
-        }
-        for island in plan.islands
-    ]
+    islands = [{field: getattr(island, field) for field in OF_AN_ISLAND} for island in plan.islands]
     planned = {"codec": plan.schedule.codec, "broadcast": plan.schedule.broadcast}
     data = {"islands": islands, "planned": planned, "constants": _constants(), "fitted": ["buckets"]}
     return Answer(rows_of_plan(plan), "\n".join(lines), data)

@@ -95,20 +95,19 @@ def _grid(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> list[s
 
 
 def _own_fleet(rows: Sequence[Row]) -> Iterator[list[str]]:
-    head = ["", "goodput", "sd", "closed form", "uptime", "participants", "failures"]
-    lines = [head]
-    for row in rows:
-        lines.append(
-            [
-                method_name(row),
-                f"{row.goodput_percent:.2f} %",
-                "-" if row.goodput_sd is None else f"{row.goodput_sd:.2f}",
-                f"{row.closed_form_goodput_percent:.1f} %",
-                f"{row.uptime_percent:.2f} %",
-                "-" if row.participation_percent is None else f"{row.participation_percent:.1f} %",
-                f"{row.failures:,}",
-            ]
-        )
+    lines = [["", "goodput", "sd", "closed form", "uptime", "participants", "failures"]]
+    lines += [
+        [
+            method_name(row),
+            f"{row.goodput_percent:.2f} %",
+            "-" if row.goodput_sd is None else f"{row.goodput_sd:.2f}",
+            f"{row.closed_form_goodput_percent:.1f} %",
+            f"{row.uptime_percent:.2f} %",
+            "-" if row.participation_percent is None else f"{row.participation_percent:.1f} %",
+            f"{row.failures:,}",
+        ]
+        for row in rows
+    ]
     yield [f"{format_count(rows[0].chips)} chips; goodput is % of chip time, uptime % of time", *table(lines)]
 
 

@@ -111,10 +111,9 @@ def _print(current: Status) -> None:
 
 def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
     """`known` is the state returned by the call before: then only what is new is read."""
-    from diloco_cli.observe.facts import read_facts
     from diloco_cli.observe.status import status_of
 
-    facts = read_facts(opened.url, opened.format, opened.store, opened.clock, known)
+    facts = opened.facts(known)
     return status_of(facts), facts.state
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
-from diloco_cli.cli.operator_request import TimeoutOption, answer_here, answered
+from diloco_cli.cli.operators import JsonOption, TimeoutOption, answer_here, answered
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
 from diloco_cli.clock import utc_now_text
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 def stop(
     run: str | None = RunArgument,
     timeout_s: float | None = TimeoutOption,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+    as_json: bool = JsonOption,
 ) -> None:
     """Stop a run cleanly; `diloco resume` goes on with it."""
     opened = open_run(run)

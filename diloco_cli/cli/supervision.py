@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, foreground_store, head_of
@@ -28,9 +28,6 @@ from diloco_cli.protocol.training import is_over
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret
 from diloco_cli.store.time_box import TimeBox
 
-if TYPE_CHECKING:
-    from diloco_cli.observe.summary import Summary
-
 LINE_EVERY_S = 5.0
 SCREEN_EVERY_S = 1.0
 QUIET_EVENTS = frozenset({"started", "done"})
@@ -43,12 +40,14 @@ def units_here(run: RunFormat, url: str, region: str | None, folder: Path | None
         raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
     islands = [i for i in run.islands if i.infra == "local" and region in (None, i.region)]
     home = run.home_of(url)
-    threads = {i.name: threads_of(i, run.settings.train.threads) for i in islands}
-    units = [learner_unit(i.name, run.url_for(i.region, home), threads=threads[i.name]) for i in islands]
-    units = [replace(u, environment={**u.environment, **d}) for u, d in zip(units, devices_of(islands), strict=True)]
     secret = signing_secret()
     require_keys(run, secret, (LOG,), url)
-    units = [replace(u, environment={**u.environment, **keys_of(run, u.name, secret)}) for u in units]
+    units = []
+    for island, device in zip(islands, devices_of(islands), strict=True):
+        threads = threads_of(island, run.settings.train.threads)
+        unit = learner_unit(island.name, run.url_for(island.region, home), threads=threads)
+        own = {**device, **keys_of(run, island.name, secret)}
+        units.append(replace(unit, environment={**unit.environment, **own}))
     if region in (None, syncer_region(run)):
         units += syncer_units(home, run.settings.syncer, threads=1)
     if not units:
@@ -133,23 +132,17 @@ def _phase_reader(opened: OpenRun) -> Callable[[], str]:
 
 
 def _report(opened: OpenRun, outcome: Outcome, command: str, as_json: bool) -> int:
-    from diloco_cli.observe.summary import summary_text
-
     if outcome.reason in ("interrupted", "stopped"):
         talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.name}")
-    summary = read_summary(boxed(opened, TimeBox(LOOK_S)))
-    if as_json:
-        print_json(command, asdict(summary))
-    else:
-        print(summary_text(summary))
+    print_summary(boxed(opened, TimeBox(LOOK_S)), command, as_json)
     return outcome.exit_status
 
 
-def read_summary(opened: OpenRun) -> Summary:
-    from diloco_cli.observe.facts import read_facts
-    from diloco_cli.observe.summary import summary_of
+def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
+    from diloco_cli.observe.summary import summary_of, summary_text
 
-    return summary_of(read_facts(opened.url, opened.format, opened.store, opened.clock))
+    summary = summary_of(opened.facts())
+    print_json(command, asdict(summary)) if as_json else print(summary_text(summary))
 
 
 def boxed(opened: OpenRun, box: TimeBox) -> OpenRun:

@@ -14,12 +14,11 @@ from diloco_cli.processes.registry import SUPERVISOR, log_path, read_supervisor
 from diloco_cli.randomness import nonce
 
 POLL_S = 0.05
+REGISTERS_WITHIN_S = 30.0
 QUOTED_LOG_BYTES = 2000
 
 
-def start_detached(
-    run: str, command: tuple[str, ...], environment: Mapping[str, str] | None = None, *, timeout_s: float = 30.0
-) -> Identity:
+def start_detached(run: str, command: tuple[str, ...], environment: Mapping[str, str] | None = None) -> Identity:
     """Starts `command`, which must call `supervise`, in a session of its own; returns once it has registered.
 
     If it ended instead, raises the error that it told, of the same exit status; TryAgainError, and ends it, if too
@@ -27,7 +26,7 @@ def start_detached(
     """
     offset = _log_size(run)
     child = spawn(run, SUPERVISOR, command, {**(environment or {}), TOKEN_VARIABLE: nonce()})
-    deadline_s = monotonic_s() + timeout_s
+    deadline_s = monotonic_s() + REGISTERS_WITHIN_S
     while monotonic_s() < deadline_s:
         identity = read_supervisor(run)
         if identity is not None and identity.pid == child.pid and is_alive(identity):
@@ -38,7 +37,7 @@ def start_detached(
     child.kill()
     child.wait()
     raise TryAgainError(
-        f"the supervisor of run {run} did not register within {timeout_s:g} s, and was ended",
+        f"the supervisor of run {run} did not register within {REGISTERS_WITHIN_S:g} s, and was ended",
         where=str(log_path(run, SUPERVISOR)),
         hint=f"read `diloco logs {SUPERVISOR} --run {run}`, or launch without --detach",
     )

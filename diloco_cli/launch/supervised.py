@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections import deque
+from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.errors import RefusedError
@@ -95,11 +96,8 @@ class SupervisedUnit:
             return False
         self._told.update(signums)
         reached = False
-        try:
+        with suppress(RefusedError):  # it ended just now, perhaps by the first of these signals: the next poll sees it
             for signum in signums:
                 signal_process(self._record.identity, signum)
                 reached = True
-        except RefusedError:
-            # It ended just now, perhaps by the first of these signals: the next poll sees it.
-            return reached
         return reached

@@ -198,7 +198,7 @@ class Supervisor:
             self._on_event(Event(kind, unit, text))
         except OSError:
             # The terminal is gone (its SIGHUP is handled elsewhere); talk must never stop the supervision.
-            self._on_event = _silence
+            self._on_event = lambda event: None
 
     def _outcome(self) -> Outcome:
         failed = [unit for unit in self.units if unit.state is State.FAILED]
@@ -225,10 +225,6 @@ AFTER_DECISION: dict[str, tuple[Happening, EventKind]] = {
     "done": (Happening.FINISHED, "done"),
     "give_up": (Happening.GAVE_UP, "failed"),
 }
-
-
-def _silence(event: Event) -> None:
-    """Nobody listens any more."""
 
 
 def _check(units: Sequence[UnitSpec]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.cli.operator_request import carry_out, silence_to_bear_s
+from diloco_cli.cli.operators import carry_out, silence_to_bear_s
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol import collection, housekeeping, syncer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.operator_request import tell_regions
+from diloco_cli.cli.operators import tell_regions
 from diloco_cli.cli.run_argument import head_of, open_run
 from diloco_cli.cli.verify import check_mirrors
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key

@@ -8,7 +8,9 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from diloco_cli.algorithm.codecs import CODECS
 from diloco_cli.algorithm.delta import delta_formats
 from diloco_cli.chaos.journal import read_entries
-from diloco_cli.cli.output import envelope
+from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
 from diloco_cli.config.huggingface import facts_of_config, read_config
@@ -117,7 +119,9 @@ def _screens() -> list[Parser]:
     def shown(state: RunState, beat: LearnerBeat) -> None:
         facts = RunFacts("u", RUN, state, {"l0": Heard(beat, 1.0)}, None, 1_800_000_000.0)
         status = status_of(facts)
-        screen = status_text(status) + plain_line(status) + envelope("status", to_plain(status))
+        with redirect_stdout(StringIO()) as printed:
+            print_json("status", to_plain(status))
+        screen = status_text(status) + plain_line(status) + printed.getvalue()
         assert all(character.isprintable() or character == "\n" for character in screen), "a control character"
 
     return [
