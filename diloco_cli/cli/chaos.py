@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,8 @@ def kill(
     """Kill a unit with SIGKILL; its supervisor restarts it unless --hold is given."""
     from diloco_cli.chaos.actions import execute, plan_kill
 
-    name = _run_name(run)
-    fault = plan_kill(name, unit, hold=hold)
-    _say_plan(fault, dry_run)
-    _show("chaos kill", name, None if dry_run else execute(fault), fault, json_output)
+    fault = plan_kill(_run_name(run), unit, hold=hold)
+    _carry_out(fault, lambda: execute(fault), dry_run, json_output)
 
 
 @chaos.command("pause")
@@ -57,10 +56,8 @@ def pause(
     from diloco_cli.chaos.actions import execute_pause, plan_pause
 
     for_s = None if duration is None else parse_duration(duration)
-    name = _run_name(run)
-    fault = plan_pause(name, unit, for_s=for_s)
-    _say_plan(fault, dry_run)
-    _show("chaos pause", name, None if dry_run else execute_pause(fault), fault, json_output)
+    fault = plan_pause(_run_name(run), unit, for_s=for_s)
+    _carry_out(fault, lambda: execute_pause(fault), dry_run, json_output)
 
 
 @chaos.command("revive")
@@ -129,17 +126,15 @@ def _run_name(text: str | None) -> str:
     return find_run(text).name
 
 
-def _say_plan(fault: Fault, dry_run: bool) -> None:
+def _carry_out(fault: Fault, execute: Callable[[], Entry], dry_run: bool, json_output: bool) -> None:
     talk(f"{'would ' if dry_run else ''}{fault.describe()}")
-
-
-def _show(command: str, run: str, entry: Entry | None, fault: Fault, json_output: bool) -> None:
-    """`entry` None: a dry run."""
+    entry = None if dry_run else execute()
     if entry is not None and not entry.verified:
         raise TryAgainError(f"{fault.kind} of {fault.target.name} was sent, but it did not happen in time")
     if json_output:
         faults = [] if entry is None else [asdict(entry)]
-        print_json(command, {"run": run, "plan": fault.describe(), "dry_run": entry is None, "faults": faults})
+        data = {"run": fault.target.run, "plan": fault.describe(), "dry_run": dry_run, "faults": faults}
+        print_json(f"chaos {fault.kind}", data)
     elif entry is not None:
         healed = ", healed" if entry.healed else ""
         print(f"{fault.kind} {fault.target.name}: injected, verified{healed}")

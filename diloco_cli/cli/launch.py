@@ -15,7 +15,6 @@ from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.config.settings import Inventory
-    from diloco_cli.launch.new_run import IslandPace
     from diloco_cli.plan.plan import Plan
     from diloco_cli.store.port import Store
 
@@ -89,7 +88,14 @@ def idle_devices(inventory: Inventory) -> list[str]:
 def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
     from diloco_cli.cli.resume import go_on
     from diloco_cli.cli.run_argument import open_known_run
-    from diloco_cli.launch.new_run import create_in_region, create_run, make_format, refuse_another_run, signed
+    from diloco_cli.launch.new_run import (
+        create_in_region,
+        create_run,
+        islands_of,
+        make_format,
+        refuse_another_run,
+        signed,
+    )
     from diloco_cli.layout import layout_warning
     from diloco_cli.processes.runs import remember_run
     from diloco_cli.processes.signing_key import signing_secret
@@ -100,7 +106,7 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
     search_first(folder)
     url = join_url(plan.inventory.store.url, plan.run.name)
     secret = signing_secret()
-    fresh = signed(make_format(plan.run, plan.inventory, url, _paces(plan, region)), secret)
+    fresh = signed(make_format(plan.run, plan.inventory, url, islands_of(plan, _shares(plan, region))), secret)
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
@@ -138,9 +144,8 @@ def _trusted_store(url: str) -> Store:
     return store
 
 
-def _paces(plan: Plan, region: str | None) -> dict[str, IslandPace]:
-    """The plan's speeds; islands that share this machine's cores share its speed."""
-    from diloco_cli.launch.new_run import IslandPace
+def _shares(plan: Plan, region: str | None) -> dict[str, float]:
+    """Of the planned speeds: islands that share this machine's cores share its speed."""
     from diloco_cli.plan.sharing import busy_cores, share_of_cores
 
     cores, busy = _num_cores(), busy_cores(plan.inventory.islands, region)
@@ -151,16 +156,7 @@ def _paces(plan: Plan, region: str | None) -> dict[str, IslandPace]:
         here = [shares[island.name] for island in plan.islands]
         spread = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (min(here), max(here))))
         talk(f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {spread}")
-    return {
-        i.name: IslandPace(
-            batch_tokens=i.batch_tokens,
-            local_steps=i.local_steps,
-            tokens_per_s=i.tokens_per_s * shares[i.name],
-            step_s=i.step_s / shares[i.name],
-            micro_batch_tokens=i.micro_batch_tokens,
-        )
-        for i in plan.islands
-    }
+    return shares
 
 
 def _num_cores() -> int:

@@ -39,7 +39,7 @@ def plan_text(plan: Plan) -> str:
     sensitivity = [
         f"{s.change}: {s.gain_percent:+.1f} % ({format_count(s.tokens_per_s)} tok/s)" for s in plan.sensitivity
     ]
-    formed = [f"{f.name}: {_machines(f.machines)}: {f.reason}" for f in plan.formed]
+    formed = [f"{f.name}: {compress_hostlist(f.machines).replace(',', ', ')}: {f.reason}" for f in plan.formed]
     blocks = [
         _wrapped(f"{plan.verdict}: {plan.why}", "  "),
         islands_table(plan.islands, table_columns(), at_most(MOST_ROWS)),
@@ -53,7 +53,10 @@ def plan_text(plan: Plan) -> str:
         _list("alternatives", alternatives),
         _list("what would change it", sensitivity),
         _list("assumptions", [f"{a.mark}: {a.text}" for a in plan.assumptions]),
-        _next(),
+        [
+            "next: keep this plan with -o FOLDER, and start it: diloco launch PLAN;",
+            "      --explain shows each number's formula, --set and --objective what could be",
+        ],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -74,11 +77,6 @@ def _short(names: Sequence[str]) -> str:
     if len(names) <= at_most(4):
         return ", ".join(names)
     return f"{', '.join(names[:3])} and {len(names) - 3} more"
-
-
-def _machines(names: Sequence[str]) -> str:
-    """All of them, in short: ic01, ic02, ic03 as ic[01-03]."""
-    return compress_hostlist(names).replace(",", ", ")
 
 
 def _left_out(plan: Plan) -> Iterator[list[str]]:
@@ -199,13 +197,6 @@ def _present(plan: Plan) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.9995 or share == 1 else f"{100 * share:.4g} %"
-
-
-def _next() -> list[str]:
-    return [
-        "next: keep this plan with -o FOLDER, and start it: diloco launch PLAN;",
-        "      --explain shows each number's formula, --set and --objective what could be",
-    ]
 
 
 def _list(heading: str, lines: Sequence[str]) -> list[str]:

@@ -49,8 +49,10 @@ def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: boo
     loss = player.final_loss() if error is None else None
     if output is not None and error is None:
         _export(player, output)
+    compared = any(merge.state_digest is not None for merge in tape.merges)
+    bit_for_bit = False if error is not None else True if compared else None  # None: the tape knows no digests
     data = _facts(tape, path) | {
-        "merges_played": player.played, "loss": loss, "bit_for_bit": _bit_for_bit(tape) if error is None else False,
+        "merges_played": player.played, "loss": loss, "bit_for_bit": bit_for_bit,
         "differs_at": None if different is None else different.n, "wall_s": round(monotonic_s() - started_s, 3),
         "output": None if output is None or error is not None else str(output),
     }  # fmt: skip
@@ -79,11 +81,6 @@ def _difference(merge: PlayedMerge, path: Path) -> DataCheckError:
         hint="bit for bit holds on the same kind of machine, torch and code of the model; `diloco verify RUN` checks"
         " the merges from the recorded deltas",
     )
-
-
-def _bit_for_bit(tape: Tape) -> bool | None:
-    """Once nothing differed: None if the tape knows no digests."""
-    return True if any(merge.state_digest is not None for merge in tape.merges) else None
 
 
 def _facts(tape: Tape, path: Path) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from diloco_cli import __version__
@@ -13,6 +14,7 @@ from diloco_cli.config.impossible import overlap_problem
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.layout import Layout, make_layout
+from diloco_cli.plan.plan import Plan
 from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.log import parse_format, with_keys
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
@@ -26,42 +28,35 @@ from diloco_cli.tasks.build import build_model_on_meta
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens")
 
 
-@dataclass(frozen=True)
-class IslandPace:
-    """What the plan says of an island that the inventory does not."""
-
-    batch_tokens: int
-    local_steps: int
-    tokens_per_s: float
-    step_s: float
-    micro_batch_tokens: int | None = None
-
-
 def layout_of(settings: RunSettings) -> Layout:
     """The fragments of the run's model; nothing is allocated."""
     return make_layout(parameter_facts(build_model_on_meta(settings)), settings.sync)
 
 
-def make_format(settings: RunSettings, inventory: Inventory, url: str, paces: dict[str, IslandPace]) -> RunFormat:
-    """FORMAT.json of a new run at `url` with the islands named in `paces`."""
-    islands = tuple(
+def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
+    """The islands that were planned, by name; `shares`: how much of its planned speed each has."""
+    listed = {island.name: island for island in plan.inventory.islands}
+    return tuple(
         Island(
-            name=island.name,
-            region=island.region,
-            batch_tokens=paces[island.name].batch_tokens,
-            local_steps=paces[island.name].local_steps,
-            tokens_per_s=paces[island.name].tokens_per_s,
-            step_s=paces[island.name].step_s,
-            accelerator=island.accelerators.name,
-            num_accelerators=island.accelerators.count,
-            infra=island.infra,
-            slowdown=island.slowdown,
-            link=island.link,
-            micro_batch_tokens=paces[island.name].micro_batch_tokens,
+            name=planned.name,
+            region=planned.region,
+            batch_tokens=planned.batch_tokens,
+            local_steps=planned.local_steps,
+            tokens_per_s=planned.tokens_per_s * shares[planned.name],
+            step_s=planned.step_s / shares[planned.name],
+            accelerator=listed[planned.name].accelerators.name,
+            num_accelerators=listed[planned.name].accelerators.count,
+            infra=listed[planned.name].infra,
+            slowdown=listed[planned.name].slowdown,
+            link=listed[planned.name].link,
+            micro_batch_tokens=planned.micro_batch_tokens,
         )
-        for island in sorted(inventory.islands, key=lambda i: i.name)
-        if island.name in paces
+        for planned in sorted(plan.islands, key=lambda planned: planned.name)
     )
+
+
+def make_format(settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...]) -> RunFormat:
+    """FORMAT.json of a new run at `url`."""
     layout = layout_of(settings)
     overlap, every, fragments = settings.sync.overlap, settings.sync.every, len(layout.fragments)
     problem = None if overlap == "auto" else overlap_problem(overlap, every, fragments)

@@ -20,7 +20,8 @@ from statistics import median
 
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
-from diloco_cli.launch.new_run import IslandPace, create_run, make_format
+from diloco_cli.launch.new_run import create_run, make_format
+from diloco_cli.protocol.records import Island
 from diloco_cli.store.open import open_store
 from tests.benchmarks.measure import machine, spread
 
@@ -90,8 +91,8 @@ def prepare(setup: Setup, folder: Path, url: str) -> int:
     (folder / "inventory.yaml").write_text(INVENTORY)
     run = load_run(folder / "run.yaml", [f"train.tokens={100 * setup.tokens}", *setup.overrides])
     batch, speed = run.train.batch_tokens, setup.speed
-    pace = IslandPace(batch, run.sync.every, speed, batch / speed, micro_batch_tokens=batch)
-    created = make_format(run, load_inventory(folder / "inventory.yaml"), url, {"alone": pace})
+    alone = Island("alone", "here", batch, run.sync.every, speed, batch / speed, micro_batch_tokens=batch)
+    created = make_format(run, load_inventory(folder / "inventory.yaml"), url, (alone,))
     create_run(open_store(url, create=True), created, url)
     return batch
 
