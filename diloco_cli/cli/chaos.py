@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from diloco_cli.cli.output import print_json, table, talk
+from diloco_cli.cli.run_argument import find_run
 from diloco_cli.errors import TryAgainError
 from diloco_cli.units import parse_duration
 
@@ -40,7 +41,7 @@ def kill(
     """Kill a unit with SIGKILL; its supervisor restarts it unless --hold is given."""
     from diloco_cli.chaos.actions import execute, plan_kill
 
-    fault = plan_kill(_run_name(run), unit, hold=hold)
+    fault = plan_kill(find_run(run).name, unit, hold=hold)
     _carry_out(fault, lambda: execute(fault), dry_run, json_output)
 
 
@@ -56,7 +57,7 @@ def pause(
     from diloco_cli.chaos.actions import execute_pause, plan_pause
 
     for_s = None if duration is None else parse_duration(duration)
-    fault = plan_pause(_run_name(run), unit, for_s=for_s)
+    fault = plan_pause(find_run(run).name, unit, for_s=for_s)
     _carry_out(fault, lambda: execute_pause(fault), dry_run, json_output)
 
 
@@ -66,7 +67,7 @@ def revive(unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dr
     from diloco_cli.chaos.actions import plan_revive
     from diloco_cli.chaos.actions import revive as do_revive
 
-    name = _run_name(run)
+    name = find_run(run).name
     target = plan_revive(name, unit)
     if dry_run:
         talk(f"would revive {target.name} ({target.condition}{', held' if target.held else ''})")
@@ -91,7 +92,7 @@ def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
     """List the units of a run on this machine: how they are, and what was last done to them."""
     from diloco_cli.chaos.actions import overview
 
-    name = _run_name(run)
+    name = find_run(run).name
     rows = [_row(target, fault) for target, fault in overview(name)]
     if json_output:
         print_json("chaos list", {"run": name, "units": rows})
@@ -118,12 +119,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     fault = row["last_fault"]
     held, last = "held" if row["held"] else "-", f"{fault['fault']} {fault['time']}" if fault else "-"
     return (row["name"], row["state"], str(row["pid"] or "-"), held, last)
-
-
-def _run_name(text: str | None) -> str:
-    from diloco_cli.cli.run_argument import find_run
-
-    return find_run(text).name
 
 
 def _carry_out(fault: Fault, execute: Callable[[], Entry], dry_run: bool, json_output: bool) -> None:

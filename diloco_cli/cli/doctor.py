@@ -45,7 +45,11 @@ def doctor(
     if not timeout > 0:
         raise UsageError(f"--timeout {timeout:g} is not a number of seconds above 0")
     place = str(parse_url(url))
-    growth = _storage_gb_per_day(file)
+    growth = None
+    if file is not None:
+        from diloco_cli.cli.plan_files import read_plan
+
+        growth = read_plan(file, []).money.storage_gb_per_day
     if not as_json:
         print(f"doctor: {place} (in a prefix of its own, removed afterwards)", flush=True)
     with _terminated():
@@ -65,15 +69,6 @@ def doctor(
             report_error(error)
     if error is not None:
         raise typer.Exit(error.exit_status)
-
-
-def _storage_gb_per_day(file: Path | None) -> float | None:
-    """What the run or plan in the file writes into its bucket a day."""
-    if file is None:
-        return None
-    from diloco_cli.cli.plan_files import read_plan
-
-    return read_plan(file, []).money.storage_gb_per_day
 
 
 def _print(check: Check) -> None:

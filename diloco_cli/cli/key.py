@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from diloco_cli.cli.output import talk
+from diloco_cli.cli.run_argument import open_run
 from diloco_cli.errors import UsageError
 from diloco_cli.randomness import nonce
 
@@ -33,7 +34,6 @@ def learner(
     file: Path = FileArgument,
 ) -> None:
     """Make the keys of one learner of a signed run, out of the run's secret in the environment."""
-    from diloco_cli.cli.run_argument import open_run
     from diloco_cli.processes.files import checked_name
     from diloco_cli.processes.signing_key import signing_secret, write_key
     from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_HINT

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from diloco_cli.cli.run_argument import find_run
+
 
 def logs(
     unit: str | None = typer.Argument(None, help="A learner's name, syncer or supervisor; all if none is given."),
@@ -12,7 +14,6 @@ def logs(
     follow: bool = typer.Option(False, "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:
     """Print the logs that a run's units wrote on this machine."""
-    from diloco_cli.cli.run_argument import find_run
     from diloco_cli.launch.logs import Line, log_files, tail
     from diloco_cli.launch.logs import follow as follow_logs
 

@@ -122,9 +122,9 @@ def tell_regions(opened: OpenRun, head: RunState) -> None:
     if not opened.format.regions:
         return
     from diloco_cli.protocol.regional import Home
-    from diloco_cli.syncer.regions import region_services
+    from diloco_cli.syncer.regions import RegionServices
 
-    services = region_services(opened.format, opened.store, Home(lambda: head), tell=talk)
+    services = RegionServices(opened.format, opened.store, Home(lambda: head), tell=talk)
     services.start()
     services.end(over=True, within_s=REGIONS_WITHIN_S)
 

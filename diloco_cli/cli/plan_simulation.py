@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from diloco_cli.plan.flow import drift_s
+from diloco_cli.plan.plan import Plan
+from diloco_cli.simulate.chips import DAY_MS
+from diloco_cli.simulate.goodput import METHOD_NUMBERS, learners_of_plan, run_fleet
+from diloco_cli.simulate.timeline import presence
 from diloco_cli.units import format_count
-
-if TYPE_CHECKING:
-    from diloco_cli.plan.plan import Plan
 
 DAYS, SEEDS = 30.0, (0, 1, 2)
 
@@ -39,11 +41,6 @@ class Simulated:
 
 def simulated(plan: Plan) -> Simulated:
     """Every island fails and comes back as its MTBF and restart say; three histories of a month."""
-    from diloco_cli.plan.flow import drift_s
-    from diloco_cli.simulate.chips import DAY_MS
-    from diloco_cli.simulate.goodput import METHOD_NUMBERS, learners_of_plan, run_fleet
-    from diloco_cli.simulate.timeline import presence
-
     chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
     seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]
     histories = [run_fleet(learners, round(DAYS * DAY_MS), "fast", each) for each in seeds]

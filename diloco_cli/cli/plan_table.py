@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from diloco_cli.cli.output import table
+from diloco_cli.plan.plan import PlannedIsland
 from diloco_cli.units import format_count, format_duration
-
-if TYPE_CHECKING:
-    from diloco_cli.plan.plan import PlannedIsland
 
 MOST_ROWS = 24  # of a large fleet on a terminal: the largest islands
 UNLIMITED = 10**6

@@ -13,17 +13,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diloco_cli.cli.output import table
 from diloco_cli.cli.plan_table import MOST_ROWS, UNLIMITED, at_most, islands_table
 from diloco_cli.config.hostlist import compress_hostlist
 from diloco_cli.environment import environment_value
+from diloco_cli.plan.plan import Plan
 from diloco_cli.plots import bar_chart
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
-
-if TYPE_CHECKING:
-    from diloco_cli.plan.plan import Plan
 
 COLUMNS = 80
 BAR_COLUMNS = 24
@@ -92,6 +90,7 @@ def _schedule(plan: Plan) -> list[str]:
     s, gamma = plan.schedule, plan.run.sync.grace.gamma
     step, round_, slot = (format_duration(x) for x in (s.round_s / s.sync_every, s.round_s, s.slot_s))
     exchange, grace = format_duration(s.exchange_s), format_duration(s.grace_s)
+    slack = f"{'-' if s.slack_s < 0 else ''}{format_duration(abs(s.slack_s))}"
     codec = s.codec if s.codec == s.broadcast else f"{s.codec} up, {s.broadcast} down"
     pinned = [f"{item.name.removeprefix('sync.')} ({item.origin})" for item in plan.settings if item.pinned]
     searched = [f"{item.name.removeprefix('sync.')}={item.value}" for item in plan.settings if not item.pinned]
@@ -100,7 +99,7 @@ def _schedule(plan: Plan) -> list[str]:
         f"round T    {s.sync_every} x {step}, the fastest step, = {round_}; H_i = round(T / step)",
         f"slot       {round_} / {s.fragments} fragments = {slot}, {codec}",
         f"offsets    a fragment is due after steps {offsets} of a round",
-        f"overlap    {s.overlap} slots for an exchange of {exchange}: slack {_signed_duration(s.slack_s)}",
+        f"overlap    {s.overlap} slots for an exchange of {exchange}: slack {slack}",
         f"quorum     {s.quorum}, grace {grace} ({gamma:g} of the slack, at most one slot)",
     ]
     if pinned:
@@ -108,10 +107,6 @@ def _schedule(plan: Plan) -> list[str]:
     if searched:
         lines += _labelled("searched", f"{', '.join(searched)}; a plan file (-o) keeps them for launch")
     return lines
-
-
-def _signed_duration(seconds: float) -> str:
-    return format_duration(seconds) if seconds >= 0 else f"-{format_duration(-seconds)}"
 
 
 def _memory(plan: Plan) -> list[str]:

@@ -12,7 +12,7 @@ from diloco_cli.errors import DataCheckError
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.tape import Tape
-    from diloco_cli.tapes.player import PlayedMerge, Player
+    from diloco_cli.tapes.player import PlayedMerge
 
 
 def replay(path: Path, output: Path | None, device: str, dry_run: bool, as_json: bool) -> int:
@@ -33,6 +33,7 @@ def replay(path: Path, output: Path | None, device: str, dry_run: bool, as_json:
 
 def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: bool) -> int:
     from diloco_cli.learner.daemon import choose_device
+    from diloco_cli.syncer.versions import save_parameters
     from diloco_cli.tapes.player import Player
     from diloco_cli.tasks.build import search_first
 
@@ -48,7 +49,9 @@ def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: boo
     error = None if different is None else _difference(different, path)
     loss = player.final_loss() if error is None else None
     if output is not None and error is None:
-        _export(player, output)
+        metadata = {"run": tape.run.name, "run_id": tape.run.run_id, "replayed": str(player.played), "format": "pt"}
+        with writing_to(output):
+            save_parameters(player.outer_parameters(), output, metadata)
     compared = any(merge.state_digest is not None for merge in tape.merges)
     bit_for_bit = False if error is not None else True if compared else None  # None: the tape knows no digests
     data = _facts(tape, path) | {
@@ -125,11 +128,3 @@ def _warnings(tape: Tape, device: str) -> list[str]:
     if not kinds or device != "cpu" or all(merge.state_digest is None for merge in tape.merges):
         return []
     return [f"recorded on {', '.join(kinds)}: on a CPU the parameters will not be the same bits; see --device"]
-
-
-def _export(player: Player, path: Path) -> None:
-    from diloco_cli.syncer.versions import save_parameters
-
-    metadata = {"run": player.run.name, "run_id": player.run.run_id, "replayed": str(player.played), "format": "pt"}
-    with writing_to(path):
-        save_parameters(player.outer_parameters(), path, metadata)

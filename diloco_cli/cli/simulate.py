@@ -28,10 +28,6 @@ FLEET_DAYS, FLEET_SEEDS = 30.0, 1
 SLOWDOWN = 2.0
 MOST_CHIPS, MOST_LEARNERS, MOST_DAYS, MOST_SEEDS = 100_000_000, 1024, 366.0, 100
 
-JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
-PLOT = typer.Option(None, "--plot", metavar="FILE", help="Write a picture (SVG) here.")
-PLAN = typer.Option(None, "--plan", metavar="PLAN", help="Your own fleet: a file written by `diloco plan -o`.")
-
 simulate = typer.Typer(
     help="What would happen, in virtual time: goodput, bandwidth, worst cases, whole runs. It never trains.",
     no_args_is_help=True,
@@ -50,11 +46,13 @@ def goodput(
     seeds: int = typer.Option(None, "--seeds", min=1, max=MOST_SEEDS, help="Histories of each cell."),
     stragglers: int = typer.Option(0, "--stragglers", min=0, help="So many learners are slow."),
     slowdown: float = typer.Option(None, "--slowdown", min=1.0, max=1000.0, help="How slow: times a step's time; 2."),
-    plan: Path = PLAN,
+    plan: Path = typer.Option(
+        None, "--plan", metavar="PLAN", help="Your own fleet: a file written by `diloco plan -o`."
+    ),
     fast: bool = typer.Option(False, "--fast", help="Jump from failure to failure; merges are left out."),
     unmemoised: bool = typer.Option(False, "--unmemoised", help="Decide every slot anew: slow, for checking."),
-    plot: Path = PLOT,
-    json: bool = JSON,
+    plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a picture (SVG) here."),
+    json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Goodput and uptime of a failing fleet: decoupled learners, data-parallel beside them.
 
@@ -75,14 +73,13 @@ def goodput(
         rows = _collect(all_methods(fleet, total, constants, days, numbers, form, rules), 3)
     else:
         rows = _collect(published_grid(constants, days, numbers, form), 30)
-    wall_s = monotonic_s() - started_s
-    if plot is not None:
-        _plot(rows, plot)
     data = {
         **_goodput_data(rows, days, numbers, form, plan, rules),
         **_constants_data(constants, plan is not None, mtbi is not None, repair is not None),
-        "wall_s": wall_s,
+        "wall_s": monotonic_s() - started_s,
     }
+    if plot is not None:
+        _plot(rows, plot)
     if json:
         print_json("simulate goodput", data)
     else:

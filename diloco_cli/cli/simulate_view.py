@@ -209,9 +209,9 @@ def _gbps(row: BandwidthRow) -> str:
 
 def run_text(outcome: WhatIf, seed: int, wall_s: float) -> str:
     blocks = [
-        _headline(outcome),
+        _run_headline(outcome),
         table([RUN_HEADINGS, *map(_island_cells, outcome.islands)]),
-        _faults(outcome),
+        _run_faults(outcome),
         [line for warning in outcome.warnings for line in wrap(f"warning: {warning}", COLUMNS)],
         wrap(
             f"seed {seed}, simulated in {format_duration(wall_s)}. Goodput: tokens merged over what islands "
@@ -223,7 +223,7 @@ def run_text(outcome: WhatIf, seed: int, wall_s: float) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _headline(outcome: WhatIf) -> list[str]:
+def _run_headline(outcome: WhatIf) -> list[str]:
     share = 100 * outcome.tokens / outcome.tokens_target
     how = "finished" if outcome.finished else "so far"
     lines = [
@@ -257,7 +257,7 @@ def _island_cells(island: IslandReport) -> tuple[str, ...]:
     )
 
 
-def _faults(outcome: WhatIf) -> list[str]:
+def _run_faults(outcome: WhatIf) -> list[str]:
     if not outcome.log:
         return []
     skipped = sum(bool(fault.skipped) for fault in outcome.faults)

@@ -11,12 +11,11 @@ import typer
 from typer.core import TyperCommand
 
 from diloco_cli.cli.output import console, print_json, report_error, talk
-from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
+from diloco_cli.cli.run_argument import LOOK_S, OpenRun, RunArgument, open_run
 from diloco_cli.clock import sleep_s
 from diloco_cli.errors import DegradedError, StoreError
 
 if TYPE_CHECKING:
-    from diloco_cli.cli.run_argument import OpenRun
     from diloco_cli.observe.status import Status
     from diloco_cli.protocol.state import RunState
     from diloco_cli.store.time_box import TimeBox

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from diloco_cli.cli.operators import JsonOption, TimeoutOption, answer_here, answered
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
+from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import TryAgainError
 from diloco_cli.randomness import nonce
 
 if TYPE_CHECKING:
-    from diloco_cli.cli.run_argument import OpenRun
     from diloco_cli.protocol.state import RunState
 
 
@@ -25,7 +24,7 @@ def stop(
     opened = open_run(run)
     state = head_of(opened)
     if state.phase == "RUNNING":
-        state = stop_run(opened, timeout_s)
+        state = _stop(opened, state, timeout_s)
     else:
         talk(f"run {opened.name} is {state.phase} already")
     if as_json:
@@ -34,10 +33,9 @@ def stop(
         print(f"run {opened.name} STOPPED at commit {state.n}; go on with: diloco resume {opened.name}")
 
 
-def stop_run(opened: OpenRun, timeout_s: float | None) -> RunState:
+def _stop(opened: OpenRun, state: RunState, timeout_s: float | None) -> RunState:
     """Ask the syncer to commit a stop; with no syncer alive, commit it here."""
-    before = head_of(opened)
-    state = answered(opened, before, request_stop(opened, "diloco stop", before), timeout_s)
+    state = answered(opened, state, request_stop(opened, "diloco stop", state), timeout_s)
     if state.phase != "RUNNING":
         return state
     talk("no syncer answers: committing the stop from here")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import RunArgument, foreground_store, head_of, open_run
+from diloco_cli.cli.run_argument import OpenRun, RunArgument, foreground_store, head_of, open_run
 from diloco_cli.errors import DataCheckError, StoreError
 
 if TYPE_CHECKING:
-    from diloco_cli.cli.run_argument import OpenRun
     from diloco_cli.syncer.mirror_check import MirrorCheck
     from diloco_cli.syncer.replay import Replay
 

@@ -57,7 +57,8 @@ def _ended(run: str, status: int, offset: int) -> DilocoError:
         words = log.read(QUOTED_LOG_BYTES)
     lines = [printable(line) for line in words.split(b"\n") if line.strip()]
     error, hint = _last(lines, "error:"), _last(lines, "hint:")
-    return _error_class(status)(
+    kind = next((kind for kind in DilocoError.__subclasses__() if kind.exit_status == status), RunFailedError)
+    return kind(
         f"the supervisor of run {run} ended with status {status} before it registered: "
         + (error or (lines[-1] if lines else "it said nothing")),
         where=str(path),
@@ -68,8 +69,3 @@ def _ended(run: str, status: int, offset: int) -> DilocoError:
 def _last(lines: list[str], word: str) -> str | None:
     """What stands behind `word` on the last line that begins with it."""
     return next((line[len(word) :].strip() for line in reversed(lines) if line.startswith(word)), None)
-
-
-def _error_class(status: int) -> type[DilocoError]:
-    """The kind of error that ends with this exit status."""
-    return next((kind for kind in DilocoError.__subclasses__() if kind.exit_status == status), RunFailedError)

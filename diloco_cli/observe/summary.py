@@ -108,6 +108,7 @@ def summary_text(summary: Summary) -> str:
     """The last screen of `launch`."""
     moved = summary.bytes_up + summary.bytes_down
     loss = f"{summary.loss:.4f} nats per token, held out" if summary.loss is not None else "not evaluated"
+    goodput = "unknown" if summary.goodput is None else f"{100 * summary.goodput:.1f}%"
     lines = [
         f"run {summary.run} {summary.state} in {format_duration(summary.wall_s)}",
         f"  loss           {loss}",
@@ -121,7 +122,7 @@ def summary_text(summary: Summary) -> str:
     lines += [
         f"  merges         {summary.merges} ({summary.participants_mean or 0:.2f} participants on average, "
         f"participation {100 * (summary.participation or 0):.0f}%)",
-        f"  goodput        {_percent(summary.goodput)} of the planned tokens/s",
+        f"  goodput        {goodput} of the planned tokens/s",
         f"  bytes moved    {format_size(summary.bytes_up)} up, {format_size(summary.bytes_down)} down over the links;"
         f" data-parallel: {format_size(summary.data_parallel_bytes)}"
         f" ({summary.data_parallel_bytes / max(1, moved):.0f}x)",
@@ -130,7 +131,3 @@ def summary_text(summary: Summary) -> str:
         *(f"  {mirror_line(mirror)}" for mirror in summary.mirrors),
     ]  # fmt: skip
     return "\n".join(lines)
-
-
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{100 * value:.1f}%"
