@@ -11,6 +11,8 @@ import typer
 
 from diloco_cli.cli.output import talk
 from diloco_cli.cli.replay import replay
+from diloco_cli.cli.resume import go_on
+from diloco_cli.cli.run_argument import foreground_store, open_known_run
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,8 +88,6 @@ def idle_devices(inventory: Inventory) -> list[str]:
 
 
 def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
-    from diloco_cli.cli.resume import go_on
-    from diloco_cli.cli.run_argument import open_known_run
     from diloco_cli.launch.new_run import (
         create_in_region,
         create_run,
@@ -130,7 +130,6 @@ def _trusted_store(url: str) -> Store:
     """The run's store. Before a new run is created there, a few quick races prove that it does not lose exclusive
     creates, on which every guarantee rests; each launch of a new run asks anew, for a bucket may have changed its
     proxy or its server since. Raises StoreError (exit 6)."""
-    from diloco_cli.cli.run_argument import foreground_store
     from diloco_cli.doctor.examine import prove_exclusive_create
     from diloco_cli.protocol.keys import FORMAT_KEY
     from diloco_cli.protocol.wire import MAX_RECORD_BYTES

@@ -25,7 +25,6 @@ COMMANDS = (
 
 app = typer.Typer(
     name="diloco",
-    help="Train one model on islands of accelerators that only share a bucket (Decoupled DiLoCo).",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -25,7 +25,9 @@ PRESET_SEQUENCE = 128  # of preset data under a model of one's own
 def plan_of_files(inventory: Path | None, file: Path | None, overrides: list[str], goal: Goal | None = None) -> Plan:
     """For `plan`: of an inventory and a run file. The inventory named wins over the run file's own; without a run file
     the template is planned. What the run file does not pin is searched."""
-    run_path = file or _template_run()
+    run_path = file or templates_directory() / "run.yaml"
+    if file is None:
+        talk(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
     run, origins = load_run_with_origins(run_path, overrides)
     inventory_path = inventory or (inventory_path_of(run, file) if file else None)
     if inventory_path is None:
@@ -34,12 +36,6 @@ def plan_of_files(inventory: Path | None, file: Path | None, overrides: list[str
     islands, facts = load_inventory(inventory_path), facts_of(run, run_path.parent)
     refuse_together(run, origins, islands, facts.num_tensors, str(run_path), facts.sequence)
     return make_plan(run, islands, facts, goal, origins)
-
-
-def _template_run() -> Path:
-    path = templates_directory() / "run.yaml"
-    talk(f"no run file given: planning for the template {path} (choose one with -f RUN)")
-    return path
 
 
 def read_plan(file: Path, overrides: list[str]) -> Plan:

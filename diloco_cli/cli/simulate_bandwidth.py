@@ -97,9 +97,7 @@ def _constants() -> dict[str, float]:
 
 
 def _buckets() -> str:
-    from diloco_cli.simulate.bandwidth import BUCKETS
-
-    return f"{BUCKETS} equal buckets of gradients (fitted)"
+    return f"{_constants()['buckets']} equal buckets of gradients (fitted)"
 
 
 def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> Answer:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.run_argument import open_run
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NotFoundError, UsageError
@@ -105,8 +106,6 @@ def _subject(text: str) -> _Subject:
         )  # fmt: skip
     if text.endswith((".json", ".yaml", ".yml")):
         raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
-    from diloco_cli.cli.run_argument import open_run
-
     existing = open_run(text).format
     slot_s = min(i.local_steps * i.step_s for i in existing.islands) / existing.num_fragments
     return _Subject(existing, {}, {}, (), (OF_AN_EXISTING_RUN,), slot_s, None, Path())

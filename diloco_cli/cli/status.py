@@ -73,7 +73,9 @@ def status(
             raise typer.Exit(INTERRUPTED_STATUS) from None
         return
     current, _ = read_status(opened)
-    error = _degraded(current) if exit_code else None
+    error = None
+    if exit_code and current.state in DEGRADED:
+        error = DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
     if as_json:
         print_json("status", asdict(current), warnings=clock_warnings(current), error=error)
     else:
@@ -82,12 +84,6 @@ def status(
             report_error(error)
     if error is not None:
         raise typer.Exit(error.exit_status)
-
-
-def _degraded(current: Status) -> DegradedError | None:
-    if current.state not in DEGRADED:
-        return None
-    return DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
 
 
 def clock_warnings(current: Status) -> list[str]:

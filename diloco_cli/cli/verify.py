@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -84,21 +85,23 @@ def mirror_error(found: MirrorCheck) -> DataCheckError | StoreError:
     """Exit 11 for other bytes, 6 for a bucket that could not be read."""
     if found.unreachable:
         return StoreError(f"region {found.region} could not be compared: {found.unreachable}", where=found.url)
-    more = f" (and {len(found.mismatches) - SHOWN} more)" if len(found.mismatches) > SHOWN else ""
     return DataCheckError(
-        f"region {found.region} does not follow the home bucket: {'; '.join(found.mismatches[:SHOWN])}{more}",
+        f"region {found.region} does not follow the home bucket: {_first(found.mismatches)}",
         where=found.url,
         hint="find out who wrote them; then delete those objects in the region's bucket and start the syncer again",
     )
+
+
+def _first(problems: Sequence[str]) -> str:
+    return "; ".join(problems[:SHOWN]) + (f" (and {len(problems) - SHOWN} more)" if len(problems) > SHOWN else "")
 
 
 def disagreement(found: Replay, url: str) -> DataCheckError:
     """The first few problems as one error (exit 11)."""
     problems = [*(f"missing: {key}" for key in found.missing), *found.mismatches]
     problems += [f"{found.duplicates} offers applied twice"] if found.duplicates else []
-    more = f" (and {len(problems) - SHOWN} more)" if len(problems) > SHOWN else ""
     return DataCheckError(
-        f"the bucket does not agree with its log: {'; '.join(problems[:SHOWN])}{more}",
+        f"the bucket does not agree with its log: {_first(problems)}",
         where=url,
         hint="see them all: diloco verify RUN --json",
     )

@@ -198,9 +198,7 @@ def wall_seconds(facts: RunFacts) -> float:
     if not facts.state.started_at:
         return 0.0
     started = moment(facts.state.started_at).timestamp()
-    ended = facts.now_s
-    if facts.state.phase != "RUNNING":
-        ended = moment(facts.state.updated_at).timestamp()
+    ended = facts.now_s if facts.state.phase == "RUNNING" else moment(facts.state.updated_at).timestamp()
     return max(0.0, ended - started)
 
 
