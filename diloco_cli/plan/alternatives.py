@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.errors import InfeasibleError
-from diloco_cli.plan.flow import KEEPS_IN_FLIGHT
+from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_EVERY
 from diloco_cli.plan.link import CODEC_BITS, MBPS, known_codecs
 from diloco_cli.plan.plan import Alternative, Plan
-from diloco_cli.plan.worth import MOST_EVERY
 from diloco_cli.units import format_bandwidth
 
 WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal

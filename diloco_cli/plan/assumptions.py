@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings
 from diloco_cli.plan.candidates import Candidate, leaves_its_region
+from diloco_cli.plan.flow import PER_DOUBLING
 from diloco_cli.plan.goodput import GUESSED_RESTART_S
 from diloco_cli.plan.link import GUESSED_RTT_S
 from diloco_cli.plan.model_facts import ModelFacts
@@ -13,7 +14,6 @@ from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE, STORAGE_PRICE
 from diloco_cli.plan.plan import Assumption, Mark
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, SYNCER_BPS
 from diloco_cli.plan.sharing import shares_cores
-from diloco_cli.plan.worth import PER_DOUBLING
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 
 MOST_NAMES = 6

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from diloco_cli.config.settings import Inventory, IslandSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.candidates import candidates
+from diloco_cli.plan.link import join_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland
-from diloco_cli.plan.traffic import join_bytes
 
 DAY_S = 86_400.0
 LEAST_FAILURES = 2  # restarts of an island before they say anything about its MTBF

@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diloco_cli.config.devices import HOST_DEVICES, find_device
-from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings
+from diloco_cli.config.devices import HOST_DEVICES
+from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan import goodput
 from diloco_cli.plan.link import Need
-from diloco_cli.plan.memory import Fit
-from diloco_cli.plan.micro_batch import fit_with_micro_batch
+from diloco_cli.plan.memory import Fit, island_fit
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.sharing import shares_of_the_local_machine
-from diloco_cli.plan.speed import Speed, computes_in_half, island_speed, num_devices
+from diloco_cli.plan.speed import Speed, island_speed, num_devices
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Candidate:
 def candidates(run: RunSettings, inventory: Inventory, model: ModelFacts) -> list[Candidate]:
     """Every island of the inventory, fastest step first, names breaking ties."""
     shares = shares_of_the_local_machine(inventory)
-    fits: dict[tuple[str, int, int, int], Fit] = {}
+    fits: dict[tuple[Accelerators, int, int], Fit] = {}
     found = [_candidate(island, run, inventory, model, shares, fits) for island in inventory.islands]
     return sorted(found, key=lambda candidate: (candidate.step_s, candidate.island.name))
 
@@ -72,7 +71,7 @@ def _candidate(
     inventory: Inventory,
     model: ModelFacts,
     shares: dict[str, float],
-    fits: dict[tuple[str, int, int, int], Fit],
+    fits: dict[tuple[Accelerators, int, int], Fit],
 ) -> Candidate:
     """`fits` remembers what is the same for every island of the same accelerators and batch."""
     batch_tokens = island.batch_tokens or run.train.batch_tokens
@@ -80,15 +79,9 @@ def _candidate(
         whole = max(1, round(batch_tokens / model.sequence)) * model.sequence
         wrong = f"a batch of {batch_tokens} tokens is no whole number of sequences of {model.sequence}"
         raise UsageError(f"{island.name}: {wrong}", hint=f"set batch_tokens to {whole}")
-    name, count, per_node = island.accelerators.name, num_devices(island), island.accelerators.count
-    key = (name, count, per_node, batch_tokens)
+    key = (island.accelerators, island.nodes, batch_tokens)
     if key not in fits:
-        device = find_device(name, inventory.devices)
-        num_fragments = min(run.sync.fragments, model.num_tensors)
-        half = computes_in_half(device, run.train.precision)
-        fits[key] = fit_with_micro_batch(
-            run.train, model, batch_tokens, count, device.memory_gb, num_fragments, per_node, half
-        )
+        fits[key] = island_fit(island, run, inventory, model)
     speed = island_speed(island, inventory, model, run.train.precision)
     busy, share = _busy(island, batch_tokens // model.sequence), shares.get(island.name, 1.0)
     tokens_per_s = speed.tokens_per_s * busy * share

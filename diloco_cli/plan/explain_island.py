@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from diloco_cli.config.devices import HOST_DEVICES, find_device
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.plan import goodput, memory, sharing, traffic
+from diloco_cli.plan import goodput, link, memory, sharing
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_IN_FLIGHT, Fleet, Flow
-from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, MOMENT_BYTES, ROUND_TRIPS, fragments_of, moment_bytes
-from diloco_cli.plan.micro_batch import HOST_WORKING_GB, WORKING_MARGIN
+from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_IN_FLIGHT, Flow
+from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
 from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, STATE_BITS, SYNCER_BPS
 from diloco_cli.plan.speed import computes_in_half, default_mfu, host_gflops, num_devices, peak_tflops
@@ -26,7 +26,7 @@ class Explanation:
     formula: str
     numbers: str
     value: float
-    unit: str
+    unit: str = ""
 
 
 def short(value: float) -> str:
@@ -46,41 +46,26 @@ def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings) -> 
 
 
 def explain_island(
-    plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow, fleet: Fleet
+    plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow, num_islands: int
 ) -> Iterator[Explanation]:
-    round_s, step = plan.schedule.round_s, short(island.step_s)
-    of, total, longest = island.name, short(plan.model.parameters), short(max(round_s, island.step_s))
+    say, round_s, step = partial(Explanation, island.name), short(plan.schedule.round_s), short(island.step_s)
     yield _speed(plan, candidate)
     yield from _share(plan, candidate)
-    yield Explanation(
-        of, "step", "batch / (tokens/s)", f"{island.batch_tokens} / {short(island.tokens_per_s)}", island.step_s, "s"
-    )
-    yield Explanation(
-        of,
-        "H_i",
-        "max(1, round(T / step))",
-        f"max(1, round({short(round_s)} / {step}))",
-        float(flow.local_steps),
-        "steps",
-    )
-    idle = f"100 * max(0, 1 - {flow.local_steps} * {step} / {short(round_s)})"
-    yield Explanation(of, "idle", "1 - H_i x step / T", idle, island.idle_percent, "%")
-    for way, codec, needed in (
-        ("up", fleet.sync.codec, island.up_mbps_needed),
-        ("down", fleet.sync.broadcast, island.down_mbps_needed),
-    ):
-        numbers = f"{total} * {CODEC_BITS[codec]:g} / {longest} / 1e6"
-        yield Explanation(of, f"{way}link needed", f"N x bits of {codec} / max(T, step)", numbers, needed, "Mbps")
-    yield from _carried(plan, island, len(fleet.kept))
-    yield _transfer(plan, candidate, flow)
-    yield _in_flight(plan, candidate, flow, fleet)
+    numbers = f"{island.batch_tokens} / {short(island.tokens_per_s)}"
+    yield say("step", "batch / (tokens/s)", numbers, island.step_s, "s")
+    steps = float(flow.local_steps)
+    yield say("H_i", "max(1, round(T / step))", f"max(1, round({round_s} / {step}))", steps, "steps")
+    numbers = f"100 * max(0, 1 - {flow.local_steps} * {step} / {round_s})"
+    yield say("idle", "1 - H_i x step / T", numbers, island.idle_percent, "%")
+    yield from _link(plan, island, num_islands)
+    yield from _exchange(plan, candidate, flow, num_islands)
     yield from _memory(plan, candidate)
     yield _host_memory(plan, island)
-    settings = candidate.island
-    if settings.mtbf_s is not None:
-        numbers = f"{short(settings.mtbf_s)} / ({short(settings.mtbf_s)} + {short(goodput.restart_s(settings))})"
-        yield Explanation(of, "availability", "MTBF / (MTBF + restart)", numbers, island.availability, "")
-    yield _predicted(plan, island, candidate, flow, fleet)
+    mtbf_s = candidate.island.mtbf_s
+    if mtbf_s is not None:
+        numbers = f"{short(mtbf_s)} / ({short(mtbf_s)} + {short(goodput.restart_s(candidate.island))})"
+        yield say("availability", "MTBF / (MTBF + restart)", numbers, island.availability)
+    yield _predicted(plan, island, candidate, flow)
 
 
 def _speed(plan: Plan, candidate: Candidate) -> Explanation:
@@ -118,56 +103,51 @@ def _share(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     yield Explanation(candidate.island.name, "shared cores", formula, numbers, candidate.share, "")
 
 
-def _carried(plan: Plan, island: PlannedIsland, num_islands: int) -> Iterator[Explanation]:
-    """What the link really carries: fragments, moments, records."""
-    s, sync, inner = plan.schedule, plan.run.sync, plan.run.train.inner
+def _link(plan: Plan, island: PlannedIsland, num_islands: int) -> Iterator[Explanation]:
+    """What a round needs, and what the link really carries: fragments, moments, records."""
+    say, s, sync = partial(Explanation, island.name), plan.schedule, plan.run.sync
     total, longest = short(plan.model.parameters), short(max(s.round_s, island.step_s))
-    moments = f" + 8 * {short(moment_bytes(inner))}" if moment_bytes(inner) else ""
-    offers = f"8 * {s.fragments} * {traffic.OFFER_BYTES} / {longest}"
-    beats = f"8 * {traffic.BEAT_BYTES} / {traffic.BEAT_EVERY_S:g}"
-    yield Explanation(
-        island.name,
-        "sent",
-        "N x (bits + bits of moments / rounds between their saves) / max(T, step) + offers + beats",
-        f"({total} * ({CODEC_BITS[sync.codec]:g}{moments}) / {longest} + {offers} + {beats}) / 1e6",
-        island.sent_mbps,
-        "Mbps",
-    )
-    commits = f"8 * ({traffic.COMMIT_BYTES} + {num_islands} * {traffic.INPUT_BYTES}) / {short(s.slot_s)}"
-    yield Explanation(
-        island.name,
-        "received",
-        "N x bits / max(T, step) + a commit a slot, with an input of every island",
-        f"({total} * {CODEC_BITS[sync.broadcast]:g} / {longest} + {commits}) / 1e6",
-        island.received_mbps,
-        "Mbps",
-    )
+    up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
+    for way, codec, bits, needed in (
+        ("up", sync.codec, up, island.up_mbps_needed),
+        ("down", sync.broadcast, down, island.down_mbps_needed),
+    ):
+        numbers = f"{total} * {bits:g} / {longest} / 1e6"
+        yield say(f"{way}link needed", f"N x bits of {codec} / max(T, step)", numbers, needed, "Mbps")
+    each = link.moment_bytes(plan.run.train.inner)
+    moments = f" + 8 * {short(each)}" if each else ""
+    offers = f"8 * {s.fragments} * {link.OFFER_BYTES} / {longest}"
+    beats = f"8 * {link.BEAT_BYTES} / {link.BEAT_EVERY_S:g}"
+    formula = "N x (bits + bits of moments / rounds between their saves) / max(T, step) + offers + beats"
+    numbers = f"({total} * ({up:g}{moments}) / {longest} + {offers} + {beats}) / 1e6"
+    yield say("sent", formula, numbers, island.sent_mbps, "Mbps")
+    commits = f"8 * ({link.COMMIT_BYTES} + {num_islands} * {link.INPUT_BYTES}) / {short(s.slot_s)}"
+    formula = "N x bits / max(T, step) + a commit a slot, with an input of every island"
+    numbers = f"({total} * {down:g} / {longest} + {commits}) / 1e6"
+    yield say("received", formula, numbers, island.received_mbps, "Mbps")
 
 
-def _in_flight(plan: Plan, candidate: Candidate, flow: Flow, fleet: Fleet) -> Explanation:
-    """The exchange of the fragment in which a parameter lies on average."""
-    mean = fragments_of(plan.run.sync, plan.model).mean
-    merging = merging_numbers(mean, len(fleet.kept), plan.run.sync)
-    numbers = f"{_transfer_numbers(plan, candidate, mean)} + {short(plan.schedule.quorum_s)} + {merging}"
-    formula = "transfer of the mean fragment + quorum + merging"
-    return Explanation(candidate.island.name, "in flight", formula, numbers, flow.in_flight_s, "s")
-
-
-def _transfer(plan: Plan, candidate: Candidate, flow: Flow) -> Explanation:
-    numbers = _transfer_numbers(plan, candidate, plan.schedule.fragment_parameters)
+def _exchange(plan: Plan, candidate: Candidate, flow: Flow, num_islands: int) -> Iterator[Explanation]:
+    """Of the largest fragment, and of that in which a parameter lies on average."""
+    say, s, sync = partial(Explanation, candidate.island.name), plan.schedule, plan.run.sync
+    numbers = _transfer_numbers(candidate, s.fragment_parameters, sync)
     formula = "largest fragment x bits / bandwidth, up and down, + round trips"
-    return Explanation(candidate.island.name, "transfer", formula, numbers, flow.transfer_s, "s")
+    yield say("transfer", formula, numbers, flow.transfer_s, "s")
+    mean = link.fragments_of(sync, plan.model).mean
+    merging = merging_numbers(mean, num_islands, sync)
+    numbers = f"{_transfer_numbers(candidate, mean, sync)} + {short(s.quorum_s)} + {merging}"
+    yield say("in flight", "transfer of the mean fragment + quorum + merging", numbers, flow.in_flight_s, "s")
 
 
-def _transfer_numbers(plan: Plan, candidate: Candidate, parameters: float) -> str:
-    link, sync = candidate.island.link, plan.run.sync
-    rtt_s = GUESSED_RTT_S if link.rtt_s is None else link.rtt_s
+def _transfer_numbers(candidate: Candidate, parameters: float, sync: SyncSettings) -> str:
+    own = candidate.island.link
+    rtt_s = link.GUESSED_RTT_S if own.rtt_s is None else own.rtt_s
     parts = [
         f"{short(parameters)} * {CODEC_BITS[codec]:g} / {short(bps)}"
-        for codec, bps in ((sync.codec, link.up_bps), (sync.broadcast, link.down_bps))
+        for codec, bps in ((sync.codec, own.up_bps), (sync.broadcast, own.down_bps))
         if bps
     ]
-    return " + ".join([*parts, f"{ROUND_TRIPS} * {short(rtt_s)}"])
+    return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(rtt_s)}"])
 
 
 def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
@@ -185,10 +165,7 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         "gradients": ("4 N", f"{memory.GRADIENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "moments": ("8 N", f"{MOMENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "casts": ("2 N", f"{memory.CAST_BYTES} * {short(m.parameters)} / 1e9"),
-        "activations": (
-            f"{each.activations} B S L d",
-            f"{each.activations} * {tokens} * {m.layers} * {m.width} / 1e9",
-        ),
+        "activations": (f"{each.activations} B S L d", f"{each.activations} * {tokens} * {m.layers} * {m.width} / 1e9"),
         "logits": (f"{each.logits} B S V", f"{each.logits} * {tokens} * {short(m.vocabulary)} / 1e9"),
         "gathered layer": (f"{each.gathered} N / L", layer),
         "exchange": ("8 x largest fragment", f"{memory.EXCHANGE_BYTES} * {short(largest)}{over} / 1e9"),
@@ -204,9 +181,10 @@ def _micro_batch(plan: Plan, candidate: Candidate, tokens: str) -> Explanation:
     """B sequences of S tokens: what one forward and backward pass of one device takes."""
     formula = "B x S, as train.micro_batch_tokens says, at most the device's part of a batch"
     if plan.run.train.micro_batch_tokens == "auto":
-        room = f"{100 * memory.USABLE:g} % of its memory hold, activations and logits counted {WORKING_MARGIN:g}-fold"
+        margin = f"activations and logits counted {memory.WORKING_MARGIN:g}-fold"
+        room = f"{100 * memory.USABLE:g} % of its memory hold, {margin}"
         if candidate.fit.available_gb is None:
-            room = f"{1000 * HOST_WORKING_GB:g} MB hold of activations and logits"
+            room = f"{1000 * memory.HOST_WORKING_GB:g} MB hold of activations and logits"
         formula = f"B x S; B: the device's part of a batch, or the largest power of two that {room}"
     value = candidate.fit.sequences * plan.model.sequence
     return Explanation(candidate.island.name, "micro-batch", formula, tokens, value, "tokens")
@@ -218,14 +196,12 @@ def _host_memory(plan: Plan, island: PlannedIsland) -> Explanation:
     in_flight = f"(({s.overlap} + 1) * (4 + 4 + {up:g} / 8) + 4 + {down:g} / 8) * {short(s.fragment_parameters)}"
     whole = f"(4 + {memory.SAVED_BYTES if saved else 0}) * {short(plan.model.parameters)}"
     formula = "4 N adopted + 16 N while moments are saved + (overlap + 1) x (sent + delta + payload) + one arrival"
-    return Explanation(
-        island.name, "host memory", formula, f"({whole} + {in_flight}) / 1e9", island.host_memory_gb_needed, "GB"
-    )
+    numbers = f"({whole} + {in_flight}) / 1e9"
+    return Explanation(island.name, "host memory", formula, numbers, island.host_memory_gb_needed, "GB")
 
 
-def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow, fleet: Fleet) -> Explanation:
-    s, sync = plan.schedule, plan.run.sync
-    hidden, settings = s.overlap * s.slot_s, candidate.island
+def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow) -> Explanation:
+    s, hidden, mtbf_s = plan.schedule, plan.schedule.overlap * plan.schedule.slot_s, candidate.island.mtbf_s
     exchange = flow.transfer_s + s.quorum_s + s.merge_s
     parts = [
         (short(island.tokens_per_s), "tokens/s"),
@@ -233,15 +209,15 @@ def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Fl
         (f"{short(s.slot_s)} / ({short(s.slot_s)} + max(0, {short(exchange)} - {short(hidden)}))", "busy"),
     ]
     share = flow.in_flight_s / s.round_s
-    if sync.mixing not in KEEPS_IN_FLIGHT:
+    if plan.run.sync.mixing not in KEEPS_IN_FLIGHT:
         kept = f"(1 - {short(flow.in_flight_s)} / {short(s.round_s)})"
         if share > MOST_IN_FLIGHT:
             kept = f"{1 - MOST_IN_FLIGHT} * {MOST_IN_FLIGHT} * {short(s.round_s)} / {short(flow.in_flight_s)}"
         parts.append((kept, "not in flight"))
-    if settings.mtbf_s is not None:
+    if mtbf_s is not None:
         at_risk = s.round_s / 2 + hidden
         parts.append((short(candidate.availability), "availability"))
-        parts.append((f"{short(settings.mtbf_s)} / ({short(settings.mtbf_s)} + {short(at_risk)})", "kept"))
+        parts.append((f"{short(mtbf_s)} / ({short(mtbf_s)} + {short(at_risk)})", "kept"))
     if flow.moving < 1:
         parts.append((short(flow.moving), "moving"))
     formula = " x ".join(text for _, text in parts)

@@ -1,25 +1,29 @@
-"""From an evaluated fleet to what a plan says of it: islands, warnings, verdict."""
+"""From an evaluated fleet to what a plan says of it: islands, prediction, the syncer's needs, warnings, verdict."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 
 from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.plan import goodput
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import Fleet, Flow
-from diloco_cli.plan.link import CODEC_BITS, MBPS, link_warnings, load_of_round, need_of_round
-from diloco_cli.plan.memory import host_memory_gb
+from diloco_cli.plan.link import CODEC_BITS, FULL, MBPS, link_warnings, load_of_round, need_of_round, traffic_mbps
+from diloco_cli.plan.memory import host_memory_gb, syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs, up_gb_per_day
-from diloco_cli.plan.plan import Goal, LeftOut, Plan, PlannedIsland
-from diloco_cli.plan.prediction import predict, syncer_needs, syncer_warnings
-from diloco_cli.plan.schedule import fragment_offsets, schedule_warnings
+from diloco_cli.plan.plan import Goal, LeftOut, Money, Plan, PlannedIsland, Prediction, Stage, SyncerNeeds
+from diloco_cli.plan.schedule import STATE_BITS, SYNCER_BPS, fragment_offsets, schedule_warnings, syncer_load
 from diloco_cli.plan.speed import num_devices, speed_warnings
-from diloco_cli.plan.traffic import traffic
+from diloco_cli.units import format_bandwidth
 
 LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
 IDLE_ACCELERATORS = 0.9  # a batch that keeps less of them busy is worth a warning
+CROWDED_SYNCER = 80.0  # percent of its time that merging may take before that is worth a warning
+MOST_LISTED = 16  # islands up to which P(at least k) is listed for every k
+DAY_S = 86_400.0
 
 
 def assemble(
@@ -29,12 +33,13 @@ def assemble(
     inventory: Inventory,
     model: ModelFacts,
     goal: Goal,
-    order: Mapping[str, int],
     unused: Sequence[LeftOut] = (),
 ) -> Plan:
-    """The plan of a fleet; `order` of the islands is the inventory's. `missing` islands could have taken part, of the
-    `unused` machines none could be formed."""
+    """The plan of a fleet, islands in the inventory's order. `missing` islands could have taken part, of the `unused`
+    machines none could be formed."""
+    order = {island.name: index for index, island in enumerate(inventory.islands)}
     pairs = sorted(zip(fleet.kept, fleet.flows, strict=True), key=lambda pair: order[pair[0].island.name])
+    missing = sorted(missing, key=lambda island: order[island.name])
     islands = [_planned(candidate, flow, fleet, run, inventory, model) for candidate, flow in pairs]
     money, needs = costs(fleet, run, model), syncer_needs(fleet, model)
     warnings = [f"{island.name} is left out: {island.reason}" for island in (*missing, *unused)]
@@ -85,7 +90,7 @@ def _planned(
     own_round_s = flow.local_steps * step_s
     need = need_of_round(model, sync.codec, sync.broadcast)
     need_round_s = max(schedule.round_s, step_s)
-    carried = traffic(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
+    sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     saved = run.train.inner.name == "adamw"
     bits = (CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast])
     return PlannedIsland(
@@ -103,7 +108,7 @@ def _planned(
         up_mbps_available=_mbps(island.link.up_bps),
         down_mbps_needed=need.down_bps(need_round_s) / MBPS,
         down_mbps_available=_mbps(island.link.down_bps),
-        sent_mbps=carried.sent_mbps,
+        sent_mbps=sent_mbps,
         transfer_s=flow.transfer_s,
         transfer_window_s=schedule.overlap * schedule.slot_s - schedule.quorum_s - schedule.merge_s,
         memory_gb_needed=candidate.fit.needed_gb,
@@ -117,7 +122,7 @@ def _planned(
         egress_per_day=up_gb_per_day(fleet, run, model) * candidate.egress_per_gb,
         predicted_tokens_per_s=flow.after_failures,
         warnings=tuple(_island_warnings(candidate, fleet, run, inventory, model)),
-        received_mbps=carried.received_mbps,
+        received_mbps=received_mbps,
         micro_batch_tokens=candidate.fit.sequences * model.sequence,
     )
 
@@ -149,12 +154,79 @@ def _mbps(bps: float | None) -> float | None:
 def _why(
     islands: Sequence[PlannedIsland], missing: Sequence[LeftOut], unused: Sequence[LeftOut], warnings: Sequence[str]
 ) -> str:
-    total = len(islands) + len(missing)
-    if missing or unused:
-        absent = [*missing, *unused]
+    total, absent = len(islands) + len(missing), [*missing, *unused]
+    if absent:
         names = ", ".join(island.name for island in absent[:5])
         more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
         of = f"{len(islands)} of {total} islands" if missing else f"all {total} islands"
         return f"{of} take part; without {names}{more}"
     everyone = "the island takes part" if total == 1 else f"all {total} islands take part"
     return f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"
+
+
+def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> Prediction:
+    availabilities = [candidate.availability for candidate in fleet.kept]
+    flows = fleet.flows
+    rates = {
+        "ideal": sum(flow.ideal for flow in flows),
+        "after idle": sum(flow.after_idle for flow in flows),
+        "after link": sum(flow.after_link for flow in flows),
+        "after failures": fleet.tokens_per_s,
+    }
+    tokens = run.train.tokens
+    stages = tuple(Stage(name, rate, tokens / rate / DAY_S) for name, rate in rates.items())
+    ideal, final = stages[0].tokens_per_s, stages[-1].tokens_per_s
+    islands = [candidate.island for candidate in fleet.kept]
+    batch_tokens = sum(candidate.batch_tokens for candidate in fleet.kept)
+    own_rates = [candidate.tokens_per_s for candidate in fleet.kept]
+    synchronous = goodput.synchronous_tokens_per_s(islands, own_rates, batch_tokens, model)
+    return Prediction(
+        tokens_per_s_ideal=ideal,
+        tokens_per_s=final,
+        goodput=final / ideal,
+        days_to_target=tokens / final / DAY_S,
+        synchronous_tokens_per_s=synchronous,
+        synchronous_goodput=synchronous / ideal,
+        synchronous_days_to_target=tokens / synchronous / DAY_S,
+        price_per_h=money.accelerators_per_h,
+        egress_per_day=money.egress_per_day,
+        quorum_probability=fleet.quorum_probability,
+        all_present_probability=math.prod(availabilities),
+        present_probabilities=_present(availabilities),
+        waterfall=stages,
+    )
+
+
+def _present(availabilities: Sequence[float]) -> tuple[float, ...]:
+    count = len(availabilities)
+    return tuple(goodput.probability_at_least(k, availabilities) for k in range(1, count + 1) if count <= MOST_LISTED)
+
+
+def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
+    """The syncer reads every island's delta once a round, and writes state and cast."""
+    sync, round_s, islands = fleet.sync, fleet.schedule.round_s, len(fleet.kept)
+    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
+    need = need_of_round(model, sync.codec, sync.broadcast)
+    written_bits = model.parameters * STATE_BITS + need.down_bits
+    return SyncerNeeds(
+        memory_gb=syncer_memory_gb(model, fleet.schedule.fragment_parameters, up_bits, down_bits),
+        down_mbps=(islands * need.up_bits + written_bits) / round_s / MBPS,
+        up_mbps=written_bits / round_s / MBPS,
+        merge_percent=100 * syncer_load(model.parameters, islands, round_s),
+    )
+
+
+def syncer_warnings(needs: SyncerNeeds) -> list[str]:
+    warnings: list[str] = []
+    if needs.merge_percent > CROWDED_SYNCER:
+        warnings.append(
+            f"the syncer would spend {needs.merge_percent:.0f} % of its time merging: fewer islands, or a longer round"
+            " (--set sync.every=...)"
+        )
+    for way, mbps in (("down", needs.down_mbps), ("up", needs.up_mbps)):
+        if mbps * MBPS > FULL * SYNCER_BPS:
+            warnings.append(
+                f"the syncer needs {format_bandwidth(mbps * MBPS)} {way}, and a link of {format_bandwidth(SYNCER_BPS)}"
+                " is guessed: fewer islands, a smaller codec, or a longer round (--set sync.every=...)"
+            )
+    return warnings

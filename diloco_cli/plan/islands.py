@@ -19,17 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from diloco_cli.config.devices import find_device
 from diloco_cli.config.hostlist import compress_hostlist
-from diloco_cli.config.settings import RESERVED_NAMES, Device, Inventory, RunSettings
+from diloco_cli.config.settings import RESERVED_NAMES, Inventory, RunSettings
 from diloco_cli.plan.goodput import availability
 from diloco_cli.plan.link import load_of_round
 from diloco_cli.plan.machines import Group, Machine, groups, island_of
-from diloco_cli.plan.memory import USABLE, Fit, memory_fit
-from diloco_cli.plan.micro_batch import least_sequences, most_sequences
+from diloco_cli.plan.memory import USABLE, Fit, island_fit
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Formed, LeftOut
-from diloco_cli.plan.speed import computes_in_half, island_speed
+from diloco_cli.plan.speed import island_speed
 
 LOWEST_AVAILABILITY = 0.95  # below it a group of machines is split: what fails together should be small
 LONGEST_NAME = 63
@@ -81,30 +79,10 @@ class _Decision:
 
     def least_machines(self) -> int | None:
         """The fewest of these machines that hold the model together; None if not even all of them do."""
-        return _first(len(self.group.machines), self._holds)
+        return _first(len(self.group.machines), lambda num: self._fit(num).fits)
 
-    def _holds(self, num_machines: int) -> bool:
-        return self._least_fit(num_machines * self.group.first.accelerators.count).fits
-
-    def _least_fit(self, num_devices: int) -> Fit:
-        """With the smallest micro-batch that the settings allow."""
-        most = most_sequences(self.model, self._batch_tokens(), num_devices)
-        least = least_sequences(self.run.train, self.model, most)
-        return memory_fit(
-            self.model, num_devices, self._memory_gb(), self._num_fragments(), half=self._half(), sequences=least
-        )
-
-    def _memory_gb(self) -> float | None:
-        return self._device().memory_gb
-
-    def _device(self) -> Device:
-        return find_device(self.group.first.accelerators.name, self.inventory.devices)
-
-    def _half(self) -> bool:
-        return computes_in_half(self._device(), self.run.train.precision)
-
-    def _num_fragments(self) -> int:
-        return min(self.run.sync.fragments, self.model.num_tensors)
+    def _fit(self, num_machines: int) -> Fit:
+        return island_fit(island_of("part", self.group.machines[:num_machines]), self.run, self.inventory, self.model)
 
     def split(self, least: int) -> tuple[list[Part], str]:
         """(equal parts, why so many or why not more)."""
@@ -146,12 +124,10 @@ class _Decision:
     def why_left_out(self) -> tuple[str, tuple[str, ...]]:
         """Why not even all of the group's machines hold the model, and what would. Machines with the same answer are
         reported together."""
-        first, machines = self.group.first, self.group.machines
-        have, memory_gb = len(machines) * first.accelerators.count, self._memory_gb()
-        size = f"{memory_gb:g} GB each" if memory_gb else "the host's memory"
+        first, num_machines = self.group.first, len(self.group.machines)
+        have, need = num_machines * first.accelerators.count, self._fit(num_machines)
         whose = f"all of {first.fabric}" if first.fabric else "no fabric to other machines"
-        reason = f"the model does not fit {have} x {first.accelerators.name} ({size}, {whose})"
-        need = self._least_fit(have)
+        reason = f"the model does not fit {have} x {first.accelerators.name} ({need.available_gb:g} GB each, {whose})"
         ways = [f"accelerators with at least {need.needed_gb / USABLE:.0f} GB"]
         if need.devices_needed:
             ways.insert(0, f"{math.ceil(need.devices_needed / first.accelerators.count)} such machines in one fabric")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.flow import Fleet, run_fleet
+from diloco_cli.plan.flow import MOST_EVERY, Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, known_codecs, load_of_round, need_of_round
 from diloco_cli.plan.memory import USABLE, with_micro_batch
 from diloco_cli.plan.model_facts import ModelFacts
@@ -16,7 +16,6 @@ from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal, LeftOut
 from diloco_cli.plan.schedule import syncer_load
 from diloco_cli.plan.search import score
-from diloco_cli.plan.worth import MOST_EVERY
 from diloco_cli.units import format_bandwidth, format_duration
 
 HARDLY = 0.1  # of the delta's bits: moments saved so seldom that they are at most that

@@ -1,5 +1,11 @@
 """What an island's link must carry: every parameter once up and once down in every round, and now and then the inner
-optimizer's moments up."""
+optimizer's moments up.
+
+Beside these go records. Every slot each island writes one offer, and reads one commit, which lists an input for every
+island that took part; each few seconds it writes a beat. A look for the next commit that finds none carries no bytes.
+Sizes of records are those that the protocol writes (a test encodes some); names of islands and events make them differ
+by a few per cent. Beside the fragments of a large model they are nothing, beside those of a small one a share.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from typing import get_args
 from diloco_cli.config.fields import type_hints
 from diloco_cli.config.settings import InnerSettings, IslandSettings, Link, SyncSettings
 from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.plan import Schedule
 
 # Bits per parameter with scales: int8 one float32 scale per 256, int4 one 16-bit scale per 64.
 CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125, "int4": 4.25}
@@ -17,6 +24,11 @@ GUESSED_RTT_S = 0.05  # of one request to a bucket
 FULL = 0.8  # a link used beyond this share of its capacity is worth a warning
 MBPS = 1e6
 MOMENT_BYTES = 8  # of a parameter: AdamW has two moments, float32
+COMMIT_BYTES = 800  # of a merge, without its inputs
+INPUT_BYTES = 300
+OFFER_BYTES = 900
+BEAT_BYTES = 260
+BEAT_EVERY_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,29 @@ def load_of_round(model: ModelFacts, codec: str, broadcast: str, inner: InnerSet
 def moment_bytes(inner: InnerSettings) -> float:
     """Per parameter and round: AdamW's moments, saved every so many rounds; plain SGD has none."""
     return MOMENT_BYTES / inner.save_every if inner.name == "adamw" else 0.0
+
+
+def traffic_mbps(
+    model: ModelFacts, sync: SyncSettings, inner: InnerSettings, schedule: Schedule, step_s: float, num_islands: int
+) -> tuple[float, float]:
+    """(sent, received) by one island, payloads and records together. `step_s`: its own. Where a step takes longer than
+    a round, the island exchanges once a step."""
+    round_s = max(schedule.round_s, step_s)
+    load = load_of_round(model, sync.codec, sync.broadcast, inner)
+    up_bps = load.up_bps(round_s) + 8 * (schedule.fragments * OFFER_BYTES / round_s + BEAT_BYTES / BEAT_EVERY_S)
+    down_bps = load.down_bps(round_s) + 8 * commit_bytes(num_islands) / schedule.slot_s
+    return up_bps / MBPS, down_bps / MBPS
+
+
+def commit_bytes(num_islands: int) -> int:
+    """Of a merge that everybody takes part in."""
+    return COMMIT_BYTES + num_islands * INPUT_BYTES
+
+
+def join_bytes(model: ModelFacts, sync: SyncSettings) -> float:
+    """What a new process downloads before its first step: the newest version of every fragment. (Of saved moments it
+    reads those of its predecessor, if there are any.)"""
+    return model.parameters * CODEC_BITS[sync.broadcast] / 8
 
 
 def transfer_s(link: Link, parameters: float, codec: str, broadcast: str) -> float:

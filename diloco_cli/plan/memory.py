@@ -11,6 +11,14 @@ S tokens:
     gathered 6 N / L                                       only when sharded: one layer in bf16, its float32 gradient;
                                                            in fp32 8 N / L
     exchange 8 x the largest fragment                      what is sent and what has arrived, float32
+
+B is `train.micro_batch_tokens`; with `auto` the device's whole part of a batch, else the largest power of two of
+sequences, at least one, such that
+
+    state + 1.6 B x (activations + logits of one sequence) <= 90 % of its memory      of an accelerator
+            B x (activations + logits of one sequence)     <= 256 MB                  on the host's memory
+
+The launch and an island that joins choose by the same rule.
 """
 
 from __future__ import annotations
@@ -19,6 +27,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from diloco_cli.config.devices import find_device
+from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings, TrainSettings
+from diloco_cli.plan import speed
 from diloco_cli.plan.link import MOMENT_BYTES
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart
@@ -30,6 +41,13 @@ EXCHANGE_BYTES = 8  # per parameter of one fragment: what is sent and what has a
 SAVED_BYTES = 16  # per parameter in the host: a copy of AdamW's moments, and its bytes on the way to the store
 WORKING = ("activations", "logits")  # parts that grow with the micro-batch
 USABLE = 0.9  # the rest is fragmentation and the framework's own
+WORKING_MARGIN = 1.6
+"""At most so many times what is estimated here was held at the peak of a pass of 4,096 tokens and more: the built-in
+models on a CPU in fp32, tests/benchmarks/micro_batch.py."""
+HOST_WORKING_GB = 0.256
+"""Nobody says how much of the host's memory is free, and larger ones do not pay: a core trained gpt-nano 1.1 times as
+fast with micro-batches of 8,192 tokens (230 MB) as with 32,768 (690 MB), moe-micro 1.5 times with 4,096 (caches, fresh
+pages; the same benchmark)."""
 GB = 1e9
 PartsOf = Callable[[int, int], tuple[MemoryPart, ...]]  # (devices that share the state, split of every layer)
 
@@ -74,6 +92,45 @@ class Fit:
         return sum(part.gb for part in self.parts if part.name in WORKING)
 
 
+def island_fit(island: IslandSettings, run: RunSettings, inventory: Inventory, model: ModelFacts) -> Fit:
+    device = find_device(island.accelerators.name, inventory.devices)
+    return fit_with_micro_batch(
+        run.train,
+        model,
+        island.batch_tokens or run.train.batch_tokens,
+        speed.num_devices(island),
+        device.memory_gb,
+        num_fragments=min(run.sync.fragments, model.num_tensors),
+        per_node=island.accelerators.count,
+        half=speed.computes_in_half(device, run.train.precision),
+    )
+
+
+def fit_with_micro_batch(
+    train: TrainSettings,
+    model: ModelFacts,
+    batch_tokens: int,
+    num_devices: int = 1,
+    memory_gb: float | None = None,
+    num_fragments: int = 1,
+    per_node: int = 1,
+    half: bool = True,
+) -> Fit:
+    """The fit of an island's devices with the micro-batch that each of them is to take: as set, or with `auto` the
+    largest that fits. The cores of a host share one micro-batch: there `num_devices` counts as one."""
+    sharing = num_devices if memory_gb is not None else 1
+    most = max(1, -(-batch_tokens // (model.sequence * sharing)))  # the largest part of a batch that one of them has
+    least = 1 if train.micro_batch_tokens == "auto" else min(most, max(1, train.micro_batch_tokens // model.sequence))
+    fit = memory_fit(model, num_devices, memory_gb, num_fragments, per_node, half, least)
+    if train.micro_batch_tokens != "auto" or not fit.fits:
+        return fit
+    room_gb = HOST_WORKING_GB
+    if memory_gb is not None:
+        room_gb = (USABLE * memory_gb - (fit.needed_gb - fit.working_gb)) / WORKING_MARGIN
+    fitting = int(room_gb / fit.working_gb) if fit.working_gb > 0 else most
+    return with_micro_batch(fit, most if fitting >= most else 1 << max(0, fitting.bit_length() - 1))
+
+
 def memory_fit(
     model: ModelFacts,
     num_devices: int,
@@ -90,20 +147,18 @@ def memory_fit(
     def parts_of(devices: int, split: int) -> tuple[MemoryPart, ...]:
         return memory_parts(model, devices, num_fragments, split, half, sequences)
 
-    whole = parts_of(1, 1)
-    if memory_gb is None:
-        return Fit(_total(whole), None, "none", True, whole, sequences=sequences)
-    usable = USABLE * memory_gb
+    whole, usable = parts_of(1, 1), math.inf if memory_gb is None else USABLE * memory_gb
     if _total(whole) <= usable:
         return Fit(_total(whole), memory_gb, "none", True, whole, sequences=sequences)
     parts = parts_of(num_devices, 1)
-    fits = num_devices > 1 and _total(parts) <= usable
-    if fits:
-        return Fit(_total(parts), memory_gb, f"fsdp over {num_devices}", True, parts, sequences=sequences)
-    needed = _devices_needed(parts_of, usable)
-    split = _tensor_parallel(parts_of, num_devices, per_node, usable)
     sharding = f"fsdp over {num_devices}" if num_devices > 1 else "none"
-    return Fit(_total(parts), memory_gb, sharding, False, parts, needed, split, sequences)
+    fit = Fit(_total(parts), memory_gb, sharding, _total(parts) <= usable, parts, sequences=sequences)
+    if fit.fits:
+        return fit
+    needed = _devices_needed(parts_of, usable)
+    return replace(
+        fit, devices_needed=needed, tensor_parallel=_tensor_parallel(parts_of, num_devices, per_node, usable)
+    )
 
 
 def with_micro_batch(fit: Fit, sequences: int) -> Fit:

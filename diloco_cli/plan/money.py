@@ -17,11 +17,9 @@ from math import inf
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.flow import Fleet
-from diloco_cli.plan.link import CODEC_BITS, moment_bytes
-from diloco_cli.plan.mirrors import mirror_traffic
+from diloco_cli.plan.link import BEAT_EVERY_S, CODEC_BITS, moment_bytes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money
-from diloco_cli.plan.traffic import BEAT_EVERY_S
 from diloco_cli.protocol.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
 
 DAY_S = 86_400.0
@@ -48,8 +46,8 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     growth = storage_gb_per_day(fleet, run, model)
     growing = min(days, retained_days(fleet.schedule.slot_s, fleet.schedule.fragments, run))
     storage = growth * (growing * growing / 2 + growing * (days - growing)) * STORAGE_PRICE
-    crossing = mirror_traffic(fleet, model)
-    per_day = 24 * accelerators + egress + crossing.per_day + requests
+    mirrors_gb, mirrors = mirrors_per_day(fleet, model)
+    per_day = 24 * accelerators + egress + mirrors + requests
     total = days * per_day + storage
     return Money(
         accelerators_per_h=accelerators,
@@ -64,8 +62,8 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
         per_h=total / days / 24,
         total=total,
         per_billion_tokens=total / run.train.tokens * 1e9,
-        mirrors_gb_per_day=crossing.gb_per_day,
-        mirrors_per_day=crossing.per_day,
+        mirrors_gb_per_day=mirrors_gb,
+        mirrors_per_day=mirrors,
     )
 
 
@@ -73,6 +71,23 @@ def up_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
     """What one island sends: its delta of every parameter once a round, its moments now and then."""
     bytes_each = CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner)
     return model.parameters * bytes_each / GB * DAY_S / fleet.schedule.round_s
+
+
+def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
+    """GB that cross between the home bucket and the buckets of regions, and what they cost where they leave a bucket.
+
+    A round carries every fragment's new version once to each region with a bucket of its own, however many islands
+    read it there, and every delta of such a region's islands once to the home bucket. Saved moments stay where they
+    are. Records are small beside both.
+    """
+    crossings = [kept.crossing for kept in fleet.kept if kept.crossing is not None]
+    version, delta = (
+        model.parameters * CODEC_BITS[codec] / 8 / GB * DAY_S / fleet.schedule.round_s
+        for codec in (fleet.sync.broadcast, fleet.sync.codec)
+    )
+    home_per_gb = {crossing.region: crossing.home_per_gb for crossing in crossings}
+    cost = version * sum(home_per_gb.values()) + delta * sum(crossing.per_gb for crossing in crossings)
+    return len(home_per_gb) * version + len(crossings) * delta, cost
 
 
 def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
@@ -92,19 +107,12 @@ def retained_days(slot_s: float, fragments: int, run: RunSettings) -> float:
 
 
 def looks_per_s(slot_s: float, looks_a_slot: float) -> float:
-    """Of one reader for one thing that comes once a slot, the successful look included."""
+    """Of one reader for one thing that comes once a slot, the successful look included. `looks_a_slot`: LEARNERS_LOOKS
+    or SYNCERS_LOOKS, where slots are not short."""
     if slot_s >= SHORT_SLOT_S:
         return looks_a_slot / slot_s
     shortest_s, longest_s = DENSE_BOUNDS_S
     return 1 / min(longest_s, max(shortest_s, slot_s * DENSE)) + 1 / slot_s
-
-
-def learners_looks_per_s(slot_s: float) -> float:
-    return looks_per_s(slot_s, LEARNERS_LOOKS)
-
-
-def syncers_looks_per_s(slot_s: float) -> float:
-    return looks_per_s(slot_s, SYNCERS_LOOKS)
 
 
 def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
@@ -114,8 +122,7 @@ def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
     saves = islands / (run.train.inner.save_every * fleet.schedule.fragments)
     class_a = (2 * islands + 3 + snapshots + saves) / slot_s + (islands + 1) / BEAT_EVERY_S
     watch_s = watch_every_s(slot_s)
-    learners_b = islands * (learners_looks_per_s(slot_s) + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
-    syncer_b = (
-        islands * (syncers_looks_per_s(slot_s) + 1 / slot_s + 1 / watch_s) + 2 / slot_s + 2 / requests_every_s(slot_s)
-    )
+    learners, syncers = looks_per_s(slot_s, LEARNERS_LOOKS), looks_per_s(slot_s, SYNCERS_LOOKS)
+    learners_b = islands * (learners + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
+    syncer_b = islands * (syncers + 1 / slot_s + 1 / watch_s) + 2 / slot_s + 2 / requests_every_s(slot_s)
     return class_a * DAY_S, (learners_b + syncer_b) * DAY_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from diloco_cli.config.settings import Inventory, RunSettings
@@ -138,7 +138,7 @@ class SyncerNeeds:
 class Money:
     """In the inventory's currency. `class_a` requests write, `class_b` ones read. `storage_gb_per_day` is written,
     `storage_gb_at_end` kept; `storage_total`: what that costs up to the target. `mirrors`: what crosses between the
-    home bucket and those of regions (plan/mirrors.py). `total` is everything up to the target."""
+    home bucket and those of regions. `total` is everything up to the target."""
 
     accelerators_per_h: float
     egress_per_day: float
@@ -234,4 +234,4 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     sensitivity: tuple[Sensitivity, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()

@@ -67,11 +67,9 @@ def _plan(
     found = search(everyone, run, model, free, goal, most_work, start)
     if found is None:
         raise _infeasible(everyone, run, model, free, goal)
-    order = {island.name: index for index, island in enumerate(inventory.islands)}
     missing = [] if start else left_out(everyone, found.fleet, run, model, goal)
-    missing.sort(key=lambda island: order[island.name])
     chosen = dataclasses.replace(run, sync=found.fleet.sync)
-    plan = assemble(found.fleet, missing, chosen, inventory, model, goal, order, unused)
+    plan = assemble(found.fleet, missing, chosen, inventory, model, goal, unused)
     return dataclasses.replace(plan, assumptions=assumptions(run, found.fleet.kept, model, inventory, bool(free)))
 
 

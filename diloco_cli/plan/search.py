@@ -13,12 +13,11 @@ from typing import Any, Literal
 
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.flow import Fleet, run_fleet
+from diloco_cli.plan.flow import MOST_EVERY, Fleet, run_fleet
 from diloco_cli.plan.link import Need, known_codecs, load_of_round
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal
-from diloco_cli.plan.worth import MOST_EVERY
 
 SEARCHED = ("codec", "broadcast", "every", "fragments", "quorum")  # keys of `sync`
 MOST_WORK = 30_000  # evaluations of one island

@@ -1,5 +1,5 @@
 """What a larger micro-batch costs and gains on a CPU: tokens a CPU second, and peak memory over what the plan estimates
-for its activations and logits (plan/micro_batch.py rests on both).
+for its activations and logits (plan/memory.py rests on both).
 
 python -m tests.benchmarks.micro_batch                    all sizes, each in a process of its own
 python -m tests.benchmarks.micro_batch gpt-nano 8192      one: tokens/s and bytes

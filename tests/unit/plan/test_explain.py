@@ -14,7 +14,7 @@ from diloco_cli.errors import InfeasibleError
 from diloco_cli.plan.explain import explain
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
-from tests.unit.plan.fleets import FAST, HOME, IOWA, MODEL, OLD, RUN, SPOT, fleet, island, with_sync
+from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, island, with_sync
 
 ROUNDED = {"%": 0.02, "s": 2e-3}  # differences of numbers printed with six digits
 ALLOWED = {"__builtins__": {}, "min": min, "max": max, "round": round, "ceil": ceil}
@@ -96,13 +96,6 @@ def test_any_plan_computes(shapes: list[tuple[str, int, float]], every: int, mtb
     except InfeasibleError:
         return
     check(plan)
-
-
-def test_of_many_islands_only_so_many_are_explained() -> None:
-    plan = make_plan(RUN, fleet(IOWA, SPOT, OLD, replace(HOME, link=FAST)), MODEL)
-    of = {item.of for item in explain(plan, most_islands=2)}
-    assert {"iowa", "spot", "money"} <= of
-    assert "old" not in of
 
 
 def test_a_device_of_ones_own_is_explained_too() -> None:

@@ -18,8 +18,15 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.plan.islands import form_islands
-from diloco_cli.plan.memory import USABLE, Fit, memory_parts, with_micro_batch
-from diloco_cli.plan.micro_batch import HOST_WORKING_GB, WORKING_MARGIN, fit_with_micro_batch
+from diloco_cli.plan.memory import (
+    HOST_WORKING_GB,
+    USABLE,
+    WORKING_MARGIN,
+    Fit,
+    fit_with_micro_batch,
+    memory_parts,
+    with_micro_batch,
+)
 from diloco_cli.plan.model_facts import ModelFacts, model_facts
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan

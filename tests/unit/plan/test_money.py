@@ -11,7 +11,7 @@ from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.explain import explain
 from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import moment_bytes
-from diloco_cli.plan.money import costs, learners_looks_per_s, requests_per_day, syncers_looks_per_s
+from diloco_cli.plan.money import LEARNERS_LOOKS, SYNCERS_LOOKS, costs, looks_per_s, requests_per_day
 from diloco_cli.plan.planner import make_plan
 from tests.unit.plan.fleets import IOWA, MODEL, RUN, SPOT, fleet
 
@@ -44,8 +44,8 @@ def test_requests_are_counted_from_the_protocol() -> None:
     ],
 )
 def test_looks_follow_the_slot(slot_s: float, learner: float, syncer: float) -> None:
-    assert learners_looks_per_s(slot_s) == pytest.approx(learner)
-    assert syncers_looks_per_s(slot_s) == pytest.approx(syncer)
+    assert looks_per_s(slot_s, LEARNERS_LOOKS) == pytest.approx(learner)
+    assert looks_per_s(slot_s, SYNCERS_LOOKS) == pytest.approx(syncer)
 
 
 def test_storage_stays_when_the_retained_rounds_are_full() -> None:

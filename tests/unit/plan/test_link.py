@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from diloco_cli.plan.link import BEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.traffic import BEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes
 from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.records import Commit, Event, Fate, Input, Offer, Output, Timings
 from diloco_cli.protocol.wire import encode
