@@ -40,8 +40,7 @@ def plan(
 ) -> None:
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
     from diloco_cli.cli.plan_files import plan_of_files
-    from diloco_cli.plan.differences import plan_differences, summary_of
-    from diloco_cli.plan.plan_file import load_plan, plan_to_json
+    from diloco_cli.plan.plan_file import load_plan, plan_differences, plan_to_json, summary_of
 
     earlier = load_plan(against) if against else None
     goal = _goal(objective, budget, deadline)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings
 from diloco_cli.plan.candidates import Candidate, leaves_its_region
@@ -24,7 +24,7 @@ def assumptions(
 ) -> tuple[Assumption, ...]:
     """Speeds first, then what the inventory does not say, then what holds of every plan."""
     islands = [candidate.island for candidate in kept]
-    guesses = [*_of_the_inventory(islands), _unpriced(islands, inventory), *_of_the_model(run, model)]
+    guesses = [*_of_the_inventory(islands, inventory), *_of_the_model(run, model)]
     guesses.append("memory: float32 weights, gradients and AdamW; one sequence a device at a time")
     guesses.append("islands fail independently of each other")
     if searched:
@@ -35,20 +35,22 @@ def assumptions(
             f"requests {1e6 * CLASS_A_PRICE:g} a million writes, {1e6 * CLASS_B_PRICE:g} a million reads;"
             f" storage {30 * STORAGE_PRICE:g} per GB and month"
         )
-        guesses.append(_downloads(islands, inventory))
+        abroad = [island for island in islands if leaves_its_region(island, inventory)]
+        uncharged = "downloads out of the store's region are not charged here"
+        guesses += _about((f"{uncharged}; the store's provider may (0.02 to 0.12 per GB)", abroad))
     merging = f"the syncer merges {format_count(MERGE_PARAMETERS_PER_S)} parameters of one learner a second"
     measured = Assumption(f"{merging} (merge benchmark of this repository: int8, one core of an AMD EPYC)", "measured")
-    guessed = (Assumption(text, "guessed") for text in guesses if text)
+    guessed = (Assumption(text, "guessed") for text in guesses)
     return (*_speeds(kept), *_sharing(kept, inventory), measured, *guessed)
 
 
 def _speeds(kept: Sequence[Candidate]) -> list[Assumption]:
     """One line an island; of many islands, one line for all that rest on the same."""
     if len(kept) <= MOST_NAMES:
-        return [candidate.speed.assumption for candidate in kept]
+        return [candidate.assumption for candidate in kept]
     by_source: dict[tuple[str, str], list[str]] = {}
     for candidate in kept:
-        name, assumption = candidate.island.name, candidate.speed.assumption
+        name, assumption = candidate.island.name, candidate.assumption
         text = assumption.text.removeprefix(f"{name}: ")
         by_source.setdefault((text, assumption.mark), []).append(name)
     return [Assumption(f"{_names(names)}: {text}", mark) for (text, mark), names in by_source.items()]  # type: ignore[arg-type]
@@ -70,35 +72,17 @@ def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption
     return [Assumption(f"{_names(names)}: {cores}, speeds x {share}", mark) for share, names in by_share.items()]
 
 
-def _of_the_inventory(islands: Sequence[IslandSettings]) -> list[str]:
-    return [
-        _about(
-            "no link given, taken as fast enough",
-            (i for i in islands if not (i.link.up_bps and i.link.down_bps)),
-        ),
-        _about(
-            f"no rtt given, taken as {format_duration(GUESSED_RTT_S)}", (i for i in islands if i.link.rtt_s is None)
-        ),
-        _about("no mtbf given, taken as never failing", (i for i in islands if i.mtbf_s is None)),
-        _about(
-            f"no restart given, taken as {format_duration(GUESSED_RESTART_S)}",
-            (i for i in islands if i.mtbf_s is not None and i.restart_s is None),
-        ),
-    ]
-
-
-def _unpriced(islands: Sequence[IslandSettings], inventory: Inventory) -> str:
-    """Where others have a price, none is easily taken for a bargain."""
-    if not any(island.price_per_h for island in inventory.islands):
-        return ""
-    return _about("no price given, taken as free", (island for island in islands if not island.price_per_h))
-
-
-def _downloads(islands: Sequence[IslandSettings], inventory: Inventory) -> str:
-    """What the bucket's side charges for what leaves its region is not counted for those who use the home bucket."""
+def _of_the_inventory(islands: Sequence[IslandSettings], inventory: Inventory) -> list[str]:
+    """What it does not say. Where others have a price, none is easily taken for a bargain."""
+    priced = any(island.price_per_h for island in inventory.islands)
+    rtt, restart = format_duration(GUESSED_RTT_S), format_duration(GUESSED_RESTART_S)
+    failing = [i for i in islands if i.mtbf_s is not None]
     return _about(
-        "downloads out of the store's region are not charged here; the store's provider may (0.02 to 0.12 per GB)",
-        (island for island in islands if leaves_its_region(island, inventory)),
+        ("no link given, taken as fast enough", [i for i in islands if not (i.link.up_bps and i.link.down_bps)]),
+        (f"no rtt given, taken as {rtt}", [i for i in islands if i.link.rtt_s is None]),
+        ("no mtbf given, taken as never failing", [i for i in islands if i.mtbf_s is None]),
+        (f"no restart given, taken as {restart}", [i for i in failing if i.restart_s is None]),
+        ("no price given, taken as free", [i for i in islands if priced and not i.price_per_h]),
     )
 
 
@@ -114,9 +98,9 @@ def _of_the_model(run: RunSettings, model: ModelFacts) -> list[str]:
     return guesses
 
 
-def _about(text: str, islands: Iterable[IslandSettings]) -> str:
-    names = [island.name for island in islands]
-    return f"{_names(names)}: {text}" if names else ""
+def _about(*guesses: tuple[str, Sequence[IslandSettings]]) -> list[str]:
+    """One line for each that is about any island."""
+    return [f"{_names([island.name for island in islands])}: {text}" for text, islands in guesses if islands]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from diloco_cli.config.devices import HOST_DEVICES
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan import goodput
 from diloco_cli.plan.link import Need
-from diloco_cli.plan.memory import Fit, island_fit
+from diloco_cli.plan.memory import Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.plan import Assumption
 from diloco_cli.plan.sharing import shares_of_the_local_machine
-from diloco_cli.plan.speed import Speed, island_speed, num_devices
+from diloco_cli.plan.speed import island_speed, num_devices
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,12 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An island with what does not depend on the others. `busy` is the share of its accelerators that a batch of whole
-    sequences keeps busy; `share` what others on the same machine leave of its speed; `egress_per_gb` what it pays for
-    what it sends."""
+    """An island with what does not depend on the others. `assumption` is what its speed rests on; `busy` the share of
+    its accelerators that a batch of whole sequences keeps busy; `share` what others on the same machine leave of its
+    speed; `egress_per_gb` what it pays for what it sends."""
 
     island: IslandSettings
-    speed: Speed
+    assumption: Assumption
     batch_tokens: int
     fit: Fit
     availability: float
@@ -60,8 +62,12 @@ class Candidate:
 def candidates(run: RunSettings, inventory: Inventory, model: ModelFacts) -> list[Candidate]:
     """Every island of the inventory, fastest step first, names breaking ties."""
     shares = shares_of_the_local_machine(inventory)
-    fits: dict[tuple[Accelerators, int, int], Fit] = {}
-    found = [_candidate(island, run, inventory, model, shares, fits) for island in inventory.islands]
+
+    @cache
+    def fit_of(accelerators: Accelerators, nodes: int, batch_tokens: int) -> Fit:
+        return fit_of_nodes(accelerators, nodes, batch_tokens, run, inventory, model)
+
+    found = [_candidate(i, run, inventory, model, shares.get(i.name, 1.0), fit_of) for i in inventory.islands]
     return sorted(found, key=lambda candidate: (candidate.step_s, candidate.island.name))
 
 
@@ -70,26 +76,22 @@ def _candidate(
     run: RunSettings,
     inventory: Inventory,
     model: ModelFacts,
-    shares: dict[str, float],
-    fits: dict[tuple[Accelerators, int, int], Fit],
+    share: float,
+    fit_of: Callable[[Accelerators, int, int], Fit],
 ) -> Candidate:
-    """`fits` remembers what is the same for every island of the same accelerators and batch."""
     batch_tokens = island.batch_tokens or run.train.batch_tokens
     if batch_tokens % model.sequence:
         whole = max(1, round(batch_tokens / model.sequence)) * model.sequence
         wrong = f"a batch of {batch_tokens} tokens is no whole number of sequences of {model.sequence}"
         raise UsageError(f"{island.name}: {wrong}", hint=f"set batch_tokens to {whole}")
-    key = (island.accelerators, island.nodes, batch_tokens)
-    if key not in fits:
-        fits[key] = island_fit(island, run, inventory, model)
-    speed = island_speed(island, inventory, model, run.train.precision)
-    busy, share = _busy(island, batch_tokens // model.sequence), shares.get(island.name, 1.0)
-    tokens_per_s = speed.tokens_per_s * busy * share
+    undisturbed, assumption = island_speed(island, inventory, model, run.train.precision)
+    busy = _busy(island, batch_tokens // model.sequence)
+    tokens_per_s = undisturbed * busy * share
     return Candidate(
         island=island,
-        speed=speed,
+        assumption=assumption,
         batch_tokens=batch_tokens,
-        fit=fits[key],
+        fit=fit_of(island.accelerators, island.nodes, batch_tokens),
         availability=goodput.availability(island),
         tokens_per_s=tokens_per_s,
         step_s=batch_tokens / tokens_per_s,
@@ -117,9 +119,7 @@ def crossing_of(island: IslandSettings, inventory: Inventory) -> Crossing | None
 
 def leaves_its_region(island: IslandSettings, inventory: Inventory) -> bool:
     """Whether its bucket is in another region; a region's own bucket is taken to be in that region."""
-    own = inventory.regions.get(island.region)
-    at_home = own is None or own.store in (None, inventory.store.url)
-    return at_home and island.region != inventory.store.region
+    return crossing_of(island, inventory) is None and island.region != inventory.store.region
 
 
 def _busy(island: IslandSettings, sequences: int) -> float:
@@ -129,7 +129,3 @@ def _busy(island: IslandSettings, sequences: int) -> float:
         return 1.0
     count = num_devices(island)
     return sequences / (count * math.ceil(sequences / count))
-
-
-def fastest_step_s(kept: Sequence[Candidate]) -> float:
-    return min(candidate.step_s for candidate in kept)

@@ -98,7 +98,7 @@ def _share(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         return
     here = [other for other in plan.inventory.islands if sharing.shares_cores(other, None)]
     states = sharing.states_of(candidate.island, here, local, sharing.SERVICE_CORES)
-    numbers = " + ".join(f"{short(state.probability)} * {short(state.speed)}" for state in states)
+    numbers = " + ".join(f"{short(probability)} * {short(speed)}" for probability, speed in states)
     formula = "mean over who else is awake of seat x crowding x what the run's services leave"
     yield Explanation(candidate.island.name, "shared cores", formula, numbers, candidate.share, "")
 
@@ -158,7 +158,7 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     over = f" / {shards}" if shards > 1 else ""
     largest = m.largest_fragment(min(plan.run.sync.fragments, m.num_tensors))
     device = find_device(candidate.island.accelerators.name, plan.inventory.devices)
-    each = memory.widths(computes_in_half(device, plan.run.train.precision))
+    each = memory.HALF if computes_in_half(device, plan.run.train.precision) else memory.FULL
     layer = f"{each.gathered} * {short(m.parameters)} / {m.layers} / 1e9"
     known = {
         "weights": ("4 N", f"{memory.WEIGHT_BYTES} * {short(m.parameters)}{over} / 1e9"),

@@ -166,6 +166,7 @@ def _why(
 
 def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> Prediction:
     availabilities = [candidate.availability for candidate in fleet.kept]
+    present = (goodput.probability_at_least(k, availabilities) for k in range(1, len(availabilities) + 1))
     flows = fleet.flows
     rates = {
         "ideal": sum(flow.ideal for flow in flows),
@@ -192,14 +193,9 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
         egress_per_day=money.egress_per_day,
         quorum_probability=fleet.quorum_probability,
         all_present_probability=math.prod(availabilities),
-        present_probabilities=_present(availabilities),
+        present_probabilities=tuple(present) if len(availabilities) <= MOST_LISTED else (),
         waterfall=stages,
     )
-
-
-def _present(availabilities: Sequence[float]) -> tuple[float, ...]:
-    count = len(availabilities)
-    return tuple(goodput.probability_at_least(k, availabilities) for k in range(1, count + 1) if count <= MOST_LISTED)
 
 
 def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:

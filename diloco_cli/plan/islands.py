@@ -24,7 +24,7 @@ from diloco_cli.config.settings import RESERVED_NAMES, Inventory, RunSettings
 from diloco_cli.plan.goodput import availability
 from diloco_cli.plan.link import load_of_round
 from diloco_cli.plan.machines import Group, Machine, groups, island_of
-from diloco_cli.plan.memory import USABLE, Fit, island_fit
+from diloco_cli.plan.memory import USABLE, Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Formed, LeftOut
 from diloco_cli.plan.speed import island_speed
@@ -51,7 +51,7 @@ def form_islands(run: RunSettings, inventory: Inventory, model: ModelFacts) -> F
     islands = list(inventory.islands)
     formed: list[Formed] = []
     left_out: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    free_names = _Names({island.name for island in islands} | set(RESERVED_NAMES))
+    taken = {island.name for island in islands} | set(RESERVED_NAMES)
     for group in groups(inventory.machines):
         decision = _Decision(run, inventory, model, group)
         least = decision.least_machines()
@@ -60,7 +60,7 @@ def form_islands(run: RunSettings, inventory: Inventory, model: ModelFacts) -> F
             continue
         parts, why = decision.split(least)
         for number, part in enumerate(parts, start=1):
-            name = free_names.take(f"{group.base}-{number}" if len(parts) > 1 else group.base)
+            name = _free_name(f"{group.base}-{number}" if len(parts) > 1 else group.base, taken)
             islands.append(island_of(name, part))
             formed.append(Formed(name, tuple(m.name for m in part), _reason(group, len(parts), least, why)))
     whole = dataclasses.replace(inventory, islands=tuple(islands), machines=())
@@ -82,7 +82,8 @@ class _Decision:
         return _first(len(self.group.machines), lambda num: self._fit(num).fits)
 
     def _fit(self, num_machines: int) -> Fit:
-        return island_fit(island_of("part", self.group.machines[:num_machines]), self.run, self.inventory, self.model)
+        accelerators, batch_tokens = self.group.first.accelerators, self._batch_tokens()
+        return fit_of_nodes(accelerators, num_machines, batch_tokens, self.run, self.inventory, self.model)
 
     def split(self, least: int) -> tuple[list[Part], str]:
         """(equal parts, why so many or why not more)."""
@@ -114,12 +115,9 @@ class _Decision:
     def _link_carries(self, part: Part) -> bool:
         """Does the part's link carry the round that the part itself would set?"""
         island, sync = island_of("part", part), self.run.sync
-        step_s = (
-            self._batch_tokens()
-            / island_speed(island, self.inventory, self.model, self.run.train.precision).tokens_per_s
-        )
+        tokens_per_s, _ = island_speed(island, self.inventory, self.model, self.run.train.precision)
         load = load_of_round(self.model, sync.codec, sync.broadcast, self.run.train.inner)
-        return load.shortest_round_s(island.link) <= sync.every * step_s
+        return load.shortest_round_s(island.link) <= sync.every * (self._batch_tokens() / tokens_per_s)
 
     def why_left_out(self) -> tuple[str, tuple[str, ...]]:
         """Why not even all of the group's machines hold the model, and what would. Machines with the same answer are
@@ -177,16 +175,11 @@ def _reason(group: Group, num_parts: int, least: int, why_split: str) -> str:
     return "; ".join([*parts, *filter(None, (why_split, group.why_apart))])
 
 
-@dataclass
-class _Names:
-    """Names that are taken; `take` makes the next one that is free."""
-
-    taken: set[str]
-
-    def take(self, wanted: str) -> str:
-        name, number = wanted[:LONGEST_NAME], 1
-        while name in self.taken:
-            number += 1
-            name = f"{wanted[: LONGEST_NAME - 6]}-{number}"
-        self.taken.add(name)
-        return name
+def _free_name(wanted: str, taken: set[str]) -> str:
+    """The name, or the first with a number behind it that is not taken; from now on it is."""
+    name, number = wanted[:LONGEST_NAME], 1
+    while name in taken:
+        number += 1
+        name = f"{wanted[: LONGEST_NAME - 6]}-{number}"
+    taken.add(name)
+    return name

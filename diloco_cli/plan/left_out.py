@@ -9,7 +9,7 @@ from dataclasses import replace
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import MOST_EVERY, Fleet, run_fleet
-from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, known_codecs, load_of_round, need_of_round
+from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, known_codecs, load_of_round, need_of_round, rounded_up
 from diloco_cli.plan.memory import USABLE, with_micro_batch
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
@@ -26,26 +26,26 @@ def left_out(
     everyone: Sequence[Candidate], fleet: Fleet | None, run: RunSettings, model: ModelFacts, goal: Goal
 ) -> list[LeftOut]:
     """A reason for each of `everyone` who is not in `fleet`; without a fleet, each alone."""
-    taking_part = {candidate.island.name for candidate in fleet.kept} if fleet else set()
+    kept = fleet.kept if fleet else ()
+    taking_part = {candidate.island.name for candidate in kept}
     fitting = sum(c.tokens_per_s for c in everyone if c.fit.fits)
     run = replace(run, sync=fleet.sync) if fleet else run
-    sync = run.sync
+    load = load_of_round(model, run.sync.codec, run.sync.broadcast, run.train.inner)
     found: list[LeftOut] = []
     for candidate in everyone:
-        if candidate.island.name in taking_part:
+        name, fastest = candidate.island.name, min([candidate, *kept[:1]], key=lambda c: c.step_s)
+        if name in taking_part:
             continue
         if not candidate.fit.fits:
             found.append(_does_not_fit(candidate))
-            continue
-        kept = fleet.kept if fleet else ()
-        fastest = min([candidate, *kept[:1]], key=lambda c: c.step_s)
-        load = load_of_round(model, sync.codec, sync.broadcast, run.train.inner)
-        if not candidate.carries(load, sync.every * fastest.step_s):
+        elif not candidate.carries(load, run.sync.every * fastest.step_s):
             found.append(_link_too_slow(candidate, fastest, fitting, run, model))
         elif fleet is None:
-            found.append(LeftOut(candidate.island.name, "can take part alone, but not within the limits"))
+            found.append(LeftOut(name, "can take part alone, but not within the limits"))
+        elif len(found) >= MOST_EVALUATED:
+            found.append(LeftOut(name, "the plan is better without it"))
         else:
-            found.append(_not_chosen(candidate, fleet, run, model, goal, len(found) < MOST_EVALUATED))
+            found.append(_not_chosen(candidate, fleet, run, model, goal))
     return found
 
 
@@ -91,21 +91,15 @@ def _link_too_slow(
     ):
         if have is None or whole <= have:
             continue
-        bps, also = (bare, "") if bare > have else (_rounded_up(whole), moments)
+        bps, also = (bare, "") if bare > have else (rounded_up(whole, 3), moments)
         missing.append(f"{format_bandwidth(bps)} {way}{also}, has {format_bandwidth(have)}")
-        faster.append(f"{format_bandwidth(_rounded_up(whole))} {way}")
+        faster.append(f"{format_bandwidth(rounded_up(whole, 3))} {way}")
     reason = f"needs {'; '.join(missing)} ({sync.codec}, a round of {format_duration(round_s)})"
     ways = [*_longer_rounds(candidate, fastest, run, model), f"a link of {' and '.join(faster)}"]
     share = candidate.tokens_per_s / fleet_tokens_per_s
     if share < 1:
         ways.append(f"do without it, as this plan does: -{100 * share:.1f} % tokens/s")
     return LeftOut(candidate.island.name, reason, tuple(ways))
-
-
-def _rounded_up(bps: float) -> float:
-    """To three digits, upwards."""
-    unit = 10.0 ** (math.floor(math.log10(bps)) - 2)
-    return math.ceil(bps / unit - 1e-9) * unit
 
 
 def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, model: ModelFacts) -> list[str]:
@@ -135,36 +129,28 @@ def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, m
     return ways
 
 
-def _not_chosen(
-    candidate: Candidate, fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal, evaluate: bool
-) -> LeftOut:
+def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> LeftOut:
     """Its link and memory would do: it breaks a limit, sets too short a round for others, or is not worth it."""
     name, sync = candidate.island.name, fleet.sync
-    other = None
-    if evaluate:
-        kept = sorted([*fleet.kept, candidate], key=lambda c: (c.step_s, c.island.name))
-        other = run_fleet(kept, sync, model)
-        if score(other, run, model, goal) is None:
-            return _breaks_limits(candidate, other, run, model, goal)
+    other = run_fleet(sorted([*fleet.kept, candidate], key=lambda c: (c.step_s, c.island.name)), sync, model)
+    then = score(other, run, model, goal)
+    if then is None:
+        return _breaks_limits(candidate, other, run, model, goal)
     load = load_of_round(model, sync.codec, sync.broadcast, run.train.inner)
     round_s = sync.every * candidate.step_s
-    shorter = round_s < fleet.schedule.round_s
-    late = [c.island.name for c in fleet.kept if not c.carries(load, round_s)] if shorter and evaluate else []
-    if late:
+    late = [c.island.name for c in fleet.kept if not c.carries(load, round_s)]
+    if late and round_s < fleet.schedule.round_s:
         sequences = math.ceil(candidate.batch_tokens * fleet.schedule.round_s / round_s / model.sequence)
         others = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
         reason = f"its steps of {format_duration(candidate.step_s)} would set a round of {format_duration(round_s)}"
         return LeftOut(
             name, f"{reason}, too short for the link of {others}", (f"batch_tokens: {sequences * model.sequence}",)
         )
-    if other is None:
-        return LeftOut(name, "the plan is better without it")
     if goal.objective == "cost":
-        now, then = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
-        return LeftOut(name, f"with it 1B tokens cost {then:.2f} instead of {now:.2f}")
+        without, with_it = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
+        return LeftOut(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")
     change = 100 * (other.tokens_per_s / fleet.tokens_per_s - 1)
-    now, then = (score(each, run, model, goal) or 0.0 for each in (fleet, other))
-    if then > now:
+    if then > (score(fleet, run, model, goal) or 0.0):
         return LeftOut(name, f"the search, which tries only so many sets, left it: with it {change:+.2f} % tokens/s")
     but = _worth_less(fleet, other, model) if change > 0 else ""
     return LeftOut(name, f"the plan is better without it: with it {change:+.2f} % tokens/s{but}")

@@ -9,6 +9,7 @@ by a few per cent. Beside the fragments of a large model they are nothing, besid
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import get_args
 
@@ -44,11 +45,16 @@ class Need:
     def down_bps(self, round_s: float) -> float:
         return self.down_bits / round_s
 
+    def seconds(self, link: Link) -> tuple[float, float]:
+        """What the link takes for it, up and down; 0 where its rate is unknown."""
+        return (
+            self.up_bits / link.up_bps if link.up_bps else 0.0,
+            self.down_bits / link.down_bps if link.down_bps else 0.0,
+        )
+
     def shortest_round_s(self, link: Link) -> float:
-        """The shortest round that the link can carry; 0 for an unknown link."""
-        up = self.up_bits / link.up_bps if link.up_bps else 0.0
-        down = self.down_bits / link.down_bps if link.down_bps else 0.0
-        return max(up, down)
+        """The shortest round that the link can carry."""
+        return max(self.seconds(link))
 
 
 def known_codecs() -> dict[str, float]:
@@ -96,9 +102,14 @@ def join_bytes(model: ModelFacts, sync: SyncSettings) -> float:
 
 def transfer_s(link: Link, parameters: float, codec: str, broadcast: str) -> float:
     """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing."""
-    up = parameters * CODEC_BITS[codec] / link.up_bps if link.up_bps else 0.0
-    down = parameters * CODEC_BITS[broadcast] / link.down_bps if link.down_bps else 0.0
+    up, down = Need(parameters * CODEC_BITS[codec], parameters * CODEC_BITS[broadcast]).seconds(link)
     return up + down + ROUND_TRIPS * (GUESSED_RTT_S if link.rtt_s is None else link.rtt_s)
+
+
+def rounded_up(bps: float, digits: int) -> float:
+    """A bandwidth for people, to so many digits."""
+    unit = 10.0 ** (math.floor(math.log10(bps)) + 1 - digits)
+    return math.ceil(bps / unit - 1e-9) * unit
 
 
 @dataclass(frozen=True)

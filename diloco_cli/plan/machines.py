@@ -38,20 +38,17 @@ class Group:
 
 def groups(entries: Sequence[MachineSettings]) -> Iterator[Group]:
     """Every machine in exactly one group; a fabric's groups where its first machine stands."""
-    fabrics: dict[str, dict[tuple[object, ...], list[Machine]]] = {}
-    order: list[Machine | str] = []
+    alone_or_in: dict[int | str, dict[tuple[object, ...], list[Machine]]] = {}  # by a number or the fabric; by kind
     for entry in entries:
-        if entry.fabric is None:
-            order += _machines(entry)
-            continue
-        if entry.fabric not in fabrics:
-            order.append(entry.fabric)
-        fabrics.setdefault(entry.fabric, {}).setdefault(_kind(entry), []).extend(_machines(entry))
-    for item in order:
-        if isinstance(item, Machine):
-            yield Group(_as_name(item.name), (item,))
+        for machine in _machines(entry):
+            place = len(alone_or_in) if entry.fabric is None else entry.fabric
+            alone_or_in.setdefault(place, {}).setdefault(_kind(entry), []).append(machine)
+    for place, kinds in alone_or_in.items():
+        if isinstance(place, str):
+            yield from _groups_of_fabric(place, list(kinds.values()))
         else:
-            yield from _groups_of_fabric(item, list(fabrics[item].values()))
+            ((machine,),) = kinds.values()
+            yield Group(_as_name(machine.name), (machine,))
 
 
 def _groups_of_fabric(fabric: str, kinds: Sequence[list[Machine]]) -> Iterator[Group]:

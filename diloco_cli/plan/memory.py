@@ -28,11 +28,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from diloco_cli.config.devices import find_device
-from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings, TrainSettings
-from diloco_cli.plan import speed
+from diloco_cli.config.settings import Accelerators, Inventory, RunSettings, TrainSettings
 from diloco_cli.plan.link import MOMENT_BYTES
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart
+from diloco_cli.plan.speed import computes_in_half
 
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
 STATE_BYTES = WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
@@ -68,10 +68,6 @@ HALF = Widths(gathered=6, activations=34, logits=6, casts=CAST_BYTES)
 FULL = Widths(gathered=8, activations=68, logits=8, casts=0)
 
 
-def widths(half: bool) -> Widths:
-    return HALF if half else FULL
-
-
 @dataclass(frozen=True)
 class Fit:
     """`needed_gb` per device, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not checked.
@@ -92,17 +88,20 @@ class Fit:
         return sum(part.gb for part in self.parts if part.name in WORKING)
 
 
-def island_fit(island: IslandSettings, run: RunSettings, inventory: Inventory, model: ModelFacts) -> Fit:
-    device = find_device(island.accelerators.name, inventory.devices)
+def fit_of_nodes(
+    accelerators: Accelerators, nodes: int, batch_tokens: int, run: RunSettings, inventory: Inventory, model: ModelFacts
+) -> Fit:
+    """Of an island of so many nodes, each with these accelerators, that takes batches of `batch_tokens`."""
+    device = find_device(accelerators.name, inventory.devices)
     return fit_with_micro_batch(
         run.train,
         model,
-        island.batch_tokens or run.train.batch_tokens,
-        speed.num_devices(island),
+        batch_tokens,
+        nodes * accelerators.count,
         device.memory_gb,
         num_fragments=min(run.sync.fragments, model.num_tensors),
-        per_node=island.accelerators.count,
-        half=speed.computes_in_half(device, run.train.precision),
+        per_node=accelerators.count,
+        half=computes_in_half(device, run.train.precision),
     )
 
 
@@ -173,7 +172,7 @@ def memory_parts(
 ) -> tuple[MemoryPart, ...]:
     """Of one of `num_devices` that hold the state together, with a micro-batch of `sequences`; `split`: over how many
     every layer is divided."""
-    tokens, parameters, each = sequences * model.sequence, model.parameters, widths(half)
+    tokens, parameters, each = sequences * model.sequence, model.parameters, HALF if half else FULL
     sizes = {
         "weights": WEIGHT_BYTES * parameters / num_devices,
         "gradients": GRADIENT_BYTES * parameters / num_devices,

@@ -54,7 +54,16 @@ class ModelFacts:
 def model_facts(model: ModelSettings) -> ModelFacts:
     """The facts of a preset or of plain numbers; an entrypoint has to be built, which is not done here."""
     if model.preset is not None:
-        return _facts_of_preset(model.preset)
+        shape = MODEL_PRESETS[model.preset]
+        return ModelFacts(
+            parameters=shape.num_parameters,
+            layers=shape.layers,
+            width=shape.width,
+            sequence=shape.sequence,
+            embedding_parameters=shape.embedding_parameters,
+            num_tensors=shape.num_tensors,
+            idle_parameters=shape.num_parameters - shape.active_parameters,
+        )
     if model.parameters and model.layers and model.width and model.sequence:
         return facts_from_numbers(model.parameters, model.layers, model.width, model.sequence)
     numbers = "{parameters: 1.0B, layers: 16, width: 2048, sequence: 2048}"
@@ -96,17 +105,4 @@ def facts_of_huggingface(facts: HuggingFaceFacts, wanted_sequence: int | None) -
         embedding_parameters=facts.embedding_parameters,
         num_tensors=facts.num_tensors,
         idle_parameters=facts.idle_parameters,
-    )
-
-
-def _facts_of_preset(preset: str) -> ModelFacts:
-    shape = MODEL_PRESETS[preset]
-    return ModelFacts(
-        parameters=shape.num_parameters,
-        layers=shape.layers,
-        width=shape.width,
-        sequence=shape.sequence,
-        embedding_parameters=shape.embedding_parameters,
-        num_tensors=shape.num_tensors,
-        idle_parameters=shape.num_parameters - shape.active_parameters,
     )

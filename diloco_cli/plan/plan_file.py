@@ -1,4 +1,5 @@
-"""A plan as a file: versioned JSON that `launch` reads back exactly, and that proves that nobody changed it.
+"""A plan as a file, versioned JSON that `launch` reads back exactly and that proves that nobody changed it; and how two
+plans differ.
 
 The digest is over the plan's canonical JSON (keys sorted, no spaces). The same hardware, run and version of diloco
 give the same bytes, so the digest is also the plan's name.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ LARGEST_PLAN_BYTES = 64_000_000
 SETTINGS = ("run", "inventory", "model")  # what a plan was made from; `--json` shows what came out
 NAME_DIGITS = 12  # of the digest in a file's name
 AGAIN = "make the plan again: diloco plan INVENTORY -o PLAN"
+CAUSES = ("goal", "run", "inventory", "model", "settings", "formed")  # of differences; the rest follows from them
+SAYINGS = ("why", "warnings", "assumptions", "alternatives", "sensitivity")  # follow from what else is different
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -133,3 +137,58 @@ def load_plan(path: Path | str) -> Plan:
     if len(raw) > LARGEST_PLAN_BYTES:
         raise UsageError(f"larger than {LARGEST_PLAN_BYTES // 10**6} MB", where=str(path))
     return plan_from_text(raw.decode("utf-8", errors="replace"), str(path))
+
+
+def plan_differences(old: Plan, new: Plan) -> list[str]:
+    """Lines such as `~ islands.home.local_steps: 33 -> 38`, `+ islands.tokyo`, `- islands.home`: what changed, came and
+    went; causes first."""
+    before, after = (_ordered(to_plain(plan)) for plan in (old, new))
+    return list(_differences(before, after, ""))
+
+
+def summary_of(changes: list[str]) -> str:
+    """`2 to add, 40 to change, 1 to remove`."""
+    count = {sign: sum(line.startswith(sign) for line in changes) for sign in "+~-"}
+    return f"{count['+']} to add, {count['~']} to change, {count['-']} to remove"
+
+
+def _ordered(plain: dict[str, Any]) -> dict[str, Any]:
+    names = [*CAUSES, *(name for name in plain if name not in (*CAUSES, *SAYINGS))]
+    return {name: plain[name] for name in names}
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
+    if old == new:
+        return
+    before, after = _children(old), _children(new)
+    if before is None or after is None:
+        yield f"~ {path}: {_shown(old)} -> {_shown(new)}"
+        return
+    for key in [*before, *(key for key in after if key not in before)]:
+        place = f"{path}.{key}" if path else key
+        if key not in after:
+            yield f"- {place}{_said(before[key])}"
+        elif key not in before:
+            yield f"+ {place}{_said(after[key])}"
+        else:
+            yield from _differences(before[key], after[key], place)
+
+
+def _children(value: Any) -> dict[str, Any] | None:
+    """A mapping's entries, or a list's by their names; None for a leaf."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list) and all(isinstance(item, dict) and "name" in item for item in value):
+        return {item["name"]: item for item in value}
+    return None
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _said(item: Any) -> str:
+    """A reason that came or went with an entry, or a value that did."""
+    if isinstance(item, dict):
+        return f": {item['reason']}" if isinstance(item.get("reason"), str) else ""
+    return f": {_shown(item)}"

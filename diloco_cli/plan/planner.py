@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
-from diloco_cli.plan.alternatives import alternatives
 from diloco_cli.plan.assumptions import assumptions
 from diloco_cli.plan.candidates import Candidate, candidates
 from diloco_cli.plan.fleet_plan import assemble
+from diloco_cli.plan.flow import Fleet
 from diloco_cli.plan.islands import form_islands
 from diloco_cli.plan.left_out import left_out
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal, LeftOut, Plan, Setting
-from diloco_cli.plan.search import MOST_WORK, SEARCHED, Found, search
-from diloco_cli.plan.sensitivity import sensitivities
+from diloco_cli.plan.search import MOST_WORK, SEARCHED, search
+from diloco_cli.plan.variations import alternatives, sensitivities
 from diloco_cli.units import format_duration
 
 AGAIN_WORK = 2_000  # evaluations of one island when a plan is made again with one thing changed
@@ -41,7 +41,6 @@ def make_plan(
     forming = form_islands(run, inventory, model)
     inventory = forming.inventory
     plan = _plan(run, inventory, model, goal, free, unused=forming.left_out)
-
     chosen = frozenset(island.name for island in plan.islands)
 
     def again(other_run: RunSettings, other_inventory: Inventory) -> Plan:
@@ -52,8 +51,8 @@ def make_plan(
         plan,
         settings=_settings(run, plan.run, free, origins),
         formed=forming.formed,
-        alternatives=alternatives(plan, lambda other: again(other, inventory)),
-        sensitivity=sensitivities(plan, lambda other: again(plan.run, other)),
+        alternatives=alternatives(plan, again),
+        sensitivity=sensitivities(plan, again),
     )
 
 
@@ -67,10 +66,10 @@ def _plan(
     found = search(everyone, run, model, free, goal, most_work, start)
     if found is None:
         raise _infeasible(everyone, run, model, free, goal)
-    missing = [] if start else left_out(everyone, found.fleet, run, model, goal)
-    chosen = dataclasses.replace(run, sync=found.fleet.sync)
-    plan = assemble(found.fleet, missing, chosen, inventory, model, goal, unused)
-    return dataclasses.replace(plan, assumptions=assumptions(run, found.fleet.kept, model, inventory, bool(free)))
+    missing = [] if start else left_out(everyone, found, run, model, goal)
+    chosen = dataclasses.replace(run, sync=found.sync)
+    plan = assemble(found, missing, chosen, inventory, model, goal, unused)
+    return dataclasses.replace(plan, assumptions=assumptions(run, found.kept, model, inventory, bool(free)))
 
 
 def _require_prices(everyone: Sequence[Candidate], goal: Goal) -> None:
@@ -85,18 +84,18 @@ def _infeasible(
     everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
 ) -> InfeasibleError:
     """Why there is no plan: limits, the quorum, or no island at all; and what to change."""
-    unlimited = search(everyone, run, model, free, Goal())
-    if unlimited is not None:
-        return _beyond_limits(everyone, unlimited, run, model, free, goal)
+    fastest = search(everyone, run, model, free, Goal())
+    if fastest is not None:
+        return _beyond_limits(everyone, fastest, run, model, free, goal)
     alone = dataclasses.replace(run, sync=dataclasses.replace(run.sync, quorum=1))
     without_quorum = search(everyone, alone, model, free, Goal())
-    missing = left_out(everyone, without_quorum.fleet if without_quorum else None, run, model, Goal())
+    missing = left_out(everyone, without_quorum, run, model, Goal())
     reasons = "; ".join(f"{island.name} {island.reason}" for island in missing[:5])
     ways = "; ".join(f"{island.name}: {' or '.join(island.ways_out[:2])}" for island in missing[:5] if island.ways_out)
     because = f": {reasons}" if reasons else ""
     if without_quorum is None:
         return InfeasibleError(f"no island can take part{because}", hint=ways)
-    possible = len(without_quorum.fleet.kept)
+    possible = len(without_quorum.kept)
     change = f"--set sync.quorum={possible}"
     return InfeasibleError(
         f"the quorum of {run.sync.quorum} is out of reach, {possible} can take part{because}",
@@ -105,15 +104,10 @@ def _infeasible(
 
 
 def _beyond_limits(
-    everyone: Sequence[Candidate],
-    unlimited: Found,
-    run: RunSettings,
-    model: ModelFacts,
-    free: frozenset[str],
-    goal: Goal,
+    everyone: Sequence[Candidate], fastest: Fleet, run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
 ) -> InfeasibleError:
     """What the limits would have to be: the fastest plan's days, or what the cheapest one costs."""
-    days = math.ceil(100 * run.train.tokens / unlimited.fleet.tokens_per_s / 86_400) / 100
+    days = math.ceil(100 * run.train.tokens / fastest.tokens_per_s / 86_400) / 100
     if goal.deadline_s is not None and days * 86_400 > goal.deadline_s:
         return InfeasibleError(
             f"no plan reaches {run.train.tokens:,} tokens in {format_duration(goal.deadline_s)}: the fastest takes"
@@ -124,13 +118,13 @@ def _beyond_limits(
     within = f" with the deadline of {format_duration(goal.deadline_s)}" if goal.deadline_s is not None else ""
     if goal.budget_per_h is not None:
         alone = [search([c], run, model, free, dataclasses.replace(limitless, objective="tokens")) for c in everyone]
-        least = min((costs(f.fleet, run, model).per_h for f in [*alone, unlimited] if f), default=0.0)
+        least = min((costs(f, run, model).per_h for f in [*alone, fastest] if f), default=0.0)
         return InfeasibleError(
             f"no plan costs at most {goal.budget_per_h:g}/h{within}: the cheapest costs {least:.2f}/h",
             hint=f"--budget {math.ceil(100 * least) / 100:g}/h",
         )
-    cheapest = search(everyone, run, model, free, limitless) or unlimited
-    total = costs(cheapest.fleet, run, model).total
+    cheapest = search(everyone, run, model, free, limitless) or fastest
+    total = costs(cheapest, run, model).total
     return InfeasibleError(
         f"no plan costs at most {goal.budget_total:,.0f} in all{within}: the cheapest costs {total:,.0f}",
         hint=f"--budget {math.ceil(total)}/run, or a smaller train.tokens",
@@ -143,15 +137,12 @@ def _settings(
     """What was pinned by whom, and what was searched."""
     found = []
     for key in SEARCHED:
-        value = str(getattr(chosen.sync, key))
+        value = getattr(chosen.sync, key)
         if key in free:
-            changed = value != str(getattr(asked.sync, key))
-            found.append(
-                Setting(f"sync.{key}", value, "searched" if changed else "searched: the default is best", False)
-            )
+            origin = "searched: the default is best" if value == getattr(asked.sync, key) else "searched"
         else:
             origin = "given" if origins is None else _place(origins[f"sync.{key}"])
-            found.append(Setting(f"sync.{key}", value, origin, True))
+        found.append(Setting(f"sync.{key}", str(value), origin, key not in free))
     return tuple(found)
 
 

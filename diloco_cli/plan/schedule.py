@@ -20,10 +20,7 @@ def local_steps(round_s: float, step_s: float) -> int:
 
 
 def make_schedule(
-    sync: SyncSettings,
-    fragments: Fragments,
-    step_s: Sequence[float],
-    transfer_s: Sequence[float],
+    sync: SyncSettings, fragments: Fragments, step_s: Sequence[float], transfer_s: Sequence[float]
 ) -> Schedule:
     """`step_s` and `transfer_s` per island taking part.
 

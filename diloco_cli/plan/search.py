@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import Any, Literal
+from typing import Any
 
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.plan.candidates import Candidate
@@ -29,7 +29,6 @@ WORTH_A_CHANGE = 1.002  # a setting other than the first one must be better by t
 LONGER = (1, 2, 4, 8, 16, 32)
 FEWER_FRAGMENTS = (1.0, 0.5, 0.25, 2.0)
 PACE_SETTERS = (1, 2, 4, 8)  # islands with the shortest steps that the greedy search tries to do without
-Method = Literal["exact", "greedy"]
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,6 @@ class Space:
         if num_islands > MANY_ISLANDS:
             return (1,)
         return tuple(dict.fromkeys((1, (num_islands + 1) // 2, num_islands)))
-
-
-@dataclass(frozen=True)
-class Found:
-    """The best fleet, its score, and how it was found."""
-
-    fleet: Fleet
-    score: float
-    method: Method
 
 
 def space_of(sync: SyncSettings, free: frozenset[str], model: ModelFacts) -> Space:
@@ -95,7 +85,7 @@ def score(fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> floa
 def search(
     everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal,
     most_work: int = MOST_WORK, start: frozenset[str] = frozenset(),
-) -> Found | None:  # fmt: skip
+) -> Fleet | None:  # fmt: skip
     """The best fleet among those that fit their memory; None if there is none. `everyone`: fastest step first;
     `start`: names of islands that the greedy search tries first."""
     fitting = [candidate for candidate in everyone if candidate.fit.fits]
@@ -116,8 +106,8 @@ class _Search:
     space: Space
     goal: Goal
     most_work: int
-    best: Found | None = None
-    method: Method = "exact"
+    best: Fleet | None = None
+    best_score: float = 0.0
     work: int = 0
     evaluations: int = 0
 
@@ -135,40 +125,40 @@ class _Search:
                 for kept in combinations(fitting, size):
                     least = max(candidate.least_every(need, kept[0].step_s) for candidate in kept)
                     base = max(self.run.sync.every, least)
-                    everys = self.space.everys or (base, 2 * base)
-                    self._consider_all(kept, pair, [every for every in everys if every >= least], fragments)
+                    for every in self.space.everys or (base, 2 * base):
+                        if every >= least:
+                            self._consider_quorums(kept, pair, every, fragments)
 
     def greedy(self, fitting: Sequence[Candidate], start: Sequence[Candidate]) -> None:
         """Settings first, each with all islands that it can carry; then, under the best, fewer islands."""
-        self.method = "greedy"
         everys = self.space.everys or tuple(self.run.sync.every * n for n in LONGER)
         for pool in (start, fitting):
             for fragments, pair, every in product(self.space.fragments, self.space.codecs, everys):
                 if pool and not self._spent(MOST_FOR_SETTINGS):
-                    self._consider_all(carried(pool, every, self._load(pair)), pair, [every], fragments)
-        sync = self.best.fleet.sync if self.best else self.run.sync
+                    self._consider_quorums(carried(pool, every, self._load(pair)), pair, every, fragments)
+        sync = self.best.sync if self.best else self.run.sync
         pair = (sync.codec, sync.broadcast)
         for pool in _pools(fitting, self.goal):
             for every in dict.fromkeys((sync.every, *everys)):
                 if not self._spent(1.0):
                     kept = carried(pool, every, self._load(pair))
-                    self._consider_all(kept, pair, [every], sync.fragments)
+                    self._consider_quorums(kept, pair, every, sync.fragments)
         self._more_of_the_largest(fitting)
 
     def _more_of_the_largest(self, fitting: Sequence[Candidate]) -> None:
         """Where the best are the n largest islands: how many more, up to the next number tried, are better still."""
         ranked = sorted(fitting, key=_by_size)
-        if self.best is None or {c.island.name for c in self.best.fleet.kept} != {
-            c.island.name for c in ranked[: len(self.best.fleet.kept)]
-        }:
+        if self.best is None:
             return
-        sync, fewest = self.best.fleet.sync, len(self.best.fleet.kept)
+        sync, fewest = self.best.sync, len(self.best.kept)
+        if {c.island.name for c in self.best.kept} != {c.island.name for c in ranked[:fewest]}:
+            return
         most = min(len(ranked) + 1, 2 * fewest + 1)
         while most - fewest > 1 and not self._spent(1.0):
             middle, before = (fewest + most) // 2, self.best
             (pool,) = _first_of(ranked, [middle])
             kept = carried(pool, sync.every, self._load((sync.codec, sync.broadcast)))
-            self._consider_all(kept, (sync.codec, sync.broadcast), [sync.every], sync.fragments)
+            self._consider_quorums(kept, (sync.codec, sync.broadcast), sync.every, sync.fragments)
             fewest, most = (middle, most) if self.best is not before else (fewest, middle)
 
     def _load(self, pair: tuple[str, str]) -> Need:
@@ -177,15 +167,13 @@ class _Search:
     def _spent(self, share: float) -> bool:
         return self.work > share * self.most_work and self.evaluations >= share * LEAST_EVALUATIONS
 
-    def _consider_all(
-        self, kept: Sequence[Candidate], pair: tuple[str, str], everys: Sequence[int], fragments: int
-    ) -> None:
-        for every in dict.fromkeys(everys):
-            longest = MOST_EVERY if self.space.everys is None else every
-            for quorum in self.space.quorums(len(kept), self.run.sync.quorum):
-                if every <= longest and 1 <= quorum <= len(kept):
-                    changed = {"codec": pair[0], "broadcast": pair[1], "every": every}
-                    self._consider(kept, _with(self.run.sync, fragments=fragments, quorum=quorum, **changed))
+    def _consider_quorums(self, kept: Sequence[Candidate], pair: tuple[str, str], every: int, fragments: int) -> None:
+        if self.space.everys is None and every > MOST_EVERY:
+            return
+        for quorum in self.space.quorums(len(kept), self.run.sync.quorum):
+            if 1 <= quorum <= len(kept):
+                changed = {"codec": pair[0], "broadcast": pair[1], "every": every}
+                self._consider(kept, _with(self.run.sync, fragments=fragments, quorum=quorum, **changed))
 
     def _consider(self, kept: Sequence[Candidate], sync: SyncSettings) -> None:
         self.work += len(kept)
@@ -194,9 +182,9 @@ class _Search:
         value = score(fleet, self.run, self.model, self.goal)
         if value is None:
             return
-        same = self.best is not None and self.best.fleet.sync == sync
-        if self.best is None or value > self.best.score * (1.0 if same else WORTH_A_CHANGE):
-            self.best = Found(fleet, value, self.method)
+        same = self.best is not None and self.best.sync == sync
+        if self.best is None or value > self.best_score * (1.0 if same else WORTH_A_CHANGE):
+            self.best, self.best_score = fleet, value
 
 
 def _with(sync: SyncSettings, **changed: Any) -> SyncSettings:

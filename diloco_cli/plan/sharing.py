@@ -16,7 +16,6 @@ A slowdown of s sleeps (s - 1) times as long as the step took, however long that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import ceil
 
 from diloco_cli.config.devices import CPU
@@ -25,18 +24,6 @@ from diloco_cli.plan.speed import num_devices
 
 SERVICE_CORES = 0.2  # syncer, evaluator and supervisor; measured beside the quickstart's learners
 MOST_SLEEPERS = 64  # whose every combination is weighed; of more, as many as are awake on average
-
-
-@dataclass(frozen=True)
-class State:
-    """One state of the machine, from one island's view while it is awake: how probable it is, how many threads are
-    awake with its own (`sleepers` of them sleep now and then), and the speed of one of its threads over that of one
-    alone on the machine: its seat x what the crowd costs x what the run's own services leave."""
-
-    probability: float
-    awake: int
-    sleepers: int
-    speed: float
 
 
 def shares_cores(island: IslandSettings, region: str | None) -> bool:
@@ -73,28 +60,28 @@ def _shares(
         kind = (num_devices(island), island.slowdown)
         if kind not in known:
             states = states_of(island, here, local, services)
-            known[kind] = sum(state.probability * state.speed for state in states)
+            known[kind] = sum(probability * speed for probability, speed in states)
     return {island.name: known[num_devices(island), island.slowdown] for island in here}
 
 
 def states_of(
     island: IslandSettings, here: Sequence[IslandSettings], local: LocalMachine, services: float
-) -> list[State]:
-    """Every state of the machine in which `island`, one of those `here`, is awake; their probabilities add up to 1."""
+) -> Iterator[tuple[float, float]]:
+    """(probability, speed) in every state of the machine in which `island`, one of those `here`, is awake. The speed
+    of one of its threads over that of one alone: its seat x what the crowd costs x what the run's services leave."""
     sleeps = island.slowdown > 1
     own = num_devices(island)
     steady = sum(num_devices(other) for other in here if other.slowdown == 1 and other is not island)
     others = [other for other in here if other.slowdown > 1 and other is not island]
-    found = []
-    for probability, woken in _awake(others):
+    for probability, woken in woken_threads(others):
         awake, sleepers = steady + woken + own, woken + (own if sleeps else 0)
         speed = seat(awake, sleepers, local.cores, sleeps) * crowd(local, awake) * left(awake, local.cores, services)
-        found.append(State(probability, awake, sleepers, speed))
-    return found
+        yield probability, speed
 
 
-def _awake(sleepers: Sequence[IslandSettings]) -> Iterator[tuple[float, int]]:
-    """How probable it is that so many threads of islands that sleep now and then, each by itself, are awake."""
+def woken_threads(sleepers: Sequence[IslandSettings]) -> Iterator[tuple[float, int]]:
+    """How probable it is that so many threads of islands that sleep now and then, each by itself, are awake; the
+    probabilities add up to 1."""
     if len(sleepers) > MOST_SLEEPERS:
         yield 1.0, round(sum(num_devices(island) / island.slowdown for island in sleepers))
         return

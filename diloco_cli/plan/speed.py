@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from diloco_cli.config.devices import CPU, HOST_DEVICES, find_device
@@ -20,47 +19,32 @@ TERA, GIGA = 1e12, 1e9
 Precision = Literal["auto", "fp32", "bf16"]  # as in `train.precision`
 
 
-@dataclass(frozen=True)
-class Speed:
-    """`tokens_per_s` and the assumption behind it; an emulated slowdown is included."""
-
-    tokens_per_s: float
-    assumption: Assumption
-
-
 def num_devices(island: IslandSettings) -> int:
     return island.accelerators.count * island.nodes
 
 
 def island_speed(
-    island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision = "auto"
-) -> Speed:
-    """What the island trains when nothing disturbs it. `precision`: the run's. Raises UsageError for a device whose
-    peak in that type is not known, unless its speed is measured."""
-    if island.tokens_per_s:
-        text = f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory"
-        return Speed(island.tokens_per_s / island.slowdown, Assumption(text, "measured"))
-    flops_per_s, assumption = _flops_per_s(island, inventory, model, precision)
-    return Speed(flops_per_s / model.flops_per_token / island.slowdown, assumption)
-
-
-def _flops_per_s(
     island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision
 ) -> tuple[float, Assumption]:
-    device = find_device(island.accelerators.name, inventory.devices)
-    count = num_devices(island)
+    """Tokens per second when nothing disturbs the island but an emulated slowdown, and what that rests on. `precision`:
+    the run's. Raises UsageError for a device whose peak in that type is not known, unless its speed is measured."""
+    if island.tokens_per_s:
+        text = f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory"
+        return island.tokens_per_s / island.slowdown, Assumption(text, "measured")
+    device, count = find_device(island.accelerators.name, inventory.devices), num_devices(island)
     if device.name in HOST_DEVICES:
         gflops = host_gflops(device.name, model)
         what = f"a core at width {model.width}" if device.name == CPU else f"on {device.name}"
         text = f"{island.name}: {gflops:.0f} GFLOP/s {what}; tokens_per_s replaces it"
-        return count * gflops * GIGA, Assumption(text, "guessed")
-    tflops, kind = peak_tflops(device, precision)
-    mfu = island.mfu or default_mfu(device)
-    doubt = " (to be checked)" if device.check else ""
-    source = f"{count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.2f}"
-    mark = "MFU given" if island.mfu else "MFU guessed"
-    text = f"{island.name}: {source} ({mark})"
-    return count * tflops * TERA * mfu, Assumption(text, "catalogue" if island.mfu else "guessed")
+        flops_per_s, assumption = count * gflops * GIGA, Assumption(text, "guessed")
+    else:
+        tflops, kind = peak_tflops(device, precision)
+        mfu, given = island.mfu or default_mfu(device), "given" if island.mfu else "guessed"
+        doubt = " (to be checked)" if device.check else ""
+        text = f"{island.name}: {count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.2f} (MFU {given})"
+        flops_per_s = count * tflops * TERA * mfu
+        assumption = Assumption(text, "catalogue" if island.mfu else "guessed")
+    return flops_per_s / model.flops_per_token / island.slowdown, assumption
 
 
 def host_gflops(name: str, model: ModelFacts) -> float:
@@ -68,7 +52,7 @@ def host_gflops(name: str, model: ModelFacts) -> float:
     return min(CPU_GFLOPS_PER_WIDTH * model.width, CPU_GFLOPS_MOST) if name == CPU else MPS_GFLOPS
 
 
-def peak_tflops(device: Device, precision: Precision = "auto") -> tuple[float, str]:
+def peak_tflops(device: Device, precision: Precision) -> tuple[float, str]:
     """The dense peak: with `fp32` that of fp32, else in the best type that training can use: bf16, else fp16, else
     fp32. Raises UsageError where it is not known."""
     for kind in ("fp32",) if precision == "fp32" else ("bf16", "fp16", "fp32"):

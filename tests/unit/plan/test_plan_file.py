@@ -12,9 +12,16 @@ from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.paths import templates_directory
-from diloco_cli.plan.differences import plan_differences, summary_of
 from diloco_cli.plan.model_facts import model_facts
-from diloco_cli.plan.plan_file import load_plan, plan_digest, plan_file_name, plan_to_json, save_plan
+from diloco_cli.plan.plan_file import (
+    load_plan,
+    plan_differences,
+    plan_digest,
+    plan_file_name,
+    plan_to_json,
+    save_plan,
+    summary_of,
+)
 from diloco_cli.plan.planner import make_plan
 
 JSON_KEYS = {"verdict", "islands", "left_out", "schedule", "prediction", "alternatives", "assumptions"}

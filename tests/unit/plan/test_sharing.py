@@ -18,7 +18,7 @@ from diloco_cli.plan.sharing import (
     seat,
     share_of_cores,
     shares_of_the_local_machine,
-    states_of,
+    woken_threads,
 )
 
 ISLANDS = [
@@ -124,10 +124,8 @@ def test_only_local_cores_share_and_only_where_the_inventory_knows_the_machine()
 
 
 def test_probabilities_of_a_view_add_up_and_very_many_sleepers_are_taken_at_their_mean():
-    few = [core(f"n{i}", slowdown=4.0) for i in range(9)]
-    states = states_of(few[0], few, LocalMachine(4), 0.2)
-    assert sum(state.probability for state in states) == pytest.approx(1.0)
-    assert sum(state.probability * state.awake for state in states) == pytest.approx(1 + 8 / 4)
-    many = [core(f"n{i}", slowdown=4.0) for i in range(4 * MOST_SLEEPERS + 1)]
-    (state,) = states_of(many[0], many, LocalMachine(4), 0.2)
-    assert state.awake == MOST_SLEEPERS + 1
+    few = list(woken_threads([core(f"n{i}", slowdown=4.0) for i in range(8)]))
+    assert sum(probability for probability, _ in few) == pytest.approx(1.0)
+    assert sum(probability * awake for probability, awake in few) == pytest.approx(8 / 4)
+    many = [core(f"n{i}", slowdown=4.0) for i in range(4 * MOST_SLEEPERS)]
+    assert list(woken_threads(many)) == [(1.0, MOST_SLEEPERS)]
