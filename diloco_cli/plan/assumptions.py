@@ -61,12 +61,12 @@ def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption
     if inventory.local is None and len(local) > 1:
         text = "planned as if each had cores of its own; measure this machine: diloco inventory probe -f RUN"
         return [Assumption(f"{_names(local)}: {text}", "guessed")]
-    shared = [candidate for candidate in kept if candidate.share < 1]
-    if not shared or inventory.local is None:
+    if inventory.local is None:
         return []
     by_share: dict[str, list[str]] = {}
-    for candidate in shared:
-        by_share.setdefault(f"{candidate.share:.2f}", []).append(candidate.island.name)
+    for candidate in kept:
+        if candidate.share < 1:
+            by_share.setdefault(f"{candidate.share:.2f}", []).append(candidate.island.name)
     mark: Mark = "measured" if inventory.local.crowding else "guessed"
     cores = f"share {inventory.local.cores} cores"
     return [Assumption(f"{_names(names)}: {cores}, speeds x {share}", mark) for share, names in by_share.items()]

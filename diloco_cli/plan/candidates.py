@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from diloco_cli.config.devices import HOST_DEVICES
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, RunSettings
@@ -62,11 +62,7 @@ class Candidate:
 def candidates(run: RunSettings, inventory: Inventory, model: ModelFacts) -> list[Candidate]:
     """Every island of the inventory, fastest step first, names breaking ties."""
     shares = shares_of_the_local_machine(inventory)
-
-    @cache
-    def fit_of(accelerators: Accelerators, nodes: int, batch_tokens: int) -> Fit:
-        return fit_of_nodes(accelerators, nodes, batch_tokens, run, inventory, model)
-
+    fit_of = cache(partial(fit_of_nodes, run=run, inventory=inventory, model=model))
     found = [_candidate(i, run, inventory, model, shares.get(i.name, 1.0), fit_of) for i in inventory.islands]
     return sorted(found, key=lambda candidate: (candidate.step_s, candidate.island.name))
 

@@ -87,7 +87,7 @@ def _planned(
     candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts
 ) -> PlannedIsland:
     island, step_s, schedule, sync = candidate.island, candidate.step_s, fleet.schedule, fleet.sync
-    own_round_s = flow.local_steps * step_s
+    link, own_round_s = island.link, flow.local_steps * step_s
     need = need_of_round(model, sync.codec, sync.broadcast)
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
@@ -105,9 +105,9 @@ def _planned(
         round_s=own_round_s,
         idle_percent=100 * max(0.0, 1 - own_round_s / schedule.round_s),
         up_mbps_needed=need.up_bps(need_round_s) / MBPS,
-        up_mbps_available=_mbps(island.link.up_bps),
+        up_mbps_available=link.up_bps and link.up_bps / MBPS,
         down_mbps_needed=need.down_bps(need_round_s) / MBPS,
-        down_mbps_available=_mbps(island.link.down_bps),
+        down_mbps_available=link.down_bps and link.down_bps / MBPS,
         sent_mbps=sent_mbps,
         transfer_s=flow.transfer_s,
         transfer_window_s=schedule.overlap * schedule.slot_s - schedule.quorum_s - schedule.merge_s,
@@ -145,10 +145,6 @@ def _island_warnings(
             f" batch_tokens: {better} keeps all"
         )
     return warnings
-
-
-def _mbps(bps: float | None) -> float | None:
-    return None if bps is None else bps / MBPS
 
 
 def _why(

@@ -88,7 +88,10 @@ class _Decision:
     def split(self, least: int) -> tuple[list[Part], str]:
         """(equal parts, why so many or why not more)."""
         machines = self.group.machines
-        reasons = [(self._parts_for_batch(), "a step has too few sequences for more accelerators in one")]
+        sequences = self._batch_tokens() // self.model.sequence
+        largest = max(1, sequences // self.group.first.accelerators.count)  # machines that have a sequence for each
+        too_few = "a step has too few sequences for more accelerators in one"
+        reasons = [(math.ceil(len(machines) / largest), too_few)]
         together = availability(island_of("all", machines))
         if together < LOWEST_AVAILABILITY:
             why = f"failing together, all {len(machines)} would be available {100 * together:.0f} % of the time"
@@ -106,11 +109,6 @@ class _Decision:
 
     def _batch_tokens(self) -> int:
         return self.group.first.batch_tokens or self.run.train.batch_tokens
-
-    def _parts_for_batch(self) -> int:
-        sequences = self._batch_tokens() // self.model.sequence
-        largest = max(1, sequences // self.group.first.accelerators.count)
-        return math.ceil(len(self.group.machines) / largest)
 
     def _link_carries(self, part: Part) -> bool:
         """Does the part's link carry the round that the part itself would set?"""

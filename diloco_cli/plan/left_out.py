@@ -62,10 +62,10 @@ def _does_not_fit(candidate: Candidate) -> LeftOut:
     if fit.tensor_parallel:
         split = fit.tensor_parallel
         ways.append(f"a model that is tensor-parallel over {split} accelerators of a node (an entrypoint of your own)")
-    if fit.sequences > 1 and with_micro_batch(fit, 1).needed_gb <= USABLE * (fit.available_gb or math.inf):
+    if fit.sequences > 1 and with_micro_batch(fit, 1).fits:
         ways.append("smaller micro-batches: --set train.micro_batch_tokens=auto")
     recomputed = sum(part.gb for part in fit.parts if part.name == "activations")
-    if fit.available_gb is not None and fit.needed_gb - 0.9 * recomputed <= USABLE * fit.available_gb:
+    if fit.needed_gb - 0.9 * recomputed <= fit.usable_gb:
         ways.append(
             f"a model that recomputes its activations ({recomputed:.3g} GB), for about a third more compute"
             " (an entrypoint of your own)"

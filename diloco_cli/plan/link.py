@@ -45,16 +45,11 @@ class Need:
     def down_bps(self, round_s: float) -> float:
         return self.down_bits / round_s
 
-    def seconds(self, link: Link) -> tuple[float, float]:
-        """What the link takes for it, up and down; 0 where its rate is unknown."""
-        return (
-            self.up_bits / link.up_bps if link.up_bps else 0.0,
-            self.down_bits / link.down_bps if link.down_bps else 0.0,
-        )
-
     def shortest_round_s(self, link: Link) -> float:
-        """The shortest round that the link can carry."""
-        return max(self.seconds(link))
+        """The shortest round that the link can carry; 0 for an unknown link."""
+        up = self.up_bits / link.up_bps if link.up_bps else 0.0
+        down = self.down_bits / link.down_bps if link.down_bps else 0.0
+        return max(up, down)
 
 
 def known_codecs() -> dict[str, float]:
@@ -102,7 +97,8 @@ def join_bytes(model: ModelFacts, sync: SyncSettings) -> float:
 
 def transfer_s(link: Link, parameters: float, codec: str, broadcast: str) -> float:
     """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing."""
-    up, down = Need(parameters * CODEC_BITS[codec], parameters * CODEC_BITS[broadcast]).seconds(link)
+    up = parameters * CODEC_BITS[codec] / link.up_bps if link.up_bps else 0.0
+    down = parameters * CODEC_BITS[broadcast] / link.down_bps if link.down_bps else 0.0
     return up + down + ROUND_TRIPS * (GUESSED_RTT_S if link.rtt_s is None else link.rtt_s)
 
 

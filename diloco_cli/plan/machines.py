@@ -42,7 +42,8 @@ def groups(entries: Sequence[MachineSettings]) -> Iterator[Group]:
     for entry in entries:
         for machine in _machines(entry):
             place = len(alone_or_in) if entry.fabric is None else entry.fabric
-            alone_or_in.setdefault(place, {}).setdefault(_kind(entry), []).append(machine)
+            kind = (entry.accelerators, entry.infra, entry.batch_tokens, entry.region)  # what one island has in common
+            alone_or_in.setdefault(place, {}).setdefault(kind, []).append(machine)
     for place, kinds in alone_or_in.items():
         if isinstance(place, str):
             yield from _groups_of_fabric(place, list(kinds.values()))
@@ -64,11 +65,6 @@ def _groups_of_fabric(fabric: str, kinds: Sequence[list[Machine]]) -> Iterator[G
                 yield Group(f"{name}-{number}", tuple(members), slower)
             else:
                 yield Group(name, tuple(members), several)
-
-
-def _kind(entry: MachineSettings) -> tuple[object, ...]:
-    """What machines of one island have in common."""
-    return (entry.accelerators, entry.infra, entry.batch_tokens, entry.region)
 
 
 def _by_pace(machines: list[Machine]) -> Iterator[list[Machine]]:
@@ -99,11 +95,8 @@ def _pace(entry: MachineSettings) -> float:
 
 def _machines(entry: MachineSettings) -> list[Machine]:
     """Hosts by their names; machines that a scheduler picks as rack/1, rack/2 and so on."""
-    if entry.hosts:
-        return [Machine(host, entry) for host in entry.hosts]
-    if entry.nodes == 1:
-        return [Machine(str(entry.name), entry)]
-    return [Machine(f"{entry.name}/{number}", entry) for number in range(1, entry.nodes + 1)]
+    picked = [str(entry.name)] if entry.nodes == 1 else [f"{entry.name}/{n}" for n in range(1, entry.nodes + 1)]
+    return [Machine(name, entry) for name in entry.hosts or picked]
 
 
 def island_of(name: str, machines: Sequence[Machine]) -> IslandSettings:
@@ -114,6 +107,7 @@ def island_of(name: str, machines: Sequence[Machine]) -> IslandSettings:
     speeds = [item.tokens_per_s for item in entries if item.tokens_per_s is not None]
     mfus = [item.mfu for item in entries if item.mfu is not None]
     others = [machine.name for machine in machines if machine is not head]
+    failures_per_s = math.fsum(1 / item.mtbf_s for item in entries if item.mtbf_s)  # independent: rates add up
     return IslandSettings(
         name=name,
         region=entry.region,
@@ -122,7 +116,7 @@ def island_of(name: str, machines: Sequence[Machine]) -> IslandSettings:
         hosts=(head.name, *others) if all(item.hosts for item in entries) else (),
         nodes=len(machines),
         link=entry.link,
-        mtbf_s=_mtbf_s(entries),
+        mtbf_s=1 / failures_per_s if failures_per_s else None,
         restart_s=max((item.restart_s for item in entries if item.restart_s is not None), default=None),
         price_per_h=math.fsum(item.price_per_h for item in entries),
         egress_per_gb=entry.egress_per_gb,
@@ -136,12 +130,6 @@ def island_of(name: str, machines: Sequence[Machine]) -> IslandSettings:
 def _width(link: Link) -> tuple[float, float]:
     """An unknown link counts as fast enough, as everywhere in planning."""
     return (link.up_bps or math.inf, link.down_bps or math.inf)
-
-
-def _mtbf_s(entries: Sequence[MachineSettings]) -> float | None:
-    """Failures come independently, so their rates add up; a machine without an MTBF adds none."""
-    rate = math.fsum(1 / entry.mtbf_s for entry in entries if entry.mtbf_s)
-    return 1 / rate if rate else None
 
 
 def _as_name(text: str) -> str:

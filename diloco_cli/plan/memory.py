@@ -24,7 +24,6 @@ The launch and an island that joins choose by the same rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from diloco_cli.config.devices import find_device
@@ -35,7 +34,6 @@ from diloco_cli.plan.plan import MemoryPart
 from diloco_cli.plan.speed import computes_in_half
 
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
-STATE_BYTES = WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
 CAST_BYTES = 2  # per parameter
 EXCHANGE_BYTES = 8  # per parameter of one fragment: what is sent and what has arrived
 SAVED_BYTES = 16  # per parameter in the host: a copy of AdamW's moments, and its bytes on the way to the store
@@ -49,7 +47,6 @@ HOST_WORKING_GB = 0.256
 fast with micro-batches of 8,192 tokens (230 MB) as with 32,768 (690 MB), moe-micro 1.5 times with 4,096 (caches, fresh
 pages; the same benchmark)."""
 GB = 1e9
-PartsOf = Callable[[int, int], tuple[MemoryPart, ...]]  # (devices that share the state, split of every layer)
 
 
 @dataclass(frozen=True)
@@ -70,38 +67,42 @@ FULL = Widths(gathered=8, activations=68, logits=8, casts=0)
 
 @dataclass(frozen=True)
 class Fit:
-    """`needed_gb` per device, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not checked.
+    """What each device holds, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not checked.
     `devices_needed` and `tensor_parallel` name what would fit."""
 
-    needed_gb: float
+    parts: tuple[MemoryPart, ...]
     available_gb: float | None
     sharding: str
-    fits: bool
-    parts: tuple[MemoryPart, ...] = ()
+    sequences: int = 1
     devices_needed: int | None = None
     tensor_parallel: int | None = None
-    sequences: int = 1
+
+    @property
+    def needed_gb(self) -> float:
+        return sum(part.gb for part in self.parts)
 
     @property
     def working_gb(self) -> float:
         """The parts that grow with the micro-batch."""
         return sum(part.gb for part in self.parts if part.name in WORKING)
 
+    @property
+    def usable_gb(self) -> float:
+        return math.inf if self.available_gb is None else USABLE * self.available_gb
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_gb <= self.usable_gb
+
 
 def fit_of_nodes(
     accelerators: Accelerators, nodes: int, batch_tokens: int, run: RunSettings, inventory: Inventory, model: ModelFacts
 ) -> Fit:
     """Of an island of so many nodes, each with these accelerators, that takes batches of `batch_tokens`."""
-    device = find_device(accelerators.name, inventory.devices)
+    device, per_node = find_device(accelerators.name, inventory.devices), accelerators.count
+    num_fragments, half = min(run.sync.fragments, model.num_tensors), computes_in_half(device, run.train.precision)
     return fit_with_micro_batch(
-        run.train,
-        model,
-        batch_tokens,
-        nodes * accelerators.count,
-        device.memory_gb,
-        num_fragments=min(run.sync.fragments, model.num_tensors),
-        per_node=accelerators.count,
-        half=computes_in_half(device, run.train.precision),
+        run.train, model, batch_tokens, nodes * per_node, device.memory_gb, num_fragments, per_node, half
     )
 
 
@@ -125,9 +126,9 @@ def fit_with_micro_batch(
         return fit
     room_gb = HOST_WORKING_GB
     if memory_gb is not None:
-        room_gb = (USABLE * memory_gb - (fit.needed_gb - fit.working_gb)) / WORKING_MARGIN
-    fitting = int(room_gb / fit.working_gb) if fit.working_gb > 0 else most
-    return with_micro_batch(fit, most if fitting >= most else 1 << max(0, fitting.bit_length() - 1))
+        room_gb = (fit.usable_gb - (fit.needed_gb - fit.working_gb)) / WORKING_MARGIN
+    fitting = max(1, int(room_gb / fit.working_gb)) if fit.working_gb > 0 else most
+    return with_micro_batch(fit, most if fitting >= most else 1 << (fitting.bit_length() - 1))
 
 
 def memory_fit(
@@ -143,28 +144,27 @@ def memory_fit(
     would: more accelerators, or splitting every layer over some of the `per_node` that share a node (tensor-parallel).
     `half`: matrix products in bf16 or fp16."""
 
-    def parts_of(devices: int, split: int) -> tuple[MemoryPart, ...]:
-        return memory_parts(model, devices, num_fragments, split, half, sequences)
+    def fit(devices: int, split: int = 1) -> Fit:
+        parts = memory_parts(model, devices, num_fragments, split, half, sequences)
+        return Fit(parts, memory_gb, f"fsdp over {devices}" if devices > 1 else "none", sequences)
 
-    whole, usable = parts_of(1, 1), math.inf if memory_gb is None else USABLE * memory_gb
-    if _total(whole) <= usable:
-        return Fit(_total(whole), memory_gb, "none", True, whole, sequences=sequences)
-    parts = parts_of(num_devices, 1)
-    sharding = f"fsdp over {num_devices}" if num_devices > 1 else "none"
-    fit = Fit(_total(parts), memory_gb, sharding, _total(parts) <= usable, parts, sequences=sequences)
-    if fit.fits:
-        return fit
-    needed = _devices_needed(parts_of, usable)
-    return replace(
-        fit, devices_needed=needed, tensor_parallel=_tensor_parallel(parts_of, num_devices, per_node, usable)
-    )
+    replicated = fit(1)
+    if replicated.fits:
+        return replicated
+    sharded = fit(num_devices)
+    if sharded.fits:
+        return sharded
+    # powers of two of a node's devices, over which every layer could be divided
+    splits = (2**power for power in range(1, per_node.bit_length()) if per_node % 2**power == 0)
+    split = next((split for split in splits if fit(num_devices, split).fits), None)
+    return replace(sharded, devices_needed=_devices_needed(fit(2), fit(4)), tensor_parallel=split)
 
 
 def with_micro_batch(fit: Fit, sequences: int) -> Fit:
     """The same fit with a micro-batch of `sequences`, whether or not that still fits."""
     factor = sequences / fit.sequences
     parts = tuple(replace(part, gb=part.gb * factor) if part.name in WORKING else part for part in fit.parts)
-    return replace(fit, needed_gb=_total(parts), parts=parts, sequences=sequences)
+    return replace(fit, parts=parts, sequences=sequences)
 
 
 def memory_parts(
@@ -186,26 +186,11 @@ def memory_parts(
     return tuple(MemoryPart(name, size / GB) for name, size in sizes.items() if size)
 
 
-def _total(parts: tuple[MemoryPart, ...]) -> float:
-    return sum(part.gb for part in parts)
-
-
-def _devices_needed(parts_of: PartsOf, usable_gb: float) -> int | None:
-    """The smallest count that fits when sharded; None if no count does."""
-    one, two = (_total(parts_of(n, 1)) for n in (2, 4))
-    divided = 4 * (one - two)  # what shrinks with the count, in GB of one device alone
-    room = usable_gb - (one - divided / 2)
+def _devices_needed(two: Fit, four: Fit) -> int | None:
+    """The smallest count that fits when sharded, from what two and four devices need; None if no count does."""
+    divided = 4 * (two.needed_gb - four.needed_gb)  # what shrinks with the count, in GB of one device alone
+    room = two.usable_gb - (two.needed_gb - divided / 2)
     return max(2, math.ceil(divided / room - 1e-9)) if room > 0 else None
-
-
-def _tensor_parallel(parts_of: PartsOf, num_devices: int, per_node: int, usable_gb: float) -> int | None:
-    """The smallest power of two of a node's devices that makes it fit, each layer being divided over them."""
-    split = 2
-    while split <= per_node and per_node % split == 0:
-        if _total(parts_of(num_devices, split)) <= usable_gb:
-            return split
-        split *= 2
-    return None
 
 
 def host_memory_gb(

@@ -142,19 +142,15 @@ def load_plan(path: Path | str) -> Plan:
 def plan_differences(old: Plan, new: Plan) -> list[str]:
     """Lines such as `~ islands.home.local_steps: 33 -> 38`, `+ islands.tokyo`, `- islands.home`: what changed, came and
     went; causes first."""
-    before, after = (_ordered(to_plain(plan)) for plan in (old, new))
-    return list(_differences(before, after, ""))
+    before, after = to_plain(old), to_plain(new)
+    names = [*CAUSES, *(name for name in before if name not in (*CAUSES, *SAYINGS))]
+    return [line for name in names for line in _differences(before[name], after[name], name)]
 
 
 def summary_of(changes: list[str]) -> str:
     """`2 to add, 40 to change, 1 to remove`."""
     count = {sign: sum(line.startswith(sign) for line in changes) for sign in "+~-"}
     return f"{count['+']} to add, {count['~']} to change, {count['-']} to remove"
-
-
-def _ordered(plain: dict[str, Any]) -> dict[str, Any]:
-    names = [*CAUSES, *(name for name in plain if name not in (*CAUSES, *SAYINGS))]
-    return {name: plain[name] for name in names}
 
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
@@ -165,7 +161,7 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
         yield f"~ {path}: {_shown(old)} -> {_shown(new)}"
         return
     for key in [*before, *(key for key in after if key not in before)]:
-        place = f"{path}.{key}" if path else key
+        place = f"{path}.{key}"
         if key not in after:
             yield f"- {place}{_said(before[key])}"
         elif key not in before:

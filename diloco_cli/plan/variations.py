@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, RunSettings, SyncSettings
 from diloco_cli.errors import InfeasibleError
@@ -50,10 +51,8 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
     if sync.mixing not in KEEPS_IN_FLIGHT:
         how = "it keeps what is learned while a fragment is in flight, which the paper gives up"
         changes.append(("sync.mixing=rebase", replace(sync, mixing="rebase"), how))
-    if (
-        not sync.split_rows
-        and plan.schedule.fragment_parameters > LUMPY * plan.model.parameters / plan.schedule.fragments
-    ):
+    mean = plan.model.parameters / plan.schedule.fragments
+    if not sync.split_rows and plan.schedule.fragment_parameters > LUMPY * mean:
         changes.append(("sync.split_rows=true", replace(sync, split_rows=True), "as the embedding travels in parts"))
     if plan.schedule.fragments > 1:
         half = max(1, plan.schedule.fragments // 2)
@@ -86,7 +85,7 @@ def sensitivities(plan: Plan, again: Again) -> tuple[Sensitivity, ...]:
     """The changes that matter, the largest first."""
     limit = MOST_CHANGES if len(plan.inventory.islands) <= MANY_ISLANDS else FEW_CHANGES
     found = []
-    for (text, inventory), _ in zip(_hardware(plan), range(limit), strict=False):
+    for text, inventory in islice(_hardware(plan), limit):
         try:
             rate = again(plan.run, inventory).prediction.tokens_per_s
         except InfeasibleError:
@@ -145,11 +144,7 @@ def _link_text(old: Link, new: Link) -> str:
 
 
 def _times(link: Link, factor: float) -> Link:
-    return replace(
-        link,
-        up_bps=None if link.up_bps is None else factor * link.up_bps,
-        down_bps=None if link.down_bps is None else factor * link.down_bps,
-    )
+    return replace(link, up_bps=link.up_bps and factor * link.up_bps, down_bps=link.down_bps and factor * link.down_bps)
 
 
 def _with(plan: Plan, *changed: IslandSettings) -> Inventory:
