@@ -38,7 +38,7 @@ LONGEST_FAULTY = 3.0  # times an undisturbed run
 TEND_EVERY_S = 1.0
 LEAVE_S = 90.0
 LAST_LOOK_S, LAST_CALLS = 0.1, 40  # from the last look for offers to the run's end: calls for each learner
-MOST_EVENTS = 400_000
+MOST_EVENTS, EVENTS_A_MERGE = 400_000, 200  # of a phase; of each learner
 FRAMES_TOLD = 4
 SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual latency
 
@@ -164,6 +164,7 @@ class History:
         """`until` is asked whenever something has changed: a commit, the end of a process."""
         world, next_one, advance = self.world, self.world.next_due, self.world.advance
         deadline_s, events, seen = world.now_s + within_s, 0, -1
+        most = MOST_EVENTS + EVENTS_A_MERGE * self.options.merges * self.options.learners
         while True:
             if seen != self.changes:
                 seen = self.changes
@@ -174,7 +175,7 @@ class History:
                 return
             advance(actor)
             events += 1
-            if events > MOST_EVENTS:
+            if events > most:
                 raise ViolationError(LIVENESS, f"{events} events, and no end: somebody spins; {self.standing()}")
 
     def _faulty_phase_over(self) -> bool:
