@@ -58,7 +58,7 @@ def wait_until(holds: Callable[[], object], within_s: float = 40.0) -> None:
 def stopped(child: Child) -> str:
     """End it as a supervisor does; what it said on stdout."""
     child.send_signal(signal.SIGTERM)
-    said, complaints = child.communicate(timeout=4)  # then comes SIGKILL
+    said, complaints = child.communicate(timeout=40)
     assert child.returncode == 143, complaints
     return said
 
