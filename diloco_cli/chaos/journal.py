@@ -24,7 +24,7 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Entry:
-    """`injected`, `verified`, `healed`: None as long as it is not known. `seed`: None if a person chose."""
+    """`injected`, `verified`, `healed`: None as long as it is not known. `seed`: always None, for a person chose."""
 
     id: str
     time: str

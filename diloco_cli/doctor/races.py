@@ -54,8 +54,8 @@ def race_of_threads(place: Place, racers: int, rounds: int) -> tuple[str, bool]:
 
 def race_of_processes(place: Place, racers: int, rounds: int) -> tuple[str, bool]:
     """(what happened, whether it was wrong)."""
-    with racing_processes(place.prefix_url, racers, place.box.left_s()) as children:
-        left_s = place.box.left_s
+    left_s = place.box.left_s
+    with racing_processes(place.prefix_url, racers, left_s) as children:
         return _rounds(place, "processes", rounds, racers, lambda key, entries: race(children, key, entries, left_s()))
 
 

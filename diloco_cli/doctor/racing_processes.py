@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +43,13 @@ def answer_to(store: Store, key: str, entry: bytes) -> Answer:
 
 
 @contextmanager
-def racing_processes(url: str, racers: int, ready_within_s: float) -> Iterator[list[Child]]:
+def racing_processes(url: str, racers: int, left_s: Callable[[], float]) -> Iterator[list[Child]]:
     """None of them outlives the block. Raises StoreUnavailableError if a racer cannot reach the store in time."""
     children: list[Child] = []
     try:
         for _ in range(racers):
             children.append(Child(__name__, url, apart=True))
-        end_s = clock.monotonic_s() + ready_within_s
+        end_s = clock.monotonic_s() + left_s()
         for child in children:
             said = _answer(child, end_s)
             if said.get("trouble"):

@@ -150,7 +150,8 @@ def s3_retention(bucket: str) -> Retention:
 
 
 def s3_takes_damage(bucket: str, name: str, data: bytes) -> bool:
-    """Likewise."""
+    """Whether the store takes bytes whose checksum says that they are others. Raises StoreError where it does not
+    answer, or allows nothing."""
     try:
         _ask_s3("put_object", bucket, Key=name, Body=data, ChecksumCRC32C=WRONG_CRC32C)
     except StoreUnavailableError as error:

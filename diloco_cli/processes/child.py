@@ -29,7 +29,8 @@ class Child:
             start_new_session=apart,
         )
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def tell(self, message: object) -> None:
         assert self.process.stdin is not None
@@ -45,11 +46,20 @@ class Child:
             raise TimeoutError(f"no answer within {within_s:.0f} s") from None
         return json.loads(line) if line else None
 
+    def end(self, within_s: float) -> None:
+        """After the end of its stdin; it is killed if it stays."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(within_s)
+        self.process.kill()
+        self.process.wait()
+        self._listener.join(within_s)  # longer only if a child of its own holds the pipe
+
     def _listen(self) -> None:
         """Every line it says; an empty one when it has ended."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
         self._lines.put("")
 
 
@@ -60,7 +70,4 @@ def end_all(children: Sequence[Child], within_s: float) -> None:
         with suppress(OSError):
             child.process.stdin.close()
     for child in children:
-        with suppress(subprocess.TimeoutExpired):
-            child.process.wait(within_s)
-        child.process.kill()
-        child.process.wait()
+        child.end(within_s)

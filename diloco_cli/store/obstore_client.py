@@ -105,6 +105,8 @@ def sorted_error(error: Exception, where: str, scheme: str, *, is_login: bool = 
 
 def _sorted_file_error(error: Exception, full: str, where: str) -> Exception:
     names = {base.__name__ for base in type(error).__mro__}
+    if isinstance(error, TimeoutError):  # a directory of a network that hangs
+        return StoreUnavailableError(f"the store does not answer: {_text(error)}", where=where)
     if "AlreadyExistsError" in names:
         return ConditionFailedError()
     if "range was invalid" in full:

@@ -118,11 +118,14 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up_when_the_time_of_th
         "get_range": lambda: store.get_range("k", 0, 90_000),
         "list": lambda: store.list(""),
     }
-    while bucket.faults.num_pending():  # a new client's first call may be over before it is sent
+    for _ in range(5):  # a new client's first call may be over before it is sent
         began_s = monotonic_s()
         with pytest.raises(StoreUnavailableError):
             calls[verb]()
-    assert monotonic_s() - began_s < 10
+        assert monotonic_s() - began_s < 10
+        if not bucket.faults.num_pending():
+            return
+    pytest.fail("no call was sent")
 
 
 @pytest.mark.parametrize("most_bytes", [1_000, 999_999])

@@ -50,7 +50,7 @@ def test_a_running_sleeping_or_paused_process_is_alive(state):
 def test_signals_reach_the_process_and_its_death_is_seen(start, eventually):
     child = start("secret")
     identity = identify(child.pid, "secret")
-    assert is_alive(identity)
+    eventually(lambda: is_alive(identity))  # its environment cannot be read while it is being started
     signal_process(identity, signal.SIGSTOP)
     eventually(lambda: is_paused(identity))
     assert is_alive(identity)
