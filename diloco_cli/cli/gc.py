@@ -13,7 +13,7 @@ from diloco_cli.cli.operators import (
     YesOption,
     carry_out,
     confirm,
-    open_running,
+    open_unfinished,
 )
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument
@@ -35,7 +35,7 @@ def gc(
     as_json: bool = JsonOption,
 ) -> None:
     """Delete what only older commits need; the newest stay to verify and to go back to."""
-    opened, state = open_running(run, "garbage collection")
+    opened, state = open_unfinished(run, "garbage collection")
     floor, found = _survey(opened, state)
     data = _data(opened, state, floor, found)
     if not as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from diloco_cli.cli.operators import JsonOption, TimeoutOption, carry_out, open_running
+from diloco_cli.cli.operators import JsonOption, TimeoutOption, carry_out, open_unfinished
 from diloco_cli.cli.output import print_json
 from diloco_cli.cli.run_argument import RunArgument
 from diloco_cli.errors import UsageError
@@ -17,7 +17,7 @@ def lift(
     as_json: bool = JsonOption,
 ) -> None:
     """End a learner's quarantine: its offers are merged again."""
-    opened, state = open_running(run, "a quarantine")
+    opened, state = open_unfinished(run, "a quarantine")
     kept_out = sorted(name for name, known in state.learners.items() if known.quarantined is not None)
     if learner not in kept_out:
         names = ", ".join(kept_out) or "nobody"

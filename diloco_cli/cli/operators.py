@@ -35,15 +35,15 @@ DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would 
 JsonOption = typer.Option(False, "--json", help="One JSON object.")
 
 
-def open_running(run: str | None, what: str) -> tuple[OpenRun, RunState]:
-    """The run and the head of its log. A run that has ended, or has no version yet, is not operated on."""
+def open_unfinished(run: str | None, what: str) -> tuple[OpenRun, RunState]:
+    """The run and the head of its log. A run that is FINISHED, or has no version yet, is not operated on."""
     opened = open_run(run)
     state = head_of(opened)
-    _refuse_unless_running(opened, state, what)
+    _refuse_finished(opened, state, what)
     return opened, state
 
 
-def _refuse_unless_running(opened: OpenRun, state: RunState, what: str) -> None:
+def _refuse_finished(opened: OpenRun, state: RunState, what: str) -> None:
     if state.phase == "FINISHED":
         hint = f"its parameters: diloco export {opened.name}"
         raise UsageError(f"run {opened.name} is FINISHED: {what} is for runs that go on", hint=hint)
@@ -76,7 +76,7 @@ def carry_out(
         talk("no syncer answers: doing it from here")
         state = answer_here(opened)
     if state.next_request <= number:
-        _refuse_unless_running(opened, state, "this")
+        _refuse_finished(opened, state, "this")
         raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {opened.name}")
     refused = _refusal_of(opened, range(before.n + 1, state.n + 1), number, ANSWERED_BY[kind])
     if refused is not None:

@@ -53,7 +53,7 @@ def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: boo
         with writing_to(output):
             save_parameters(player.outer_parameters(), output, metadata)
     compared = any(merge.state_digest is not None for merge in tape.merges)
-    bit_for_bit = False if error is not None else True if compared else None  # None: the tape knows no digests
+    bit_for_bit = error is None if compared else None  # None: the tape knows no digests
     data = _facts(tape, path) | {
         "merges_played": player.played, "loss": loss, "bit_for_bit": bit_for_bit,
         "differs_at": None if different is None else different.n, "wall_s": round(monotonic_s() - started_s, 3),

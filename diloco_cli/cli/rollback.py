@@ -15,7 +15,7 @@ from diloco_cli.cli.operators import (
     YesOption,
     carry_out,
     confirm,
-    open_running,
+    open_unfinished,
 )
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument
@@ -35,7 +35,7 @@ def rollback(
     as_json: bool = JsonOption,
 ) -> None:
     """Go back to how the parameters were after an earlier commit."""
-    opened, state = open_running(run, "a rollback")
+    opened, state = open_unfinished(run, "a rollback")
     plan = _plan(opened, state, to)
     data = _data(opened, plan)
     if not as_json:

@@ -17,7 +17,7 @@ from diloco_cli.plan.left_out import left_out
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal, LeftOut, Plan, Setting
-from diloco_cli.plan.search import MOST_WORK, SEARCHED, search
+from diloco_cli.plan.search import MOST_WORK, SEARCHED, score, search
 from diloco_cli.plan.variations import alternatives, sensitivities
 from diloco_cli.units import format_duration
 
@@ -64,12 +64,23 @@ def _plan(
     everyone = candidates(run, inventory, model)
     _require_prices(everyone, goal)
     found = search(everyone, run, model, free, goal, most_work, start)
+    found = found or _fastest_within(everyone, run, model, free, goal)
     if found is None:
         raise _infeasible(everyone, run, model, free, goal)
     missing = [] if start else left_out(everyone, found, run, model, goal)
     chosen = dataclasses.replace(run, sync=found.sync)
     plan = assemble(found, missing, chosen, inventory, model, goal, unused)
     return dataclasses.replace(plan, assumptions=assumptions(run, found.kept, model, inventory, bool(free)))
+
+
+def _fastest_within(
+    everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
+) -> Fleet | None:
+    """The fastest plan, if it keeps to the limits: a search of many islands that looks for another goal can miss all
+    that do."""
+    limits = dataclasses.replace(goal, objective="tokens")
+    fastest = None if limits == Goal() else search(everyone, run, model, free, Goal())
+    return fastest if fastest and score(fastest, run, model, limits) is not None else None
 
 
 def _require_prices(everyone: Sequence[Candidate], goal: Goal) -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import InfeasibleError, UsageError
+from diloco_cli.plan import planner
+from diloco_cli.plan import search as searching
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import run_fleet
 from diloco_cli.plan.link import known_codecs, load_of_round
@@ -93,14 +95,26 @@ def test_few_islands_are_searched_exactly(goal: Goal) -> None:
     assert score(found, RUN, MODEL, goal) == pytest.approx(best, rel=0.01)
 
 
-def test_many_islands_are_searched_greedily_within_a_bound_and_not_much_worse() -> None:
+def test_many_islands_are_searched_greedily_within_a_bound_and_not_much_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     everyone = candidates(RUN, fleet(), MODEL)
     exact = search(everyone, RUN, MODEL, frozenset(SEARCHED), Goal())
+    monkeypatch.delattr(searching._Search, "exact")
     greedy = search(everyone, RUN, MODEL, frozenset(SEARCHED), Goal(), most_work=100)
     assert exact is not None
     assert greedy is not None
     best = score(exact, RUN, MODEL, Goal()) or 0.0
     assert best * 0.95 <= (score(greedy, RUN, MODEL, Goal()) or 0.0) <= best * 1.01
+
+
+def test_the_fastest_plan_is_found_where_the_search_for_another_goal_finds_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of many islands it may: it looks at so many fleets only."""
+    goal = Goal("cost", deadline_s=30 * 86_400.0)
+    monkeypatch.setattr(planner, "search", lambda *a: search(*a) if a[4] == Goal() else None)
+    assert planner._plan(RUN, fleet(), MODEL, goal, frozenset(SEARCHED)).islands
+    with pytest.raises(InfeasibleError, match="no plan reaches"):
+        planner._plan(RUN, fleet(), MODEL, replace(goal, deadline_s=3600.0), frozenset(SEARCHED))
 
 
 def test_a_syncer_that_cannot_keep_up_with_all_takes_the_largest() -> None:
