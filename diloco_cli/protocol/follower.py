@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BEAT_EVERY_S = 3.0
 SLEEP_BOUNDS_S = (0.02, 0.5)
+DRAINS_LOOK_S = 1.0  # somebody waits for its end, or its machine is about to go
 LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be had
 Cast = tuple[Output, Values, float]
 """A version, decoded, and when it was first known of."""
@@ -170,6 +171,8 @@ class Follower:
             # anew each time: how fast its steps are may have turned out since
             known_s = None if self.trouble else self.found_s  # what is missing may be there again at any time
             next_look_s = next_request_s(known_s, asked_s, self._slot_s())
+            if self._learner.doing == "DRAINING":
+                next_look_s = min(next_look_s, asked_s + DRAINS_LOOK_S)
             low, high = SLEEP_BOUNDS_S
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
 

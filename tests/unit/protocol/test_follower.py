@@ -14,7 +14,7 @@ from diloco_cli.protocol.operations import Get, Operation
 from diloco_cli.protocol.polling import DENSE_BOUNDS_S, EARLY, MOST_REQUESTS
 from diloco_cli.protocol.records import CommitKind
 from diloco_cli.simulate.world import Actor
-from tests.unit.protocol.integer_ports import WrittenLog
+from tests.unit.protocol.integer_ports import IntegerTraining, WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import applied, make_run
 
@@ -95,6 +95,21 @@ def test_when_it_looks_again_follows_what_steps_turn_out_to_take() -> None:
     living.learner.watch.took("step", 0.1)
     living.world.run_for(1.0)
     assert living.learner.follower.state.n == 2
+
+
+def test_while_it_drains_it_looks_every_second_however_long_slots_seem() -> None:
+    """There were hiccups in its only steps, and so nothing ever tells otherwise."""
+    training = IntegerTraining(1)
+    run = make_run(fragments=1)
+    living = Living(WrittenLog(run), training, leaves=lambda: training.steps == 1, may_drain=lambda: True)
+    living.until(lambda: living.learner.doing == "DRAINING" and living.offers())
+    for _ in range(2):
+        living.learner.watch.took("step", 50.0)
+    living.world.run_for(3.0)
+    living.log.merge(90, applied("l1"))
+    merged_s = living.world.now_s
+    living.until(lambda: living.actor.ended)
+    assert living.world.now_s - merged_s < 2.0
 
 
 # -- news for the training --------------------------------------------------------------------------------------
