@@ -1,0 +1,22 @@
+"""How tests are shared among processes (`pytest -n logical --no-loadscope-reorder`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file stay together, for they share what they have made. Those that start whole runs come one after
+    the other, for each of them takes all cores."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "whole runs" if nodeid.startswith(WHOLE_RUNS) else str(super()._split_scope(nodeid))
+
+    return ByFile(config, log)
