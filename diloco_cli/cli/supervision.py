@@ -16,8 +16,8 @@ from diloco_cli.cli.status import read_status
 from diloco_cli.cli.stop import request_stop
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.launch.ending import Event, Outcome
 from diloco_cli.launch.logs import StoreWords
-from diloco_cli.launch.states import Event, Outcome
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_units
 from diloco_cli.processes.signing_key import signing_secret
@@ -142,7 +142,10 @@ def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
     from diloco_cli.observe.summary import summary_of, summary_text
 
     summary = summary_of(opened.facts())
-    print_json(command, asdict(summary)) if as_json else print(summary_text(summary))
+    if as_json:
+        print_json(command, asdict(summary))
+    else:
+        print(summary_text(summary))
 
 
 def boxed(opened: OpenRun, box: TimeBox) -> OpenRun:

@@ -7,20 +7,19 @@ from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
-from diloco_cli.launch.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
-from diloco_cli.launch.states import (
+from diloco_cli.launch.ending import (
     ENDINGS,
     Ending,
     Event,
     EventKind,
-    Happening,
     Outcome,
     Reason,
-    State,
     StopPolicy,
     begin_ending,
     next_ending,
 )
+from diloco_cli.launch.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
+from diloco_cli.launch.states import Happening, State
 from diloco_cli.launch.supervised import SupervisedUnit
 from diloco_cli.launch.units import UnitSpec, bound_log
 from diloco_cli.launch.watch import Asking, OnceInBackground, SignalCount
@@ -46,8 +45,8 @@ def supervise(
 
     `run_state` tells the state of the run in the bucket: FINISHED, STOPPED or STOPPING end the supervision,
     any other text does not; it is asked in a thread and may be slow or raise a declared error. The first
-    SIGINT, SIGTERM or SIGHUP (or what `signals` counts) calls `request_stop`, also in a thread, and waits for
-    the units to leave, with signals in the end; the second kills them.
+    SIGINT, SIGTERM or SIGHUP calls `request_stop`, also in a thread, and waits for the units to leave, with
+    signals in the end; the second kills them. `signals`: for a caller outside the main thread, who hears none.
     Raises RunFailedError if all syncers, or all learners, ended too often, and RefusedError if another
     supervisor of the run lives on this machine.
     """

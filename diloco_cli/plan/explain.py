@@ -114,12 +114,8 @@ def _syncer(plan: Plan) -> Iterator[Explanation]:
 
 def _money(plan: Plan) -> Iterator[Explanation]:
     c, s, sync, inner = plan.money, plan.schedule, plan.run.sync, plan.run.train.inner
-    total, count, slot, say = (
-        short(plan.model.parameters),
-        len(plan.islands),
-        short(s.slot_s),
-        partial(Explanation, "money"),
-    )
+    total, count, slot = short(plan.model.parameters), len(plan.islands), short(s.slot_s)
+    say = partial(Explanation, "money")
     a_day = f"/ 1e9 * 86400 / {short(s.round_s)}"
     sent = f"({CODEC_BITS[sync.codec] / 8:g} + {short(moment_bytes(inner))})"
     formula = "islands x N x (bytes + moments / rounds between their saves) / T"

@@ -38,18 +38,20 @@ class Group:
 
 def groups(entries: Sequence[MachineSettings]) -> Iterator[Group]:
     """Every machine in exactly one group; a fabric's groups where its first machine stands."""
-    alone_or_in: dict[int | str, dict[tuple[object, ...], list[Machine]]] = {}  # by a number or the fabric; by kind
+    fabrics: dict[str, dict[tuple[object, ...], list[Machine]]] = {}
+    order: list[Machine | str] = []
     for entry in entries:
-        for machine in _machines(entry):
-            place = len(alone_or_in) if entry.fabric is None else entry.fabric
-            kind = (entry.accelerators, entry.infra, entry.batch_tokens, entry.region)  # what one island has in common
-            alone_or_in.setdefault(place, {}).setdefault(kind, []).append(machine)
-    for place, kinds in alone_or_in.items():
-        if isinstance(place, str):
-            yield from _groups_of_fabric(place, list(kinds.values()))
+        if entry.fabric is None:
+            order += _machines(entry)
+            continue
+        if entry.fabric not in fabrics:
+            order.append(entry.fabric)
+        fabrics.setdefault(entry.fabric, {}).setdefault(_kind(entry), []).extend(_machines(entry))
+    for item in order:
+        if isinstance(item, Machine):
+            yield Group(_as_name(item.name), (item,))
         else:
-            ((machine,),) = kinds.values()
-            yield Group(_as_name(machine.name), (machine,))
+            yield from _groups_of_fabric(item, list(fabrics[item].values()))
 
 
 def _groups_of_fabric(fabric: str, kinds: Sequence[list[Machine]]) -> Iterator[Group]:
@@ -65,6 +67,11 @@ def _groups_of_fabric(fabric: str, kinds: Sequence[list[Machine]]) -> Iterator[G
                 yield Group(f"{name}-{number}", tuple(members), slower)
             else:
                 yield Group(name, tuple(members), several)
+
+
+def _kind(entry: MachineSettings) -> tuple[object, ...]:
+    """What machines of one island have in common."""
+    return (entry.accelerators, entry.infra, entry.batch_tokens, entry.region)
 
 
 def _by_pace(machines: list[Machine]) -> Iterator[list[Machine]]:

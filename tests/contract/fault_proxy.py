@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 
 import aiohttp
 from aiohttp import web
@@ -71,9 +71,7 @@ class FaultProxy:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         body = await request.read()
         try:
-            async with AsyncExitStack() as stack:
-                if request.method not in ("GET", "HEAD"):
-                    await stack.enter_async_context(self._one_write)
+            async with nullcontext() if request.method in ("GET", "HEAD") else self._one_write:
                 return await self._forward(request, headers, body)
         except aiohttp.ClientError as error:
             return web.Response(status=502, text=f"upstream: {error}")

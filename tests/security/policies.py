@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from diloco_cli.cli.access import Role, access_policy
+from diloco_cli.launch.access import Role, access_policy
 from diloco_cli.paths import templates_directory
 from diloco_cli.protocol.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.cli.access import Role, access_policy
 from diloco_cli.errors import UsageError
+from diloco_cli.launch.access import Role, access_policy
 from diloco_cli.paths import templates_directory
 from diloco_cli.protocol.keys import offer_key
 from diloco_cli.protocol.operations import Steps

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.launch.states import Event, StopPolicy
+from diloco_cli.launch.ending import Event, StopPolicy
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec
 from diloco_cli.processes.registry import log_path

@@ -6,16 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from diloco_cli.launch.ending import StopPolicy, next_ending
 from diloco_cli.launch.restart import Exit, RestartPolicy, decide
-from diloco_cli.launch.states import (
-    LAST_STATES,
-    TRANSITIONS,
-    Happening,
-    State,
-    StopPolicy,
-    next_ending,
-    next_state,
-)
+from diloco_cli.launch.states import LAST_STATES, TRANSITIONS, Happening, State, next_state
 
 POLICY = RestartPolicy()
 

@@ -16,8 +16,8 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.launch.detach import start_detached
+from diloco_cli.launch.ending import Event, Outcome, StopPolicy
 from diloco_cli.launch.restart import RestartPolicy
-from diloco_cli.launch.states import Event, Outcome, StopPolicy
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec, learner_unit, start_unit, syncer_unit
 from diloco_cli.launch.watch import SignalCount
@@ -39,7 +39,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 STOP = StopPolicy(leave_s=0.3, kill_s=1.0, give_up_s=2.0)
 SUPERVISOR = """
 import sys
-from diloco_cli.launch.states import StopPolicy
+from diloco_cli.launch.ending import StopPolicy
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec
 command = (sys.executable, "-S", "-c", "import time; time.sleep(60)")

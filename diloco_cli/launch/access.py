@@ -1,0 +1,44 @@
+"""Bucket policies per role, filled in from templates/access."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from diloco_cli.errors import UsageError
+from diloco_cli.paths import templates_directory
+from diloco_cli.processes.files import checked_name
+from diloco_cli.store.open import parse_url
+
+Role = Literal["learner", "syncer", "operator", "reader"]
+FOLDERS = {"s3": "s3", "gs": "gcs"}
+_PLACE = re.compile(r"[A-Za-z0-9._/-]+")
+_PRINCIPAL = re.compile(r"[A-Za-z0-9._:/@-]+")
+_PLACEHOLDER = re.compile(r"@[A-Z]+@")
+
+
+def access_policy(url: str, role: Role, learner: str = "", project: str = "", member: str = "") -> str:
+    """JSON text of what `role` may do in the run at `url`; for s3:// an IAM policy, for gs:// bindings of a bucket.
+
+    Raises UsageError where a name is missing, or is none, or the store has no policies."""
+    place = parse_url(url)
+    if place.scheme not in FOLDERS:
+        raise UsageError(f"{place.scheme}:// has no policies: a directory's owner and mode are all there is", where=url)
+    values = {"BUCKET": place.place, "RUN": place.prefix, "PROJECT": project, "MEMBER": member}
+    if role == "learner":
+        values["LEARNER"] = checked_name(learner, "the name of a learner (--name)")
+    text = (templates_directory() / "access" / FOLDERS[place.scheme] / f"{role}.json").read_text()
+    for name in sorted({found[1:-1] for found in _PLACEHOLDER.findall(text)}):
+        text = text.replace(f"@{name}@", _checked(name, values[name], url))
+    return text
+
+
+def _checked(name: str, value: str, url: str) -> str:
+    """A value that can end neither a JSON text nor a condition's expression."""
+    if not value:
+        missing = "a run's URL ends with the run's name" if name == "RUN" else f"give --{name.lower()}"
+        raise UsageError(f"no {name.lower()} is given", where=url, hint=missing)
+    allowed = _PRINCIPAL if name == "MEMBER" else _PLACE
+    if not allowed.fullmatch(value):
+        raise UsageError(f"a {name.lower()} may consist of {allowed.pattern}, not {value!a}", where=url)
+    return value
