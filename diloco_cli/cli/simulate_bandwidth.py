@@ -91,7 +91,8 @@ def _published() -> Answer:
 
 def _constants() -> dict[str, float]:
     """Of the data-parallel rows."""
-    from diloco_cli.simulate.bandwidth import BACKWARD_SHARE, BUCKETS
+    from diloco_cli.plan.goodput import BACKWARD_SHARE
+    from diloco_cli.simulate.bandwidth import BUCKETS
 
     return {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
 

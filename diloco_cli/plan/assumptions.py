@@ -25,7 +25,7 @@ def assumptions(
     """Speeds first, then what the inventory does not say, then what holds of every plan."""
     islands = [candidate.island for candidate in kept]
     guesses = [*_of_the_inventory(islands, inventory), *_of_the_model(run, model)]
-    guesses.append("memory: float32 weights, gradients and AdamW; one sequence a device at a time")
+    guesses.append("memory: float32 weights, gradients and AdamW; a micro-batch a device at a time")
     guesses.append("islands fail independently of each other")
     if searched:
         guesses.append(f"the search takes a doubling of H beyond 50 to cost {100 * PER_DOUBLING:.0f} % of the tokens")

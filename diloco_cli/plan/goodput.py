@@ -15,7 +15,7 @@ GRADIENT_BITS = 16.0
 MEAN_VALUE_ROUNDS = 200  # of an iteration that halves its error in each
 MOST_TERMS = 2_000_000  # of the probabilities that enough of the others are there, summed island by island
 LONGEST_POINTS = 1000  # of an integral over 20 mean times away
-BACKWARD_SHARE = 2 / 3  # of a step: gradients can travel while the backward pass still computes others
+BACKWARD_SHARE = 2 / 3  # of a step, its end: gradients appear, and can travel, during it
 
 
 def restart_s(island: IslandSettings) -> float:

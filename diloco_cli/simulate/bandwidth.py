@@ -13,15 +13,14 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
+from diloco_cli.plan.goodput import BACKWARD_SHARE, GRADIENT_BITS
 from diloco_cli.plan.link import CODEC_BITS, need_of_round
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.schedule import fragment_offsets
 from diloco_cli.simulate.published import BANDWIDTH, UTILISATIONS
 
 GIGA = 1e9
-BACKWARD_SHARE = 2 / 3  # of a step, its end: gradients appear during it
 BUCKETS = 44  # of gradients, equal ones; the published rows fit 40 to 48
-GRADIENT_BITS = 16.0
 PUBLISHED_PARAMETERS = 5e9
 PUBLISHED_BITS = {"bf16": 16.0, "int4": 4.0}  # the published int4 rows are a quarter of bf16: no scales counted
 ROUNDS = 100  # that may be late before the links count as too slow; a handful is usual
