@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SMALL = ["--set", "train.batch_tokens=256", "--set", "sync.every=16", "--set", "train.inner.save_every=2"]
+SETTINGS = ("model.preset=gpt-pico", "train.batch_tokens=256", "sync.every=16", "train.inner.save_every=2")
+SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
 
 
 class Playground:

@@ -9,7 +9,7 @@ from typing import Any
 from tests.end_to_end.conftest import Playground
 from tests.end_to_end.test_survival import commits
 
-CHEAP = ["--set", "model.preset=gpt-pico", "--set", "evaluation.every=1000", "--set", "sync.every=48"]
+CHEAP = ["--set", "evaluation.every=1000", "--set", "sync.every=48"]
 OUTAGE_S = 5.0
 INVENTORY = """version: 1
 store: {url: bucket, region: us}

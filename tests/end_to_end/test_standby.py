@@ -13,7 +13,7 @@ import pytest
 from tests.end_to_end.conftest import Playground
 from tests.end_to_end.test_survival import commits, learner
 
-CHEAP = ["--set", "syncer.takeover=6 s", "--set", "model.preset=gpt-pico", "--set", "evaluation.every=1000"]
+CHEAP = ["--set", "syncer.takeover=6 s", "--set", "evaluation.every=1000"]
 LAPTOP = "  - {{name: {}, region: here, accelerators: 'cpu:1'}}\n"
 
 

@@ -43,6 +43,7 @@ def test_a_run_survives_learner_syncer_and_supervisor_and_verifies(playground: P
 
 
 def test_everything_dead_at_once_resumes_from_the_last_commit(playground: Playground) -> None:
+    """Later the same launch finds it finished, and one with other settings is refused."""
     playground.launch(tokens=200_000)
     playground.wait_for(lambda s: s["commit"] >= 8)
     playground.kill("supervisor", "belgium", "iowa", "ohio", "syncer")
@@ -54,6 +55,12 @@ def test_everything_dead_at_once_resumes_from_the_last_commit(playground: Playgr
     assert {name: after[name] for name in survived} == survived, "a committed record changed or vanished"
     assert playground.json("verify", "quickstart")["ok"]
     assert playground.json("status", "quickstart")["state"] == "FINISHED"
+    other, again = (
+        playground.run("launch", "quickstart/run.yaml", "--set", f"train.tokens={tokens}", *SMALL)
+        for tokens in (300_000, 200_000)
+    )
+    assert other.returncode == 2 and "train.tokens" in other.stderr and "hint:" in other.stderr
+    assert again.returncode == 0 and "FINISHED" in again.stdout + again.stderr
 
 
 def test_a_run_resumes_without_this_machines_own_files(playground: Playground, tmp_path: Path) -> None:
@@ -79,12 +86,3 @@ def test_a_run_resumes_without_this_machines_own_files(playground: Playground, t
     assert "Traceback" not in err + out
     assert playground.json("status", url)["state"] == "STOPPED"
     assert playground.json("verify", url)["ok"]
-
-
-def test_launching_again_with_other_settings_is_refused_and_with_the_same_goes_on(playground: Playground) -> None:
-    first = playground.run("launch", "quickstart/run.yaml", "--set", "train.tokens=20000", *SMALL)
-    assert first.returncode == 0, first.stderr
-    other = playground.run("launch", "quickstart/run.yaml", "--set", "train.tokens=30000", *SMALL)
-    assert other.returncode == 2 and "train.tokens" in other.stderr and "hint:" in other.stderr
-    again = playground.run("launch", "quickstart/run.yaml", "--set", "train.tokens=20000", *SMALL)
-    assert again.returncode == 0 and "FINISHED" in again.stdout + again.stderr

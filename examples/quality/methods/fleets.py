@@ -30,13 +30,14 @@ FOR_EVER_S = 1e12
 @dataclass
 class PacedFleet(SimulatedFleet):
     """Its learners step as their pacings say, in batches that are whole multiples of `quantum_tokens`, until together
-    they have processed `budget` tokens. `stepping`: the stretches in which each made one step after the other, from
-    and to."""
+    they have processed `budget` tokens. `stepped_s`: when the last step ended; `stepping`: the stretches in which each
+    made one step after the other, from and to."""
 
     pacings: dict[str, Pacing] = field(default_factory=dict)
     quantum_tokens: int = 1
     budget: float = inf
     processed: int = 0
+    stepped_s: float = 0.0
     steps: Counter[str] = field(default_factory=Counter)
     stepping: defaultdict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -49,6 +50,7 @@ class PacedFleet(SimulatedFleet):
 
     def note_step(self, name: str, end_s: float) -> None:
         self.steps[name] += 1
+        self.stepped_s = end_s
         stretches, start_s = self.stepping[name], end_s - self.pacings[name].step_s
         if stretches and start_s <= stretches[-1][1] + TOLERANCE_S:
             start_s = stretches.pop()[0]
@@ -99,11 +101,10 @@ def play_fleet(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum
     )
     fleet.start()
     slot_s = max(i.local_steps * i.step_s for i in islands) / run.num_fragments
-    steps = tokens / min(island.batch_tokens for island in islands)
-    within_s = (steps + STANDS_STILL_ROUNDS * run.settings.sync.every) * max(p.step_s for p in pacings)
-    spent = fleet.world.run(lambda: fleet.is_spent, 10 * within_s)
+    still_s = STANDS_STILL_ROUNDS * run.settings.sync.every * max(p.step_s for p in pacings)
+    fleet.world.run(lambda: fleet.is_spent or fleet.world.now_s > fleet.stepped_s + still_s, inf)
     fleet.world.run_for(SETTLES_SLOTS * slot_s + max(p.step_s + p.upload_s + p.download_s for p in pacings))
-    if not spent or not fleet.state.merges:
+    if not fleet.is_spent or not fleet.state.merges:
         raise RunFailedError(
             f"the fleet stopped after {fleet.processed:,} of {tokens:,} tokens and {fleet.state.merges} merges: "
             "nobody can go on",
