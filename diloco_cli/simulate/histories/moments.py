@@ -39,7 +39,8 @@ class Promise:
 @dataclass
 class MomentsWatch:
     """Of all learners. `named`: by learner and incarnation, what its newest offer names; `promised`: to an incarnation,
-    when it came to be; `outdated`: all that had been named by then, but for that."""
+    when it came to be; `outdated`: all that had been named by then, and by no offer since (a predecessor that lives on
+    may still make one, and names what it knows)."""
 
     replayer: Replayer
     saved: set[str] = field(default_factory=set)
@@ -61,7 +62,9 @@ class MomentsWatch:
             expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which nobody has saved")
             promise = None if inner is None else Promise(offer["base"], inner)
             self.named.setdefault(learner, {})[int(rest[0])] = promise
-            self.known.setdefault(learner, set()).update(() if inner is None else (inner,))
+            if inner is not None:
+                self.known.setdefault(learner, set()).add(inner)
+                self._named_again(learner, digest_of(inner))
 
     def _came_to_be(self, learner: str, incarnation: int, bucket: Bucket) -> None:
         floor = self.replayer.floors[learner]
@@ -70,6 +73,11 @@ class MomentsWatch:
         if newest is not None:
             self.promised[learner, incarnation] = newest, bucket
             self.outdated[learner, incarnation] = {digest_of(key) for key in self.known[learner]}
+
+    def _named_again(self, learner: str, moments: str) -> None:
+        for (of, _), outdated in self.outdated.items():
+            if of == learner:
+                outdated.discard(moments)
 
     def restored(self, learner: str, incarnation: int, moments: bytes | None) -> None:
         """A new incarnation goes on from what was named last before it came, or from later ones. (Where a rollback has
