@@ -23,7 +23,8 @@ MAX_FORGED_CLAIMS = 64  # in a row, that are looked behind
 
 @dataclass(frozen=True)
 class Joined:
-    """What a new incarnation starts from: the log, where its data begins, and its newest saved inner state's key.
+    """What a new incarnation starts from: the log, where its data begins, its newest saved inner state's key, and the
+    commit by which that was saved.
 
     The data begins beyond everything that a predecessor applied or published: no sample is merged twice, and what the
     predecessor had drawn but not published is lost with it. Saved moments that an offer from behind a rollback names
@@ -34,6 +35,7 @@ class Joined:
     state: RunState
     data_start: int
     inner: str | None
+    inner_n: int
 
 
 def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
@@ -51,13 +53,14 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     incarnation = yield from claim_number(
         claim, max(1, known.floor), lambda i: incarnation_key(learner, i), run.keyring, learner_signer(learner)
     )
-    data_start, inner = known.data_end, None
+    offers: list[Offer] = []
     for earlier in range(max(1, known.floor), incarnation):
         last = yield from _newest_offer(run, learner, earlier, known.next_seq if earlier == known.floor else 0)
-        if last is not None:
-            data_start = max(data_start, last.data_end)
-            inner = last.inner or inner if last.base >= state.moments_floor else inner
-    return Joined(incarnation, state, data_start, inner)
+        offers += [] if last is None else [last]
+    head = (yield from read_log(run, state)) if offers else state  # an earlier process may have lived on for long
+    inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
+    data_start = max([known.data_end, *(offer.data_end for offer in offers)])
+    return Joined(incarnation, state, data_start, inner, head.n)
 
 
 def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:

@@ -146,10 +146,12 @@ class Learner:
         late = joined.data_start > 0 or joined.state.merges > 0
         if not late or not self.training.reset():
             return
-        data = yield from fetch_moments(joined.inner, most_moments_bytes(self.run.layout))
-        if joined.inner is not None and data is not None and self.training.restore(data):
-            self.saves.add(joined.inner, joined.state.n)
-        else:
+        self.saves.go_back(self.state.rollbacks)  # one may have come since the offers were read
+        if joined.inner is not None:
+            self.saves.add(joined.inner, joined.inner_n)
+        data = yield from fetch_moments(self.saves.newest, most_moments_bytes(self.run.layout))
+        if data is None or not self.training.restore(data):
+            self.saves.forget()
             self.moments_lost = True
 
     # -- hear, adopt --------------------------------------------------------------------------------------------

@@ -9,7 +9,10 @@ import pytest
 
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError
+from diloco_cli.protocol.joining import Joined, join
+from diloco_cli.protocol.operations import Create, Sleep, Steps
 from diloco_cli.protocol.requests import ask
+from diloco_cli.simulate.histories.moments import read_moments
 from diloco_cli.simulate.world import Actor, Fault, World
 from tests.simulation.operated import (
     answered,
@@ -241,8 +244,6 @@ def test_two_who_roll_back_at_once_leave_one_chain() -> None:
 
 
 def test_a_newcomer_never_takes_moments_from_behind_a_rollback() -> None:
-    from diloco_cli.protocol.joining import join
-
     train = replace(RUN.settings.train, inner=InnerSettings(save_every=1))
     fleet = started(replace(RUN, settings=replace(RUN.settings, train=train)), 8)
     until_commit(fleet, 16)
@@ -255,3 +256,25 @@ def test_a_newcomer_never_takes_moments_from_behind_a_rollback() -> None:
     answered(fleet, "rollback", to=TO)
     joined = done(fleet, fleet.world.start("joiner", join(RUN, "l0", fleet.claim()))).result
     assert joined.inner is None and joined.data_start >= before.data_start
+
+
+def test_moments_that_a_predecessor_has_saved_meanwhile_are_not_dated_before_them() -> None:
+    """It reads the log, and for long nothing more; or a rollback in between would count them for what they are not."""
+    train = replace(RUN.settings.train, inner=InnerSettings(save_every=1))
+    fleet = started(replace(RUN, settings=replace(RUN.settings, train=train)), 12)
+    until_commit(fleet, 4)
+
+    def joining() -> Steps[Joined]:
+        steps, answer = join(RUN, "l0", fleet.claim()), None
+        while True:
+            try:
+                operation = steps.send(answer)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            if isinstance(operation, Create):
+                yield Sleep(2.0)
+            answer = yield operation
+
+    joined = done(fleet, fleet.world.start("joiner", joining())).result
+    _, saved_at = read_moments(fleet.world.store.get(joined.inner) or b"")
+    assert joined.state.n < saved_at <= joined.inner_n

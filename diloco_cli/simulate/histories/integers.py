@@ -13,7 +13,9 @@ from diloco_cli.protocol.records import Offer, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
-MOST = 1 << 80  # the norm cap: no honest delta comes near
+MOST = 1 << 400
+"""The norm cap. No honest delta comes near, though they swing: 16 learners whose deltas were measured anew, each from a
+version later than its own, reached 2^80 in 247 merges."""
 COARSE = 8  # with error feedback, a payload names a multiple of this
 
 
