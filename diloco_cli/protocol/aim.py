@@ -32,6 +32,7 @@ DEVIATIONS = 2.0  # of that time, beyond its median, that are reckoned with
 HIDDEN_STEP = 0.5  # of a slot, that one offer more on its way is allowed after it came late
 HIDDEN_LESS = 0.02  # of a slot, after each offer that was merged: the way may have become shorter
 TOLERATED = 0.25  # of the grace, that an offer may come after its window began: learners' times are never exact
+SPACINGS = 4  # the newest times between two heads, of which the shortest counts
 STALLED = 1.0  # slots beyond its time without the next commit: the log stands still, and the slot that is due is open
 EARLY = 1.0  # slots, or one step, that an offer may come before its window begins
 
@@ -99,6 +100,7 @@ class Aim:
     passed: int = 0
     known: bool = False
     _shots: dict[int, Shot] = field(default_factory=dict)
+    _spacings_s: deque[float] = field(default_factory=lambda: deque(maxlen=SPACINGS))
 
     def __post_init__(self) -> None:
         self.begin_at(self.head)
@@ -113,8 +115,10 @@ class Aim:
         advanced = state.slot - self.head
         if advanced > 0:
             slot_s = 0.0 if self.window is None else self.window.slot_s
-            expected_s = self.head_since_s + advanced * slot_s
+            before_s, expected_s = self.head_since_s, self.head_since_s + advanced * slot_s
             self.head_since_s = min(max(since_s, expected_s), now_s)
+            if before_s > -inf:
+                self._spacings_s.append((self.head_since_s - before_s) / advanced)
             self.skipped = all(output.slot < state.slot - 1 for output in state.outputs)
         self.head, self.window = state.slot, state.window
 
@@ -165,17 +169,28 @@ class Aim:
         return first_s + (slot - self.head) * self.window.slot_s
 
     def closes_s(self, slot: int, now_s: float) -> float:
-        """When the window of a slot closes, at the earliest; `inf` where that is not known, or never happens."""
+        """When the window of a slot closes, at the earliest; `inf` where that is not known, or never happens. A syncer
+        that is behind the windows takes what is there for a slot when it has merged the slots before."""
         opens_s = self.opens_s(slot, now_s)
         if self.window is None or opens_s == -inf or not self.closes:
             return inf
-        return inf if slot == self.head and self._stands_still(now_s) else opens_s + self.window.grace_s
+        if slot == self.head and self._stands_still(now_s):
+            return inf
+        return max(opens_s + self.window.grace_s, self._merges_from_s(slot))
+
+    def _merges_from_s(self, slot: int) -> float:
+        """When the slots before have been merged, as quickly as the newest ones."""
+        return self.head_since_s + (slot - self.head) * self._spacing_s
+
+    @property
+    def _spacing_s(self) -> float:
+        return min(self._spacings_s, default=0.0)
 
     def _stands_still(self, now_s: float) -> bool:
         if self.window is None or self.skipped:
             return self.skipped
         closes_s = self.head_since_s + self.window.opens_s + self.window.grace_s
-        return now_s > closes_s + STALLED * self.window.slot_s
+        return now_s > max(closes_s, self._merges_from_s(self.head + 1)) + STALLED * self.window.slot_s
 
     def due(self, now_s: float, step_s: float, is_ready: Callable[[int], bool] = lambda slot: True) -> list[int]:
         """The slots to offer for after this step. `step_s`: how long the next one takes. A slot that is not ready yet
@@ -222,7 +237,10 @@ class Aim:
         """The first slot that an offer can reach which is sent now, after so many others. What it cannot reach is
         passed by, and what the log has passed."""
         first = max(self.next_slot, self.head)
-        late_s = now_s + self.delivery.expected_s(now_s, before) - self.closes_s(first, now_s)
-        if self.window is None or late_s <= 0:
+        arrives_s = now_s + self.delivery.expected_s(now_s, before)
+        if self.window is None or arrives_s <= self.closes_s(first, now_s):
             return first
-        return first + min(ceil(late_s / self.window.slot_s + 1e-9), self.most_ahead + 1)
+        missed = (arrives_s - self.opens_s(first, now_s) - self.window.grace_s) / self.window.slot_s
+        if self._spacing_s > 0:
+            missed = min(missed, (arrives_s - self._merges_from_s(first)) / self._spacing_s)
+        return first + min(ceil(missed + 1e-9), self.most_ahead + 1)

@@ -239,6 +239,18 @@ def test_what_an_offer_cannot_reach_any_more_is_passed_by_and_the_next_slot_take
         assert slots_after(aim, 3, now_s)[0] == slot and aim.passed == slot - 10
 
 
+def test_a_syncer_that_is_behind_the_windows_takes_for_the_next_slots_what_comes_while_it_merges() -> None:
+    """All windows of the next second are over, and yet it makes a merge in 0.8 s: an offer of 0.5 s reaches slot 13."""
+    behind = Window(opens_s=-1.0, slot_s=0.2, grace_s=0.2)
+    aim = delivering(aim_at(10), 0.5)
+    for slot, heard_s in ((11, 100.8), (12, 101.6)):
+        aim.heard(log(slot, behind), heard_s, heard_s)
+    assert [aim.first_reachable(now_s) for now_s in (101.6, 101.8, 102.0)] == [13, 13, 14]
+    assert [aim.closes_s(slot, 101.6) for slot in (12, 13)] == pytest.approx([101.6, 102.4])
+    aim.heard(log(13, behind), 101.7, 101.7)
+    assert aim.first_reachable(101.75) == 19, "ten more in this second, if it goes on like that"
+
+
 def test_offers_that_wait_before_it_make_the_way_longer() -> None:
     aim = delivering(aim_at(10), 0.5)
     assert [latest_s(aim, 10, 100.0, before) for before in (0, 1, 3)] == [102.0, 101.5, 100.5]
