@@ -32,7 +32,7 @@ DEVIATIONS = 2.0  # of that time, beyond its median, that are reckoned with
 HIDDEN_STEP = 0.5  # of a slot, that one offer more on its way is allowed after it came late
 HIDDEN_LESS = 0.02  # of a slot, after each offer that was merged: the way may have become shorter
 TOLERATED = 0.25  # of the grace, that an offer may come after its window began: learners' times are never exact
-SPACINGS = 4  # the newest times between two heads, of which the shortest counts
+SPACINGS = 4  # the newest seconds a slot between heads, of which the fewest count
 STALLED = 1.0  # slots beyond its time without the next commit: the log stands still, and the slot that is due is open
 EARLY = 1.0  # slots, or one step, that an offer may come before its window begins
 
@@ -162,29 +162,34 @@ class Aim:
 
     def opens_s(self, slot: int, now_s: float) -> float:
         """When the window of a slot begins; `-inf` where nothing is known of it yet. While the log stands still, and
-        after a slot was skipped, too few are there: the window of the slot that is due is open, until all have met."""
+        after a slot was skipped, too few are there: the window of the slot that is due is open, until all have met.
+        A syncer that is behind its windows takes what is there for a slot when it has merged the slots before."""
         if self.window is None or self.window.slot_s <= 0:
             return -inf
+        return max(self._planned_s(slot, now_s), self._merges_from_s(slot) - self.window.grace_s)
+
+    def _planned_s(self, slot: int, now_s: float) -> float:
+        """As the head tells."""
+        assert self.window is not None
         first_s = now_s if self._stands_still(now_s) else self.head_since_s + self.window.opens_s
         return first_s + (slot - self.head) * self.window.slot_s
 
     def closes_s(self, slot: int, now_s: float) -> float:
-        """When the window of a slot closes, at the earliest; `inf` where that is not known, or never happens. A syncer
-        that is behind the windows takes what is there for a slot when it has merged the slots before."""
+        """When the window of a slot closes, at the earliest; `inf` where that is not known, or never happens."""
         opens_s = self.opens_s(slot, now_s)
         if self.window is None or opens_s == -inf or not self.closes:
             return inf
-        if slot == self.head and self._stands_still(now_s):
-            return inf
-        return max(opens_s + self.window.grace_s, self._merges_from_s(slot))
+        return inf if slot == self.head and self._stands_still(now_s) else opens_s + self.window.grace_s
 
     def _merges_from_s(self, slot: int) -> float:
-        """When the slots before have been merged, as quickly as the newest ones."""
-        return self.head_since_s + (slot - self.head) * self._spacing_s
+        """When a syncer that is behind has merged the slots before, as quickly as the quickest of the newest ones."""
+        return self.head_since_s + (slot - self.head) * self._spacing_s if self._spacing_s > 0 else -inf
 
     @property
     def _spacing_s(self) -> float:
-        return min(self._spacings_s, default=0.0)
+        """Seconds a slot; 0 where the syncer keeps to its windows, or too little was seen of it."""
+        is_behind = self.window is not None and self.window.opens_s <= 0
+        return min(self._spacings_s) if is_behind and len(self._spacings_s) == SPACINGS else 0.0
 
     def _stands_still(self, now_s: float) -> bool:
         if self.window is None or self.skipped:
@@ -240,7 +245,7 @@ class Aim:
         arrives_s = now_s + self.delivery.expected_s(now_s, before)
         if self.window is None or arrives_s <= self.closes_s(first, now_s):
             return first
-        missed = (arrives_s - self.opens_s(first, now_s) - self.window.grace_s) / self.window.slot_s
+        missed = (arrives_s - self._planned_s(first, now_s) - self.window.grace_s) / self.window.slot_s
         if self._spacing_s > 0:
             missed = min(missed, (arrives_s - self._merges_from_s(first)) / self._spacing_s)
         return first + min(ceil(missed + 1e-9), self.most_ahead + 1)

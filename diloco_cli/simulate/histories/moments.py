@@ -32,6 +32,7 @@ def digest_of(key: str) -> str:
 class Promise:
     """What the newest offer of an incarnation names: moments, and the base that it was made from."""
 
+    incarnation: int
     base: int
     key: str
 
@@ -60,11 +61,11 @@ class MomentsWatch:
             offer = json.loads(data)
             inner = offer["inner"]
             expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which nobody has saved")
-            promise = None if inner is None else Promise(offer["base"], inner)
+            promise = None if inner is None else Promise(int(rest[0]), offer["base"], inner)
             self.named.setdefault(learner, {})[int(rest[0])] = promise
             if inner is not None:
                 self.known.setdefault(learner, set()).add(inner)
-                self._named_again(learner, digest_of(inner))
+                self._named_again(learner, int(rest[0]), digest_of(inner))
 
     def _came_to_be(self, learner: str, incarnation: int, bucket: Bucket) -> None:
         floor = self.replayer.floors[learner]
@@ -74,9 +75,11 @@ class MomentsWatch:
             self.promised[learner, incarnation] = newest, bucket
             self.outdated[learner, incarnation] = {digest_of(key) for key in self.known[learner]}
 
-    def _named_again(self, learner: str, moments: str) -> None:
-        for (of, _), outdated in self.outdated.items():
-            if of == learner:
+    def _named_again(self, learner: str, by: int, moments: str) -> None:
+        """By an incarnation whose word counts for no less than that of the one that made the promise."""
+        for (of, successor), outdated in self.outdated.items():
+            promise, _ = self.promised[of, successor]
+            if of == learner and by >= promise.incarnation:
                 outdated.discard(moments)
 
     def restored(self, learner: str, incarnation: int, moments: bytes | None) -> None:

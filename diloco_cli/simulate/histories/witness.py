@@ -63,7 +63,7 @@ class Witness(Observer):
         if self.seen.moments is not None:
             restored = self.learner.integers.restored
             self.seen.moments.restored(learner.name, learner.joined.incarnation, restored)
-        self._check_moments(learner.joined.state.n)
+        self._check_moments(learner.state.n)
 
     def _check_moments(self, head: int) -> None:
         if self.seen.moments is not None:

@@ -101,7 +101,8 @@ def play_fleet(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum
     )
     fleet.start()
     slot_s = max(i.local_steps * i.step_s for i in islands) / run.num_fragments
-    still_s = STANDS_STILL_ROUNDS * run.settings.sync.every * max(p.step_s for p in pacings)
+    round_s = max(run.settings.sync.every * p.step_s + p.upload_s + p.download_s for p in pacings)
+    still_s = STANDS_STILL_ROUNDS * round_s + run.settings.sync.skip_after_s
     fleet.world.run(lambda: fleet.is_spent or fleet.world.now_s > fleet.stepped_s + still_s, inf)
     fleet.world.run_for(SETTLES_SLOTS * slot_s + max(p.step_s + p.upload_s + p.download_s for p in pacings))
     if not fleet.is_spent or not fleet.state.merges:

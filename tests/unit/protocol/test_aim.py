@@ -239,16 +239,37 @@ def test_what_an_offer_cannot_reach_any_more_is_passed_by_and_the_next_slot_take
         assert slots_after(aim, 3, now_s)[0] == slot and aim.passed == slot - 10
 
 
-def test_a_syncer_that_is_behind_the_windows_takes_for_the_next_slots_what_comes_while_it_merges() -> None:
-    """All windows of the next second are over, and yet it makes a merge in 0.8 s: an offer of 0.5 s reaches slot 13."""
-    behind = Window(opens_s=-1.0, slot_s=0.2, grace_s=0.2)
+BEHIND = Window(opens_s=-1.0, slot_s=0.2, grace_s=0.2)
+
+
+def behind(*heard_s: float) -> Aim:
+    """All windows of the next second are over; heads after slot 10 were heard at these moments. Uploads of 0.5 s."""
     aim = delivering(aim_at(10), 0.5)
-    for slot, heard_s in ((11, 100.8), (12, 101.6)):
-        aim.heard(log(slot, behind), heard_s, heard_s)
-    assert [aim.first_reachable(now_s) for now_s in (101.6, 101.8, 102.0)] == [13, 13, 14]
-    assert [aim.closes_s(slot, 101.6) for slot in (12, 13)] == pytest.approx([101.6, 102.4])
-    aim.heard(log(13, behind), 101.7, 101.7)
-    assert aim.first_reachable(101.75) == 19, "ten more in this second, if it goes on like that"
+    for slot, seen_s in enumerate(heard_s, start=11):
+        aim.heard(log(slot, BEHIND), seen_s, seen_s)
+    return aim
+
+
+def test_a_syncer_that_is_behind_takes_for_the_next_slots_what_comes_while_it_merges() -> None:
+    """It makes a merge in 0.8 s: an offer of 0.5 s that is made soon reaches slot 15."""
+    aim = behind(100.8, 101.6, 102.4, 103.2)
+    assert [aim.first_reachable(now_s) for now_s in (103.2, 103.4, 103.6)] == [15, 15, 16]
+    assert [aim.closes_s(slot, 103.2) for slot in (14, 15)] == pytest.approx([103.2, 104.0])
+    aim.heard(log(15, BEHIND), 103.3, 103.3)
+    assert aim.first_reachable(103.35) == 21, "six more in the next second, if it goes on like that"
+
+
+def test_who_waits_for_a_syncer_that_is_behind_does_not_offer_for_many_slots_at_once() -> None:
+    aim = behind(100.8, 101.6, 102.4, 103.2)
+    assert slots_after(aim, 1, 103.2, step_s=0.2) == [15]
+    assert slots_after(aim, 1, 103.25, step_s=0.2) == []
+
+
+@pytest.mark.parametrize("heard_s", [(100.8, 101.6), (120.0,)])
+def test_one_long_time_between_heads_says_nothing(heard_s: tuple[float, ...]) -> None:
+    aim = behind(*heard_s)
+    now_s = heard_s[-1]
+    assert aim.closes_s(aim.head + 1, now_s) <= now_s + BEHIND.slot_s + BEHIND.grace_s
 
 
 def test_offers_that_wait_before_it_make_the_way_longer() -> None:
