@@ -28,7 +28,7 @@ class Joined:
 
     The data begins beyond everything that a predecessor applied or published: no sample is merged twice, and what the
     predecessor had drawn but not published is lost with it. Saved moments that an offer from behind a rollback names
-    are none, unless that rollback only made versions anew.
+    are none, unless that rollback only made versions anew. `state` is the log of before: a stop since then counts.
     """
 
     incarnation: int
