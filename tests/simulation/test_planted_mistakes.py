@@ -12,7 +12,7 @@ from diloco_cli.simulate.histories.options import Options, drawn_options
 from diloco_cli.simulate.histories.replayer import ViolationError
 from tests.simulation.mistakes import MISTAKES, OF_COLLECTORS, OF_LEARNERS, OF_SYNCERS, OF_THE_LOG, Mistake
 
-MOST_HISTORIES = 80  # of those that fit, in which the mistake has to show: most do in the first few
+MOST_HISTORIES = 60  # of those that fit, in which the mistake has to show: most do in the first few
 WITHIN_SEEDS = 1000
 
 
