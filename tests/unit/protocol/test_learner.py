@@ -290,6 +290,27 @@ def test_an_offer_names_no_moments_that_it_and_those_before_it_do_not_tell_of() 
     assert named <= told
 
 
+@pytest.mark.parametrize("to", [0, 3])
+def test_moments_that_a_rollback_overtakes_while_the_first_versions_are_fetched_are_none(to: int) -> None:
+    """Named by a predecessor's offer, which the newcomer has read by then: as of commit 3, when it joined."""
+    log = WrittenLog(saving(REBASE))
+    before = Living(log)
+    before.until(lambda: before.learner.saves.newest is not None and before.offers())
+    version = log.merge(90, took(before.offers()[0]))
+    before.until(lambda: len(before.offers()) == 2)
+    log.append("refuse")
+    log.append("refuse")
+    log.hide(version)
+    newcomer = Living(log, nonce="b", begins=False)
+    newcomer.until(lambda: newcomer.learner.follower.trouble)
+    assert (newcomer.learner.joined.inner, newcomer.learner.joined.inner_n) == (before.offers()[1].inner, 3)
+    log.append("refuse")
+    log.roll_back(70, to=to)
+    newcomer.until(lambda: newcomer.seen.begun)
+    assert newcomer.learner.saves.newest == (before.offers()[1].inner if to == 3 else None)
+    assert newcomer.learner.moments_lost is (to == 0)
+
+
 @pytest.mark.parametrize(("keeps_moments", "lost"), [(True, True), (False, False)])
 def test_moments_that_cannot_be_had_are_lost_where_there_should_be_some(keeps_moments: bool, lost: bool) -> None:
     """Then the learning rate warms up anew, counted from this incarnation's own steps."""
