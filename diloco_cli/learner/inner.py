@@ -12,6 +12,7 @@ from torch import nn
 from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
+from diloco_cli.learner.eager import SGD, AdamW
 from diloco_cli.protocol.records import RunFormat
 
 FLOOR = 0.1  # the cosine ends at this share of the peak
@@ -30,9 +31,9 @@ def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Op
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr)
+        return SGD(groups, lr=settings.lr)
     fused = all(p.device.type in FUSED for p in (*matrices, *vectors))
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=fused)
+    return AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=fused)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -119,7 +120,7 @@ def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 def keeps_moments(optimizer: torch.optim.Optimizer) -> bool:
     """Whether there is anything to save, to restore and to lose: plain SGD has no state."""
-    return isinstance(optimizer, torch.optim.AdamW)
+    return isinstance(optimizer, AdamW)
 
 
 def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> bool:

@@ -23,12 +23,12 @@ KILLS = 6
 SETTLE_S = 12
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = "version: 1\nstore: {url: bucket}\nislands:\n  - {name: alone, region: here, accelerators: 'cpu:1'}\n"
-FIRST_STEP = re.compile(r"^(\S+) alone: incarnation (\d+) made its first step", re.M)
+FIRST_STEP = re.compile(r"alone: incarnation (\d+) of run .*\n(\S+) alone: made its first step")
 
 
 def first_steps(log: Path) -> dict[int, float]:
     text = log.read_text() if log.exists() else ""
-    return {int(number): datetime.fromisoformat(at).timestamp() for at, number in FIRST_STEP.findall(text)}
+    return {int(number): datetime.fromisoformat(at).timestamp() for number, at in FIRST_STEP.findall(text)}
 
 
 def wait_for(log: Path, incarnation: int) -> float:

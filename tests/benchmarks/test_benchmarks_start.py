@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from diloco_cli.learner.facts import Facts
 from diloco_cli.protocol.log import parse_format
 from tests.benchmarks import exchange, inner_step, micro_batch, prefetch, recovery, simulate, startup
 from tests.benchmarks.measure import spread
+from tests.unit.protocol.integer_ports import WrittenLog
+from tests.unit.protocol.living import Living
+from tests.unit.protocol.records import make_run
 
 
 def test_the_exchange_benchmark_can_create_its_run(tmp_path: Path) -> None:
@@ -15,8 +21,14 @@ def test_the_exchange_benchmark_can_create_its_run(tmp_path: Path) -> None:
     assert [island.name for island in found.islands] == ["alone"]
 
 
-def test_the_recovery_benchmark_reads_first_steps_from_a_log(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("2026-01-01T00:00:01.000Z alone: incarnation 2 made its first step\n")
+def test_the_recovery_benchmark_reads_first_steps_from_a_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As a learner writes it: one that dies before its first step, and its successor."""
+    log = WrittenLog(make_run())
+    for nonce in ("a", "b"):
+        facts = Facts("alone")
+        facts.began(Living(log, nonce=nonce).learner)
+    facts.stepped(0, 4)
+    (tmp_path / "log").write_text("".join(capfd.readouterr()))
     assert list(recovery.first_steps(tmp_path / "log")) == [2]
 
 
