@@ -1,8 +1,9 @@
 """The optimizers of torch, without its compiler.
 
-torch's own import torch._dynamo as they are built and as they step, only to say that these functions are not to be
-compiled: that takes almost as long as importing torch itself, and 80 MB in every learner (torch 2.13.0). No optimizer
-is compiled here, so nothing needs to be said. A torch that says it in another way does so, and is as slow as before.
+torch decorates methods of its optimizers so that torch.compile leaves them out, and the decorators import
+torch._dynamo at the first call. That takes almost as long as importing torch itself, and 80 MB in every learner (torch
+2.13.0). No step of a learner is compiled, so these use the methods without their decorators. Where a torch imports its
+compiler in another way, a learner starts as slowly as it did before.
 """
 
 from __future__ import annotations
@@ -12,20 +13,16 @@ from inspect import unwrap
 import torch
 
 
-class AdamW(torch.optim.AdamW):
+class _Eager(torch.optim.Optimizer):
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class AdamW(_Eager, torch.optim.AdamW):
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
 
-class SGD(torch.optim.SGD):
+class SGD(_Eager, torch.optim.SGD):
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
-
-
-def _say_nothing() -> None:
-    """The wrapper around each of these functions imports the compiler unless it finds this attribute."""
-    for function in vars(torch.optim.Optimizer).values():
-        wrapped = getattr(function, "__wrapped__", None)
-        if wrapped is not None and not hasattr(wrapped, "__dynamo_disable"):
-            wrapped.__dynamo_disable = wrapped
-
-
-_say_nothing()

@@ -120,7 +120,7 @@ def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 def keeps_moments(optimizer: torch.optim.Optimizer) -> bool:
     """Whether there is anything to save, to restore and to lose: plain SGD has no state."""
-    return isinstance(optimizer, AdamW)
+    return isinstance(optimizer, torch.optim.AdamW)
 
 
 def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> bool:

@@ -23,12 +23,20 @@ KILLS = 6
 SETTLE_S = 12
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = "version: 1\nstore: {url: bucket}\nislands:\n  - {name: alone, region: here, accelerators: 'cpu:1'}\n"
-FIRST_STEP = re.compile(r"alone: incarnation (\d+) of run .*\n(\S+) alone: made its first step")
+JOINED = re.compile(r"^\S+ alone: incarnation (\d+) of run ")
+FIRST_STEP = re.compile(r"^(\S+) alone: made its first step$")
 
 
 def first_steps(log: Path) -> dict[int, float]:
-    text = log.read_text() if log.exists() else ""
-    return {int(number): datetime.fromisoformat(at).timestamp() for number, at in FIRST_STEP.findall(text)}
+    """When each incarnation made its first step, by the learner's own log."""
+    found: dict[int, float] = {}
+    incarnation = 0
+    for line in log.read_text().splitlines() if log.exists() else []:
+        if joined := JOINED.match(line):
+            incarnation = int(joined[1])
+        elif stepped := FIRST_STEP.match(line):
+            found[incarnation] = datetime.fromisoformat(stepped[1]).timestamp()
+    return found
 
 
 def wait_for(log: Path, incarnation: int) -> float:

@@ -27,6 +27,7 @@ def test_the_recovery_benchmark_reads_first_steps_from_a_log(tmp_path: Path, cap
     for nonce in ("a", "b"):
         facts = Facts("alone")
         facts.began(Living(log, nonce=nonce).learner)
+    facts.missed("version 0 of fragment 1 cannot be read")
     facts.stepped(0, 4)
     (tmp_path / "log").write_text("".join(capfd.readouterr()))
     assert list(recovery.first_steps(tmp_path / "log")) == [2]

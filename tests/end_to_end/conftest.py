@@ -56,27 +56,26 @@ class Playground:
 
     def wait_for(self, reached: Callable[[dict[str, Any]], bool], timeout_s: float = 120) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
-        status: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         while (left_s := deadline - time.monotonic()) > 0:
-            with closing(self._watched(left_s)) as looks:
-                for status in looks:
-                    if reached(status):
-                        return status
+            with closing(self._watched(left_s)) as answers:
+                for answer in answers:
+                    if answer["ok"] and reached(answer["data"]):
+                        data: dict[str, Any] = answer["data"]
+                        return data
             time.sleep(0.3)
-        raise AssertionError(f"not reached in {timeout_s} s: {status}")
+        raise AssertionError(f"not reached in {timeout_s} s: {answer}")
 
     def _watched(self, most_s: float) -> Generator[dict[str, Any], None, None]:
         """What one `status --watch` tells, which costs far less than asking anew each time. It ends with the run, and
         with status 6 where the store answers nobody, as tests arrange it."""
         watch = self.start("status", "quickstart", "--watch", "0.3", "--json")
         end = threading.Timer(most_s, watch.kill)
-        end.start()
         try:
+            end.start()
             for line in watch.stdout or ():
-                answer = json.loads(line)
-                if answer["ok"]:
-                    yield answer["data"]
-            assert watch.wait() in (0, 6, -signal.SIGKILL)
+                yield json.loads(line)
+            assert watch.wait() in (0, 6, -signal.SIGKILL), watch.communicate()
         finally:
             end.cancel()
             watch.kill()

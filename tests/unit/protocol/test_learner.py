@@ -290,8 +290,10 @@ def test_an_offer_names_no_moments_that_it_and_those_before_it_do_not_tell_of() 
     assert named <= told
 
 
-@pytest.mark.parametrize("to", [0, 3])
-def test_moments_that_a_rollback_overtakes_while_the_first_versions_are_fetched_are_none(to: int) -> None:
+@pytest.mark.parametrize(("to", "kept"), [(0, False), (2, False), (3, True)])
+def test_a_rollback_while_the_first_versions_are_fetched_decides_whether_saved_moments_count(
+    to: int, kept: bool
+) -> None:
     """Named by a predecessor's offer, which the newcomer has read by then: as of commit 3, when it joined."""
     log = WrittenLog(saving(REBASE))
     before = Living(log)
@@ -307,8 +309,8 @@ def test_moments_that_a_rollback_overtakes_while_the_first_versions_are_fetched_
     log.append("refuse")
     log.roll_back(70, to=to)
     newcomer.until(lambda: newcomer.seen.begun)
-    assert newcomer.learner.saves.newest == (before.offers()[1].inner if to == 3 else None)
-    assert newcomer.learner.moments_lost is (to == 0)
+    assert newcomer.learner.saves.newest == (before.offers()[1].inner if kept else None)
+    assert newcomer.learner.moments_lost is not kept
 
 
 @pytest.mark.parametrize(("keeps_moments", "lost"), [(True, True), (False, False)])
