@@ -8,6 +8,7 @@ from diloco_cli.errors import FencedError, UsageError
 from diloco_cli.protocol.driver import perform
 from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.protocol.log import read_log
+from diloco_cli.protocol.polling import DENSE_BOUNDS_S
 from diloco_cli.protocol.regional import TRIES_AGAIN_S
 from diloco_cli.simulate.histories.attendance import Attendances
 from diloco_cli.simulate.histories.bucket import Bucket
@@ -25,7 +26,8 @@ SAYS_WHY_S = 15.0
 CALLS_OF_EACH = 100  # while a syncer takes in what a learner has offered in the meantime
 FRAGMENT_ROUNDS = 12  # longer than that nobody who offers leaves out a fragment
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # longer than all of these nobody is silent who may offer
-POLLS_A_SECOND = 1.5 * (1 + LARGEST_DRIFT) / POLL_BOUNDS_S[0]
+POLLS_A_SECOND = 1.5 * (1 + LARGEST_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
+LOOKS_A_SECOND = (1 + LARGEST_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, where slots are short and nothing comes
 COLLECTS_BELOW = 0.03  # of a slot, for a call of the store for each learner: then a syncer has time to collect
 GOOD_ENDS = (0, FencedError.exit_status)
 
@@ -139,9 +141,9 @@ class Healthy:
         learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
         for process in processes:
             spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
-            asks = learners + 2 if process.role == SYNCER else 1
+            a_second = POLLS_A_SECOND * (learners + 2) if process.role == SYNCER else LOOKS_A_SECOND
             each = 30 + 6 * learners
-            bound = POLLS_A_SECOND * max(0.0, spent_s) * asks + each * (commits + 4) + 4 * history.monitor.deletions
+            bound = a_second * max(0.0, spent_s) + each * (commits + 4) + 4 * history.monitor.deletions
             done = process.operations - self.operations.get(process.name, 0)
             expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
 
