@@ -1,9 +1,9 @@
 """The optimizers of torch, without its compiler.
 
 torch decorates methods of its optimizers so that torch.compile leaves them out, and the decorators import
-torch._dynamo at the first call. That takes almost as long as importing torch itself, and 80 MB in every learner (torch
-2.13.0). No step of a learner is compiled, so these use the methods without their decorators. Where a torch imports its
-compiler in another way, a learner starts as slowly as it did before.
+torch._dynamo at the first call, which takes almost as long as importing torch itself (torch 2.13.0). No step of a
+learner is compiled, so these use the methods without their decorators. Where a torch imports its compiler in another
+way, a learner starts as slowly as it did before.
 """
 
 from __future__ import annotations

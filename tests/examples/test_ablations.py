@@ -39,6 +39,6 @@ def test_every_variant_of_every_study_has_a_tape_of_its_own_that_can_be_played(
         assert len({named.key for named in wanted}) == len(wanted)
         for named in wanted:
             run = make_run(named.trial)
-            tape, _ = make_tape(run, named.trial.pacings, run.round_tokens, named.trial.quantum_tokens)
+            tape, _ = make_tape(run, named.trial.pacings, 2 * run.round_tokens, named.trial.quantum_tokens)
             needs_of(tape)
             assert tape.merges
