@@ -6,7 +6,8 @@ from diloco_cli.cli.run_argument import OpenRun, open_run
 from diloco_cli.observe.status import rate_between, status_of, wall_seconds
 from diloco_cli.plan.calibrate import MeasuredIsland, MeasuredRun
 from diloco_cli.protocol.log import next_commit
-from diloco_cli.protocol.state import MergeNote, RunState
+from diloco_cli.protocol.metrics import MergeNote
+from diloco_cli.protocol.state import RunState
 
 MOST_BEFORE_A_MERGE = 100  # commits that are looked through for the first merge
 
@@ -16,7 +17,7 @@ def measured_run(text: str) -> MeasuredRun:
     NotFoundError if there is no such run."""
     opened = open_run(text)
     facts = opened.facts()
-    status, merges, first = status_of(facts), facts.state.recent_merges, _first_merge(opened)
+    status, merges, first = status_of(facts), facts.state.metrics.recent_merges, _first_merge(opened)
     means = {name: heard.beat.mean_tokens_per_s for name, heard in facts.learners.items()}
     islands = tuple(
         MeasuredIsland(i.name, means.get(i.name, 0.0), i.up_bytes, i.down_bytes, i.incarnation) for i in status.learners
@@ -35,7 +36,7 @@ def _first_merge(opened: OpenRun) -> MergeNote | None:
     state = RunState()
     for _ in range(MOST_BEFORE_A_MERGE):
         later = opened.perform(next_commit(opened.format, state))
-        if later is None or later.recent_merges:
-            return later.recent_merges[0] if later else None
+        if later is None or later.metrics.recent_merges:
+            return later.metrics.recent_merges[0] if later else None
         state = later
     return None

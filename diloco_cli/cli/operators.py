@@ -17,7 +17,7 @@ from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageErr
 from diloco_cli.randomness import nonce
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.records import CommitKind, RequestKind
+    from diloco_cli.protocol.records import RequestKind
     from diloco_cli.protocol.state import RunState
 
 SYNCER_ANSWERS_S = 10.0
@@ -29,7 +29,7 @@ TimeoutOption = typer.Option(
     metavar="S",
     help="Seconds of the syncer's silence before this command answers.  [default: 10, or twice its longest so far]",
 )
-ANSWERED_BY: dict[RequestKind, CommitKind] = {"rollback": "rollback", "gc": "gc_floor", "lift": "lift"}
+ANSWERED_BY: dict[RequestKind, str] = {"rollback": "rollback", "gc": "gc_floor", "lift": "lift"}
 YesOption = typer.Option(False, "-y", "--yes", help="Do not ask.")
 DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
 JsonOption = typer.Option(False, "--json", help="One JSON object.")
@@ -137,17 +137,17 @@ def silence_to_bear_s(timeout_s: float | None, beat: bytes | None) -> float:
     return max(SYNCER_ANSWERS_S, LONGER_THAN_USUAL * slowest_s(beat)) if timeout_s is None else timeout_s
 
 
-def _refusal_of(opened: OpenRun, since: range, number: int, answer: CommitKind) -> str | None:
+def _refusal_of(opened: OpenRun, since: range, number: int, answer: str) -> str | None:
     """Why the request was not carried out, in the words of the commit that settled it, one of `since`; None if it was.
     That is the first one to name this number or a higher one."""
+    from diloco_cli.protocol.commits import Commit, Refuse
     from diloco_cli.protocol.keys import commit_key
-    from diloco_cli.protocol.records import Commit
     from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
 
     for n in since:
         data = opened.store.get(commit_key(n), MAX_RECORD_BYTES)
         commit = decode(Commit, data or b"", commit_key(n))
         if commit.request is not None and commit.request >= number:
-            said = commit.reason if commit.kind == "refuse" else f"settled by a {commit.kind}: {commit.reason}"
+            said = commit.reason if isinstance(commit, Refuse) else f"settled by a {commit.kind}: {commit.reason}"
             return None if commit.kind == answer else said
     return None

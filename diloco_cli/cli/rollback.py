@@ -69,14 +69,14 @@ def _data(opened: OpenRun, plan: Return) -> dict[str, Any]:
     return {
         "run": opened.name,
         "to": plan.then.n,
-        "time": plan.then.updated_at,
+        "time": plan.then.metrics.updated_at,
         "commit": plan.now.n,
         "merges_left": plan.now.merges - plan.then.merges,
         "tokens_left": plan.tokens_left(layout),
         "tokens": plan.then.tokens(layout),
         "tokens_before": plan.now.tokens(layout),
-        "loss": plan.then.loss,
-        "loss_before": plan.now.loss,
+        "loss": plan.then.metrics.loss,
+        "loss_before": plan.now.metrics.loss,
         "fragments_changed": changed,
         "fragments": len(plan.then.outputs),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from typer.core import TyperCommand
 from diloco_cli.cli.output import console, print_json, report_error, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, RunArgument, open_run
 from diloco_cli.clock import sleep_s
+from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import DegradedError, StoreError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def status(
     if exit_code and current.state in DEGRADED:
         error = DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
     if as_json:
-        print_json("status", asdict(current), warnings=clock_warnings(current), error=error)
+        print_json("status", to_plain(current), warnings=clock_warnings(current), error=error)
     else:
         _print(current)
         if error is not None:
@@ -142,7 +142,7 @@ def _watch(watcher: Watcher, every_s: float, as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         current = watcher.current
         while True:
-            print_json("status", asdict(current)) if as_json else print(plain_line(current), flush=True)
+            print_json("status", to_plain(current)) if as_json else print(plain_line(current), flush=True)
             if current.state in ("FINISHED", "STOPPED"):
                 return
             sleep_s(every_s)

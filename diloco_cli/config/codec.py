@@ -18,12 +18,10 @@ T = TypeVar("T")
 Path = tuple[Any, str]  # (what is before, the last part): put together only where an error names it
 Decoder = Callable[[Any, bool, Path | None], Any]
 _SCALARS = frozenset((str, int, float, bool, type(None)))
-_NOTHING = object()  # equal to no value
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses become dicts and tuples lists, all the way down. A dataclass with `OMITS_DEFAULTS` is written
-    without the fields that have their default values: it is read back as it was."""
+    """Dataclasses and msgspec's Structs become dicts and tuples lists, all the way down."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -31,22 +29,29 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): to_plain(item) for key, item in value.items()}
+    if _is_struct(kind):
+        return _msgspec().to_builtins(value)
     if not dataclasses.is_dataclass(kind):
         return value
-    values, plain = vars(value), {}
-    for name, left_out in _written_fields(kind):
-        item = values[name]
-        if item != left_out:
-            plain[name] = item if type(item) in _SCALARS else to_plain(item)
-    return plain
+    values = vars(value)
+    return {name: values[name] if type(values[name]) in _SCALARS else to_plain(values[name]) for name in _written(kind)}
 
 
 @cache
-def _written_fields(cls: type) -> tuple[tuple[str, Any], ...]:
-    """(name, value with which it is left out) of each field that is not local."""
-    omits = getattr(cls, "OMITS_DEFAULTS", False)
-    fields = (item for item in dataclasses.fields(cls) if not is_local(item))
-    return tuple((item.name, item.default if omits else _NOTHING) for item in fields)
+def _written(cls: type) -> tuple[str, ...]:
+    """The fields that are not local."""
+    return tuple(item.name for item in dataclasses.fields(cls) if not is_local(item))
+
+
+def _is_struct(cls: type) -> bool:
+    return hasattr(cls, "__struct_fields__")
+
+
+def _msgspec() -> Any:
+    """Only where there is a Struct to read or write: most commands do without."""
+    import msgspec
+
+    return msgspec
 
 
 def from_plain(cls: type[T], data: Any, *, strict: bool = True) -> T:
@@ -76,6 +81,8 @@ def _decoder(hint: Any) -> Decoder:
 def _bare_decoder(hint: Any) -> Decoder:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _object_decoder(hint)
+    if isinstance(hint, type) and _is_struct(hint):
+        return _struct_decoder(hint)
     origin, members = get_origin(hint), get_args(hint)
     scalar = _scalar_decoder(hint)
     if origin is tuple:
@@ -106,6 +113,19 @@ def _object_decoder(cls: Any) -> Decoder:
             name: decoder(data[name], strict, (path, f".{name}") if path is not None else (None, name))
             for name, _, decoder in fields if name in data
         })  # fmt: skip
+
+    return decode
+
+
+def _struct_decoder(cls: Any) -> Decoder:
+    def decode(data: Any, strict: bool, path: Path | None) -> Any:
+        unknown = set(data) - set(cls.__struct_fields__) if strict and isinstance(data, dict) else None
+        if unknown:
+            raise UsageError(f"{_text(path) or cls.__name__}: unknown key '{min(unknown)}'")
+        try:
+            return _msgspec().convert(data, cls)
+        except _msgspec().ValidationError as error:
+            raise UsageError(f"{_text(path) or cls.__name__}: {error}") from error
 
     return decode
 

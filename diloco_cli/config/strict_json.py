@@ -25,7 +25,7 @@ def parse_object(data: bytes | str, most_bytes: int) -> dict[str, Any]:
         )
     except RecursionError as error:
         raise ValueError(f"not an object of at most {MAX_DEPTH} levels") from error
-    if not isinstance(found, dict) or _depth(found) > MAX_DEPTH:
+    if not isinstance(found, dict) or is_deep(found):
         raise ValueError(f"not an object of at most {MAX_DEPTH} levels")
     return found
 
@@ -54,11 +54,11 @@ def _bounded_integer(text: str) -> int:
     return int(text)
 
 
-def _depth(value: Any) -> int:
-    """How many levels there are, counted no further than one too many."""
+def is_deep(value: Any) -> bool:
+    """Whether there are more than MAX_DEPTH levels, counted no further than that."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
         depth += 1
         inner = [item for item in level if isinstance(item, dict | list)]
         level = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
-    return depth
+    return depth > MAX_DEPTH

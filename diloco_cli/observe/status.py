@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import Heard, RunFacts, moment
 from diloco_cli.protocol.beats import LearnerBeat, MirrorBeat, SyncerBeat
+from diloco_cli.protocol.metrics import MergeNote, Note
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.state import LearnerRecord, MergeNote, Note, RunState
+from diloco_cli.protocol.state import LearnerRecord, RunState
 
 SUSPECT_S = 8.0  # one beat is missing
 LOST_S = 30.0
@@ -149,7 +150,7 @@ def status_of(facts: RunFacts) -> Status:
         step=_global_step(run, state.slot),
         tokens=tokens,
         tokens_target=target,
-        loss=state.loss,
+        loss=state.metrics.loss,
         tokens_per_s=rate,
         goodput=goodput(facts),
         participation=state.participation,
@@ -160,7 +161,7 @@ def status_of(facts: RunFacts) -> Status:
         learners=learners,
         syncer=syncer,
         store=_store(facts),
-        recent=list(reversed(state.notes[-RECENT_SHOWN:])),
+        recent=list(reversed(state.metrics.notes[-RECENT_SHOWN:])),
         clock_skew_s=facts.clock_skew_s,
         standbys=standbys,
         mirrors=[_mirror(facts, store) for store in run.regions],
@@ -185,7 +186,8 @@ def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStat
 
 def merged_rate(state: RunState) -> float | None:
     """Merged tokens per second over the last merges."""
-    return rate_between(state.recent_merges[0], state.recent_merges[-1]) if state.recent_merges else None
+    merges = state.metrics.recent_merges
+    return rate_between(merges[0], merges[-1]) if merges else None
 
 
 def rate_between(first: MergeNote, last: MergeNote) -> float | None:
@@ -195,10 +197,10 @@ def rate_between(first: MergeNote, last: MergeNote) -> float | None:
 
 def wall_seconds(facts: RunFacts) -> float:
     """Since launch: from the first commit to now, or to the last commit if the run is over."""
-    if not facts.state.started_at:
+    if not facts.state.metrics.started_at:
         return 0.0
-    started = moment(facts.state.started_at).timestamp()
-    ended = facts.now_s if facts.state.phase == "RUNNING" else moment(facts.state.updated_at).timestamp()
+    started = moment(facts.state.metrics.started_at).timestamp()
+    ended = facts.now_s if facts.state.phase == "RUNNING" else moment(facts.state.metrics.updated_at).timestamp()
     return max(0.0, ended - started)
 
 
@@ -222,9 +224,9 @@ def _global_step(run: RunFormat, slot: int) -> int:
 
 
 def _last_merge(facts: RunFacts) -> LastMerge | None:
-    if not facts.state.recent_merges:
+    if not facts.state.metrics.recent_merges:
         return None
-    note = facts.state.recent_merges[-1]
+    note = facts.state.metrics.recent_merges[-1]
     age_s = max(0.0, facts.now_s - moment(note.time).timestamp())
     return LastMerge(age_s, len(note.participants), note.alive, note.quorum, note.grace_used_s, note.grace_s)
 
@@ -232,7 +234,7 @@ def _last_merge(facts: RunFacts) -> LastMerge | None:
 def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
     heard = facts.learners.get(island.name)
     known = facts.state.learner(island.name)
-    took_part = "".join(TOOK_PART if island.name in n.participants else "." for n in facts.state.recent_merges)
+    took_part = "".join(TOOK_PART if island.name in n.participants else "." for n in facts.state.metrics.recent_merges)
     beat = heard.beat if heard else LearnerBeat("STARTING", known.floor, -1, 0, 0, 0.0, 0)
     return LearnerStatus(
         name=island.name,

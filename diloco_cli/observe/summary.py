@@ -83,7 +83,7 @@ def summary_of(facts: RunFacts) -> Summary:
         wall_s=wall_seconds(facts),
         goodput=status.goodput,
         participation=state.participation,
-        participants_mean=state.offers_applied / state.merges if state.merges else None,
+        participants_mean=state.metrics.offers_applied / state.merges if state.merges else None,
         bytes_up=up_bytes,
         bytes_down=down_bytes,
         syncer_bytes_up=status.store.bytes_up - up_bytes,

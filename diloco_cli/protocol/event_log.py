@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from diloco_cli.protocol.frozen import replace
+from msgspec import structs
+
 from diloco_cli.protocol.records import Beginning, Event
 
 MAX_EVENTS = 4096  # between two offers; an honest learner's are a few per merge
@@ -24,7 +25,7 @@ class EventLog:
         """One more inner step: steps in a row on equal batches are one event."""
         last = self.events[-1] if self.events else None
         if last is not None and last.kind == "steps" and last.batch_tokens == batch_tokens:
-            self.events[-1] = replace(last, count=last.count + 1)
+            self.events[-1] = structs.replace(last, count=last.count + 1)
         else:
             self.note(Event("steps", count=1, batch_tokens=batch_tokens))
 

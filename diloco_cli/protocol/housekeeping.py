@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from diloco_cli.protocol.collection import Collector, floor_in_turn
+from diloco_cli.protocol.commits import Commit, Quarantine
 from diloco_cli.protocol.log import SNAPSHOT_EVERY
 from diloco_cli.protocol.operations import Now, Sleep, Steps
-from diloco_cli.protocol.operators import Answer, collected
+from diloco_cli.protocol.operators import collected
 from diloco_cli.protocol.quarantine import quarantine_reason, to_quarantine
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
@@ -19,11 +20,11 @@ class Housekeeper:
         self.collector = Collector(run)
         self._next_floor_n = 0
 
-    def due(self, state: RunState) -> Steps[Answer | None]:
+    def due(self, state: RunState) -> Steps[Commit | None]:
         """The commit that is due now, if any."""
         name = to_quarantine(state, self.run)
         if name is not None:
-            return Answer("quarantine", {"learner": name, "reason": quarantine_reason(state.learner(name).faults)})
+            return Quarantine(learner=name, reason=quarantine_reason(state.learner(name).faults))
         if state.n < self._next_floor_n:
             return None
         self._next_floor_n = state.n + SNAPSHOT_EVERY

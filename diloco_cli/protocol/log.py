@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, NotFoundError, UsageError
-from diloco_cli.protocol.frozen import replace
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import (
     FORMAT_KEY,
     HEAD_HINT_KEY,
@@ -18,7 +20,7 @@ from diloco_cli.protocol.keys import (
     snapshot_key,
 )
 from diloco_cli.protocol.operations import Create, Get, List, Put, Steps
-from diloco_cli.protocol.records import FORMAT_SCHEMA, MOST, SCHEMA, Commit, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import FORMAT_SCHEMA, MOST, SCHEMA, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned, unsealed
@@ -271,7 +273,7 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     If another record holds the slot of the log, it is adopted instead; one of a higher epoch ends this syncer:
     FencedError. So after a commit, memory is what the log says, whoever wrote it.
     """
-    record = replace(draft, n=state.n + 1, previous=state.digest)
+    record = structs.replace(draft, n=state.n + 1, previous=state.digest)
     key = commit_key(record.n)
     data = run.keyring.seal(LOG, key, encode(record))
     there = yield from create_sealed(run.keyring, LOG, key, data)

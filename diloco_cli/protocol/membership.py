@@ -113,4 +113,5 @@ def _answer(state: RunState, island: Island) -> str:
 
 def _refusals(state: RunState, island: Island) -> list[tuple[str, str]]:
     """(When, what) the run has said to such an island lately."""
-    return [(note.time, note.text) for note in state.notes if note.text.startswith(refusal_text(island.name, ""))]
+    begins = refusal_text(island.name, "")
+    return [(note.time, note.text) for note in state.metrics.notes if note.text.startswith(begins)]

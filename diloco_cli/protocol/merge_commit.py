@@ -1,36 +1,37 @@
-"""What the commit of a merge says, beside the fates of the offers that are not in it."""
+"""What the commit of a merge says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from diloco_cli.protocol.commits import Merge
 from diloco_cli.protocol.mixing import as_logged
 from diloco_cli.protocol.ports import Merged
 from diloco_cli.protocol.quorum import Grace, SlotFacts, window_start_s
-from diloco_cli.protocol.records import Input, Offer, OfferId, Output
+from diloco_cli.protocol.records import Fate, Input, Offer, OfferId, Output
 
 
-def merge_fields(
+def merge_commit(
     offers: Sequence[Offer], weights: Mapping[OfferId, float], merged: Merged, output: Output, facts: SlotFacts,
-    grace: Grace, slot_s: float, opens_in_s: float, reason: str,
-) -> dict[str, Any]:  # fmt: skip
+    grace: Grace, slot_s: float, opens_in_s: float, reason: str, fates: tuple[Fate, ...],
+) -> Merge:  # fmt: skip
     """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
     scales = merged.scales or [1.0] * len(offers)
-    return {
-        "slot": output.slot,
-        "inputs": tuple(_input(o, weights[o.id], scale) for o, scale in zip(offers, scales, strict=True)),
-        "outputs": (output,),
-        "tokens": sum(offer.tokens for offer in offers),
-        "quorum": facts.quorum,
-        "alive": facts.alive,
-        "grace_s": round(grace.seconds, 6),
-        "grace_used_s": round(facts.now_s - window_start_s(facts), 6),
-        "opens_s": round(opens_in_s, 6),
-        "slot_s": round(slot_s, 6),
-        "agreement": as_logged(merged.agreement),
-        "reason": reason,
-    }
+    return Merge(
+        slot=output.slot,
+        inputs=tuple(_input(o, weights[o.id], scale) for o, scale in zip(offers, scales, strict=True)),
+        outputs=(output,),
+        fates=fates,
+        tokens=sum(offer.tokens for offer in offers),
+        quorum=facts.quorum,
+        alive=facts.alive,
+        grace_s=round(grace.seconds, 6),
+        grace_used_s=round(facts.now_s - window_start_s(facts), 6),
+        opens_s=round(opens_in_s, 6),
+        slot_s=round(slot_s, 6),
+        agreement=as_logged(merged.agreement),
+        reason=reason,
+    )
 
 
 def _input(offer: Offer, weight: float, scale: float) -> Input:

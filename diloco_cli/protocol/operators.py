@@ -7,40 +7,33 @@ epoch for that, commits and leaves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+
+from msgspec import structs
 
 from diloco_cli.protocol.collection import Collector, floor_by_request
+from diloco_cli.protocol.commits import CollectionFloor, Commit, EpochStart, Lift, Membership, Refuse, Stop
 from diloco_cli.protocol.log import append, claim_epoch, read_log
 from diloco_cli.protocol.membership import as_admitted, refusal_of_island, refusal_text
 from diloco_cli.protocol.operations import Now, Sleep, Steps
 from diloco_cli.protocol.past import Pulse, no_pulse
-from diloco_cli.protocol.records import Commit, CommitKind, Island, ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.records import Island, ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.requests import LONGEST_REASON, Pending, pending_requests
 from diloco_cli.protocol.rollback import published_anew, return_to
 from diloco_cli.protocol.state import RunState
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The commit to make: its kind, and those of its fields that are the answer's own."""
-
-    kind: CommitKind
-    fields: dict[str, Any] = field(default_factory=dict)
-
-
-def answer_to(run: RunFormat, state: RunState, epoch: int, pending: Pending, pulse: Pulse) -> Steps[Answer]:
+def answer_to(run: RunFormat, state: RunState, epoch: int, pending: Pending, pulse: Pulse) -> Steps[Commit]:
     """One stop answers everybody who has asked for it until now; every other request gets its own answer."""
     if pending.alone is not None:
         answer = yield from _answer(run, state, epoch, pending.alone, pulse)
     elif pending.stop is not None:
-        answer = Answer("stop", {"reason": pending.stop})
+        answer = Stop(reason=pending.stop)
     else:
         answer = refuse(pending.refused)
-    return Answer(answer.kind, {**answer.fields, "request": pending.newest})
+    return structs.replace(answer, request=pending.newest)
 
 
-def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Answer]:
+def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Commit]:
     match request.kind:
         case "join" if request.island is not None:
             return _admitted(run, state, request.island)
@@ -54,38 +47,38 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
     return refuse(f"a {request.kind} without all that it needs")
 
 
-def refuse(reason: str) -> Answer:
-    return Answer("refuse", {"reason": reason[:LONGEST_REASON]})
+def refuse(reason: str) -> Commit:
+    return Refuse(reason=reason[:LONGEST_REASON])
 
 
-def collected(floor: int, why: str) -> Answer:
-    return Answer("gc_floor", {"floor": floor, "reason": f"what only commits before {floor} need goes ({why})"})
+def collected(floor: int, why: str) -> Commit:
+    return CollectionFloor(floor=floor, reason=f"what only commits before {floor} need goes ({why})")
 
 
-def _admitted(run: RunFormat, state: RunState, island: Island) -> Answer:
+def _admitted(run: RunFormat, state: RunState, island: Island) -> Commit:
     known = state.with_members(run)
     refused = refusal_of_island(island, known)
     if refused is not None:
         return refuse(refusal_text(island.name, refused))
     reason = f"joins in {island.region}, data shard {len(known.everybody)} of {known.num_shards}"
-    return Answer("membership", {"island": as_admitted(island, known), "reason": reason})
+    return Membership(island=as_admitted(island, known), reason=reason)
 
 
-def _let_in(state: RunState, request: Request) -> Answer:
+def _let_in(state: RunState, request: Request) -> Commit:
     name = request.learner or ""
     if state.learner(name).quarantined is None:
         return refuse(f"{name!a} is not quarantined")
-    return Answer("lift", {"learner": name, "reason": (request.reason or "by request")[:LONGEST_REASON]})
+    return Lift(learner=name, reason=(request.reason or "by request")[:LONGEST_REASON])
 
 
-def _rolled_back(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Answer]:
+def _rolled_back(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Commit]:
     found = yield from return_to(run, state, request.to, pulse)
     if isinstance(found, str):
         return refuse(f"no rollback: {found}")
     outputs = yield from published_anew(run, found.then.outputs, state.n + 1, state.slot - 1, epoch, pulse)
     if isinstance(outputs, str):
         return refuse(f"no rollback to commit {request.to}: {outputs}")
-    return Answer("rollback", {"outputs": outputs, "rollback": found.record, "reason": found.reason})
+    return found.commit(outputs)
 
 
 class StandIn:
@@ -113,9 +106,9 @@ class StandIn:
             if pending is None:
                 break
             answer = yield from answer_to(self.run, self.state, self.epoch, pending, no_pulse)
-            yield from self._commit(answer.kind, **answer.fields)
+            yield from self._commit(answer)
         if before == "STOPPED" and self.state.phase == "RUNNING":
-            yield from self._commit("stop", reason="as it was before")
+            yield from self._commit(Stop(reason="as it was before"))
         if self.state.gc_floor > floor:  # last, for it takes long: whoever interrupts it leaves nothing half done
             yield from self._collect()
         return self.state
@@ -128,16 +121,15 @@ class StandIn:
             if before == "FINISHED":
                 return before
             who = f"{self.claim.host} pid {self.claim.pid}, a command"
-            mine = yield from self._commit("epoch_start", reason=who, serves=False)
+            mine = yield from self._commit(EpochStart(reason=who, serves=False))
         return before
 
-    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
-        draft = Commit(
-            n=0, kind=kind, epoch=self.epoch, nonce=self.nonce(), previous="", time=self.time,
-            software=self.claim.software, **fields,
+    def _commit(self, draft: Commit) -> Steps[bool]:
+        mine = structs.replace(
+            draft, epoch=self.epoch, nonce=self.nonce(), time=self.time, software=self.claim.software
         )  # fmt: skip
-        self.state, mine = yield from append(self.run, self.state, draft)
-        return mine
+        self.state, appended = yield from append(self.run, self.state, mine)
+        return appended
 
     def _collect(self) -> Steps[None]:
         collector = Collector(self.run)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from diloco_cli.protocol.commits import Commit, Lift, Quarantine
+
 if TYPE_CHECKING:
-    from diloco_cli.protocol.records import Commit, RunFormat
+    from diloco_cli.protocol.records import RunFormat
     from diloco_cli.protocol.state import RunState
 
 FEWEST_FAULTS = 8
@@ -28,7 +30,7 @@ HOSTILE = frozenset({
 def faults_after(faults: int, commit: Commit, learner: str) -> int:
     """A learner's count after one more commit, by what it refuses and applies of that learner's. Everybody who counts
     faults, counts them by this."""
-    if commit.kind in ("quarantine", "lift") and commit.learner == learner:
+    if isinstance(commit, Quarantine | Lift) and commit.learner == learner:
         return 0
     num_applied = sum(item.learner == learner for item in commit.inputs)
     num_hostile = sum(fate.learner == learner and fate.reason in HOSTILE for fate in commit.fates)

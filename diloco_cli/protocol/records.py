@@ -1,4 +1,5 @@
-"""What lies in the bucket: the run's format, claims, offers, commits. Every record is created once and never changed.
+"""What lies in the bucket: the run's format, claims, offers, and what commits (commits.py) are made of. Every record is
+created once and never changed.
 
 Writers put a nonce into what two processes might write at once, so that each recognises its own write.
 """
@@ -6,20 +7,18 @@ Writers put a nonce into what two processes might write at once, so that each re
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
+
+import msgspec
 
 from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 3  # of records: an offer counts for the slot that it names, and for no other
-FORMAT_SCHEMA = 4  # of FORMAT.json: the one that this version reads and writes
+SCHEMA = 4  # of records: an offer counts for the slot that it names, and for no other
+FORMAT_SCHEMA = 5  # of FORMAT.json: the one that this version reads and writes
 MOST = 1 << 53  # integers beyond this are not exact everywhere
 
-CommitKind = Literal[
-    "epoch_start", "merge", "skip", "refuse", "membership", "eval", "quarantine", "lift", "rollback", "gc_floor",
-    "stop", "finish",
-]  # fmt: skip
 RequestKind = Literal["stop", "resume", "join", "lift", "rollback", "gc"]
 
 
@@ -148,8 +147,7 @@ EventKind = Literal["steps", "heard", "moved", "adopted", "dropped", "saved", "s
 Mixing = Literal["replace", "blend", "rebase"]
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that shaped a learner's parameters, in the order of happening (see protocol/tape.py).
 
     steps     `count` inner steps on batches of `batch_tokens`
@@ -163,8 +161,6 @@ class Event:
               rounding error it makes up for
     lost      more happened between two offers than is kept: this stretch cannot be repeated
     """
-
-    OMITS_DEFAULTS: ClassVar[bool] = True
 
     kind: EventKind
     count: int = 0
@@ -278,58 +274,6 @@ class Output:
     state_digest: str
     cast_digest: str
     rebase: bool = False
-
-
-@dataclass(frozen=True)
-class Rollback:
-    """Every fragment is again what it was after commit `to`. `shares`, sorted: (learner, its tokens x parameters that
-    count from here on), as they stood then; those of a learner that is not named count no more."""
-
-    to: int
-    shares: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One record of the log. `previous` is the digest of the record before: the log is a hash chain.
-
-    `grace_s`: how long this merge could wait after its quorum, of which it waited `grace_used_s`; the window of the
-    next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine
-    between the deltas of this merge, where the run's settings ask for it. `learner`: which one is quarantined, or let
-    in again.
-    `floor`: what only commits before this number need may be deleted. `serves`: False at the start of an epoch
-    that a command claims, which answers operators and merges nothing.
-    """
-
-    n: int
-    kind: CommitKind
-    epoch: int
-    nonce: str
-    previous: str
-    time: str
-    software: str
-    slot: int | None = None
-    inputs: tuple[Input, ...] = ()
-    fates: tuple[Fate, ...] = ()
-    outputs: tuple[Output, ...] = ()
-    tokens: int = 0
-    quorum: int = 0
-    alive: int = 0
-    grace_s: float = 0.0
-    grace_used_s: float = 0.0
-    opens_s: float = 0.0
-    slot_s: float = 0.0
-    agreement: float | None = None
-    reason: str = ""
-    loss: float | None = None
-    evaluated: int | None = None
-    request: int | None = None
-    island: Island | None = None
-    learner: str | None = None
-    rollback: Rollback | None = None
-    floor: int | None = None
-    serves: bool = True
-    schema: int = SCHEMA
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.commits import Commit, Refuse
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.joining import fetch_cast
 from diloco_cli.protocol.keys import cast_key, state_key
 from diloco_cli.protocol.loading import READS, Recover, make_resident, write_and_read_back
 from diloco_cli.protocol.operations import Now, Steps
-from diloco_cli.protocol.operators import Answer, refuse
+from diloco_cli.protocol.operators import refuse
 from diloco_cli.protocol.past import Pulse
 from diloco_cli.protocol.ports import Arithmetic, Merged
 from diloco_cli.protocol.records import Output, RunFormat
@@ -71,7 +72,7 @@ class Repairer:
 
     def due(
         self, state: RunState, epoch: int, slot_s: float, inbox: Inbox, pulse: Pulse
-    ) -> Steps[Answer | None]:  # fmt: skip
+    ) -> Steps[Commit | None]:  # fmt: skip
         """The commit that supersedes what cannot be read, or says that nothing can be done; None where all can be read,
         as far as it was looked at: one cast at most, so that nobody waits long for this."""
         now_s: float = yield Now()
@@ -132,20 +133,20 @@ class Repairer:
 
     def _supersede(
         self, state: RunState, bad: Output, seen: _Watched, epoch: int, pulse: Pulse
-    ) -> Steps[Answer | None]:  # fmt: skip
+    ) -> Steps[Commit | None]:  # fmt: skip
         what = f"version {bad.version} of fragment {bad.fragment} cannot be read"
         if seen.repairs >= MOST_REPAIRS:
             answer = refuse(f"{what}, though made anew {seen.repairs} times since it was merged: look into the bucket")
         else:
             answer = yield from self._made_anew(state, what, epoch, pulse)
-        if answer.kind == "refuse":
+        if isinstance(answer, Refuse):
             told, seen.told = seen.told, True
             return None if told else answer
         for one in self._watched.values():
             one.repairs += 1
         return answer
 
-    def _made_anew(self, state: RunState, what: str, epoch: int, pulse: Pulse) -> Steps[Answer]:
+    def _made_anew(self, state: RunState, what: str, epoch: int, pulse: Pulse) -> Steps[Commit]:
         """Nothing is written before all can be: what stays unmade is tried again."""
         try:
             for output in state.outputs:
@@ -162,8 +163,7 @@ class Repairer:
                 outputs.append(anew)
         except DataCheckError as error:
             return refuse(f"{what}, nor made anew: {error}")
-        reason = f"{what}: all made anew"
-        return Answer("rollback", {"outputs": tuple(outputs), "rollback": back_to(state), "reason": reason})
+        return back_to(state, tuple(outputs), f"{what}: all made anew")
 
     def _settled(self, output: Output) -> Steps[Merged]:
         """The version's very bytes, from its state. Raises DataCheckError where they are not to be had."""

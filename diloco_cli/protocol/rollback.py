@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError
 from diloco_cli.layout import Layout
+from diloco_cli.protocol.commits import Rollback
 from diloco_cli.protocol.keys import cast_key, state_key
 from diloco_cli.protocol.loading import write_and_read_back
 from diloco_cli.protocol.operations import Get, List, Steps
 from diloco_cli.protocol.past import Pulse, no_pulse, state_after
-from diloco_cli.protocol.records import Output, Rollback, RunFormat
+from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
 
@@ -32,23 +33,19 @@ class Return:
     then: RunState
     now: RunState
 
-    @property
-    def record(self) -> Rollback:
-        return back_to(self.then)
-
-    @property
-    def reason(self) -> str:
-        return f"{self.now.merges - self.then.merges} merges no longer count"
+    def commit(self, outputs: tuple[Output, ...]) -> Rollback:
+        return back_to(self.then, outputs, f"{self.now.merges - self.then.merges} merges no longer count")
 
     def tokens_left(self, layout: Layout) -> int:
         """Merged tokens that will no longer count."""
         return self.now.tokens(layout) - self.then.tokens(layout)
 
 
-def back_to(then: RunState) -> Rollback:
-    """What the log says of a rollback to that commit, be it the newest one."""
+def back_to(then: RunState, outputs: tuple[Output, ...], reason: str) -> Rollback:
+    """The rollback to that commit, be it the newest one; `outputs`: its versions, published anew."""
     known = sorted(then.learners.items())
-    return Rollback(then.n, tuple((name, one.token_parameters) for name, one in known if one.token_parameters))
+    shares = tuple((name, one.token_parameters) for name, one in known if one.token_parameters)
+    return Rollback(to=then.n, outputs=outputs, shares=shares, reason=reason)
 
 
 def return_to(

@@ -5,26 +5,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from diloco_cli.layout import Layout
-from diloco_cli.protocol.frozen import replace
+from diloco_cli.protocol.commits import (
+    CollectionFloor,
+    Commit,
+    EpochStart,
+    Evaluation,
+    Finish,
+    Lift,
+    Membership,
+    Merge,
+    Quarantine,
+    Refuse,
+    Rollback,
+    Skip,
+    Stop,
+)
+from diloco_cli.protocol.metrics import Metrics, metrics_after
 from diloco_cli.protocol.quarantine import faults_after
-from diloco_cli.protocol.records import Commit, Island, OfferId, Output, RunFormat
+from diloco_cli.protocol.records import Island, OfferId, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.wire import RecordError
 
-RECENT_MERGES = 10
-RECENT_NOTES = 20
 ROLLBACKS_KEPT = 16
-QUIET_FATES = ("superseded", "run_over", "before_rollback", "quarantined")  # many at a time, and said elsewhere
 Phase = Literal["RUNNING", "STOPPED", "FINISHED"]
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """The last offer of one learner that a merge applied to one fragment."""
 
     base: int
@@ -34,8 +48,7 @@ class Applied:
     seq: int
 
 
-@dataclass(frozen=True)
-class LearnerRecord:
+class LearnerRecord(Struct, frozen=True):
     """What the log knows of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
     `floor` with seq < next_seq has a fate, and so have those in `fated`. `faults`: see protocol/quarantine.py;
     `quarantined`: by which commit, None if it is not."""
@@ -48,7 +61,6 @@ class LearnerRecord:
     merges: int = 0
     refused: int = 0
     data_end: int = 0
-    payload_bytes: int = 0
     step_s: float = 0.0
     faults: int = 0
     quarantined: int | None = None
@@ -60,23 +72,7 @@ class LearnerRecord:
 _UNHEARD_OF = LearnerRecord()
 
 
-@dataclass(frozen=True)
-class MergeNote:
-    """One of the last merges, for `status`. `tokens` are the run's merged tokens after it."""
-
-    n: int
-    slot: int
-    time: str
-    participants: tuple[str, ...]
-    alive: int
-    quorum: int
-    grace_s: float
-    grace_used_s: float
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Window:
+class Window(Struct, frozen=True):
     """What the newest merge says of the slots after it. The window of the next one begins `opens_s` after its commit,
     that of each further one `slot_s` later, and it closes `grace_s` after it begins, unless all are there before.
     `slot_s` 0: the pace is not known yet, and so nothing of windows."""
@@ -86,18 +82,7 @@ class Window:
     grace_s: float
 
 
-@dataclass(frozen=True)
-class Note:
-    """Something that people should see in `status`."""
-
-    time: str
-    kind: str
-    unit: str
-    text: str
-
-
-@dataclass(frozen=True)
-class RunState:
+class RunState(Struct, frozen=True):
     """Everything that commits 0..n say. `token_parameters` = sum over applied offers of tokens x parameters of the
     fragment, as an integer, so that no rounding ever enters the token count. Offers that a rollback went behind no
     longer count; merges, skips and offers are counted as they happened.
@@ -121,18 +106,7 @@ class RunState:
     history: tuple[Output, ...] = ()
     learners: dict[str, LearnerRecord] = field(default_factory=dict)
     next_request: int = 0
-    loss: float | None = None
-    evaluated: int | None = None
-    losses: tuple[tuple[int, float], ...] = ()
     merges: int = 0
-    skips: int = 0
-    participation_sum: float = 0.0
-    offers_applied: int = 0
-    offers_refused: int = 0
-    recent_merges: tuple[MergeNote, ...] = ()
-    notes: tuple[Note, ...] = ()
-    started_at: str = ""
-    updated_at: str = ""
     members: tuple[Island, ...] = ()
     base_floor: int = 0
     rollbacks: tuple[tuple[int, int], ...] = ()
@@ -140,10 +114,11 @@ class RunState:
     fruitless: int = 0
     window: Window | None = None
     moments_from: int | None = None
+    metrics: Metrics = Metrics()
 
     def with_members(self, run: RunFormat) -> RunFormat:
         """The run with those that have joined it so far."""
-        return run if run.members == self.members else replace(run, members=self.members)
+        return run if run.members == self.members else dataclasses.replace(run, members=self.members)
 
     def tokens(self, layout: Layout) -> int:
         """Merged tokens: sum over applied offers of tokens x (parameters of the fragment / all parameters)."""
@@ -177,7 +152,7 @@ class RunState:
     @property
     def participation(self) -> float | None:
         """Mean over merges of participants / islands alive."""
-        return self.participation_sum / self.merges if self.merges else None
+        return self.metrics.participation_sum / self.merges if self.merges else None
 
 
 def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_versions: int) -> RunState:
@@ -185,56 +160,61 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
 
     `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
     """
-    _check_chain(state, commit, len(layout.fragments))
-    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch, updated_at=commit.time)
+    _check_chain(state, commit)
+    _check_outputs(state, commit, len(layout.fragments))
+    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch)
     if commit.request is not None:
         state = replace(state, next_request=commit.request + 1)
-    state = _settle_fates(state, commit)
-    match commit.kind:
-        case "epoch_start":
+    state = _folded(_settle_fates(state, commit), commit, layout)
+    state = _adopt_outputs(state, commit.outputs, kept_versions)
+    return replace(state, metrics=metrics_after(state.metrics, commit, state.tokens(layout)))
+
+
+def _folded(state: RunState, commit: Commit, layout: Layout) -> RunState:
+    """What the commit's kind alone changes."""
+    match commit:
+        case EpochStart():
             fruitless = state.fruitless + (commit.serves and commit.n > 0)
-            state = replace(state, phase="RUNNING", started_at=state.started_at or commit.time, fruitless=fruitless)
-            state = _note(state, commit, "syncer", f"epoch {commit.epoch} starts: {commit.reason}")
-        case "merge":
-            state = _merge(state, commit, layout)
-        case "skip":
-            state = replace(state, slot=state.slot + 1, skips=state.skips + 1)
-            state = _note(state, commit, "syncer", commit.reason)
-        case "eval":
-            losses = (*state.losses, (commit.tokens, commit.loss)) if commit.loss is not None else state.losses
-            state = replace(state, loss=commit.loss, evaluated=commit.evaluated, losses=_thinned(losses))
-        case "stop":
-            state = _note(replace(state, phase="STOPPED"), commit, "syncer", f"stopped: {commit.reason}")
-        case "membership":
-            if commit.island is None:
-                raise RecordError(f"commit {commit.n} says that an island joins, and not which")
-            state = replace(state, members=(*state.members, commit.island))
-            state = _note(state, commit, commit.island.name, commit.reason)
-        case "refuse":
-            state = _note(state, commit, "syncer", commit.reason) if commit.reason else state
-        case "quarantine" | "lift" | "rollback" | "gc_floor":
-            state = _intervene(state, commit, layout)
-        case "finish":
-            state = _note(replace(state, phase="FINISHED"), commit, "syncer", commit.reason)
-    return _adopt_outputs(state, commit.outputs, kept_versions)
+            return replace(state, phase="RUNNING", fruitless=fruitless)
+        case Merge():
+            return _merge(state, commit, layout)
+        case Skip():
+            return replace(state, slot=state.slot + 1)
+        case Membership():
+            return replace(state, members=(*state.members, commit.island))
+        case Quarantine() | Lift():
+            return _keep_out_or_let_in(state, commit)
+        case Rollback():
+            return _roll_back(state, commit)
+        case CollectionFloor():
+            return _raise_floor(state, commit)
+        case Stop():
+            return replace(state, phase="STOPPED")
+        case Finish():
+            return replace(state, phase="FINISHED")
+        case Refuse() | Evaluation():
+            return state
+    raise TypeError(f"a {commit.kind} is folded by nothing")
 
 
-def _check_chain(state: RunState, commit: Commit, num_fragments: int) -> None:
-    expected = (state.n + 1, state.digest)
-    if (commit.n, commit.previous) != expected:
+def _check_chain(state: RunState, commit: Commit) -> None:
+    if (commit.n, commit.previous) != (state.n + 1, state.digest):
         raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
     if commit.epoch < state.epoch:
         raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
-    if commit.kind in ("merge", "skip") and commit.slot != state.slot:
+    if isinstance(commit, Merge | Skip) and commit.slot != state.slot:
         raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
+
+
+def _check_outputs(state: RunState, commit: Commit, num_fragments: int) -> None:
+    expected: list[int] = []
+    if commit.n == 0 or isinstance(commit, Rollback):
+        expected = list(range(num_fragments))
+    elif isinstance(commit, Merge):
+        expected = [fragment_of_slot(state.slot, num_fragments)]
     fragments = [output.fragment for output in commit.outputs]
-    expected_fragments: list[int] = []
-    if commit.n == 0 or commit.kind == "rollback":
-        expected_fragments = list(range(num_fragments))
-    elif commit.kind == "merge":
-        expected_fragments = [fragment_of_slot(state.slot, num_fragments)]
-    if fragments != expected_fragments or (commit.kind == "merge" and not commit.inputs):
-        raise RecordError(f"commit {commit.n} brings fragments {fragments} instead of {expected_fragments}")
+    if fragments != expected:
+        raise RecordError(f"commit {commit.n} brings fragments {fragments} instead of {expected}")
 
 
 def _settle_fates(state: RunState, commit: Commit) -> RunState:
@@ -249,11 +229,7 @@ def _settle_fates(state: RunState, commit: Commit) -> RunState:
         refused = learners[name].refused + sum(fate.learner == name for fate in commit.fates)
         faults = faults_after(learners[name].faults, commit, name)
         learners[name] = replace(learners[name], refused=refused, faults=faults)
-    for fate in commit.fates:
-        if fate.reason not in QUIET_FATES:
-            text = f"offer {fate.incarnation}/{fate.seq} of fragment {fate.fragment} refused: {fate.reason}"
-            state = _note(state, commit, fate.learner, text)
-    return replace(state, learners=learners, offers_refused=state.offers_refused + len(commit.fates))
+    return replace(state, learners=learners)
 
 
 def _settle(known: LearnerRecord, settled: list[tuple[int, int]]) -> LearnerRecord:
@@ -268,7 +244,7 @@ def _settle(known: LearnerRecord, settled: list[tuple[int, int]]) -> LearnerReco
     return replace(known, next_seq=next_seq, fated=tuple(sorted(seq for seq in fated if seq > next_seq)))
 
 
-def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
+def _merge(state: RunState, commit: Merge, layout: Layout) -> RunState:
     output = commit.outputs[0]
     parameters = layout.fragments[output.fragment].num_parameters
     learners = dict(state.learners)
@@ -280,75 +256,52 @@ def _merge(state: RunState, commit: Commit, layout: Layout) -> RunState:
             known,
             applied=applied,
             token_parameters=known.token_parameters + item.tokens * parameters,
-            payload_bytes=known.payload_bytes + item.payload_bytes,
             step_s=item.step_s,
             merges=known.merges + 1,
             data_end=max(known.data_end, item.data_end),
         )
-    participants = tuple(sorted(item.learner for item in commit.inputs))
     tokens = sum(item.tokens for item in commit.inputs)
-    token_parameters = state.token_parameters + tokens * parameters
-    note = MergeNote(
-        commit.n, state.slot, commit.time, participants, commit.alive, commit.quorum,
-        commit.grace_s, commit.grace_used_s, token_parameters // layout.num_parameters,
-    )  # fmt: skip
     return replace(
         state,
         slot=state.slot + 1,
         learners=learners,
-        token_parameters=token_parameters,
+        token_parameters=state.token_parameters + tokens * parameters,
         merges=state.merges + 1,
         fruitless=0,
         window=Window(commit.opens_s, commit.slot_s, commit.grace_s),
-        participation_sum=state.participation_sum + len(participants) / max(1, commit.alive, len(participants)),
-        offers_applied=state.offers_applied + len(commit.inputs),
-        recent_merges=(*state.recent_merges, note)[-RECENT_MERGES:],
     )
 
 
-def _intervene(state: RunState, commit: Commit, layout: Layout) -> RunState:
-    match commit.kind:
-        case "rollback":
-            return _roll_back(state, commit, layout)
-        case "gc_floor":
-            return _raise_gc_floor(state, commit)
-    return _keep_out_or_let_in(state, commit)
+def _keep_out_or_let_in(state: RunState, commit: Quarantine | Lift) -> RunState:
+    known, keeps_out = state.learner(commit.learner), isinstance(commit, Quarantine)
+    if (known.quarantined is None) != keeps_out:
+        raise RecordError(f"commit {commit.n}, a {commit.kind} of {commit.learner!a}, does not fit what was before it")
+    faults = faults_after(known.faults, commit, commit.learner)
+    changed = replace(known, faults=faults, quarantined=commit.n if keeps_out else None)
+    return replace(state, learners={**state.learners, commit.learner: changed})
 
 
-def _keep_out_or_let_in(state: RunState, commit: Commit) -> RunState:
-    name = commit.learner
-    known = None if name is None else state.learners.get(name, LearnerRecord())
-    if name is None or known is None or (known.quarantined is None) != (commit.kind == "quarantine"):
-        raise RecordError(f"commit {commit.n}, a {commit.kind} of {name!a}, does not fit what was before it")
-    faults = faults_after(known.faults, commit, name)
-    changed = replace(known, faults=faults, quarantined=commit.n if commit.kind == "quarantine" else None)
-    text = f"{'quarantined' if commit.kind == 'quarantine' else 'let in again'}: {commit.reason}"
-    return _note(replace(state, learners={**state.learners, name: changed}), commit, name, text)
-
-
-def _roll_back(state: RunState, commit: Commit, layout: Layout) -> RunState:
-    """Tokens, shares and the curve of losses are those of then; what happened stays counted, and no data comes back."""
-    back = commit.rollback
-    if back is None or not state.gc_floor <= back.to < commit.n:
-        raise RecordError(f"commit {commit.n} goes back to what is not there: {back}")
-    shares = dict(back.shares)
-    learners = {n: replace(k, token_parameters=shares.get(n, 0)) for n, k in state.learners.items()}
-    total = sum(shares.values())
-    losses = tuple(point for point in state.losses if point[0] <= total // layout.num_parameters)
-    anew = back.to == commit.n - 1  # nothing is left behind
-    state = replace(
-        state, base_floor=commit.n, token_parameters=total, learners=learners, losses=losses,
-        loss=losses[-1][1] if losses else None, evaluated=None, recent_merges=(), history=(),
+def _roll_back(state: RunState, commit: Rollback) -> RunState:
+    """Tokens and shares are those of then; what happened stays counted, and no data comes back."""
+    if not state.gc_floor <= commit.to < commit.n:
+        raise RecordError(f"commit {commit.n} goes back to commit {commit.to}, which is not there")
+    shares = dict(commit.shares)
+    anew = commit.to == commit.n - 1  # nothing is left behind
+    return replace(
+        state,
+        base_floor=commit.n,
+        token_parameters=sum(shares.values()),
+        learners={n: replace(k, token_parameters=shares.get(n, 0)) for n, k in state.learners.items()},
+        history=(),
         moments_from=state.moments_floor if anew else None,
-        rollbacks=(*state.rollbacks, (back.to, commit.n))[-ROLLBACKS_KEPT:],
-    )  # fmt: skip
-    return _note(state, commit, "syncer", f"rolled back to commit {back.to}: {commit.reason}")
+        rollbacks=(*state.rollbacks, (commit.to, commit.n))[-ROLLBACKS_KEPT:],
+    )
 
 
-def _raise_gc_floor(state: RunState, commit: Commit) -> RunState:
-    if commit.floor is None or not state.gc_floor < commit.floor < commit.n:
+def _raise_floor(state: RunState, commit: CollectionFloor) -> RunState:
+    if not state.gc_floor < commit.floor < commit.n:
         raise RecordError(f"commit {commit.n} has the floor {commit.floor}, after {state.gc_floor}")
-    return _note(replace(state, gc_floor=commit.floor), commit, "syncer", commit.reason)
+    return replace(state, gc_floor=commit.floor)
 
 
 def _adopt_outputs(state: RunState, outputs: Iterable[Output], kept: int) -> RunState:
@@ -362,13 +315,3 @@ def _adopt_outputs(state: RunState, outputs: Iterable[Output], kept: int) -> Run
         history.append(output)
     ordered = tuple(current[fragment] for fragment in sorted(current))
     return replace(state, outputs=ordered, history=tuple(history))
-
-
-def _note(state: RunState, commit: Commit, unit: str, text: str) -> RunState:
-    note = Note(commit.time, commit.kind, unit, text)
-    return replace(state, notes=(*state.notes, note)[-RECENT_NOTES:])
-
-
-def _thinned(losses: tuple[tuple[int, float], ...], limit: int = 512) -> tuple[tuple[int, float], ...]:
-    """A bounded curve: when it is full, every second point but the newest goes."""
-    return losses if len(losses) <= limit else (*losses[:-1:2], losses[-1])

@@ -12,26 +12,30 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Literal
 
+from msgspec import structs
+
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.frozen import replace
+from diloco_cli.protocol.commits import (
+    Commit,
+    EpochStart,
+    Evaluation,
+    Finish,
+    Membership,
+    Refuse,
+    Rollback,
+    Skip,
+    Stop,
+)
 from diloco_cli.protocol.housekeeping import Housekeeper
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, state_key
 from diloco_cli.protocol.loading import Recover, load_delta, write_and_read_back
-from diloco_cli.protocol.log import (
-    SNAPSHOT_EVERY,
-    append,
-    claim_epoch,
-    fence,
-    next_commit,
-    read_log,
-    write_snapshot,
-)
-from diloco_cli.protocol.merge_commit import merge_fields
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, append, claim_epoch, fence, next_commit, read_log, write_snapshot
+from diloco_cli.protocol.merge_commit import merge_commit
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Now, Put, Sleep, Steps
-from diloco_cli.protocol.operators import Answer, answer_to
+from diloco_cli.protocol.operators import answer_to
 from diloco_cli.protocol.pacing import Pacer
 from diloco_cli.protocol.polling import requests_every_s, watch_every_s
 from diloco_cli.protocol.ports import Arithmetic, Evaluator, Merged, Refused
@@ -45,14 +49,7 @@ from diloco_cli.protocol.quorum import (
     grace_window,
     next_window_s,
 )
-from diloco_cli.protocol.records import (
-    Commit,
-    CommitKind,
-    Offer,
-    Output,
-    ProcessClaim,
-    RunFormat,
-)
+from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
 from diloco_cli.protocol.repair import Repairer
 from diloco_cli.protocol.requests import pending_requests
 from diloco_cli.protocol.schedule import fragment_of_slot
@@ -149,8 +146,9 @@ class Syncer:
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
             old = (yield from pending_requests(self.run, self.state)) if phase == "STOPPED" else None  # meant for then
             old = None if old is not None and old.alone is not None else old
+            request = None if old is None else old.newest
             who = ": ".join(filter(None, [f"{self.claim.host} pid {self.claim.pid}", self.because]))
-            yield from self._commit("epoch_start", outputs=outputs, reason=who, request=old and old.newest)
+            yield from self._commit(EpochStart(outputs=outputs, reason=who, request=request))
         self.last_snapshot = self.state.n
         self.last_evaluated_slot = self.state.slot
         self.inbox.open(self.state, (yield Now()))
@@ -176,16 +174,15 @@ class Syncer:
         yield from write_and_read_back(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
         return output
 
-    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
+    def _commit(self, draft: Commit) -> Steps[bool]:
         """Append one record; True if it is in the log as drafted."""
-        draft = Commit(
-            n=0, kind=kind, epoch=self.epoch, nonce=self.nonce(), previous="", time=self.time_text(),
-            software=self.run.software, **fields,
+        draft = structs.replace(
+            draft, epoch=self.epoch, nonce=self.nonce(), time=self.time_text(), software=self.run.software
         )  # fmt: skip
         before = self.state
         self.state, mine = yield from append(self.run, self.state, draft)
         if mine:
-            self.on_commit(self.state, replace(draft, n=self.state.n, previous=before.digest))
+            self.on_commit(self.state, structs.replace(draft, n=self.state.n, previous=before.digest))
         if self.state.n - self.last_snapshot >= SNAPSHOT_EVERY:
             yield from write_snapshot(self.run, self.state)
             self.last_snapshot = self.state.n
@@ -228,16 +225,16 @@ class Syncer:
         answer = yield from answer_to(self.run, self.state, self.epoch, pending, self._pulse)
         return (yield from self._carry_out(answer))
 
-    def _carry_out(self, answer: Answer) -> Steps[bool]:
-        fields = answer.fields
-        if answer.kind == "membership":
-            self.inbox.expect(fields["island"].name)
-        elif answer.kind == "stop":
-            yield from self._refuse_all()
-            fields = {**fields, "fates": self.inbox.take_fates()}
-        elif answer.kind == "rollback":  # what is loaded was re-anchored on versions that are left
-            self.loaded, self.watch = {}, None
-        return (yield from self._commit(answer.kind, **fields))
+    def _carry_out(self, answer: Commit) -> Steps[bool]:
+        match answer:
+            case Membership():
+                self.inbox.expect(answer.island.name)
+            case Stop():
+                yield from self._refuse_all()
+                answer = structs.replace(answer, fates=self.inbox.take_fates())
+            case Rollback():  # what is loaded was re-anchored on versions that are left
+                self.loaded, self.watch = {}, None
+        return (yield from self._commit(answer))
 
     def _pulse(self) -> Steps[None]:
         yield from self.beat((yield Now()))
@@ -245,7 +242,8 @@ class Syncer:
     def _evaluation(self) -> Steps[None]:
         finished = self.evaluator.result()
         if finished is not None and finished[1] is not None and finished[0] >= self.state.base_floor:
-            yield from self._commit("eval", evaluated=finished[0], loss=finished[1], tokens=self.evaluated_tokens)
+            tokens = self.evaluated_tokens
+            yield from self._commit(Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
         every = self.run.settings.evaluation.every * self.run.num_fragments
         if self.state.slot - self.last_evaluated_slot >= every and self.evaluator.submit(
             self.state.n, self.state.outputs, False
@@ -269,8 +267,8 @@ class Syncer:
         if decision.action == "wait":
             return (yield from self._settle_waiting_fates(now_s))
         if decision.action == "skip":
-            slot, fates = self.state.slot, self.inbox.take_fates()
-            done = yield from self._commit("skip", slot=slot, reason=decision.reason, fates=fates)
+            fates = self.inbox.take_fates()
+            done = yield from self._commit(Skip(slot=self.state.slot, reason=decision.reason, fates=fates))
             self.window_from_s += self.pace.slot_s
             self.inbox.sort_out(self.state)
         else:
@@ -302,7 +300,7 @@ class Syncer:
         if now_s - self.fates_since_s < FATES_WAIT_SLOTS * self.pace.slot_s:
             return False
         self.fates_since_s = None
-        return (yield from self._commit("refuse", fates=self.inbox.take_fates()))
+        return (yield from self._commit(Refuse(fates=self.inbox.take_fates())))
 
     def _alive(self, now_s: float) -> set[str]:
         within_s = alive_within_s(self.pace)
@@ -339,8 +337,10 @@ class Syncer:
         output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
         opens_s = next_window_s(facts, self.pace.slot_s)
         opens_in_s = opens_s - (yield Now())
-        said = merge_fields(offers, weights, merged, output, facts, grace, self.pacer.told_slot_s, opens_in_s, reason)
-        mine = yield from self._commit("merge", fates=self.inbox.take_fates(), **said)
+        told_slot_s, fates = self.pacer.told_slot_s, self.inbox.take_fates()
+        mine = yield from self._commit(
+            merge_commit(offers, weights, merged, output, facts, grace, told_slot_s, opens_in_s, reason, fates)
+        )
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)
             self.pacer.merged(offers, facts, (yield Now()))
@@ -364,23 +364,22 @@ class Syncer:
             if submitted and finished is not None:
                 if finished[1] is not None:
                     tokens = self.state.tokens(self.run.layout)
-                    yield from self._commit("eval", evaluated=finished[0], loss=finished[1], tokens=tokens)
+                    yield from self._commit(Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
                 break
             submitted = submitted or self.evaluator.submit(self.state.n, self.state.outputs, True)
             yield Sleep(POLL_BOUNDS_S[0])
         yield from self.inbox.empty(self.state, now_s)
         yield from self._refuse_all()
         tokens = self.state.tokens(self.run.layout)
-        yield from self._commit(
-            "finish", fates=self.inbox.take_fates(), reason=f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
-        )
+        reason = f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
+        yield from self._commit(Finish(fates=self.inbox.take_fates(), reason=reason))
         yield from write_snapshot(self.run, self.state)
 
     def _refuse_all(self) -> Steps[None]:
         """The run is over for everything outstanding; the last commit takes the fates that are left then."""
         self.inbox.refuse_all("run_over")
         while self.state.phase == "RUNNING" and self.inbox.fates_left:
-            yield from self._commit("refuse", fates=self.inbox.take_fates())
+            yield from self._commit(Refuse(fates=self.inbox.take_fates()))
 
     def beat(self, now_s: float, force: bool = False) -> Steps[None]:
         """The syncer's own words, every few seconds; `force`: now."""

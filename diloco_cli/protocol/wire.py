@@ -4,18 +4,23 @@ strangers' bytes: every way in which they can be wrong ends in a RecordError."""
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, Union, cast
+
+import msgspec
 
 from diloco_cli.config.codec import from_plain, to_plain
-from diloco_cli.config.strict_json import parse_object
+from diloco_cli.config.strict_json import is_deep
 from diloco_cli.errors import DataCheckError, DilocoError
-from diloco_cli.signing import MAX_TAIL_BYTES
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.signing import MAX_TAIL_BYTES, unsealed
 from diloco_cli.store.port import HOLDER_BYTES
 
 MAX_RECORD_BYTES = HOLDER_BYTES  # so a create that lost to a record tells all of it
 _canonical = json.JSONEncoder(  # nothing in a record holds itself: looking for that would take a tenth of the time
     sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
 ).encode
+_parse = msgspec.json.Decoder().decode
 Record = TypeVar("Record")
 
 
@@ -26,24 +31,40 @@ class RecordError(DataCheckError):
 
 
 def encode(record: object) -> bytes:
-    """Canonical JSON: sorted keys, no spaces, UTF-8; equal records give equal bytes."""
-    data = _canonical(record if isinstance(record, dict) else to_plain(record)).encode()
+    """Canonical JSON: sorted keys, no spaces, UTF-8; equal records give equal bytes. Raises ValueError for NaN."""
+    data = _canonical(_plain(record)).encode()
     most_bytes = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
     if len(data) > most_bytes:
         raise RecordError(f"{len(data)} bytes, more than the {most_bytes} allowed in a record")
     return data
 
 
+def _plain(record: object) -> Any:
+    if isinstance(record, RunFormat):  # the run's settings have a codec of their own, which plans and tapes use too
+        return to_plain(record)
+    return record if isinstance(record, dict) else msgspec.to_builtins(record, str_keys=True)
+
+
 def decode(kind: type[Record], data: bytes, where: str, schema: int | None = None) -> Record:
-    """Bytes to a typed record; unknown keys from newer writers are ignored, wrong types refused, and so is all that
-    says of itself that it was written with a newer schema than `schema`."""
+    """Bytes to a typed record, or to whichever of `kind`'s subclasses they say that they are. Unknown keys from newer
+    writers are ignored, wrong types refused, and so is all that says of itself that it was written with a newer schema
+    than `schema`."""
     plain = decode_plain(data, where)
     if schema is not None:
         _refuse_newer(plain.get("schema"), schema, where)
     try:
-        return from_plain(kind, plain, strict=False)
-    except (DilocoError, TypeError, ValueError, KeyError, OverflowError) as error:
+        if kind is RunFormat:
+            return from_plain(kind, plain, strict=False)
+        return cast("Record", msgspec.convert(plain, _written_as(cast("Any", kind)), str_keys=True))
+    except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:
         raise RecordError(f"not a {kind.__name__.lower()}: {error}", where=where) from error
+
+
+@cache
+def _written_as(kind: type[Any]) -> Any:
+    """The types that a record of this kind may have."""
+    kinds = tuple(kind.__subclasses__())
+    return Union[kinds] if kinds else kind  # noqa: UP007
 
 
 def _refuse_newer(written: object, known: int, where: str) -> None:
@@ -55,10 +76,17 @@ def _refuse_newer(written: object, known: int, where: str) -> None:
         )
 
 
-def decode_plain(data: bytes, where: str, most_bytes: int = MAX_RECORD_BYTES) -> dict[str, Any]:
-    if len(data) > most_bytes:
-        raise RecordError(f"{len(data)} bytes, more than the {most_bytes} allowed in a record", where=where)
+def decode_plain(data: bytes, where: str) -> dict[str, Any]:
+    """The record's object, without what seals it. A parser alone would keep the last of two equal keys and say nothing:
+    bytes must be what `encode` makes of their own content."""
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordError(f"{len(data)} bytes, more than the {MAX_RECORD_BYTES} allowed in a record", where=where)
+    body = unsealed(data)
     try:
-        return parse_object(data, most_bytes)
-    except ValueError as error:
+        plain = _parse(body)
+        canonical = isinstance(plain, dict) and not is_deep(plain) and _canonical(plain).encode() == body
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordError(f"not valid JSON: {error}", where=where) from error
+    if not canonical:
+        raise RecordError("not canonical JSON: an object with sorted keys, each once, and no spaces", where=where)
+    return cast("dict[str, Any]", plain)

@@ -8,11 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from diloco_cli.protocol.commits import (
+    CollectionFloor,
+    Commit,
+    EpochStart,
+    Finish,
+    Lift,
+    Membership,
+    Merge,
+    Quarantine,
+    Rollback,
+    Skip,
+)
 from diloco_cli.protocol.eligibility import most_steps
 from diloco_cli.protocol.membership import contradiction_of_member
 from diloco_cli.protocol.mixing import rebase_of_next
 from diloco_cli.protocol.quarantine import faults_after, faults_for_quarantine
-from diloco_cli.protocol.records import MOST, Commit, Input, Offer, Output, RunFormat
+from diloco_cli.protocol.records import MOST, Input, Offer, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.weights import token_weight
 
@@ -48,11 +60,11 @@ class Books:
     def check_order(self, commit: Commit, key: str) -> None:
         """Epochs, slots, requests, the end of the run."""
         self.expect(not self.finished, f"{key}: a {commit.kind} after the run had finished")
-        follows = commit.epoch > self.epoch if commit.kind == "epoch_start" else commit.epoch == self.epoch
+        follows = commit.epoch > self.epoch if isinstance(commit, EpochStart) else commit.epoch == self.epoch
         self.expect(follows, f"{key}: a {commit.kind} of epoch {commit.epoch} after epoch {self.epoch}")
         self.epoch = commit.epoch
-        self.finished = self.finished or commit.kind == "finish"
-        if commit.kind in ("merge", "skip"):
+        self.finished = self.finished or isinstance(commit, Finish)
+        if isinstance(commit, Merge | Skip):
             self.expect(commit.slot == self.slot, f"{key}: slot {commit.slot} where {self.slot} was due")
         if commit.request is not None:
             first = commit.request >= self.next_request
@@ -61,19 +73,19 @@ class Books:
     def check_outputs(self, commit: Commit, key: str) -> bool:
         """Whether the commit brings the fragments that are due, as versions of its own number."""
         due: list[int] = []
-        if commit.n == 0 or commit.kind == "rollback":
+        if commit.n == 0 or isinstance(commit, Rollback):
             due = list(range(self.run.num_fragments))
-        elif commit.kind == "merge":
+        elif isinstance(commit, Merge):
             due = [fragment_of_slot(self.slot, self.run.num_fragments)]
         brought = [output.fragment for output in commit.outputs]
         numbered = all(output.version == commit.n and output.epoch == commit.epoch for output in commit.outputs)
         self.expect(brought == due, f"{key}: brings fragments {brought} instead of {due}")
         self.expect(numbered, f"{key}: brings a version of another commit or epoch")
-        slot = self.slot if commit.kind == "merge" else self.slot - 1
+        slot = self.slot if isinstance(commit, Merge) else self.slot - 1
         self.expect(all(o.slot == slot for o in commit.outputs), f"{key}: brings a version of another slot than {slot}")
         return brought == due
 
-    def check_merge(self, commit: Commit, key: str) -> None:
+    def check_merge(self, commit: Merge, key: str) -> None:
         """The merge as a whole; each input has its own check."""
         names = [item.learner for item in commit.inputs]
         quorum, tokens = self.run.settings.sync.quorum, sum(item.tokens for item in commit.inputs)
@@ -143,28 +155,22 @@ class Books:
             self.expect(known, f"{who} comes from a learner that the run does not have")
             self.refused.add(offer_id)
 
-    def check_membership(self, commit: Commit, key: str) -> None:
-        """An island joins by a commit of that kind alone, under a new name, with a data shard left for it."""
-        fits = (commit.kind == "membership") == (commit.island is not None)
-        self.expect(fits, f"{key}: a {commit.kind} with the island {commit.island}")
-        if commit.kind == "membership" and commit.island is not None:
-            why = contradiction_of_member(commit.island, self.run)
-            self.expect(why is None, f"{key}: {commit.island.name!a} joins, but {why}")
-
-    def check_intervention(self, commit: Commit, key: str) -> None:
-        """Quarantines and lifts, rollbacks, floors of the collected."""
-        match commit.kind:
-            case "quarantine" | "lift":
-                name = commit.learner or ""
+    def check_kind(self, commit: Commit, key: str) -> None:
+        """What its kind alone says: who joins, is kept out or let in; where a rollback or a floor may be."""
+        match commit:
+            case Membership():  # under a new name, with a data shard left for it
+                why = contradiction_of_member(commit.island, self.run)
+                self.expect(why is None, f"{key}: {commit.island.name!a} joins, but {why}")
+            case Quarantine() | Lift():
+                name, keeps_out = commit.learner, isinstance(commit, Quarantine)
                 self.expect(self.run.island(name) is not None, f"{key}: a {commit.kind} of {name!a}, whom nobody knows")
-                keeps_out = commit.kind == "quarantine"
                 self.expect((name in self.kept_out) != keeps_out, f"{key}: a second {commit.kind} of {name!a}")
                 if keeps_out:
                     self._check_cause(name, key)
-            case "rollback":
+            case Rollback():
                 self._check_rollback(commit, key)
-            case "gc_floor":
-                rises = commit.floor is not None and self.gc_floor < commit.floor < commit.n
+            case CollectionFloor():
+                rises = self.gc_floor < commit.floor < commit.n
                 self.expect(rises, f"{key}: floor {commit.floor} after {self.gc_floor}")
 
     def _check_cause(self, name: str, key: str) -> None:
@@ -175,30 +181,36 @@ class Books:
         left = len({island.name for island in self.run.everybody} - self.kept_out - {name})
         self.expect(left >= quorum, f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
 
-    def _check_rollback(self, commit: Commit, key: str) -> None:
+    def _check_rollback(self, commit: Rollback, key: str) -> None:
         """The versions and the shares are those of then; that the bytes are, their digests say."""
-        back = commit.rollback
-        if back is None or not self.gc_floor <= back.to < commit.n:
-            self.expect(False, f"{key}: goes back to what is not there: {back}")
+        if not self.gc_floor <= commit.to < commit.n:
+            self.expect(False, f"{key}: goes back to commit {commit.to}, which is not there")
             return
-        shares = {name: share for name, share in self.shares_after.get(back.to, {}).items() if share}
-        self.expect(dict(back.shares) == shares, f"{key}: other shares than there were after commit {back.to}")
+        shares = {name: share for name, share in self.shares_after.get(commit.to, {}).items() if share}
+        self.expect(dict(commit.shares) == shares, f"{key}: other shares than there were after commit {commit.to}")
         for output in commit.outputs:
-            then = self.version_at(output.fragment, back.to)
+            then = self.version_at(output.fragment, commit.to)
             digests = None if then is None else (then.state_digest, then.cast_digest)
             same = digests == (output.state_digest, output.cast_digest)
-            self.expect(same, f"{key}: fragment {output.fragment} is not what it was after commit {back.to}")
+            self.expect(same, f"{key}: fragment {output.fragment} is not what it was after commit {commit.to}")
 
     def settle(self, commit: Commit) -> None:
         """The commit is checked; what it brings is the state of things now."""
         self._settle_shares(commit)
         self._settle_faults(commit)
-        self.gc_floor = max(self.gc_floor, commit.floor or 0)
         if commit.request is not None:
             self.next_request = max(self.next_request, commit.request + 1)
-        if commit.kind == "membership" and commit.island is not None:
-            self.run = replace(self.run, members=(*self.run.members, commit.island))
-        self.slot += commit.kind in ("merge", "skip")
+        match commit:
+            case Merge() | Skip():
+                self.slot += 1
+            case Membership():
+                self.run = replace(self.run, members=(*self.run.members, commit.island))
+            case Quarantine():
+                self.kept_out.add(commit.learner)
+            case Lift():
+                self.kept_out.discard(commit.learner)
+            case CollectionFloor():
+                self.gc_floor = max(self.gc_floor, commit.floor)
         for output in commit.outputs:
             self.versions.setdefault(output.fragment, []).append(output)
 
@@ -208,16 +220,15 @@ class Books:
             self.shares = dict(self.shares)
             for item in commit.inputs:
                 self.shares[item.learner] = self.shares.get(item.learner, 0) + item.tokens * parameters
-        if commit.rollback is not None:
-            self.shares, self.base_floor = self.shares_after.get(commit.rollback.to, {}), commit.n
+        if isinstance(commit, Rollback):
+            self.shares, self.base_floor = self.shares_after.get(commit.to, {}), commit.n
         self.shares_after[commit.n] = self.shares
 
     def _settle_faults(self, commit: Commit) -> None:
         named = {fate.learner for fate in commit.fates} | {item.learner for item in commit.inputs}
-        for name in named if commit.learner is None else named | {commit.learner}:
+        named |= {commit.learner} if isinstance(commit, Quarantine | Lift) else set()
+        for name in named:
             self.faults[name] = faults_after(self.faults.get(name, 0), commit, name)
-        if commit.learner is not None and commit.kind in ("quarantine", "lift"):
-            (self.kept_out.add if commit.kind == "quarantine" else self.kept_out.discard)(commit.learner)
 
     def version_at(self, fragment: int, n: int) -> Output | None:
         """The fragment as of commit n."""

@@ -15,10 +15,11 @@ from diloco_cli.paths import run_directory
 from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.processes.signing_key import signing_secret
 from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, MirrorBeat, SyncerBeat
+from diloco_cli.protocol.commits import Commit, Evaluation, Finish, Merge, Skip
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import SYNCER, beat_key
 from diloco_cli.protocol.log import read_format
-from diloco_cli.protocol.records import Commit, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.regional import home_of, read_after_relays
 from diloco_cli.protocol.standby import counts_of
 from diloco_cli.protocol.state import RunState
@@ -126,10 +127,10 @@ def _log_commit(run: RunFormat, state: RunState, commit: Commit) -> None:
     parts = [
         commit.time,
         f"commit {commit.n} {commit.kind}",
-        f"slot {commit.slot}" if commit.slot is not None else "",
+        f"slot {commit.slot}" if isinstance(commit, Merge | Skip) else "",
         f"[{names}]" if names else "",
-        f"loss {commit.loss:.4f}" if commit.loss is not None else "",
-        f"tokens {state.tokens(run.layout):,}" if commit.kind in ("merge", "finish") else "",
+        f"loss {commit.loss:.4f}" if isinstance(commit, Evaluation) else "",
+        f"tokens {state.tokens(run.layout):,}" if isinstance(commit, Merge | Finish) else "",
         commit.reason,
         f"refused: {refused}" if refused else "",
     ]

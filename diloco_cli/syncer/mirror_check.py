@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import StoreError
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, offer_key, read_snapshot_key, read_version_key
 from diloco_cli.protocol.records import RegionStore, RunFormat
 from diloco_cli.protocol.sizes import most_fragment_bytes
-from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode_plain
+from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
 
 PAGE = 1000
@@ -64,9 +65,9 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
             found.objects += 1
             if copy != data:
                 found.mismatches.append(f"{key}: not what the home bucket holds")
-        for item in decode_plain(data, key).get("inputs", []):
-            if item["learner"] in bound:
-                _same(found, home, there, offer_key(item["learner"], item["incarnation"], item["seq"]))
+        for item in decode(Commit, data, key).inputs:
+            if item.learner in bound:
+                _same(found, home, there, offer_key(item.learner, item.incarnation, item.seq))
     for key in _listed(there, "commit/"):
         if key < commit_key(found.commits):
             continue

@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 
 from diloco_cli.algorithm.merge import Source
-from diloco_cli.protocol.records import Commit, Input
+from diloco_cli.protocol.commits import Commit, EpochStart
+from diloco_cli.protocol.records import Input
 
 CAP = 8.0  # times the running median of a fragment's accepted deltas
 MEMORY = 31
@@ -95,7 +96,7 @@ class ScaleBooks:
     def note(self, commit: Commit) -> None:
         """Before its inputs are checked: who begins to serve remembers nothing; what was refused came before a merge
         that says so."""
-        if commit.kind == "epoch_start":
+        if isinstance(commit, EpochStart):
             self._accepted, self._refused_in_a_row = {}, {}
         for fate in commit.fates:
             if fate.reason == "norm_cap":

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from diloco_cli.algorithm.payload import PayloadError
 from diloco_cli.digests import digest
+from diloco_cli.protocol.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.keys import commit_key, state_key
-from diloco_cli.protocol.records import Commit, Output, RunFormat
+from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
@@ -29,7 +30,7 @@ def rebuilt_state(run: RunFormat, store: Store, wanted: Output) -> bytes | None:
         while settled < index:
             replayer.books.settle(commits[settled])
             settled += 1
-        if commit.kind != "rollback":
+        if isinstance(commit, Merge):
             if not _restore(replayer, commits[before], wanted.fragment, state):
                 return None
             merged = replayer.recompute(commit)
@@ -43,8 +44,8 @@ def _origins(commits: list[Commit]) -> list[int]:
     """Indices of the commits that the last one came from, itself included: a rollback comes from its target."""
     found = [len(commits) - 1]
     while found[-1] > 0:
-        back, before = commits[found[-1]].rollback, found[-1] - 1
-        while back is not None and before > 0 and commits[before].n > back.to:
+        commit, before = commits[found[-1]], found[-1] - 1
+        while isinstance(commit, Rollback) and before > 0 and commits[before].n > commit.to:
             before -= 1
         found.append(before)
     return found[::-1]

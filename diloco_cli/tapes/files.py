@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.config.strict_json import parse_object
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
 from diloco_cli.processes.files import NO_SPACE_ERRNOS
 from diloco_cli.protocol.keys import is_name
 from diloco_cli.protocol.tape import TAPE_SCHEMA, Tape
-from diloco_cli.protocol.wire import RecordError, decode_plain
 from diloco_cli.tapes.needs import needs_of
 
 MAX_TAPE_BYTES = 1 << 30  # unpacked
@@ -88,9 +88,9 @@ def _read_plain(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror or error}", where=str(path), hint=HINT) from error
     try:
-        return decode_plain(data, str(path), most)
-    except RecordError as error:
-        raise UsageError(f"not a whole tape: {error.message}", where=str(path), hint=HINT) from error
+        return parse_object(data, most)
+    except ValueError as error:
+        raise UsageError(f"not a whole tape: not valid JSON: {error}", where=str(path), hint=HINT) from error
 
 
 def _read_at_most(stream: io.BufferedIOBase, most: int) -> bytes:

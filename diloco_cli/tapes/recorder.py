@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diloco_cli.errors import DataCheckError, TryAgainError
+from diloco_cli.protocol.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.keys import commit_key, offer_key, read_inner_key
 from diloco_cli.protocol.log import fold
-from diloco_cli.protocol.records import Beginning, Commit, Event, Input, Offer, OfferId, RunFormat
+from diloco_cli.protocol.records import Beginning, Event, Input, Offer, OfferId, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.tape import Tape, TapeMerge, Track
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
@@ -35,15 +36,14 @@ def record(store: Store, run: RunFormat) -> Tape:
     inputs: dict[OfferId, tuple[Input, int]] = {}
     for commit, state in _log(store, run):
         run = state.with_members(run)
-        _expect(commit.kind != "rollback", commit_key(commit.n), "a tape holds no rollback")
-        if commit.kind != "merge":
+        _expect(not isinstance(commit, Rollback), commit_key(commit.n), "a tape holds no rollback")
+        if not isinstance(commit, Merge):
             continue
         output, tokens = commit.outputs[0], state.tokens(run.layout)
         taken = tuple(((i.learner, i.incarnation, i.seq), i.weight) for i in commit.inputs)
-        slot = commit.slot if commit.slot is not None else -1
         scales = tuple(item.scale for item in commit.inputs)
         scales = () if set(scales) == {1.0} else scales
-        merges.append(TapeMerge(commit.n, slot, output.fragment, taken, tokens, output.state_digest, scales))
+        merges.append(TapeMerge(commit.n, commit.slot, output.fragment, taken, tokens, output.state_digest, scales))
         inputs |= {offer: (item, output.fragment) for (offer, _), item in zip(taken, commit.inputs, strict=True)}
     if not merges:
         raise TryAgainError(f"run {run.name} has no merge yet: there is nothing to record", hint="diloco status")

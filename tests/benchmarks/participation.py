@@ -20,8 +20,9 @@ from statistics import mean
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Commit, Input, Island, Mixing, RunFormat
+from diloco_cli.protocol.records import Input, Island, Mixing, RunFormat
 from diloco_cli.protocol.wire import decode
 from diloco_cli.simulate.published import PUBLISHED
 from examples.quality.methods.fleets import PacedFleet, play_fleet

@@ -11,17 +11,18 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.commits import Commit, EpochStart, Merge
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import HEAD_HINT_KEY, commit_key, snapshot_key
 from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, Snapshot, fold, read_log
-from diloco_cli.protocol.records import Commit, Input, Island, Output, RunFormat
+from diloco_cli.protocol.records import Input, Island, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
@@ -57,9 +58,12 @@ def build(directory: Path, commits: int) -> RunFormat:
 
 def _next(run: RunFormat, state: RunState) -> Commit:
     n, slot, name = state.n + 1, state.slot, digest(b"%d" % state.n)
-    base = Commit(n, "epoch_start", 1, f"{n:032x}", state.digest, "2026-01-01T00:00:00.000Z", "bench")
+    header: dict[str, Any] = {
+        "n": n, "epoch": 1, "nonce": f"{n:032x}", "previous": state.digest, "time": "2026-01-01T00:00:00.000Z",
+        "software": "bench",
+    }  # fmt: skip
     if n == 0:
-        return replace(base, outputs=tuple(Output(f, 0, -1, 1, name, name) for f in range(run.num_fragments)))
+        return EpochStart(**header, outputs=tuple(Output(f, 0, -1, 1, name, name) for f in range(run.num_fragments)))
     fragment, seq = fragment_of_slot(slot, run.num_fragments), slot
     inputs = tuple(
         Input(island.name, 1, seq, state.outputs[fragment].version, BATCH * slot, BATCH * (slot + 1), BATCH, 1, 1e6,
@@ -67,7 +71,7 @@ def _next(run: RunFormat, state: RunState) -> Commit:
         for island in run.islands[:2]
     )  # fmt: skip
     outputs = (Output(fragment, n, slot, 1, name, name),)
-    return replace(base, kind="merge", slot=slot, inputs=inputs, outputs=outputs, tokens=2 * BATCH, quorum=1, alive=2)
+    return Merge(**header, slot=slot, inputs=inputs, outputs=outputs, tokens=2 * BATCH, quorum=1, alive=2)
 
 
 def opened(directory: Path, run: RunFormat) -> tuple[float, Counter[str], RunState]:

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.cli.operators import carry_out, silence_to_bear_s
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol import collection, housekeeping, syncer
+from diloco_cli.protocol.commits import Finish, Quarantine, Refuse, Stop
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import request_key
 from diloco_cli.protocol.log import append, read_log
-from diloco_cli.protocol.records import Commit, Fate, Request
+from diloco_cli.protocol.records import Fate, Request
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.local import LocalStore
@@ -25,6 +27,7 @@ from tests.simulation.operated import run_that_keeps, started
 
 CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
 QUICKLY = ("--timeout", "0")
+TIME = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,7 @@ def test_the_answer_is_told_from_those_to_others_who_asked_at_the_same_time(dilo
     store.create(request_key(1), encode(other))
     done = diloco("rollback", url, "--to", "12", "-y", *QUICKLY)
     assert done.returncode == 0 and "back to commit 12" in done.stdout, done.stderr
-    assert head(store).next_request == 2 and "is not quarantined" in head(store).notes[-1].text
+    assert head(store).next_request == 2 and "is not quarantined" in head(store).metrics.notes[-1].text
 
 
 @pytest.mark.parametrize(
@@ -153,12 +156,8 @@ def quarantine(store: LocalStore, name: str) -> None:
     run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
     seq = state.learner(name).next_seq + 5
     fates = tuple(Fate(name, state.learner(name).floor, seq + k, 0, "bad_payload") for k in range(9))
-    for kind, fields in (
-        ("refuse", {"fates": fates}),
-        ("quarantine", {"learner": name, "reason": "9 bad ones"}),
-    ):
-        draft = Commit(0, kind, state.epoch, f"nonce-{kind}", "", "2026-01-01T00:00:00Z", "test", **fields)  # type: ignore[arg-type]
-        state, mine = perform(append(run, state, draft), store, CLOCK)
+    for draft in (Refuse(epoch=state.epoch, fates=fates), Quarantine(epoch=state.epoch, learner=name, reason="bad")):
+        state, mine = perform(append(run, state, structs.replace(draft, time=TIME)), store, CLOCK)
         assert mine
 
 
@@ -183,13 +182,13 @@ def test_lift_of_one_who_is_not_kept_out_is_refused(diloco: Diloco, bucket: Buck
 
 def stopped(store: LocalStore) -> None:
     run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
-    draft = Commit(0, "stop", state.epoch, "n", "", "2026-01-01T00:00:00Z", "test", reason="enough")
+    draft = Stop(epoch=state.epoch, time=TIME, reason="enough")
     perform(append(run, state, draft), store, CLOCK)
 
 
 def finished(store: LocalStore) -> None:
     run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
-    draft = Commit(0, "finish", state.epoch, "n", "", "2026-01-01T00:00:00Z", "test", reason="done")
+    draft = Finish(epoch=state.epoch, time=TIME, reason="done")
     perform(append(run, state, draft), store, CLOCK)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.protocol.beats import MirrorBeat
 from diloco_cli.protocol.regional import Home
@@ -27,7 +28,7 @@ def test_a_bucket_that_fails_for_a_while_is_completed_when_it_answers(
     gcs.faults.set_rates({kind: 1.0})
     services = RegionServices(
         replace(run, regions=(replace(run.regions[0], url=url),)), home,
-        Home(lambda: replace(head, phase="RUNNING"), lambda: 0.1), tell=lambda line: None,
+        Home(lambda: structs.replace(head, phase="RUNNING"), lambda: 0.1), tell=lambda line: None,
     )  # fmt: skip
 
     def beat() -> MirrorBeat:

@@ -167,7 +167,7 @@ def test_every_offer_gets_its_fate() -> None:
     pacings = failing(8, 1_200_000, seed=0, horizon_steps=300)
     run = make_run(decoupled(SyncSettings(every=6, fragments=4)), pacings)
     fleet = play_fleet(run, pacings, 150 * BATCH * 8)
-    assert fleet.state.offers_refused > 0
+    assert fleet.state.metrics.offers_refused > 0
     for name in fleet.conditions:
         offered = len(fleet.world.store.list(f"offer/{name}/", limit=100_000))
         known = fleet.state.learner(name)

@@ -8,8 +8,9 @@ from pathlib import Path
 from diloco_cli.config.settings import InnerSettings, ModelSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.launch.new_run import layout_of
+from diloco_cli.protocol.commits import EpochStart
 from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key, state_key
-from diloco_cli.protocol.records import Commit, Output, RunFormat
+from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -35,6 +36,6 @@ def begun_run(
         store.create(state_key(fragment, 0, 1, output.state_digest), merged.state)
         store.create(cast_key(fragment, 0, 1, output.cast_digest), merged.cast)
         outputs.append(output)
-    first = Commit(0, "epoch_start", 1, "nonce", "", run.created_at, "test", outputs=tuple(outputs))
+    first = EpochStart(n=0, epoch=1, nonce="nonce", time=run.created_at, outputs=tuple(outputs))
     store.create(commit_key(0), encode(first))
     return run, store, first.outputs

@@ -25,13 +25,14 @@ from diloco_cli.learner.lanes import Lanes
 from diloco_cli.learner.replica import Replica
 from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, state_key
 from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.observer import Observer
 from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import Commit, Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.randomness import nonce

@@ -11,9 +11,10 @@ import pytest
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.digests import digest
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, state_key
-from diloco_cli.protocol.records import Commit, RunFormat
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.rebuild import rebuilt_state
@@ -103,7 +104,7 @@ def test_an_object_with_other_bytes_is_named(
 def test_the_last_commit_with_other_words_is_told_by_its_snapshot(finished: Bucket, store: MemoryStore) -> None:
     key = key_of(store, "last commit")
     plain = json.loads(store.get(key) or b"")
-    store.put(key, json.dumps({**plain, "reason": "enough"}).encode())
+    store.put(key, encode({**plain, "reason": "enough"}))
     assert any(key in text and "snapshot" in text for text in verified(finished[0], store).mismatches)
 
 
@@ -116,7 +117,7 @@ def rewrite(store: MemoryStore, n: int, change: Callable[[Plain], object]) -> No
             change(plain)
         if number > n:
             plain["previous"] = previous
-        data = json.dumps(plain).encode()
+        data = encode(plain)
         if number >= n:
             store.put(commit_key(number), data)
         previous = digest(store.get(commit_key(number)) or b"")
@@ -129,7 +130,7 @@ def one_input(**changes: Any) -> Callable[[Plain], object]:
 
 
 LIES: dict[str, tuple[Callable[[Plain], object], str]] = {
-    "no outputs": (lambda plain: plain.update(outputs=[]), "brings fragments [] instead of"),
+    "no outputs": (lambda plain: plain.update(outputs=[]), "Expected `array` of length 1"),
     "another fragment": (lambda plain: plain["outputs"][0].update(fragment=7), "brings fragments [7]"),
     "another version": (lambda plain: plain["outputs"][0].update(version=1), "version of another commit"),
     "another state": (lambda plain: plain["outputs"][0].update(state_digest=digest(b"")), "parameters differ"),
@@ -151,7 +152,7 @@ LIES: dict[str, tuple[Callable[[Plain], object], str]] = {
         lambda plain: plain.update(fates=[{**plain["inputs"][0], "fragment": 0, "reason": "non_finite"}]),
         "is refused and was applied",
     ),
-    "not a merge": (lambda plain: plain.update(kind="skip"), "a skip applies offers"),
+    "not a merge": (lambda plain: plain.update(kind="skip"), "uses base"),
 }
 
 
@@ -189,7 +190,7 @@ def test_a_commit_after_the_finish_is_found_out(finished: Bucket, store: MemoryS
     last = commits(store)[-1]
     plain = json.loads(store.get(commit_key(last.n)) or b"")
     more = {**plain, "n": last.n + 1, "kind": "refuse", "previous": digest(store.get(commit_key(last.n)) or b"")}
-    store.put(commit_key(last.n + 1), json.dumps(more).encode())
+    store.put(commit_key(last.n + 1), encode(more))
     assert any("after the run had finished" in text for text in verified(finished[0], store).mismatches)
 
 

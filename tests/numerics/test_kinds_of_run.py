@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Commit, Input, Output, RunFormat
+from diloco_cli.protocol.records import Input, Output, RunFormat
 from diloco_cli.protocol.weights import token_weight
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.store.port import Store
 from diloco_cli.syncer import arithmetic
 from diloco_cli.syncer.bookkeeping import Books
@@ -56,7 +57,7 @@ def test_a_clip_is_in_the_log_and_a_false_one_is_found() -> None:
     changed = json.loads(data)
     for item in changed["inputs"]:
         item["scale"] = 1.0
-    store.put(commit_key(merge.n), json.dumps(changed).encode())
+    store.put(commit_key(merge.n), encode(changed))
     text = " ".join(Replayer(store, run).replay().mismatches)
     assert f"{commit_key(merge.n)}: replayed parameters differ" in text
 

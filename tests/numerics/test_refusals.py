@@ -78,7 +78,8 @@ class Bucket:
         found = []
         for key in self.world.store.list("commit/"):
             commit = json.loads(self.world.store.get(key) or b"")
-            mine = [i for i in (*commit["inputs"], *commit["fates"]) if (i["learner"], i["seq"]) == offer.id[::2]]
+            settled = (*commit.get("inputs", []), *commit["fates"])
+            mine = [item for item in settled if (item["learner"], item["seq"]) == offer.id[::2]]
             found += [item.get("reason", "applied") for item in mine]
         return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from diloco_cli.config.settings import ColdStartSettings, SyncSettings
 from diloco_cli.errors import UsageError
@@ -146,9 +147,9 @@ def altered(tape: Tape, kind: str, alter: Callable[[Event], Event | None], most:
 @pytest.mark.parametrize(
     ("kind", "most", "alter"),
     [
-        ("steps", 1, lambda e: replace(e, count=e.count + 1)),
-        ("steps", 1, lambda e: replace(e, batch_tokens=2 * e.batch_tokens)),
-        ("heard", 9, lambda e: replace(e, local_steps=1)),
+        ("steps", 1, lambda e: structs.replace(e, count=e.count + 1)),
+        ("steps", 1, lambda e: structs.replace(e, batch_tokens=2 * e.batch_tokens)),
+        ("heard", 9, lambda e: structs.replace(e, local_steps=1)),
         ("heard", 9, lambda e: None),
         ("adopted", 9, lambda e: None),
     ],

@@ -76,7 +76,7 @@ class Fleet:
 
     def finish(self) -> MemoryStore:
         """The bucket after the run's end."""
-        assert self.world.run(lambda: self.state.phase == "FINISHED", ENDS_WITHIN_S), self.state.recent_merges
+        assert self.world.run(lambda: self.state.phase == "FINISHED", ENDS_WITHIN_S), self.state.metrics.recent_merges
         self.world.run_for(5.0)
         return self.store
 

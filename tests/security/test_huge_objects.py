@@ -14,6 +14,7 @@ import pytest
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.observe.facts import read_facts
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import (
     HEAD_HINT_KEY,
@@ -25,7 +26,7 @@ from diloco_cli.protocol.keys import (
     request_key,
 )
 from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import Commit, Offer, RegionStore, RunFormat
+from diloco_cli.protocol.records import Offer, RegionStore, RunFormat
 from diloco_cli.protocol.sizes import most_fragment_bytes
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import decode, encode

@@ -240,7 +240,7 @@ def test_the_format_names_the_keys_that_may_sign_and_holds_none() -> None:
     assert open_format(data, SECRET, LOG, OPERATOR) == RUN
     assert open_format(data, Secret(SECRET.for_learner(RUN.run_id, "l0"), "T"), LOG, "learner/l0").keyring.holds(LOG)
     assert not open_format(data, None).keyring.holds(LOG)
-    hostile = json.dumps(json.loads(data) | {"keyring": {"secret": "mine"}}).encode()
+    hostile = encode(json.loads(data) | {"keyring": {"secret": "mine"}})
     assert parse_format(hostile, "u").keyring is KEYLESS
 
 

@@ -239,10 +239,10 @@ def test_a_newer_schema_is_refused_and_never_guessed(tmp_path: Path) -> None:
     """Row 23: newer schema is refused, never guessed."""
     newer = {"schema": SCHEMA + 1}
     with pytest.raises(DataCheckError, match="schema"):
-        parse_format(json.dumps(json.loads(encode(RUN)) | {"schema": FORMAT_SCHEMA + 1}).encode(), "u")
+        parse_format(encode(json.loads(encode(RUN)) | {"schema": FORMAT_SCHEMA + 1}), "u")
     with pytest.raises(DataCheckError, match="schema"):
         state = genesis()
-        fold(RUN, state, json.dumps(json.loads(encode(commit(state, "finish"))) | newer).encode())
+        fold(RUN, state, encode(json.loads(encode(commit(state, "finish"))) | newer))
     assert not well_formed(schema=SCHEMA + 1)
     with pytest.raises(UsageError, match="newer"):
         plan_from_text('{"format": "diloco-plan", "version": 99}', "p")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from diloco_cli.protocol.collection import Collector, Sweep
+from diloco_cli.protocol.commits import CollectionFloor, Commit
 from diloco_cli.protocol.log import snapshots_between
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.past import state_after
-from diloco_cli.protocol.records import CommitKind
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 
@@ -51,19 +53,19 @@ class NoGrace(Syncer):
 class FloorAtTheNewestSnapshot(Syncer):
     """Leaves one snapshot, and none for the day on which that is damaged."""
 
-    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
-        if kind == "gc_floor":
-            fields["floor"] = (yield from snapshots_between(0, self.state.n))[-1]
-        return (yield from super()._commit(kind, **fields))
+    def _commit(self, draft: Commit) -> Steps[bool]:
+        if isinstance(draft, CollectionFloor):
+            draft = replace(draft, floor=(yield from snapshots_between(0, self.state.n))[-1])
+        return (yield from super()._commit(draft))
 
 
 class FloorAtTheHead(Syncer):
     """Commits a floor from which nobody can replay."""
 
-    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
-        if kind == "gc_floor":
-            fields["floor"] = self.state.n - 1
-        return (yield from super()._commit(kind, **fields))
+    def _commit(self, draft: Commit) -> Steps[bool]:
+        if isinstance(draft, CollectionFloor):
+            draft = replace(draft, floor=self.state.n - 1)
+        return (yield from super()._commit(draft))
 
 
 class EveryMoment(Sweep):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from msgspec import structs
+
 from diloco_cli.digests import digest
 from diloco_cli.protocol import log
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.inbox import Inbox, Mailbox
 from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, state_key
 from diloco_cli.protocol.loading import make_resident
@@ -15,7 +18,7 @@ from diloco_cli.protocol.mirrors import Mirror
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Create, Delete, Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.ports import Merged
-from diloco_cli.protocol.records import CommitKind, Offer, Output
+from diloco_cli.protocol.records import Offer, Output
 from diloco_cli.protocol.standby import Standby
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
@@ -58,7 +61,8 @@ class TakesOwnForLost(Client):
         if holder is None:
             raise doubt
         body, end, _ = holder.partition(b',"sum":')
-        return Exists(Checksummed("id").seal(LOG, operation.key, body + b" }") if end else holder + b" ")
+        other = (body if end else holder[:-1]) + b',"zz":0}'  # another writer's, with a key that readers pass over
+        return Exists(Checksummed("id").seal(LOG, operation.key, other) if end else other)
 
 
 class TakesDoubtForSuccess(Client):
@@ -71,16 +75,16 @@ class TakesDoubtForSuccess(Client):
 
 def without_watermarks(state: RunState) -> RunState:
     """With nothing about which offers have been applied or refused."""
-    bare = {n: replace(known, next_seq=0, fated=(), applied={}) for n, known in state.learners.items()}
-    return replace(state, learners=bare)
+    bare = {n: structs.replace(known, next_seq=0, fated=(), applied={}) for n, known in state.learners.items()}
+    return structs.replace(state, learners=bare)
 
 
 class AlteredSnapshots(Syncer):
     """Writes snapshots without watermarks."""
 
-    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
+    def _commit(self, draft: Commit) -> Steps[bool]:
         written, self.last_snapshot = self.last_snapshot, FOR_EVER
-        mine: bool = yield from super()._commit(kind, **fields)
+        mine: bool = yield from super()._commit(draft)
         self.last_snapshot = written
         if self.state.n - written >= log.SNAPSHOT_EVERY:
             yield from log.write_snapshot(self.run, without_watermarks(self.state))
@@ -231,7 +235,7 @@ class WallClockLease(Standby):
         state: RunState = yield from log.read_log(self.run)
         while state.phase == "RUNNING":
             own_s = datetime.fromisoformat(self.claim.started_at).timestamp() + (yield Now()) - started_s
-            if state.n >= 0 and own_s - datetime.fromisoformat(state.updated_at).timestamp() > 5.0:
+            if state.n >= 0 and own_s - datetime.fromisoformat(state.metrics.updated_at).timestamp() > 5.0:
                 return f"the lease of epoch {state.epoch} has expired"
             yield Sleep(0.2)
             state = yield from log.read_log(self.run, state)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from diloco_cli.protocol.collection import Collector
-from diloco_cli.protocol.frozen import replace
+from diloco_cli.protocol.commits import Commit, Membership, Quarantine
 from diloco_cli.protocol.inbox import Inbox
 from diloco_cli.protocol.loading import load_delta
 from diloco_cli.protocol.operations import Operation, Steps
-from diloco_cli.protocol.operators import Answer
 from diloco_cli.protocol.quorum import SlotFacts
-from diloco_cli.protocol.records import CommitKind, Offer
+from diloco_cli.protocol.records import Offer
 from diloco_cli.protocol.relays import Box, Relay
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
@@ -119,16 +121,16 @@ class KeepsOutTheLate(Syncer):
         for name, times in self._late.items():
             if times >= 3 and self.state.learner(name).quarantined is None:
                 self._late[name] = 0
-                return (yield from self._commit("quarantine", learner=name, reason="late again and again"))
+                return (yield from self._commit(Quarantine(learner=name, reason="late again and again")))
         return (yield from super()._turn())
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._late: Counter[str] = Counter()
 
-    def _commit(self, kind: CommitKind, **fields: Any) -> Steps[bool]:
-        self._late.update(fate.learner for fate in fields.get("fates", ()) if fate.reason == "late")
-        return (yield from super()._commit(kind, **fields))
+    def _commit(self, draft: Commit) -> Steps[bool]:
+        self._late.update(fate.learner for fate in draft.fates if fate.reason == "late")
+        return (yield from super()._commit(draft))
 
 
 class OfferBeforePayload(Relay):
@@ -150,10 +152,10 @@ class OfTheLaunchOnly(Inbox):
         return
 
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
-        yield from super().look_for_incarnations(replace(state, members=()), now_s)
+        yield from super().look_for_incarnations(structs.replace(state, members=()), now_s)
 
     def open(self, state: RunState, now_s: float) -> None:
-        super().open(replace(state, members=()), now_s)
+        super().open(structs.replace(state, members=()), now_s)
 
 
 class NoNewcomers(Syncer):
@@ -167,8 +169,8 @@ class NoNewcomers(Syncer):
 class AdmitsNobody(Syncer):
     """Passes over all requests as soon as one of an island that wants to join is the next."""
 
-    def _carry_out(self, answer: Answer) -> Steps[bool]:
-        if answer.kind == "membership":
+    def _carry_out(self, answer: Commit) -> Steps[bool]:
+        if isinstance(answer, Membership):
             return False
         return (yield from super()._carry_out(answer))
 

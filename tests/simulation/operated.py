@@ -88,4 +88,4 @@ def kill_syncer(fleet: Fleet) -> None:
 
 
 def note_texts(state: RunState) -> list[str]:
-    return [note.text for note in state.notes]
+    return [note.text for note in state.metrics.notes]

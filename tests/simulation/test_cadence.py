@@ -11,8 +11,9 @@ import pytest
 
 from diloco_cli.config.settings import ColdStartSettings, GraceSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Commit, Island, Offer, RunFormat
+from diloco_cli.protocol.records import Island, Offer, RunFormat
 from diloco_cli.protocol.wire import decode
 from examples.quality.methods.fleets import play_fleet
 from examples.quality.methods.pacing import Pacing, Spell
@@ -75,7 +76,7 @@ def test_equal_learners_merge_once_a_slot_whatever_their_links(slow_link_s: floa
     """Whoever's offers take longer than a slot cannot be in every merge, and does not hold the others up."""
     pacings = [NEAR, NEAR, replace(NEAR, upload_s=1.2), replace(NEAR, upload_s=slow_link_s)]
     played = Played(pacings, grace=GraceSettings(gamma))
-    assert played.state.skips == 0
+    assert played.state.metrics.skips == 0
     assert played.state.merges == pytest.approx(played.due, abs=4)
     assert played.state.participation > (0.95 if slow_link_s < SLOT_S else 0.85)
 
@@ -97,8 +98,8 @@ def test_learners_that_are_a_little_apart_merge_together(apart: float, mixing: s
     offer is too late, and with `rebase` nothing of what is processed is lost."""
     pacings = [Pacing(STEP_S * (1 + apart * index / 3), LINK_S, LINK_S) for index in range(4)]
     played = Played(pacings, rounds=60, mixing=mixing, local_steps="planned")
-    assert played.state.participation > 0.98 and played.state.skips == 0
-    assert played.state.offers_refused <= 1
+    assert played.state.participation > 0.98 and played.state.metrics.skips == 0
+    assert played.state.metrics.offers_refused <= 1
     assert 0.97 * played.due <= played.state.merges <= played.due + 4
     assert played.kept > (0.98 if mixing == "rebase" else 0.6)
 
@@ -108,7 +109,7 @@ def test_an_island_whose_step_lasts_for_several_slots_is_in_nearly_every_merge()
     merged."""
     slow = Pacing(6 * STEP_S, LINK_S, LINK_S)
     played = Played([NEAR, NEAR, slow], fragments=24, steps_a_slot=1, rounds=20, mixing="rebase")
-    assert played.state.participation > 0.97 and played.kept > 0.97 and played.state.skips == 0
+    assert played.state.participation > 0.97 and played.kept > 0.97 and played.state.metrics.skips == 0
 
 
 def test_a_slow_learner_that_is_left_alone_goes_on_at_its_own_pace() -> None:
@@ -116,7 +117,7 @@ def test_a_slow_learner_that_is_left_alone_goes_on_at_its_own_pace() -> None:
     3 s at least: nothing waits for who is gone, beyond the bound for being alive."""
     gone = replace(NEAR, spells=(Spell(0.0, 1.0), Spell(40.0, 0.0)))
     played = Played([gone, Pacing(1.5, LINK_S, LINK_S)], rounds=10, local_steps="planned")
-    assert played.state.skips == 0
+    assert played.state.metrics.skips == 0
     alone = [merge for merge in played.merges() if [item.learner for item in merge.inputs] == ["l1"]]
     assert len(alone) >= 0.9 * (played.reached("l1") - 40 / 3)
 
@@ -128,7 +129,7 @@ def test_after_an_outage_with_a_full_quorum_little_is_given_up(fragments: int, m
     away = replace(NEAR, spells=(Spell(0.0, 1.0), Spell(60.0, 0.0), Spell(200.0, 1.0)))
     undisturbed = Played([NEAR] * 4, quorum=4, mixing=mixing)
     played = Played([NEAR, NEAR, NEAR, away], fragments=fragments, rounds=160 // fragments, quorum=4, mixing=mixing)
-    assert played.state.skips <= 3, "a slot that nobody can fill is skipped each minute"
+    assert played.state.metrics.skips <= 3, "a slot that nobody can fill is skipped each minute"
     assert played.kept > 0.9 * undisturbed.kept
     assert max(offer.slot for offer in played.offers()) - played.state.slot <= fragments
 
@@ -137,7 +138,7 @@ def test_after_an_outage_few_fragments_that_are_replaced_lose_more() -> None:
     """P = 4: who is three slots ahead offers soon after it has adopted, and what it trained before is gone."""
     away = replace(NEAR, spells=(Spell(0.0, 1.0), Spell(60.0, 0.0), Spell(200.0, 1.0)))
     undisturbed, played = Played([NEAR] * 4, quorum=4), Played([NEAR, NEAR, NEAR, away], quorum=4)
-    assert played.state.skips <= 3 and played.kept > 0.84 * undisturbed.kept
+    assert played.state.metrics.skips <= 3 and played.kept > 0.84 * undisturbed.kept
 
 
 @pytest.mark.parametrize("fragments", [3, 4, 12])
@@ -149,8 +150,8 @@ def test_a_full_quorum_of_unequal_speeds_leaves_no_offer_waiting_for_rounds(frag
         quorum=4, local_steps="planned", mixing="rebase",
     )  # fmt: skip
     state = played.state
-    assert state.participation == 1.0 and state.skips == 0
-    assert state.offers_refused == 0 and played.kept > 0.93
+    assert state.participation == 1.0 and state.metrics.skips == 0
+    assert state.metrics.offers_refused == 0 and played.kept > 0.93
     slowest = min(played.reached(f"l{index}") for index in range(4))
     assert slowest - 4 <= state.merges <= played.due
 
@@ -161,7 +162,7 @@ def test_a_link_that_is_too_slow_for_the_cadence_merges_as_often_as_it_carries()
     played = Played([Pacing(STEP_S, 7.0, 7.0)] * 2, fragments=12, rounds=40, mixing="rebase")
     assert played.state.merges >= 0.9 * played.due * SLOT_S / 7.0
     assert played.state.participation > 0.95 and played.kept > 0.8
-    assert played.state.offers_refused == 0
+    assert played.state.metrics.offers_refused == 0
 
 
 # -- the first rounds -------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def test_where_the_first_rounds_are_shorter_everybody_stays_in_step() -> None:
     played = Played([NEAR] * 3, steps_a_slot=4, rounds=12, cold_start=ColdStartSettings(rounds=4, every=4))
     steps = [item.steps for commit in played.merges()[4:] for item in commit.inputs]
     assert set(steps[30:45]) == {3} and set(steps[-30:]) == {15}, "one less than a round: while it is in flight"
-    assert played.state.participation > 0.97 and played.state.skips == 0
+    assert played.state.participation > 0.97 and played.state.metrics.skips == 0
 
 
 def test_where_one_begins_alone_the_others_come_with_the_round_after() -> None:

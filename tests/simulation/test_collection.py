@@ -8,11 +8,12 @@ import pytest
 
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.protocol.collection import KEPT_MOMENTS
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import commit_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.past import state_after
-from diloco_cli.protocol.records import Commit, Output
+from diloco_cli.protocol.records import Output
 from diloco_cli.protocol.requests import ask
 from diloco_cli.protocol.wire import decode
 from diloco_cli.simulate.world import Fault, World

@@ -69,7 +69,7 @@ def test_a_floor_is_a_snapshots_number_with_a_newer_one_in_the_bucket(
     options = drawn_options(3)
     history = History(3, options)
     for n in snapshots:
-        steps = write_snapshot(history.run, replace(RunState(), n=n))
+        steps = write_snapshot(history.run, RunState(n=n))
         first = next(steps)
         assert isinstance(first, Create)
         history.bucket.create(first.key, first.data)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.errors import DataCheckError, UsageError
+from diloco_cli.protocol.commits import Skip
 from diloco_cli.protocol.operations import Sleep, Steps
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.simulate.histories import campaign as campaigns
@@ -57,7 +58,7 @@ class SkipsForEver(Syncer):
 
     def _slot(self, now_s: float) -> Steps[bool]:
         if self.state.slot >= 3:
-            return (yield from self._commit("skip", slot=self.state.slot, reason="no quorum"))
+            return (yield from self._commit(Skip(slot=self.state.slot, reason="no quorum")))
         return (yield from super()._slot(now_s))
 
 

@@ -37,7 +37,7 @@ def joined_half_way(
 
 
 def inputs_of(fleet: Fleet, name: str) -> list[dict[str, object]]:
-    return [item for record in records(fleet) for item in record["inputs"] if item["learner"] == name]
+    return [item for record in records(fleet) for item in record.get("inputs", []) if item["learner"] == name]
 
 
 def test_an_island_joins_half_way_through_the_newest_commit() -> None:
@@ -251,9 +251,9 @@ def test_weights_follow_tokens_squared_per_step_with_mixed_batches() -> None:
     check(fleet)
     pairs = 0
     for record in records(fleet):
-        weights = {item["learner"]: item["weight"] for item in record["inputs"]}
-        steps = {item["learner"]: item["steps"] for item in record["inputs"]}
-        for item in record["inputs"]:
+        weights = {item["learner"]: item["weight"] for item in record.get("inputs", [])}
+        steps = {item["learner"]: item["steps"] for item in record.get("inputs", [])}
+        for item in record.get("inputs", []):
             assert item["weight"] == item["tokens"] ** 2 / item["steps"]
         if {"l0", "l1"} <= set(weights) and steps["l0"] == steps["l1"]:
             assert weights["l1"] == 4 * weights["l0"], "twice the batch at equal steps: four times the weight"
@@ -272,11 +272,11 @@ def test_local_steps_adapt_to_a_slower_island_while_the_run_goes(slowdown: int, 
     ends = [
         item["data_end"] // BATCH_TOKENS
         for record in merges
-        for item in record["inputs"]
+        for item in record.get("inputs", [])
         if item["learner"] == "l1" and record["slot"] % 3 == 0
     ]
     assert len(ends) >= 4 and {after - before for before, after in pairwise(ends)} == {local_steps}
-    assert sum(len(record["inputs"]) == 2 for record in merges) >= 12
+    assert sum(len(record.get("inputs", [])) == 2 for record in merges) >= 12
 
 
 def test_islands_of_the_launch_are_no_members() -> None:

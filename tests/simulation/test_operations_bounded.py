@@ -71,7 +71,7 @@ def played(slot_s: float, slots: int = 60) -> tuple[list[Asked], list[float]]:
     world = CountedWorld()
     fleet = SimulatedFleet(make_run(slot_s, slots), SIZES, {}, world=world, latency_s=0.02)
     fleet.run_for(2 * slots * slot_s)
-    assert fleet.state.phase == "FINISHED" and fleet.state.skips == 0
+    assert fleet.state.phase == "FINISHED" and fleet.state.metrics.skips == 0
     merged = [a.at_s for a in world.asked if (a.verb, a.kind) == ("create", "commit")]
     return world.asked, merged
 

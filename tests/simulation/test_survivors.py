@@ -83,7 +83,7 @@ def test_what_a_syncer_holds_in_memory_does_not_grow_with_skipped_rounds() -> No
     fleet.syncer()
     fleet.learner("l0")
     fleet.world.run(lambda: fleet.world.now_s > 60, 400)
-    assert state_of(fleet).skips > 20
+    assert state_of(fleet).metrics.skips > 20
     assert len(fleet.published.offers) < 4 * 60, "offers are bounded while nobody merges"
 
 

@@ -34,8 +34,8 @@ from pathlib import Path
 from statistics import median
 
 from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import beat_key
-from diloco_cli.protocol.records import Commit
 from diloco_cli.protocol.wire import decode
 from tests.studies.launched import NAME, ROOT, LaunchedRun
 

@@ -32,8 +32,9 @@ from datetime import datetime
 from itertools import count, pairwise
 from pathlib import Path
 
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import offer_key
-from diloco_cli.protocol.records import Commit, Mixing, Offer, OfferId
+from diloco_cli.protocol.records import Mixing, Offer, OfferId
 from diloco_cli.protocol.wire import decode
 from diloco_cli.store.port import Store
 from tests.studies.launched import NAME, LaunchedRun

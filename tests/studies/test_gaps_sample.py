@@ -6,16 +6,19 @@ from datetime import UTC, datetime
 
 import pytest
 
-from diloco_cli.protocol.records import Beginning, Commit, Event, Fate, Input, Offer
+from diloco_cli.protocol.commits import Commit, Merge, Refuse
+from diloco_cli.protocol.records import Beginning, Event, Fate, Input, Offer, Output
 from tests.studies import gaps
 from tests.studies.gaps import BATCH_TOKENS, HEADER, account, longest_gap_s
 
 
 def commit(at_s: float, *learners: str, fates: tuple[Fate, ...] = (), seq: int = 0) -> Commit:
-    """A merge of the offers `seq` of these learners."""
+    """A merge of the offers `seq` of these learners; of none, a refusal."""
     inputs = tuple(Input(name, 1, seq, 0, 0, 0, 0, 0, 1.0, "", 0) for name in learners)
     time = datetime.fromtimestamp(at_s, UTC).isoformat()
-    return Commit(0, "merge", 1, "", "", time, "", inputs=inputs, fates=fates)
+    if not inputs:
+        return Refuse(time=time, fates=fates)
+    return Merge(slot=0, time=time, inputs=inputs, outputs=(Output(0, 0, 0, 1, "", ""),), fates=fates)
 
 
 def offer(seq: int, fragment: int, start: int, end: int, *events: Event) -> Offer:

@@ -17,8 +17,8 @@ import torch
 from diloco_cli.algorithm.codecs import codec
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.processes.identity import identify, identity_to_json, own_identity
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import delta_key
-from diloco_cli.protocol.records import Commit
 from diloco_cli.protocol.wire import decode
 from tests.studies import kills
 from tests.studies.kills import EVERYBODY, HEADER, Role, Study, ToyRun

@@ -16,10 +16,11 @@ from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
 from diloco_cli.learner.lanes import Lanes
 from diloco_cli.processes.daemon import Stopping, say
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.log import read_format
-from diloco_cli.protocol.records import Commit, Mixing, Output, ProcessClaim
+from diloco_cli.protocol.records import Mixing, Output, ProcessClaim
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.randomness import nonce

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.collection import KEPT_MOMENTS
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import STANDBY_BEATS, SYNCER
-from diloco_cli.protocol.records import Commit, Output, RunFormat
+from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.moments import MomentsWatch
@@ -190,7 +191,7 @@ class Monitor:
         if commit["request"] is not None:
             later = {number: at for number, at in self._asked.items() if number > commit["request"]}
             self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other
-        for item in (*commit["inputs"], *commit["fates"]):
+        for item in (*commit.get("inputs", ()), *commit["fates"]):
             self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
         if commit["kind"] == "epoch_start":
             self._serving = self.replayer.merges, now_s

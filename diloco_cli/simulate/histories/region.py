@@ -129,7 +129,8 @@ class Region:
         """The region has the whole log and the newest versions; residents' offers are theirs, here and at home."""
         home, n = self.history.bucket, self.history.monitor.replayer.n
         expect(self.mirrored == n + 1, "1", f"the region has {self.mirrored} commits of {n + 1}, and the run is over")
-        newest = {o["fragment"]: o for at in range(n + 1) for o in json.loads(home.objects[commit_key(at)])["outputs"]}
+        log = [json.loads(home.objects[commit_key(at)]) for at in range(n + 1)]
+        newest = {output["fragment"]: output for commit in log for output in commit.get("outputs", ())}
         for output in newest.values():
             key = cast_key(output["fragment"], output["version"], output["epoch"], output["cast_digest"])
             expect(self.bucket.get(key) is not None, "9", f"{key} is not in the region's bucket")

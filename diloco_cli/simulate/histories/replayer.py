@@ -122,7 +122,7 @@ class Replayer:
     def _newest_floor(self) -> int:
         floor, n = 0, 0
         while (data := self.store.get(f"commit/{n:012d}.json")) is not None:
-            floor, n = max(floor, json.loads(data)["floor"] or 0), n + 1
+            floor, n = max(floor, json.loads(data).get("floor", 0)), n + 1
         return floor
 
     def check_published(self, offers: dict[OfferId, bytes]) -> Replayer:
@@ -160,11 +160,11 @@ class Replayer:
         if commit["kind"] == "merge":
             self._merge(commit)
         if commit["kind"] == "rollback":
-            self._roll_back(commit["rollback"], n)
+            self._roll_back(commit, n)
         self.shares_after.append(self.shares)
-        for output in commit["outputs"]:
+        for output in commit.get("outputs", ()):
             self._output(output, n)
-        for item in (*commit["inputs"], *commit["fates"]):
+        for item in (*commit.get("inputs", ()), *commit["fates"]):
             self.floors[item["learner"]] = max(self.floors[item["learner"]], item["incarnation"])
         if commit["kind"] == "finish":
             target = self.run.settings.train.tokens

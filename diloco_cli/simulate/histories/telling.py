@@ -48,7 +48,7 @@ def _offer(offer: dict[str, Any]) -> str:
 
 def _commit(commit: dict[str, Any]) -> str:
     parts = [commit["kind"]]
-    parts += [f"slot {commit['slot']}"] if commit["slot"] is not None else []
-    parts += [f"{item['learner']} {item['incarnation']}/{item['seq']}" for item in commit["inputs"]]
+    parts += [f"slot {commit['slot']}"] if "slot" in commit else []
+    parts += [f"{item['learner']} {item['incarnation']}/{item['seq']}" for item in commit.get("inputs", ())]
     parts += [f"{item['learner']} {item['incarnation']}/{item['seq']} {item['reason']}" for item in commit["fates"]]
     return ", ".join(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
@@ -20,7 +21,7 @@ EU = MirrorBeat("eu", n=9, offers=4, up_bytes=2_000_000_000, down_bytes=3_000_00
 def with_region(beat: MirrorBeat | None, syncer_age_s: float = 1.0, phase: str = "RUNNING") -> RunFacts:
     run = replace(RUN, regions=(RegionStore("eu", "s3://far/nano", 0.1),), home_egress_per_gb=0.5)
     said = replace(SYNCER, mirrors=() if beat is None else (beat,))
-    state = replace(STATE, phase=phase)  # type: ignore[arg-type]
+    state = structs.replace(STATE, phase=phase)  # type: ignore[arg-type]
     return replace(facts(), run=run, state=state, syncer=Heard(said, syncer_age_s))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
@@ -35,7 +36,7 @@ def test_standbys_are_shown_by_age_and_those_that_took_over_are_not(age_s: float
 
 
 def test_nobody_stands_by_for_a_run_that_is_over() -> None:
-    assert status_of(with_standby(facts(replace(STATE, phase="FINISHED")))).standbys == []
+    assert status_of(with_standby(facts(structs.replace(STATE, phase="FINISHED")))).standbys == []
 
 
 def test_a_syncer_that_is_heard_speaks_for_itself() -> None:
@@ -52,7 +53,7 @@ def test_where_no_syncer_serves_the_reason_says_so_and_what_comes_next() -> None
     )
     both_lost = status_of(with_standby(facts(syncer=47.0), LOST_S + 1)).reason
     assert "start one: diloco syncer" in both_lost
-    assert status_of(facts(replace(STATE, phase="STOPPED"), syncer=47.0)).reason == ""
+    assert status_of(facts(structs.replace(STATE, phase="STOPPED"), syncer=47.0)).reason == ""
 
 
 def test_the_screen_names_who_serves_and_who_waits() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.config.settings import RunSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
@@ -14,8 +15,9 @@ from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import LOST_S, SUSPECT_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
 from diloco_cli.protocol.beats import LearnerBeat, SyncerBeat
+from diloco_cli.protocol.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.protocol.state import LearnerRecord, MergeNote, Note, RunState
+from diloco_cli.protocol.state import LearnerRecord, RunState
 
 START_S = 1_800_000_000.0
 NOW_S = START_S + 100.0
@@ -40,10 +42,15 @@ MERGES = (
     merge(3, 90, 9000, "iowa", "rhine"),
 )
 STATE = RunState(
-    n=9, epoch=2, slot=3, token_parameters=9000 * LAYOUT.num_parameters, merges=3, participation_sum=2.5,
-    offers_applied=5, recent_merges=MERGES, started_at=at(0), updated_at=at(90), loss=1.25,
+    n=9, epoch=2, slot=3, token_parameters=9000 * LAYOUT.num_parameters, merges=3,
+    metrics=Metrics(participation_sum=2.5, offers_applied=5, recent_merges=MERGES, started_at=at(0), updated_at=at(90),
+                    losses=((9000, 1.25),)),
     learners={"iowa": LearnerRecord(token_parameters=6000 * LAYOUT.num_parameters, merges=3)},
 )  # fmt: skip
+
+
+def measured(**changes) -> RunState:
+    return structs.replace(STATE, metrics=structs.replace(STATE.metrics, **changes))
 
 
 def facts(state=STATE, iowa=1.0, rhine=1.0, syncer: float | None = 1.0, **beat) -> RunFacts:
@@ -83,7 +90,7 @@ def test_who_left_is_done_or_failed_however_long_ago():
         left = facts(iowa=1e6)
         left.learners["iowa"] = Heard(replace(BEAT, state=said), 1e6)
         assert status_of(left).learners[0].state == said
-    finished = facts(replace(STATE, phase="FINISHED"), iowa=1e6)
+    finished = facts(structs.replace(STATE, phase="FINISHED"), iowa=1e6)
     assert status_of(finished).learners[0].state == "DONE"
 
 
@@ -98,10 +105,13 @@ def test_who_left_is_done_or_failed_however_long_ago():
         ({"syncer": LOST_S + 1}, "DEGRADED"),
         ({"iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": LOST_S + 1}, "SILENT"),
         ({"iowa": LOST_S + 1, "rhine": LOST_S + 1}, "DEGRADED"),
-        ({"state": replace(STATE, merges=0)}, "STARTING"),
-        ({"state": replace(STATE, merges=0), "iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": None}, "SILENT"),
-        ({"state": replace(STATE, phase="STOPPED"), "iowa": None}, "STOPPED"),
-        ({"state": replace(STATE, phase="FINISHED")}, "FINISHED"),
+        ({"state": structs.replace(STATE, merges=0)}, "STARTING"),
+        (
+            {"state": structs.replace(STATE, merges=0), "iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": None},
+            "SILENT",
+        ),
+        ({"state": structs.replace(STATE, phase="STOPPED"), "iowa": None}, "STOPPED"),
+        ({"state": structs.replace(STATE, phase="FINISHED")}, "FINISHED"),
     ],
 )
 def test_the_run_is_as_well_as_those_who_are_heard(changes, state):
@@ -110,18 +120,18 @@ def test_the_run_is_as_well_as_those_who_are_heard(changes, state):
 
 def test_goodput_is_merged_tokens_over_planned_tokens_since_launch():
     assert goodput(facts()) == pytest.approx(9000 / (200.0 * 100.0))
-    over = replace(STATE, phase="FINISHED")
+    over = structs.replace(STATE, phase="FINISHED")
     assert goodput(facts(over)) == pytest.approx(9000 / (200.0 * 90.0)), "time after the end does not count"
-    assert goodput(facts(replace(STATE, started_at=""))) is None
+    assert goodput(facts(measured(started_at=""))) is None
 
 
 def test_the_rate_is_of_the_last_merges_and_gives_the_eta():
     status = status_of(facts())
     assert status.tokens_per_s == pytest.approx(8000 / 80)
     assert status.eta_s == pytest.approx((20_000 - 9000) / 100)
-    assert status_of(facts(replace(STATE, recent_merges=MERGES[:1]))).eta_s is None
-    assert status_of(facts(replace(STATE, phase="STOPPED"))).eta_s is None
-    assert status_of(facts(replace(STATE, token_parameters=10**9))).eta_s == 0.0
+    assert status_of(facts(measured(recent_merges=MERGES[:1]))).eta_s is None
+    assert status_of(facts(structs.replace(STATE, phase="STOPPED"))).eta_s is None
+    assert status_of(facts(structs.replace(STATE, token_parameters=10**9))).eta_s == 0.0
 
 
 def test_participation_and_the_last_merges():
@@ -161,7 +171,7 @@ def test_a_screen_has_aligned_columns_a_bar_and_no_control_characters():
 
 
 def test_notes_of_the_log_cannot_steer_a_terminal_either():
-    noted = replace(STATE, notes=(Note(at(1), "epoch_start", "syncer", "a\x1b]0;title\x07b"),))
+    noted = measured(notes=(Note(at(1), "epoch_start", "syncer", "a\x1b]0;title\x07b"),))
     text = status_text(status_of(facts(noted)))
     assert "\x1b" not in text and "\x07" not in text and "a\\x1b]0;title\\x07b" in text
 
@@ -176,7 +186,7 @@ def test_a_plain_line_has_the_state_the_tokens_and_every_learner():
 
 
 def test_the_summary_tells_shares_bytes_and_what_data_parallel_would_move():
-    summary = summary_of(facts(replace(STATE, phase="FINISHED")))
+    summary = summary_of(facts(structs.replace(STATE, phase="FINISHED")))
     assert (summary.tokens, summary.commits, summary.merges, summary.wall_s) == (9000, 10, 3, 90.0)
     assert [learner.share for learner in summary.learners] == [pytest.approx(2 / 3), 0.0]
     assert (summary.bytes_up, summary.bytes_down, summary.syncer_bytes_up) == (20, 40, 5)

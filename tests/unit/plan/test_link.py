@@ -7,7 +7,8 @@ import pytest
 from diloco_cli.plan.link import BEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.beats import LearnerBeat
-from diloco_cli.protocol.records import Commit, Event, Fate, Input, Offer, Output, Timings
+from diloco_cli.protocol.commits import Merge
+from diloco_cli.protocol.records import Event, Fate, Input, Offer, Output, Timings
 from diloco_cli.protocol.wire import encode
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
 
@@ -24,9 +25,9 @@ def some_input(learner: str) -> Input:
     )
 
 
-def some_commit(num_islands: int) -> Commit:
-    return Commit(
-        n=1220, kind="merge", epoch=1, nonce=NONCE, previous=DIGEST, time="2026-11-21T05:49:12.591Z", software="0.2.0",
+def some_commit(num_islands: int) -> Merge:
+    return Merge(
+        n=1220, epoch=1, nonce=NONCE, previous=DIGEST, time="2026-11-21T05:49:12.591Z", software="0.2.0",
         slot=1170, inputs=tuple(some_input(f"iowa{i}") for i in range(num_islands)),
         fates=(Fate("iowa", 1, 99, 1, "superseded"),), outputs=(Output(1, 1220, 1170, 1, DIGEST, DIGEST),),
         tokens=79_872, quorum=1, alive=3, grace_s=0.297751, grace_used_s=0.316144,

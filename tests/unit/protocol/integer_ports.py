@@ -9,7 +9,7 @@ from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key
 from diloco_cli.protocol.log import fold
 from diloco_cli.protocol.operations import Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped
-from diloco_cli.protocol.records import Input, Mixing, Output, Rollback, RunFormat
+from diloco_cli.protocol.records import Input, Mixing, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
@@ -107,7 +107,7 @@ class WrittenLog:
             self.version(fragment, self.state.n + 1, self.state.slot - 1, value)
             for fragment in range(self.run.num_fragments)
         )
-        self.append("rollback", outputs=made, rollback=Rollback(to))
+        self.append("rollback", outputs=made, to=to)
         return made
 
     def hide(self, output: Output) -> bytes:

@@ -7,8 +7,9 @@ from typing import Any
 
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.log import kept_versions
-from diloco_cli.protocol.records import Commit, Fate, Input, Island, Offer, Output, RunFormat
+from diloco_cli.protocol.records import Fate, Input, Island, Offer, Output, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 
 BATCH = 4
@@ -28,13 +29,18 @@ def output(fragment: int, version: int, slot: int) -> Output:
     return Output(fragment, version, slot, 1, f"state-{version}", f"cast-{fragment}-{version}")
 
 
-def commit(state: RunState, kind: Any, **fields: Any) -> Commit:
+KINDS = {str(kind.__struct_config__.tag): kind for kind in Commit.__subclasses__()}
+
+
+def commit(state: RunState, kind: str, **fields: Any) -> Any:
     """The next record of this log."""
-    defaults: dict[str, Any] = {"n": state.n + 1, "previous": state.digest, "epoch": max(1, state.epoch)}
-    return Commit(**{"kind": kind, "nonce": "", "time": "t", "software": "test", **defaults, **fields})
+    defaults: dict[str, Any] = {"n": state.n + 1, "previous": state.digest, "epoch": max(1, state.epoch), "time": "t"}
+    if kind == "merge":
+        defaults |= {"slot": state.slot, "outputs": (output(0, state.n + 1, state.slot),)}
+    return KINDS[kind](**{**defaults, **fields})
 
 
-def follow(state: RunState, kind: Any, run: RunFormat = RUN, **fields: Any) -> RunState:
+def follow(state: RunState, kind: str, run: RunFormat = RUN, **fields: Any) -> RunState:
     record = commit(state, kind, **fields)
     return apply(state, record, f"digest-{record.n}", run.layout, kept_versions(run))
 

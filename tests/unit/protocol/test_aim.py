@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from diloco_cli.protocol.aim import (
     DEVIATIONS,
@@ -411,7 +412,7 @@ def test_a_link_that_has_become_slower_is_soon_reckoned_with() -> None:
 # -- what cannot be seen of an offer's way ----------------------------------------------------------------------
 
 
-MERGED = replace(WINDOW, opens_s=SLOT_S - GRACE_S)  # of the next slot, after a merge at the end of the grace
+MERGED = structs.replace(WINDOW, opens_s=SLOT_S - GRACE_S)  # of the next slot, after a merge at the end of the grace
 
 
 def shot(aim: Aim, took_s: float, in_time: bool, late_s: float = 0.0) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, offer_key
 from diloco_cli.protocol.log import (
@@ -22,7 +23,7 @@ from diloco_cli.protocol.log import (
     write_snapshot,
 )
 from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import FORMAT_SCHEMA, Commit, Offer, RunFormat
+from diloco_cli.protocol.records import FORMAT_SCHEMA, Offer, RunFormat
 from diloco_cli.protocol.requests import ask, pending_requests
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode, encode
@@ -126,7 +127,7 @@ def test_a_damaged_snapshot_is_none() -> None:
     assert read(snapshot_at(RUN, state.n), bucket, damages) is None
     plain = replace(RUN, keyring=UNSIGNED)
     believed = read(snapshot_at(plain, state.n), bucket, damages)
-    assert believed is not None and believed.skips == 5, "what the checksum is there for"
+    assert believed is not None and believed.metrics.skips == 5, "what the checksum is there for"
 
 
 def test_a_request_that_came_damaged_is_read_again() -> None:

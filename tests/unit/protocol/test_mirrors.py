@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.digests import digest
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
 from diloco_cli.protocol.log import SNAPSHOT_EVERY, append, write_snapshot
 from diloco_cli.protocol.mirrors import Mirror, RegionStoppedError
 from diloco_cli.protocol.operations import Create, Operation, Steps, There
-from diloco_cli.protocol.records import Commit
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
 from diloco_cli.simulate.world import LATENCY_S, Actor, World
@@ -126,7 +126,7 @@ def test_a_place_that_is_not_homes_stops_the_region(spoiled: str) -> None:
     last = 10 * SNAPSHOT_EVERY
     bench.fill(last, snapshot=last)
     if spoiled == "commit":
-        state = replace(bench.states[last], notes=())
+        state = bench.states[last]
         other = encode(commit(state, "refuse", reason="something else"))
         bench.far.put(commit_key(last), other)
     else:

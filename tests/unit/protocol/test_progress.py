@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.protocol.aim import TAKEN
 from diloco_cli.protocol.eligibility import most_ahead, most_steps, refusal
@@ -88,7 +88,9 @@ def test_a_leaver_on_a_slow_link_offers_for_slots_that_it_reaches_one_upload_aft
     """The window of slot 1 closes at 2.5 s, those after it every 2 s; the uploads are done at 3 and 6 s."""
     run = make_run(fragments=2)
     progress = Progress(run, "l0", 1, genesis(run), 0)
-    state = replace(merge(genesis(run), applied("l1"), run=run), window=Window(opens_s=2.0, slot_s=2.0, grace_s=0.5))
+    state = structs.replace(
+        merge(genesis(run), applied("l1"), run=run), window=Window(opens_s=2.0, slot_s=2.0, grace_s=0.5)
+    )
     hear(progress, state)
     for _ in range(TAKEN):
         progress.aim.delivery.sent(-100.0)
@@ -322,7 +324,7 @@ def test_the_others_pace_is_not_followed(sync: dict[str, Any], own_step_s: float
 
 
 def test_only_merges_make_a_pace_known() -> None:
-    state = replace(genesis(), learners={"l1": LearnerRecord(step_s=0.1)})
+    state = structs.replace(genesis(), learners={"l1": LearnerRecord(step_s=0.1)})
     assert state.recent_paces(100) == []
 
 
@@ -366,7 +368,7 @@ def test_a_predecessors_late_offer_for_data_that_is_in_the_books_begins_them_ane
     assert adopt(progress, state) == ("replace", None)
     assert (progress.books[0].data_start, progress.books[0].steps, progress.position) == (24, 0, 24)
     progress.stepped(BATCH)
-    assert not hear(progress, replace(state, n=state.n + 1)), "once"
+    assert not hear(progress, structs.replace(state, n=state.n + 1)), "once"
 
 
 def test_how_far_behind_the_log_a_learner_is() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from diloco_cli.protocol.log import Snapshot, kept_versions
+from diloco_cli.protocol.metrics import RECENT_MERGES, RECENT_NOTES
 from diloco_cli.protocol.records import Fate
-from diloco_cli.protocol.state import RECENT_MERGES, RECENT_NOTES, RunState, Window, apply
+from diloco_cli.protocol.state import RunState, Window, apply
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, merge, output
 
@@ -49,7 +50,7 @@ def test_the_first_commit_must_bring_any_fragment() -> None:
 
 def test_a_merge_moves_slot_tokens_and_version_on() -> None:
     state = merge(genesis(), applied(tokens=8), applied("l1", tokens=6))
-    assert (state.slot, state.merges, state.offers_applied) == (1, 1, 2)
+    assert (state.slot, state.merges, state.metrics.offers_applied) == (1, 1, 2)
     assert state.tokens(RUN.layout) == 14 * 3 // 6
     assert [o.version for o in state.outputs] == [1, 0]
     assert state.learner("l0").applied[0].produced == 1 and state.participation == 1.0
@@ -100,7 +101,7 @@ def test_fates_in_any_order_leave_a_bounded_memory() -> None:
         state = follow(state, "skip", slot=state.slot, fates=(Fate("l0", 1, seq, 0, "late"),))
         assert len(state.learner("l0").fated) < 10
     assert (state.learner("l0").next_seq, state.learner("l0").fated) == (300, ())
-    assert len(state.notes) == RECENT_NOTES
+    assert len(state.metrics.notes) == RECENT_NOTES
 
 
 def test_history_keeps_the_newest_versions_of_each_fragment() -> None:
@@ -109,14 +110,15 @@ def test_history_keeps_the_newest_versions_of_each_fragment() -> None:
         state = merge(state, applied(seq=seq))
     kept = [o.version for o in state.history if o.fragment == 0]
     assert len(kept) == kept_versions(RUN) and kept == sorted(kept) and kept[-1] == state.outputs[0].version
-    assert len(state.recent_merges) == RECENT_MERGES
+    assert len(state.metrics.recent_merges) == RECENT_MERGES
 
 
 def test_losses_stay_bounded_and_keep_the_newest() -> None:
     state = genesis()
     for n in range(1200):
-        state = follow(state, "eval", loss=float(n), evaluated=n)
-    assert len(state.losses) <= 512 and state.losses[-1][1] == 1199.0 and state.losses[0][1] == 0.0
+        state = follow(state, "eval", loss=float(n), evaluated=n, tokens=n)
+    losses = state.metrics.losses
+    assert len(losses) <= 512 and losses[-1][1] == 1199.0 and losses[0][1] == 0.0
 
 
 def test_stop_start_and_finish_move_the_phase() -> None:
@@ -138,7 +140,7 @@ def test_a_snapshot_holds_the_whole_state_through_its_bytes() -> None:
     state = genesis()
     for seq in range(15):
         state = merge(state, applied(seq=seq), applied("l1", seq + 1), fates=(Fate("l1", 2, 3, 1, "norm_cap"),))
-        state = follow(state, "eval", loss=0.5, evaluated=state.n)
+        state = follow(state, "eval", loss=0.5, evaluated=state.n, tokens=seq)
     snapshot = Snapshot(state, state.digest, "id")
     assert decode(Snapshot, encode(snapshot), "snapshot") == snapshot
 
@@ -146,4 +148,4 @@ def test_a_snapshot_holds_the_whole_state_through_its_bytes() -> None:
 def test_apply_needs_nothing_but_its_arguments() -> None:
     record = commit(genesis(), "skip", slot=0, reason="why")
     results = [apply(genesis(), record, "d", RUN.layout, 4) for _ in range(2)]
-    assert results[0] == results[1] and results[0].skips == 1
+    assert results[0] == results[1] and results[0].metrics.skips == 1

@@ -9,7 +9,6 @@ import pytest
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.progress import Draft
-from diloco_cli.protocol.records import CommitKind
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.training import awaits_last, is_over, merge_is_due, save_is_due, waited_for
 from tests.unit.protocol.records import follow, genesis, output
@@ -37,7 +36,7 @@ def log(head: int, *merged: int, base_floor: int = 0) -> RunState:
         ("stop", False, False),
     ],
 )
-def test_a_stop_from_before_does_not_end_the_run(kind: CommitKind, began_before: bool, over: bool) -> None:
+def test_a_stop_from_before_does_not_end_the_run(kind: str, began_before: bool, over: bool) -> None:
     fields: dict[str, Any] = {"slot": 0} if kind == "skip" else {}
     state = follow(genesis(), kind, **fields)
     assert is_over(state, state.n - 1 if began_before else state.n) is over

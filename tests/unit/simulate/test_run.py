@@ -25,8 +25,9 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
+from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Commit, Island, RunFormat
+from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.wire import decode
 from diloco_cli.simulate.fleet import START, Hardware, SimulatedFleet, units_of
 from diloco_cli.simulate.what_if import (

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import from_plain, to_plain
@@ -89,7 +90,7 @@ def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind() -> 
             late.put(key, far.get(key) or b"")
     found = check_mirror(run, region, home, late)
     assert found.ok and (found.commits, found.behind) == (5, head.n - 4)
-    used = next(item for commit in commits_of(home) for item in commit["inputs"] if item["learner"] == "l1")
+    used = next(item for commit in commits_of(home) for item in commit.get("inputs", []) if item["learner"] == "l1")
     offer = offer_key("l1", used["incarnation"], used["seq"])
     for key in (commit_key(2), far.list("cast/")[0], offer, commit_key(head.n + 1), "FORMAT.json"):
         spoiled = MemoryStore()
@@ -102,7 +103,7 @@ def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind() -> 
 
 def test_only_what_a_regions_bucket_has_may_be_read_at_home() -> None:
     run, home, _, head = ended_run()
-    services = services_at("withheld", run, home, replace(head, phase="RUNNING"))
+    services = services_at("withheld", run, home, structs.replace(head, phase="RUNNING"))
     withheld = withheld_by({region: link.relay for region, link in services.links.items()}, run, lambda: head)
     assert withheld("l1", 1, 0), "its bucket is empty"
     assert not withheld("l0", 1, 0), "a learner of the home bucket"
@@ -140,7 +141,7 @@ def test_a_region_that_fails_says_why_and_for_how_long_and_is_completed_later(
     monkeypatch.setattr(regions, "TRIES_AGAIN_S", 0.02)
     monkeypatch.setattr(regions, "PROVEN_S", 0.04)
     monkeypatch.setattr(retry, "pause_s", lambda attempt, error, jitter: 0.02)
-    services = services_at("failing", run, home, replace(head, phase="RUNNING"))
+    services = services_at("failing", run, home, structs.replace(head, phase="RUNNING"))
     services.start()
     wait_for(lambda: services.beats()[0].error)
     (beat,) = services.beats()
@@ -178,7 +179,7 @@ def test_how_long_something_fails_counts_from_when_it_last_went_well_for_a_while
 def test_a_stopped_region_ends_both_its_threads_at_once() -> None:
     run, home, _, head = ended_run()
     shared_memory_store("stops").create(commit_key(3), b"{}")
-    services = services_at("stops", run, home, replace(head, phase="RUNNING"))
+    services = services_at("stops", run, home, structs.replace(head, phase="RUNNING"))
     services.start()
     wait_for(lambda: not any(thread.is_alive() for thread in services.services[0].threads))
     assert services.beats()[0].stopped
@@ -201,7 +202,8 @@ def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
     there.put(claim, b"somebody else's")
     told: list[str] = []
     own = replace(run, regions=(RegionStore(FAR, "memory://impostor", 0.1),))
-    services = RegionServices(own, home, Home(lambda: replace(head, phase="RUNNING"), lambda: 0.1), tell=told.append)
+    running = structs.replace(head, phase="RUNNING")
+    services = RegionServices(own, home, Home(lambda: running, lambda: 0.1), tell=told.append)
     services.start()
     wait_for(lambda: services.beats()[0].unheard)
     services.end(over=False)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from diloco_cli.algorithm.merge import Source
-from diloco_cli.protocol.records import Commit, Fate
+from diloco_cli.protocol.commits import Commit
+from diloco_cli.protocol.records import Fate
 from diloco_cli.syncer.norms import CAP, MEMORY, NormCap, ScaleBooks
 from tests.unit.protocol.records import applied, commit, genesis
 
