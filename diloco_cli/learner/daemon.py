@@ -32,6 +32,7 @@ from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.log import read_format, read_log
 from diloco_cli.protocol.membership import enter
 from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.states import LearnerState
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.signing import LOG, learner_signer
@@ -122,12 +123,14 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
     try:
         perform(learner.train(), store, clock)
         _end_if_asked(stop)
-        learner.doing = "DONE"
     except TerminatedError:
-        learner.doing = "DONE"
+        learner.go(LearnerState.DONE)
+        raise
+    except FencedError:
+        learner.go(LearnerState.FENCED)
         raise
     except BaseException:
-        learner.doing = "FAILED"
+        learner.go(LearnerState.FAILED)
         raise
     finally:
         learner.follower.leaves = True

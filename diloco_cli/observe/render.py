@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 RECENT_LINES = 5
 STYLES = (
     (("RUNNING", "TRAINING", "UPLOADING", "SERVING", "MERGING", "STANDING_BY", "FINISHED", "DONE"), "green"),
-    (("LOST", "FAILED", "SILENT"), "bold red"),
-    (("STARTING", "DEGRADED", "SUSPECT", "WAITING", "RECOVERING", "STOPPED", "DRAINING", "QUARANTINED"), "yellow"),
+    (("LOST", "FAILED", "STUCK", "SILENT"), "bold red"),
+    (
+        ("STARTING", "DEGRADED", "SUSPECT", "WAITING", "RECOVERING", "STOPPED", "DRAINING", "FENCED", "QUARANTINED"),
+        "yellow",
+    ),
 )
 
 

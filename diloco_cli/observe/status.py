@@ -10,6 +10,7 @@ from diloco_cli.protocol.metrics import MergeNote, Note
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import LearnerRecord, RunState
+from diloco_cli.protocol.states import RunPhase
 
 SUSPECT_S = 8.0  # one beat is missing
 LOST_S = 30.0
@@ -142,7 +143,7 @@ def status_of(facts: RunFacts) -> Status:
     syncer, standbys = _syncer(facts), _standbys(facts)
     learners = [_learner(facts, island) for island in state.with_members(run).everybody]
     ages = [heard.age_s for heard in facts.learners.values()] + ([facts.syncer.age_s] if facts.syncer else [])
-    over = state.phase != "RUNNING"
+    over = state.phase != RunPhase.RUNNING
     return Status(
         run=run.name,
         state=run_state(facts, learners, syncer),
@@ -171,7 +172,7 @@ def status_of(facts: RunFacts) -> Status:
 def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStatus | None) -> str:
     """FINISHED and STOPPED come from the log. SILENT: nobody is heard; DEGRADED: some are not. Those that joined later
     may leave whenever they like."""
-    if facts.state.phase != "RUNNING":
+    if facts.state.phase != RunPhase.RUNNING:
         return facts.state.phase
     heard = [learner for learner in learners if learner.state not in ("LOST", "STARTING", "FAILED", "QUARANTINED")]
     syncer_lost = syncer is None or syncer.state == "LOST"
@@ -200,7 +201,7 @@ def wall_seconds(facts: RunFacts) -> float:
     if not facts.state.metrics.started_at:
         return 0.0
     started = moment(facts.state.metrics.started_at).timestamp()
-    ended = facts.now_s if facts.state.phase == "RUNNING" else moment(facts.state.metrics.updated_at).timestamp()
+    ended = facts.now_s if facts.state.phase == RunPhase.RUNNING else moment(facts.state.metrics.updated_at).timestamp()
     return max(0.0, ended - started)
 
 
@@ -265,11 +266,11 @@ def _quarantine_note(known: LearnerRecord) -> str:
 
 
 def _learner_state(state: RunState, name: str, heard: Heard[LearnerBeat] | None) -> str:
-    if state.learner(name).quarantined is not None and state.phase == "RUNNING":
+    if state.learner(name).quarantined is not None and state.phase == RunPhase.RUNNING:
         return "QUARANTINED"
     if heard is None:
         return "STARTING"
-    if heard.beat.state in ("DONE", "FAILED") or state.phase == "FINISHED":
+    if heard.beat.state in ("DONE", "FAILED") or state.phase == RunPhase.FINISHED:
         return "FAILED" if heard.beat.state == "FAILED" else "DONE"
     if heard.age_s > LOST_S:
         return "LOST"
@@ -281,14 +282,14 @@ def _syncer(facts: RunFacts) -> SyncerStatus | None:
         return None
     beat, age_s = facts.syncer.beat, facts.syncer.age_s
     state = beat.state
-    if state != "DONE" and facts.state.phase == "RUNNING":
+    if state != "DONE" and facts.state.phase == RunPhase.RUNNING:
         state = _aged(state, age_s)
     return SyncerStatus(state, facts.state.epoch, beat.host, age_s, beat.unit, beat.retrying)
 
 
 def _standbys(facts: RunFacts) -> list[StandbyStatus]:
     """Those that wait now, and those that fell silent lately; nobody waits for a run that is over."""
-    if facts.state.phase != "RUNNING":
+    if facts.state.phase != RunPhase.RUNNING:
         return []
     return [
         StandbyStatus(name, _aged(heard.beat.state, heard.age_s), heard.beat.host, heard.age_s, heard.beat.reason)
@@ -304,7 +305,7 @@ def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
     if beat is not None:
         cost = (beat.up_bytes * facts.run.home_egress_per_gb + beat.down_bytes * store.egress_per_gb) / GB
     known, beat = beat is not None, beat or MirrorBeat(store.name)
-    over = facts.state.phase != "RUNNING"
+    over = facts.state.phase != RunPhase.RUNNING
     behind = max(0, facts.state.n - beat.n) if over else beat.behind  # a beat is seconds old: new commits mean no lag
     state = "BEHIND" if behind and (over or beat.error or beat.behind_s > SUSPECT_S) else "FOLLOWS"
     if not over and (not known or facts.syncer is None or facts.syncer.age_s > LOST_S):

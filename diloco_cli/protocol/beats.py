@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 LARGEST_BEAT_BYTES = 1 << 16
+SLOWEST_KEPT = 0.995  # a beat: an outage is forgotten within the hour, a slow merge comes again
 
 UNIT_STATES: dict[str, str] = {
     "STARTING": "the process is up and loads model, data and the newest committed versions",
@@ -17,6 +18,8 @@ UNIT_STATES: dict[str, str] = {
     "STANDING_BY": "a syncer that takes over when the one that serves falls silent",
     "QUARANTINED": "its offers are refused, and it pauses, until `diloco lift` lets it in again",
     "DRAINING": "it was told to leave and finishes what it does",
+    "STUCK": "a step does not end",
+    "FENCED": "a newer process has its place",
     "DONE": "it left as intended",
     "FAILED": "it left with an error",
 }
@@ -85,3 +88,21 @@ class SyncerBeat:
     slowest_s: float = 0.0
     mirrors: tuple[MirrorBeat, ...] = ()
     writes: int = 0
+
+
+@dataclass
+class Cadence:
+    """When a process says its next beat, how many it has said, and the longest time between two of them lately."""
+
+    every_s: float
+    count: int = 0
+    slowest_s: float = 0.0
+    _next_s: float = 0.0
+
+    def is_due(self, now_s: float) -> bool:
+        return now_s >= self._next_s
+
+    def said(self, now_s: float) -> None:
+        if self.count > 0:
+            self.slowest_s = max(self.slowest_s * SLOWEST_KEPT, now_s - self._next_s + self.every_s)
+        self._next_s, self.count = now_s + self.every_s, self.count + 1

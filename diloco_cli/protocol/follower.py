@@ -19,6 +19,7 @@ from diloco_cli.protocol.polling import expected_slot_s, fence_check_every_s, ne
 from diloco_cli.protocol.ports import Values
 from diloco_cli.protocol.records import Output
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import LearnerState
 from diloco_cli.protocol.training import is_over
 from diloco_cli.protocol.wire import encode
 
@@ -171,7 +172,7 @@ class Follower:
             # anew each time: how fast its steps are may have turned out since
             known_s = None if self.trouble else self.found_s  # what is missing may be there again at any time
             next_look_s = next_request_s(known_s, asked_s, self._slot_s())
-            if self._learner.doing == "DRAINING":
+            if self._learner.doing is LearnerState.DRAINING:
                 next_look_s = min(next_look_s, asked_s + DRAINS_LOOK_S)
             low, high = SLEEP_BOUNDS_S
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
@@ -192,7 +193,7 @@ class Follower:
 
     def heartbeat(self) -> LearnerBeat:
         learner, progress = self._learner, self._learner.progress
-        uploading = learner.doing == "TRAINING" and progress.aim.delivery.waiting > 0
+        uploading = learner.doing is LearnerState.TRAINING and progress.aim.delivery.waiting > 0
         facts: dict[str, Any] = {
             "state": "UPLOADING" if uploading else learner.doing, "incarnation": progress.incarnation,
             "n": self.state.n, "step": progress.steps, "position": progress.position, "behind": progress.behind(),

@@ -7,7 +7,7 @@ from diloco_cli.protocol.commits import Commit, Quarantine
 from diloco_cli.protocol.log import SNAPSHOT_EVERY
 from diloco_cli.protocol.operations import Now, Sleep, Steps
 from diloco_cli.protocol.operators import collected
-from diloco_cli.protocol.quarantine import quarantine_reason, to_quarantine
+from diloco_cli.protocol.quarantine import faults_for_quarantine, quarantine_reason
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
 
@@ -44,3 +44,18 @@ class Housekeeper:
         left_s = now_s + seconds - (yield Now()) if seconds > 0 else 0.0
         if left_s > 0:
             yield Sleep(left_s)
+
+
+def to_quarantine(state: RunState, run: RunFormat) -> str | None:
+    """The learner that is due for it, the first by name; None if nobody is.
+
+    Nobody, too, where fewer would be left than the quorum needs: a run must not stop itself for what it refuses anyway.
+    """
+    enough = faults_for_quarantine(run.num_fragments)
+    if all(known.faults < enough for known in state.learners.values()):
+        return None
+    names = {island.name for island in state.with_members(run).everybody}
+    trusted = [name for name in sorted(names) if state.learner(name).quarantined is None]
+    if len(trusted) <= run.settings.sync.quorum:
+        return None
+    return next((name for name in trusted if state.learner(name).faults >= enough), None)

@@ -9,8 +9,7 @@ generators share its state, so that training never waits for the store:
     offer  ------------------------> delta, codec, payload, offer             heartbeats, fences
     adopt
 
-    STARTING or RECOVERING -> TRAINING <-> WAITING -> (DRAINING) -> over
-                                   \\-> (a newer incarnation of this learner) FENCED
+Its states are those of protocol/states.py.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
 from diloco_cli.protocol.saves import Saves
 from diloco_cli.protocol.sizes import most_moments_bytes
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import LEARNER, LearnerState, moved
 from diloco_cli.protocol.stopwatch import Stopwatch
 from diloco_cli.protocol.training import awaits_last, is_over, merge_is_due, save_is_due, waited_for
 
 PAUSE_S = 0.2
-LearnerState = Literal["STARTING", "RECOVERING", "TRAINING", "WAITING", "DRAINING", "DONE", "FAILED"]
 Lane = Literal["follow", "upload", "moments"]
 Background = Callable[[Lane, Steps[Any]], None]
 """Performs these steps beside the training; those of one lane one after the other, in their order."""
@@ -77,7 +76,7 @@ class Learner:
         self.watch = Stopwatch()
         self.saves = Saves()
         self.state = RunState()
-        self.doing: LearnerState = "STARTING"
+        self.doing = LearnerState.STARTING
         self.loss: float | None = None
         self.note = ""
         self.moments_lost = False
@@ -105,7 +104,12 @@ class Learner:
         if self.leaves():
             yield from self.drain()
         self.follower.leaves = True
+        self.go(LearnerState.DONE)
         return self.state
+
+    def go(self, to: LearnerState) -> None:
+        """Raises IllegalStateError (protocol/states.py)."""
+        self.doing = moved(LEARNER, self.doing, to)
 
     def _is_over(self) -> bool:
         return self.leaves() or is_over(self.state, self.joined.state.n)
@@ -122,7 +126,8 @@ class Learner:
     def _begin(self) -> Steps[None]:
         """The next incarnation, from the newest committed versions: never from weights of this process's own."""
         self.joined = joined = yield from self._join()
-        self.doing = "STARTING" if joined.incarnation == 1 else "RECOVERING"
+        if joined.incarnation > 1:
+            self.go(LearnerState.RECOVERING)
         self.state = joined.state
         state, casts = yield from self.follower.newest(joined.state)
         self.progress = self.progress_type(self.run, self.name, joined.incarnation, joined.state, joined.data_start)
@@ -237,7 +242,7 @@ class Learner:
     def _may_step(self) -> bool:
         permit = self.progress.may_step()
         self.note = permit.reason or self.follower.trouble
-        self.doing = "TRAINING" if permit.allowed else "WAITING"
+        self.go(LearnerState.TRAINING if permit.allowed else LearnerState.WAITING)
         return permit.allowed
 
     def step(self) -> Steps[None]:
@@ -321,14 +326,14 @@ class Learner:
                     self._adopt(*self.arrived.pop(draft.fragment), (yield Now()))
                 if found != "to come":
                     break
-                self.doing = "WAITING"
+                self.go(LearnerState.WAITING)
                 if self.progress.is_refused(draft):
                     yield from self._offer_everything()
                     if not self.progress.awaits_outcomes():
                         break  # there is nothing to offer before the next step
                 yield Sleep(PAUSE_S)
                 yield from self.hear()
-        self.doing = "TRAINING"
+        self.go(LearnerState.TRAINING)
 
     # -- save, leave --------------------------------------------------------------------------------------------
 
@@ -355,7 +360,7 @@ class Learner:
         adopted any more."""
         if not self.may_drain():
             return
-        self.doing = "DRAINING"
+        self.go(LearnerState.DRAINING)
         yield from self._offer_everything()
         while awaits_last(self.progress.awaits_outcomes(), self.may_drain(), self.state, self.joined.state.n):
             yield Sleep(PAUSE_S)

@@ -23,6 +23,7 @@ from diloco_cli.protocol.operations import Now, Sleep, Steps
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.requests import ask
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import RunPhase
 
 LOOK_AGAIN_S = 0.5
 ASK_ANEW_S = 60.0  # in the same words, which is the same request: it may have been overlooked
@@ -98,7 +99,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
 
 def refuse_unless_running(run: RunFormat, state: RunState) -> None:
     """Who comes from outside does not wait for a run that may never go on. Raises UsageError."""
-    if state.phase != "RUNNING":
+    if state.phase != RunPhase.RUNNING:
         raise UsageError(f"run {run.name} is {state.phase}: nobody can join it", hint=f"diloco status {run.name}")
 
 

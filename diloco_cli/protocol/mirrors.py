@@ -25,6 +25,7 @@ from diloco_cli.protocol.mirror_casts import CastWatch, read_cast
 from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.records import Output, RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import RunPhase
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import LOG, SignatureError
 from diloco_cli.store.port import Created
@@ -185,7 +186,7 @@ class Mirror:
         """Nothing to mirror: a look at what lies there, and a little of what the region's bucket may forget, by the log
         as the region has it."""
         now_s: float = yield Now()
-        if self.state.phase == "RUNNING" and not self.leaving():
+        if self.state.phase == RunPhase.RUNNING and not self.leaving():
             yield from self.casts.look(self.state.outputs, now_s)
         self.collector.look(self.state, now_s)
         worked = yield from there(self.collector.work(self.state, now_s, COLLECTS_FOR_S))

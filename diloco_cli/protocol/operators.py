@@ -20,6 +20,7 @@ from diloco_cli.protocol.records import Island, ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.requests import LONGEST_REASON, Pending, pending_requests
 from diloco_cli.protocol.rollback import published_anew, return_to
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import RunPhase
 
 
 def answer_to(run: RunFormat, state: RunState, epoch: int, pending: Pending, pulse: Pulse) -> Steps[Commit]:
@@ -94,20 +95,20 @@ class StandIn:
         raised. A run that has ended, or has no first version yet (only a syncer can make that), or in which nothing
         waits for an answer, is left alone. Raises FencedError if a syncer takes over meanwhile."""
         self.state = yield from read_log(self.run)
-        if self.state.n < 0 or self.state.phase == "FINISHED":
+        if self.state.n < 0 or self.state.phase == RunPhase.FINISHED:
             return self.state
         if (yield from pending_requests(self.run, self.state)) is None:
             return self.state
         self.epoch = yield from claim_epoch(self.run, self.claim, self.state)
         before = yield from self._begin()
         floor = self.state.gc_floor
-        while self.state.phase == "RUNNING":
+        while self.state.phase == RunPhase.RUNNING:
             pending = yield from pending_requests(self.run, self.state)
             if pending is None:
                 break
             answer = yield from answer_to(self.run, self.state, self.epoch, pending, no_pulse)
             yield from self._commit(answer)
-        if before == "STOPPED" and self.state.phase == "RUNNING":
+        if before == RunPhase.STOPPED and self.state.phase == RunPhase.RUNNING:
             yield from self._commit(Stop(reason="as it was before"))
         if self.state.gc_floor > floor:  # last, for it takes long: whoever interrupts it leaves nothing half done
             yield from self._collect()
@@ -118,7 +119,7 @@ class StandIn:
         mine = False
         while not mine:
             before = self.state.phase
-            if before == "FINISHED":
+            if before == RunPhase.FINISHED:
                 return before
             who = f"{self.claim.host} pid {self.claim.pid}, a command"
             mine = yield from self._commit(EpochStart(reason=who, serves=False))

@@ -9,13 +9,7 @@ make the norm cap refuse each fragment's deltas for a while. A lift begins anew 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from diloco_cli.protocol.commits import Commit, Lift, Quarantine
-
-if TYPE_CHECKING:
-    from diloco_cli.protocol.records import RunFormat
-    from diloco_cli.protocol.state import RunState
 
 FEWEST_FAULTS = 8
 ROUNDS_OF_FAULTS = 2
@@ -39,21 +33,6 @@ def faults_after(faults: int, commit: Commit, learner: str) -> int:
 
 def faults_for_quarantine(num_fragments: int) -> int:
     return max(FEWEST_FAULTS, ROUNDS_OF_FAULTS * num_fragments)
-
-
-def to_quarantine(state: RunState, run: RunFormat) -> str | None:
-    """The learner that is due for it, the first by name; None if nobody is.
-
-    Nobody, too, where fewer would be left than the quorum needs: a run must not stop itself for what it refuses anyway.
-    """
-    enough = faults_for_quarantine(run.num_fragments)
-    if all(known.faults < enough for known in state.learners.values()):
-        return None
-    names = {island.name for island in state.with_members(run).everybody}
-    trusted = [name for name in sorted(names) if state.learner(name).quarantined is None]
-    if len(trusted) <= run.settings.sync.quorum:
-        return None
-    return next((name for name in trusted if state.learner(name).faults >= enough), None)
 
 
 def quarantine_reason(faults: int) -> str:

@@ -18,6 +18,7 @@ from diloco_cli.protocol.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.quorum import Pace, alive_within_s
 from diloco_cli.protocol.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import STANDBY, RunPhase, StandbyState, moved
 from diloco_cli.protocol.training import is_over
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 
@@ -83,6 +84,7 @@ class Standby:
     jitter: float
     instead_of: int | None = None
     facts: Callable[[], dict[str, Any]] = dict
+    doing: StandbyState = field(default=StandbyState.STANDING_BY, init=False)
     _next_beat_s: float = field(default=0.0, init=False)
 
     def wait(self) -> Steps[str | None]:
@@ -104,11 +106,13 @@ class Standby:
                 limit_s += FIRST_SYNCER_S
             if dead or silence.silent_s >= limit_s:
                 reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead)}"
+                self.doing = moved(STANDBY, self.doing, StandbyState.CLAIMING)
                 yield from self._announce(beat, reason)
                 return reason
             yield from self._beat(now_s, state, silence.silent_s, limit_s)
             yield Sleep(max(SHORTEST_SLEEP_S, min(silence.poll_s, limit_s - silence.silent_s)))
             state = yield from read_log(self.run, state)
+        self.doing = moved(STANDBY, self.doing, StandbyState.DONE)
         return None
 
     def _is_unserved(self, state: RunState) -> Steps[bool]:
@@ -117,7 +121,7 @@ class Standby:
         if not self.run.settings.syncer.on_learners:
             return False
         if state.n >= 0:
-            return state.phase == "STOPPED"
+            return state.phase == RunPhase.STOPPED
         claimed = yield Get(epoch_key(1), MAX_RECORD_BYTES)
         return claimed is None
 
@@ -137,12 +141,14 @@ class Standby:
     def _announce(self, beat: bytes | None, reason: str) -> Steps[None]:
         """The other standbys hear of it long before the next commit; counts of the old syncer are kept."""
         facts = {
-            **counts_of(beat), "state": "CLAIMING", "host": self.claim.host, "unit": self.name, "reason": reason,
+            **counts_of(beat), "state": self.doing, "host": self.claim.host, "unit": self.name, "reason": reason,
             "memory_bytes": 0, "mirrors": _plain(beat).get("mirrors", []),
         }  # fmt: skip
         yield Put(beat_key(SYNCER), encode({"epoch": 0, "n": -1, **facts}))
         if self._next_beat_s > 0:
-            yield Put(standby_beat_key(self.name), encode(SyncerBeat("DONE", 0, -1, self.claim.host, reason)))
+            yield Put(
+                standby_beat_key(self.name), encode(SyncerBeat(StandbyState.DONE, 0, -1, self.claim.host, reason))
+            )
 
     def _beat(self, now_s: float, state: RunState, silent_s: float, limit_s: float) -> Steps[None]:
         if now_s < self._next_beat_s:
@@ -150,7 +156,7 @@ class Standby:
         self._next_beat_s = now_s + BEAT_EVERY_S
         heard = f"the syncer was heard {silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
         facts = {
-            "state": "STANDING_BY", "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": heard,
+            "state": self.doing, "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": heard,
             "unit": self.name, **self.facts(),
         }  # fmt: skip
         yield Put(standby_beat_key(self.name), encode(facts))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -32,10 +31,10 @@ from diloco_cli.protocol.metrics import Metrics, metrics_after
 from diloco_cli.protocol.quarantine import faults_after
 from diloco_cli.protocol.records import Island, OfferId, Output, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.states import RunPhase
 from diloco_cli.protocol.wire import RecordError
 
 ROLLBACKS_KEPT = 16
-Phase = Literal["RUNNING", "STOPPED", "FINISHED"]
 
 
 class Applied(Struct, frozen=True):
@@ -99,7 +98,7 @@ class RunState(Struct, frozen=True):
     n: int = -1
     digest: str = ""
     epoch: int = 0
-    phase: Phase = "RUNNING"
+    phase: RunPhase = RunPhase.RUNNING
     slot: int = 0
     token_parameters: int = 0
     outputs: tuple[Output, ...] = ()
@@ -175,7 +174,7 @@ def _folded(state: RunState, commit: Commit, layout: Layout) -> RunState:
     match commit:
         case EpochStart():
             fruitless = state.fruitless + (commit.serves and commit.n > 0)
-            return replace(state, phase="RUNNING", fruitless=fruitless)
+            return replace(state, phase=RunPhase.RUNNING, fruitless=fruitless)
         case Merge():
             return _merge(state, commit, layout)
         case Skip():
@@ -189,9 +188,9 @@ def _folded(state: RunState, commit: Commit, layout: Layout) -> RunState:
         case CollectionFloor():
             return _raise_floor(state, commit)
         case Stop():
-            return replace(state, phase="STOPPED")
+            return replace(state, phase=RunPhase.STOPPED)
         case Finish():
-            return replace(state, phase="FINISHED")
+            return replace(state, phase=RunPhase.FINISHED)
         case Refuse() | Evaluation():
             return state
     raise TypeError(f"a {commit.kind} is folded by nothing")
@@ -202,6 +201,8 @@ def _check_chain(state: RunState, commit: Commit) -> None:
         raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
     if commit.epoch < state.epoch:
         raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
+    if state.phase != RunPhase.RUNNING and not (state.phase == RunPhase.STOPPED and isinstance(commit, EpochStart)):
+        raise RecordError(f"commit {commit.n}, a {commit.kind}, comes after the run was {state.phase}")
     if isinstance(commit, Merge | Skip) and commit.slot != state.slot:
         raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
 

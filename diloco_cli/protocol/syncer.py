@@ -1,21 +1,20 @@
 """The syncer as a state machine: it reads offers, decides, merges, and makes commits true.
 
 It holds no torch and no clock: arithmetic and evaluation come in as ports, everything else is yielded operations.
-
-    READING -> CLAIMING -> SERVING -> MERGING -> SERVING ... -> FINISHING -> DONE
-                                   \\-> (a higher epoch in the log) FENCED
+Its states are those of protocol/states.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import DataCheckError
+from diloco_cli.errors import DataCheckError, FencedError
+from diloco_cli.protocol.beats import Cadence
 from diloco_cli.protocol.commits import (
     Commit,
     EpochStart,
@@ -54,17 +53,16 @@ from diloco_cli.protocol.repair import Repairer
 from diloco_cli.protocol.requests import pending_requests
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import SYNCER as SYNCER_STATES
+from diloco_cli.protocol.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.weights import token_weight
 from diloco_cli.protocol.wire import encode
 
 BEAT_EVERY_S = 3.0
-SLOWEST_KEPT = 0.995  # a beat: an outage is forgotten within the hour, a slow merge comes again
 FATES_WAIT_SLOTS = 2
 FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
 POLLS_A_SLOT = 20
-
-SyncerState = Literal["READING", "CLAIMING", "SERVING", "MERGING", "FINISHING", "DONE"]
 
 
 class Syncer:
@@ -89,7 +87,7 @@ class Syncer:
         self.on_commit, self.beat_facts, self.recover = on_commit, beat_facts, recover
         self.state = RunState()
         self.epoch = 0
-        self.doing: SyncerState = "READING"
+        self.doing = SyncerState.READING
         self.inbox = Inbox(run)
         self.loaded: dict[tuple[str, int, int], Any] = {}
         self.pacer = Pacer(run)
@@ -99,8 +97,8 @@ class Syncer:
         self.housekeeper, self.repairer = Housekeeper(run), Repairer(run, arithmetic, recover)
         self.last_snapshot = 0
         self.last_evaluated_slot = self.evaluated_tokens = 0
-        self.next_beat_s = self.next_request_s = self.next_incarnations_s = 0.0
-        self.num_beats, self.slowest_s = 0, 0.0
+        self.next_request_s = self.next_incarnations_s = 0.0
+        self.cadence = Cadence(BEAT_EVERY_S)
         self.reason = ""
 
     @property
@@ -110,23 +108,31 @@ class Syncer:
     def serve(self) -> Steps[RunState]:
         """Until the run is finished or stopped. Raises FencedError when a newer syncer has taken over."""
         try:
-            return (yield from self._serve())
-        except DataCheckError:
-            yield from self._notice_successor()  # which may have collected what is missing here
+            try:
+                return (yield from self._serve())
+            except DataCheckError:
+                yield from self._notice_successor()  # which may have collected what is missing here
+                raise
+        except FencedError:
+            self._go(SyncerState.FENCED)
             raise
+
+    def _go(self, to: SyncerState) -> None:
+        self.doing = moved(SYNCER_STATES, self.doing, to)
 
     def _serve(self) -> Steps[RunState]:
         self.state = yield from read_log(self.run)
-        if self.state.phase == "FINISHED":
+        if self.state.phase == RunPhase.FINISHED:
+            self._go(SyncerState.DONE)
             return self.state
         yield from self._take_over()
-        while self.state.phase == "RUNNING":
+        while self.state.phase == RunPhase.RUNNING:
             if self.state.tokens(self.run.layout) >= self.run.settings.train.tokens:
                 yield from self._finish()
                 break
             worked = yield from self._turn()
             yield from self.housekeeper.rest(self.state, 0.0 if worked else self._poll_s())
-        self.doing = "DONE"
+        self._go(SyncerState.DONE)
         yield from self.beat((yield Now()), force=True)
         return self.state
 
@@ -137,16 +143,17 @@ class Syncer:
     # -- becoming the syncer ------------------------------------------------------------------------------------
 
     def _take_over(self) -> Steps[None]:
-        self.doing = "CLAIMING"
+        self._go(SyncerState.CLAIMING)
         self.epoch = yield from claim_epoch(self.run, self.claim, self.state)
         phase = self.state.phase
         while self.state.epoch < self.epoch:
-            if self.state.phase not in (phase, "RUNNING"):
+            if self.state.phase not in (phase, RunPhase.RUNNING):
                 return  # it ended, or was stopped, while this syncer was starting
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
-            old = (yield from pending_requests(self.run, self.state)) if phase == "STOPPED" else None  # meant for then
-            old = None if old is not None and old.alone is not None else old
-            request = None if old is None else old.newest
+            old = None  # requests that were meant for the run as it was before the stop
+            if phase == RunPhase.STOPPED:
+                old = yield from pending_requests(self.run, self.state)
+            request = old.newest if old is not None and old.alone is None else None
             who = ": ".join(filter(None, [f"{self.claim.host} pid {self.claim.pid}", self.because]))
             yield from self._commit(EpochStart(outputs=outputs, reason=who, request=request))
         self.last_snapshot = self.state.n
@@ -154,7 +161,7 @@ class Syncer:
         self.inbox.open(self.state, (yield Now()))
         self.window_from_s = -inf
         self.pacer.begin(self.state.window)
-        self.doing = "SERVING"
+        self._go(SyncerState.SERVING)
 
     def _genesis(self) -> Steps[tuple[Output, ...]]:
         """Version 0 of every fragment: from then on, nobody ever starts from random weights again."""
@@ -323,7 +330,7 @@ class Syncer:
         return sound
 
     def _merge(self, offers: list[Offer], facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
-        self.doing = "MERGING"
+        self._go(SyncerState.MERGING)
         fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
         sync = self.run.settings.sync
         weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
@@ -332,7 +339,7 @@ class Syncer:
         if isinstance(merged, Refused):  # the next turn decides anew, on those that are left
             for place, why in merged.reasons.items():
                 self.inbox.drop(offers[place], why)
-            self.doing = "SERVING"
+            self._go(SyncerState.SERVING)
             return False
         output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
         opens_s = next_window_s(facts, self.pace.slot_s)
@@ -348,14 +355,14 @@ class Syncer:
             self.inbox.forget(offers)
         self.loaded = {}
         self.inbox.sort_out(self.state)
-        self.doing = "SERVING"
+        self._go(SyncerState.SERVING)
         return True
 
     # -- ending, and being seen ---------------------------------------------------------------------------------
 
     def _finish(self) -> Steps[None]:
         """The last evaluation, then the `finish` commit with a fate for every offer that could be found until then."""
-        self.doing = "FINISHING"
+        self._go(SyncerState.FINISHING)
         started_s: float = yield Now()
         submitted = False
         while (now_s := (yield Now())) - started_s < FINAL_EVALUATION_S:
@@ -378,18 +385,16 @@ class Syncer:
     def _refuse_all(self) -> Steps[None]:
         """The run is over for everything outstanding; the last commit takes the fates that are left then."""
         self.inbox.refuse_all("run_over")
-        while self.state.phase == "RUNNING" and self.inbox.fates_left:
+        while self.state.phase == RunPhase.RUNNING and self.inbox.fates_left:
             yield from self._commit(Refuse(fates=self.inbox.take_fates()))
 
     def beat(self, now_s: float, force: bool = False) -> Steps[None]:
         """The syncer's own words, every few seconds; `force`: now."""
-        if now_s < self.next_beat_s and not force:
+        if not self.cadence.is_due(now_s) and not force:
             return
-        if self.num_beats > 0:
-            self.slowest_s = max(self.slowest_s * SLOWEST_KEPT, now_s - self.next_beat_s + BEAT_EVERY_S)
-        self.next_beat_s, self.num_beats = now_s + BEAT_EVERY_S, self.num_beats + 1
+        self.cadence.said(now_s)
         facts = {
-            "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host,
-            "reason": self.reason, "beats": self.num_beats, "slowest_s": round(self.slowest_s, 1), **self.beat_facts(),
+            "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host, "reason": self.reason,
+            "beats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1), **self.beat_facts(),
         }  # fmt: skip
         yield Put(beat_key(SYNCER), encode(facts))

@@ -15,12 +15,13 @@ from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.progress import Draft
 from diloco_cli.protocol.records import Output
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import RunPhase
 
 
 def is_over(state: RunState, joined_at: int) -> bool:
     """Whether the run has ended for a process that began at this commit. A stop that was in the log before does not
     concern it: the run is being resumed."""
-    return state.phase == "FINISHED" or (state.phase == "STOPPED" and state.n > joined_at)
+    return state.phase == RunPhase.FINISHED or (state.phase == RunPhase.STOPPED and state.n > joined_at)
 
 
 def awaits_last(awaits_outcomes: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:

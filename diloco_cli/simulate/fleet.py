@@ -15,6 +15,7 @@ from diloco_cli.protocol.keys import FORMAT_KEY
 from diloco_cli.protocol.operations import Create, Operation, Steps
 from diloco_cli.protocol.records import Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import RunPhase
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import encode
 from diloco_cli.signing import LOG
@@ -85,7 +86,7 @@ class SimulatedFleet:
                 self.world.call_at(fault.at_s, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         end_s = self.world.now_s + seconds
         self.world.call_at(end_s, lambda: None)  # nothing later than this is played to find the end
-        self.world.run(lambda: self.state.phase == "FINISHED" or self.world.now_s >= end_s, seconds)
+        self.world.run(lambda: self.state.phase == RunPhase.FINISHED or self.world.now_s >= end_s, seconds)
         for name, since_s in self._down_since_s.items():
             self.conditions[name].down_s += self.world.now_s - since_s
         for name in list(self._paused):

@@ -14,6 +14,7 @@ from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.schedule import syncer_s
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.states import RunPhase
 from diloco_cli.simulate.fleet import Hardware, SimulatedFleet
 from diloco_cli.simulate.island import Condition, sizes_of
 from diloco_cli.units import format_duration
@@ -163,7 +164,7 @@ def report(
     return WhatIf(
         name=run.name,
         simulated_s=seconds,
-        finished=state.phase == "FINISHED",
+        finished=state.phase == RunPhase.FINISHED,
         commits=state.n + 1,
         merges=state.merges,
         skips=state.metrics.skips,
@@ -195,7 +196,10 @@ def _fault_warnings(fleet: SimulatedFleet) -> Iterator[str]:
     planned = [fault for fault in fleet.faults if not fault.skipped]
     missed = planned[fleet.injected :]
     if missed:
-        end, how = format_duration(fleet.world.now_s), "run" if fleet.state.phase == "FINISHED" else "simulated time"
+        end, how = (
+            format_duration(fleet.world.now_s),
+            "run" if fleet.state.phase == RunPhase.FINISHED else "simulated time",
+        )
         yield (
             f"{fleet.injected} of {len(planned)} planned faults happened: the {how} ended after {end}, and the next, "
             f"{missed[0].kind} {', '.join(missed[0].targets)}, was due at {format_duration(missed[0].at_s)}"

@@ -11,11 +11,12 @@ from msgspec import structs
 
 from diloco_cli.protocol.collection import is_garbage, next_floor
 from diloco_cli.protocol.eligibility import refusal
+from diloco_cli.protocol.housekeeping import to_quarantine
 from diloco_cli.protocol.keys import cast_key, delta_key, snapshot_key, state_key
 from diloco_cli.protocol.log import fold
 from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.progress import Progress
-from diloco_cli.protocol.quarantine import HOSTILE, faults_after, faults_for_quarantine, to_quarantine
+from diloco_cli.protocol.quarantine import HOSTILE, faults_after, faults_for_quarantine
 from diloco_cli.protocol.records import SCHEMA, Fate, Output, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import RecordError, decode, encode
