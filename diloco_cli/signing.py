@@ -7,7 +7,8 @@
 What is signed: the run's id, the object's key, the signer and the record's bytes, in which there is a nonce. So a
 record is worth nothing under another key, in another run, or in another's name. A learner holds two keys, its own and
 the log's: it cannot sign as another learner or as an operator. But HMAC is symmetric: whoever can check the log could
-also sign one. Between learners it is the bucket's policy (templates/access) that keeps them from writing commits.
+also sign one. Between learners it is the bucket's own policy (templates/bucket-policy) that keeps them from writing
+commits.
 
 Keys are never written, logged or shown; a record and FORMAT.json name them by `key_id`.
 
@@ -33,7 +34,7 @@ OPERATOR = "operator"
 KEY_VARIABLE = "DILOCO_SIGNING_KEY"
 KEY_FILE_VARIABLE = "DILOCO_SIGNING_KEY_FILE"
 SHORTEST_SECRET = 32  # characters: 128 bits as hexadecimal
-LONGEST_SECRET = 4096
+MAX_SECRET = 4096
 _LEARNER_TEXT = re.compile(r"learner:([a-z0-9][a-z0-9-]{0,62}):([0-9a-f]{64}):([0-9a-f]{64})")
 _SUM_CHARACTERS = 16  # 64 bits: by chance no damage ever passes
 _SUM = re.compile(rb',"sum":"([0-9a-f]{%d})"\}' % _SUM_CHARACTERS)
@@ -72,13 +73,13 @@ class Signing:
 class Unsigned:
     """How a process meets a run without signatures and checksums: bytes stay as they are, and nothing is checked."""
 
-    wrong = "is not what was written"  # what a record is that is not genuine
+    wrong = "is not what was written"  # what a record is that is not authentic
 
-    def seal(self, signer: str, key: str, body: bytes) -> bytes:
+    def sign(self, signer: str, key: str, body: bytes) -> bytes:
         """The record to write under this object key."""
         return body
 
-    def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
+    def authenticates(self, signer: str, key: str, data: bytes) -> bool:
         """Whether these bytes are what `signer` wrote under this object key, as far as this process can tell."""
         return True
 
@@ -95,10 +96,10 @@ class Checksummed(Unsigned):
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id.encode()
 
-    def seal(self, signer: str, key: str, body: bytes) -> bytes:
+    def sign(self, signer: str, key: str, body: bytes) -> bytes:
         return b'%b,"sum":"%b"}' % (body[:-1], self._sum(key, body))
 
-    def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
+    def authenticates(self, signer: str, key: str, data: bytes) -> bool:
         start = len(data) - _SUM_BYTES
         tail = _SUM.fullmatch(data, start) if start > 0 else None
         return tail is not None and tail[1] == self._sum(key, data[:start] + b"}")
@@ -110,7 +111,7 @@ class Checksummed(Unsigned):
 class Keyless(Unsigned):
     """How a process without keys meets a signed run: it may read, and takes everything at its word."""
 
-    def seal(self, signer: str, key: str, body: bytes) -> bytes:
+    def sign(self, signer: str, key: str, body: bytes) -> bytes:
         raise RefusedError("the run's records are signed, and this process holds no key", where=key, hint=KEY_HINT)
 
     def holds(self, signer: str) -> bool:
@@ -128,7 +129,7 @@ class Keyring(Unsigned):
     def __repr__(self) -> str:
         return f"Keyring({self._run_id})"
 
-    def seal(self, signer: str, key: str, body: bytes) -> bytes:
+    def sign(self, signer: str, key: str, body: bytes) -> bytes:
         if not self.holds(signer):
             raise RefusedError(f"this process holds no key to sign as {signer}", where=key, hint=KEY_HINT)
         if len(body) <= len("{}") or not body.endswith(b"}"):
@@ -136,7 +137,7 @@ class Keyring(Unsigned):
         signature = f',"signature":"{signer}:{self._code(signer, key, body)}"}}'
         return body[:-1] + signature.encode()
 
-    def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
+    def authenticates(self, signer: str, key: str, data: bytes) -> bool:
         start = data.rfind(b',"signature":', max(0, len(data) - MAX_TAIL_BYTES))
         tail = _TAIL.fullmatch(data, start) if start > 0 else None
         if tail is None or tail[1] != signer.encode() or not self.holds(signer):
@@ -163,11 +164,11 @@ UNSIGNED = Unsigned()
 KEYLESS = Keyless()
 
 
-def unsealed(data: bytes) -> bytes:
+def body_of(data: bytes) -> bytes:
     """The record's own bytes, without a signature or a checksum, whether that holds or not."""
     start = data.rfind(b',"s', max(0, len(data) - MAX_TAIL_BYTES))
-    sealed = start > 0 and (_SUM.fullmatch(data, start) or _TAIL.fullmatch(data, start))
-    return data[:start] + b"}" if sealed else data
+    signed = start > 0 and (_SUM.fullmatch(data, start) or _TAIL.fullmatch(data, start))
+    return data[:start] + b"}" if signed else data
 
 
 def derived_key(secret: bytes, run_id: str, signer: str) -> bytes:
@@ -188,8 +189,8 @@ class Secret:
         self._secret = None if found is not None else text.encode()
         if found is None and text.startswith("learner:"):
             raise UsageError("this is not a learner's key as diloco writes it", where=where, hint="diloco key learner")
-        if not SHORTEST_SECRET <= len(text) <= LONGEST_SECRET or not text.isprintable():
-            allowed = f"{SHORTEST_SECRET} to {LONGEST_SECRET} printable characters"
+        if not SHORTEST_SECRET <= len(text) <= MAX_SECRET or not text.isprintable():
+            allowed = f"{SHORTEST_SECRET} to {MAX_SECRET} printable characters"
             raise UsageError(f"a signing key has {allowed}", where=where, hint="make one: diloco key new FILE")
 
     def __repr__(self) -> str:

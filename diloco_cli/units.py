@@ -17,7 +17,7 @@ from decimal import Decimal
 from diloco_cli.errors import UsageError
 
 NUMBER_THEN_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,2})?)\s*(.*)", re.DOTALL)
-LARGEST_COUNT = 10**18
+MAX_COUNT = 10**18
 
 BANDWIDTH_BPS = {
     "bps": 1, "kbps": 10**3, "Kbps": 10**3, "Mbps": 10**6, "Gbps": 10**9, "Tbps": 10**12,
@@ -61,8 +61,8 @@ def parse_count(text: str) -> int:
     value = number * _factor(text, unit, COUNT_SUFFIXES, "count", COUNT_FORMS)
     if value != value.to_integral_value():
         raise UsageError(f"count '{text}' is not a whole number; {COUNT_FORMS}")
-    if value > LARGEST_COUNT:
-        raise UsageError(f"count '{text}' is larger than {LARGEST_COUNT:.0e}; {COUNT_FORMS}")
+    if value > MAX_COUNT:
+        raise UsageError(f"count '{text}' is larger than {MAX_COUNT:.0e}; {COUNT_FORMS}")
     return int(value)
 
 

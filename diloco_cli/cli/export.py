@@ -23,7 +23,7 @@ def export(
         None,
         "--tape",
         metavar="FILE",
-        help="Write the run as a tape instead (.gz: packed): `diloco launch --replay FILE`.",
+        help="Write the run as a tape instead (.gz: packed): `diloco replay FILE`.",
     ),
     yes: bool = typer.Option(False, "-y", "--yes", help="Overwrite an existing file."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),

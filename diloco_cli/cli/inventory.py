@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from diloco_cli.config.settings import Inventory, RunSettings
     from diloco_cli.probe.entry import Entry, Measurements
 
-LONGEST_S = 600.0
+MAX_S = 600.0
 
 inventory = typer.Typer(help="The hardware there is.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -27,7 +27,7 @@ def probe(
     file: Path = typer.Option(None, "-f", "--file", help="Also train this run's model: its real steps."),
     output: Path = typer.Option(None, "-o", "--output", help="Write the inventory here too; the file must be new."),
     store: str = typer.Option(None, "--store", metavar="URL", help="Also measure this store: up, down, latency."),
-    seconds: float = typer.Option(2.0, "--seconds", min=0.01, max=LONGEST_S, help="How long each measurement takes."),
+    seconds: float = typer.Option(2.0, "--seconds", min=0.01, max=MAX_S, help="How long each measurement takes."),
     name: str = typer.Option(None, "--name", help="The island's name; without it, this machine's."),
     region: str = typer.Option("here", "--region", help="The island's region."),
     overrides: list[str] = typer.Option([], "--set", help="Change one value of the run file: key.key=value."),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import talk
-from diloco_cli.cli.replay import replay
 from diloco_cli.cli.resume import go_on
 from diloco_cli.cli.run_argument import foreground_store, open_known_run
 from diloco_cli.errors import UsageError
@@ -26,8 +25,8 @@ ANSWERS_WITHIN_S = 20.0
 
 
 def launch(
-    file: Path | None = typer.Argument(
-        None, metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
+    file: Path = typer.Argument(
+        ..., metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
     ),
     region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
     backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
@@ -35,21 +34,8 @@ def launch(
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what would start; change nothing."),
     overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
-    tape: Path | None = typer.Option(
-        None, "--replay", metavar="TAPE", help="Play a tape on this process (`diloco export RUN --tape TAPE`)."
-    ),
-    output: Path | None = typer.Option(None, "-o", "--output", help="With --replay: file for the parameters."),
-    device: str = typer.Option("cpu", "--device", help="With --replay: where to compute."),
 ) -> None:
     """Start a run: learners of every region and the syncer; watch, restart what dies."""
-    if tape is not None:
-        if file is not None or detach or region is not None or overrides or backend != "local":
-            raise UsageError("--replay needs nothing but the tape: it holds the run and its settings")
-        sys.exit(replay(tape, output, device, dry_run, as_json))
-    if file is None:
-        raise UsageError("what shall be launched?", hint="diloco launch run.yaml, or diloco launch --replay TAPE")
-    if output is not None:
-        raise UsageError("-o belongs to --replay", hint="a run's parameters: diloco export RUN -o FILE")
     if backend != "local":
         raise UsageError(
             f"unknown backend {backend!r}; allowed: local",

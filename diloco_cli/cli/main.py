@@ -14,14 +14,22 @@ import typer
 
 from diloco_cli import __version__
 from diloco_cli.cli.output import report_error, talk, wants_traceback
-from diloco_cli.errors import DilocoError, NoSpaceError
+from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
 
 BUG_STATUS = 1
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 COMMANDS = (
     "init", "plan", "simulate", "launch", "status", "chaos", "stop", "resume", "logs", "runs", "verify", "export",
-    "rollback", "gc", "lift", "key", "access", "doctor", "config", "inventory", "learner", "syncer", "evaluator",
+    "rollback", "gc", "readmit", "replay", "key", "bucket-policy", "doctor", "config", "inventory", "learner", "syncer",
+    "evaluator",
 )  # fmt: skip
+
+RENAMED = {  # what earlier versions called it
+    ("lift",): "diloco readmit",
+    ("access",): "diloco bucket-policy",
+    ("plan", "--against"): "diloco plan --diff",
+    ("launch", "--replay"): "diloco replay TAPE",
+}
 
 app = typer.Typer(
     name="diloco",
@@ -55,18 +63,26 @@ def register_commands(words: list[str]) -> None:
 def add_command(to: typer.Typer, name: str) -> None:
     """The module of this name in `cli/` holds the command, or the group of commands, under the same name; its docstring
     is its help, and REGISTRATION says what else typer has to know."""
-    module = importlib.import_module(f"diloco_cli.cli.{name}")
-    command = getattr(module, name)
+    module = importlib.import_module(f"diloco_cli.cli.{name.replace('-', '_')}")
+    command = getattr(module, name.replace("-", "_"))
     if isinstance(command, typer.Typer):
         to.add_typer(command, name=name)
     else:
         to.command(name, **getattr(module, "REGISTRATION", {}))(command)
 
 
+def _refuse_old_names(words: list[str]) -> None:
+    """Raises UsageError with the name that a command or an option has now."""
+    for (command, *option), now in RENAMED.items():
+        if words[:1] == [command] and all(any(w.partition("=")[0] == name for w in words[1:]) for name in option):
+            raise UsageError(f"'{' '.join([command, *option])}' has another name now", hint=now)
+
+
 def main() -> None:
     """Entry point: every declared error ends with its own exit status, and nobody sees a traceback unasked."""
     register_commands(sys.argv[1:])
     try:
+        _refuse_old_names(sys.argv[1:])
         app(standalone_mode=True)
     except DilocoError as error:
         _end(error)

@@ -9,7 +9,7 @@ from diloco_cli.protocol.log import next_commit
 from diloco_cli.protocol.metrics import MergeNote
 from diloco_cli.protocol.state import RunState
 
-MOST_BEFORE_A_MERGE = 100  # commits that are looked through for the first merge
+MAX_BEFORE_A_MERGE = 100  # commits that are looked through for the first merge
 
 
 def measured_run(text: str) -> MeasuredRun:
@@ -18,7 +18,7 @@ def measured_run(text: str) -> MeasuredRun:
     opened = open_run(text)
     facts = opened.facts()
     status, merges, first = status_of(facts), facts.state.metrics.recent_merges, _first_merge(opened)
-    means = {name: heard.beat.mean_tokens_per_s for name, heard in facts.learners.items()}
+    means = {name: heard.heartbeat.mean_tokens_per_s for name, heard in facts.learners.items()}
     islands = tuple(
         MeasuredIsland(i.name, means.get(i.name, 0.0), i.up_bytes, i.down_bytes, i.incarnation) for i in status.learners
     )
@@ -34,7 +34,7 @@ def measured_run(text: str) -> MeasuredRun:
 
 def _first_merge(opened: OpenRun) -> MergeNote | None:
     state = RunState()
-    for _ in range(MOST_BEFORE_A_MERGE):
+    for _ in range(MAX_BEFORE_A_MERGE):
         later = opened.perform(next_commit(opened.format, state))
         if later is None or later.metrics.recent_merges:
             return later.metrics.recent_merges[0] if later else None

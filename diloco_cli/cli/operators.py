@@ -29,7 +29,7 @@ TimeoutOption = typer.Option(
     metavar="S",
     help="Seconds of the syncer's silence before this command answers.  [default: 10, or twice its longest so far]",
 )
-ANSWERED_BY: dict[RequestKind, str] = {"rollback": "rollback", "gc": "gc_floor", "lift": "lift"}
+ANSWERED_BY: dict[RequestKind, str] = {"rollback": "rollback", "gc": "gc_floor", "readmit": "readmit"}
 YesOption = typer.Option(False, "-y", "--yes", help="Do not ask.")
 DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
 JsonOption = typer.Option(False, "--json", help="One JSON object.")
@@ -85,20 +85,20 @@ def carry_out(
 
 
 def answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | None) -> RunState:
-    """Wait as long as a syncer lives: its beat changes every few seconds, also while it copies a large model."""
-    from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES
-    from diloco_cli.protocol.keys import SYNCER, beat_key
+    """Wait as long as a syncer lives: its heartbeat changes every few seconds, also while it copies a large model."""
+    from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES
+    from diloco_cli.protocol.keys import SYNCER, heartbeat_key
 
-    beat, heard_s = opened.store.get(beat_key(SYNCER), LARGEST_BEAT_BYTES), monotonic_s()
-    bear_s = silence_to_bear_s(timeout_s, beat)
+    heartbeat, heard_s = opened.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES), monotonic_s()
+    bear_s = silence_to_bear_s(timeout_s, heartbeat)
     if bear_s > SYNCER_ANSWERS_S:
         talk(f"the syncer is slow at times: it counts as gone after {bear_s:.0f} s of silence")
     while state.next_request <= number and state.phase == "RUNNING" and monotonic_s() - heard_s < bear_s:
         sleep_s(LOOK_EVERY_S)
         state = head_of(opened, state)
-        now = opened.store.get(beat_key(SYNCER), LARGEST_BEAT_BYTES)
-        if now != beat:
-            beat, heard_s = now, monotonic_s()
+        now = opened.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+        if now != heartbeat:
+            heartbeat, heard_s = now, monotonic_s()
     return state
 
 
@@ -129,12 +129,12 @@ def tell_regions(opened: OpenRun, head: RunState) -> None:
     services.end(over=True, within_s=REGIONS_WITHIN_S)
 
 
-def silence_to_bear_s(timeout_s: float | None, beat: bytes | None) -> float:
+def silence_to_bear_s(timeout_s: float | None, heartbeat: bytes | None) -> float:
     """How long a syncer with these last words may be silent. One that is only slow (a large fragment, a slow link) must
     not be fenced by a command that leaves again: the run would be without any."""
     from diloco_cli.protocol.standby import LONGER_THAN_USUAL, slowest_s
 
-    return max(SYNCER_ANSWERS_S, LONGER_THAN_USUAL * slowest_s(beat)) if timeout_s is None else timeout_s
+    return max(SYNCER_ANSWERS_S, LONGER_THAN_USUAL * slowest_s(heartbeat)) if timeout_s is None else timeout_s
 
 
 def _refusal_of(opened: OpenRun, since: range, number: int, answer: str) -> str | None:

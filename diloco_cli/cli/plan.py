@@ -27,7 +27,7 @@ def plan(
     output: Path = typer.Option(
         None, "-o", "--output", help="Write the plan here, for `diloco launch`; into a folder: named after its content."
     ),
-    against: Path = typer.Option(None, "--against", help="Show how this plan differs from an earlier one."),
+    diff: Path = typer.Option(None, "--diff", help="Show how this plan differs from an earlier one."),
     overrides: list[str] = typer.Option([], "--set", help="Change one value of the run file: key.key=value."),
     objective: str = typer.Option("tokens", help="What to search for: tokens (per second) or cost (per token)."),
     budget: str = typer.Option(None, help="All money at most: 150/h, or 20k/run."),
@@ -42,7 +42,7 @@ def plan(
     from diloco_cli.cli.plan_files import plan_of_files
     from diloco_cli.plan.plan_file import load_plan, plan_differences, plan_to_json, summary_of
 
-    earlier = load_plan(against) if against else None
+    earlier = load_plan(diff) if diff else None
     goal = _goal(objective, budget, deadline)
     made = plan_of_files(inventory, file, overrides, goal)
     extra: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def plan(
         print_json("plan", data, warnings=list(made.warnings))
     elif earlier:
         print("\n".join(changes) or "no difference")
-        talk(f"against {against}: {summary_of(changes)}")
+        talk(f"against {diff}: {summary_of(changes)}")
     else:
         print(_text(made, extra))
     if changes:

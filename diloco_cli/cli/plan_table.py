@@ -10,7 +10,7 @@ from diloco_cli.cli.output import table
 from diloco_cli.plan.plan import PlannedIsland
 from diloco_cli.units import format_count, format_duration
 
-MOST_ROWS = 24  # of a large fleet on a terminal: the largest islands
+MAX_ROWS = 24  # of a large fleet on a terminal: the largest islands
 UNLIMITED = 10**6
 
 
@@ -60,11 +60,11 @@ def at_most(limit: int) -> int:
     return limit if sys.stdout.isatty() else UNLIMITED
 
 
-def islands_table(islands: Sequence[PlannedIsland], width: int, most_rows: int) -> list[str]:
+def islands_table(islands: Sequence[PlannedIsland], width: int, max_rows: int) -> list[str]:
     """Lines of at most `width` characters, unless names alone need more. Nothing inside a cell is ever cut; of more
-    than `most_rows` islands the largest are shown."""
-    largest = sorted(islands, key=lambda i: (-i.tokens_per_s, i.name))[:most_rows]
-    shown = largest if len(islands) > most_rows else islands
+    than `max_rows` islands the largest are shown."""
+    largest = sorted(islands, key=lambda i: (-i.tokens_per_s, i.name))[:max_rows]
+    shown = largest if len(islands) > max_rows else islands
     columns = list(COLUMNS)
     while True:
         lines = _lines(columns, shown)

@@ -16,7 +16,7 @@ from textwrap import wrap
 from typing import Any
 
 from diloco_cli.cli.output import table
-from diloco_cli.cli.plan_table import MOST_ROWS, UNLIMITED, at_most, islands_table
+from diloco_cli.cli.plan_table import MAX_ROWS, UNLIMITED, at_most, islands_table
 from diloco_cli.config.hostlist import compress_hostlist
 from diloco_cli.environment import environment_value
 from diloco_cli.plan.plan import Plan
@@ -25,9 +25,9 @@ from diloco_cli.units import format_bandwidth, format_count, format_duration, fo
 
 COLUMNS = 80
 BAR_COLUMNS = 24
-MOST_FITS = 4  # lines about memory
-MOST_SECTIONS = 14  # of an explanation: on a terminal only the first islands of a large fleet are shown
-MOST_LISTED = 12  # entries of a list before the rest is counted
+MAX_FITS = 4  # lines about memory
+MAX_SECTIONS = 14  # of an explanation: on a terminal only the first islands of a large fleet are shown
+MAX_LISTED = 12  # entries of a list before the rest is counted
 GB = 1e9
 
 
@@ -40,7 +40,7 @@ def plan_text(plan: Plan) -> str:
     formed = [f"{f.name}: {compress_hostlist(f.machines).replace(',', ', ')}: {f.reason}" for f in plan.formed]
     blocks = [
         _wrapped(f"{plan.verdict}: {plan.why}", "  "),
-        islands_table(plan.islands, table_columns(), at_most(MOST_ROWS)),
+        islands_table(plan.islands, table_columns(), at_most(MAX_ROWS)),
         _list("islands were formed of machines", formed),
         *_left_out(plan),
         _schedule(plan),
@@ -78,7 +78,7 @@ def _short(names: Sequence[str]) -> str:
 
 
 def _left_out(plan: Plan) -> Iterator[list[str]]:
-    most = at_most(MOST_LISTED)
+    most = at_most(MAX_LISTED)
     for island in plan.left_out[:most]:
         ways = chain.from_iterable(_wrapped(f"  way out: {way}", "           ") for way in island.ways_out)
         yield [*_wrapped(f"left out: {island.name}: {island.reason}", "  "), *ways]
@@ -119,7 +119,7 @@ def _memory(plan: Plan) -> list[str]:
         text = f"{format_size(island.memory_gb_needed * GB)} on each accelerator{sharding}{micro}: {parts}"
         groups.setdefault(text, []).append(island.name)
     lines: list[str] = []
-    for text, names in list(groups.items())[: at_most(MOST_FITS)]:
+    for text, names in list(groups.items())[: at_most(MAX_FITS)]:
         lines += _labelled("memory", f"{_short(names)}: {text}")
     host, needs = format_size(max(i.host_memory_gb_needed for i in plan.islands) * GB), plan.syncer
     links = f"{format_bandwidth(needs.down_mbps * 1e6)} down, {format_bandwidth(needs.up_mbps * 1e6)} up"
@@ -197,7 +197,7 @@ def _percent(share: float) -> str:
 def _list(heading: str, lines: Sequence[str]) -> list[str]:
     if not lines:
         return []
-    most = at_most(MOST_LISTED)
+    most = at_most(MAX_LISTED)
     shown = chain.from_iterable(_wrapped(f"  - {line}", "    ") for line in lines[:most])
     rest = [f"  and {len(lines) - most} more: | less, or --json"] if len(lines) > most else []
     return [f"{heading}:", *shown, *rest]
@@ -217,7 +217,7 @@ def explanation_text(explanations: Sequence[Mapping[str, Any]]) -> str:
     for item in explanations:
         groups.setdefault(item["of"], []).append(item)
     lines: list[str] = []
-    most = at_most(MOST_SECTIONS)
+    most = at_most(MAX_SECTIONS)
     for of in [*groups][:most]:
         lines += ["", f"{of}:"] if lines else [f"{of}:"]
         for item in groups[of]:

@@ -1,9 +1,12 @@
-"""`diloco launch --replay TAPE`: plays a tape on this one process, and says whether the run comes out as recorded."""
+"""`diloco replay TAPE`: plays a tape on this one process, and says whether the run comes out as recorded."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from diloco_cli.cli.export import refuse_place, writing_to
 from diloco_cli.cli.output import print_json, talk
@@ -15,20 +18,25 @@ if TYPE_CHECKING:
     from diloco_cli.tapes.player import PlayedMerge
 
 
-def replay(path: Path, output: Path | None, device: str, dry_run: bool, as_json: bool) -> int:
-    """Exit status 0, or 11 if a merge gives other parameters than the tape knows. `output`: where the parameters go at
-    the end."""
+def replay(
+    tape_file: Path = typer.Argument(..., metavar="TAPE", help="From `diloco export RUN --tape TAPE`."),
+    output: Path | None = typer.Option(None, "-o", "--output", help="File for the parameters at the end."),
+    device: str = typer.Option("cpu", "--device", help="Where to compute."),
+    dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what is on the tape; play nothing."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+) -> None:
+    """Play a tape on this one process; exit status 11 if a merge gives other parameters than the tape knows."""
     from diloco_cli.tapes.files import read_tape
 
-    tape = read_tape(path)
+    tape = read_tape(tape_file)
     if output is not None:
         refuse_place(output, hint="give another -o FILE")
     for warning in _warnings(tape, device):
         talk(f"warning: {warning}")
     if dry_run:
-        _say_tape(tape, path, as_json)
-        return 0
-    return _play(tape, path, output, device, as_json)
+        _say_tape(tape, tape_file, as_json)
+        return
+    sys.exit(_play(tape, tape_file, output, device, as_json))
 
 
 def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: bool) -> int:
@@ -60,7 +68,7 @@ def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: boo
         "output": None if output is None or error is not None else str(output),
     }  # fmt: skip
     if as_json:
-        print_json("launch", data, error=error)
+        print_json("replay", data, error=error)
         return 0 if error is None else error.exit_status
     if error is not None:
         raise error
@@ -103,7 +111,7 @@ def _facts(tape: Tape, path: Path) -> dict[str, Any]:
 def _say_tape(tape: Tape, path: Path, as_json: bool) -> None:
     facts = _facts(tape, path)
     if as_json:
-        print_json("launch", facts | {"dry_run": True})
+        print_json("replay", facts | {"dry_run": True})
         return
     compared = f"{facts['merges_with_digest']} with a digest to compare"
     print(f"tape of run {facts['run']}: {facts['merges']} merges ({compared}), {facts['tokens']:,} merged tokens")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GRID_DAYS, GRID_SEEDS = 2.0, 3
 FLEET_DAYS, FLEET_SEEDS = 30.0, 1
 SLOWDOWN = 2.0
-MOST_CHIPS, MOST_LEARNERS, MOST_DAYS, MOST_SEEDS = 100_000_000, 1024, 366.0, 100
+MAX_CHIPS, MAX_LEARNERS, MAX_DAYS, MAX_SEEDS = 100_000_000, 1024, 366.0, 100
 
 simulate = typer.Typer(
     help="What would happen, in virtual time: goodput, bandwidth, worst cases, whole runs. It never trains.",
@@ -38,12 +38,12 @@ simulate = typer.Typer(
 @simulate.command("goodput")
 def goodput(
     chips: str = typer.Option(None, "--chips", help="Chips of the whole fleet, such as 1.2M."),
-    learners: int = typer.Option(None, "--learners", min=1, max=MOST_LEARNERS, help="Learners that share them."),
+    learners: int = typer.Option(None, "--learners", min=1, max=MAX_LEARNERS, help="Learners that share them."),
     mtbi: str = typer.Option(None, "--mtbi", help="Mean time between interrupts of one chip, such as 365 d."),
     repair: str = typer.Option(None, "--repair", help="Mean time until a failed slice is back, such as 60 s."),
-    days: float = typer.Option(None, "--days", min=0.01, max=MOST_DAYS, help="Simulated days of each history."),
+    days: float = typer.Option(None, "--days", min=0.01, max=MAX_DAYS, help="Simulated days of each history."),
     seed: int = typer.Option(0, "--seed", min=0, help="The first history's seed."),
-    seeds: int = typer.Option(None, "--seeds", min=1, max=MOST_SEEDS, help="Histories of each cell."),
+    seeds: int = typer.Option(None, "--seeds", min=1, max=MAX_SEEDS, help="Histories of each cell."),
     stragglers: int = typer.Option(0, "--stragglers", min=0, help="So many learners are slow."),
     slowdown: float = typer.Option(None, "--slowdown", min=1.0, max=1000.0, help="How slow: times a step's time; 2."),
     plan: Path = typer.Option(
@@ -139,9 +139,9 @@ def _fleet(
         made = load_plan(plan)
         return learners_of_plan(made), sum(island.devices for island in made.islands), rules_of_plan(made)
     number, total = learners or 8, parse_count(chips) if chips is not None else 1_200_000
-    if not number <= total <= MOST_CHIPS:
+    if not number <= total <= MAX_CHIPS:
         raise UsageError(
-            f"--chips {total} is out of range: from one per learner ({number}) to {MOST_CHIPS:,}",
+            f"--chips {total} is out of range: from one per learner ({number}) to {MAX_CHIPS:,}",
             hint="diloco simulate goodput --chips 1.2M --learners 8",
         )
     if len(slowdowns) > number:

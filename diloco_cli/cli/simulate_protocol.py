@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COMMAND = "simulate protocol"
 DEFAULT_HISTORIES, DEFAULT_SWEEPS = 100, 1
-MOST_HISTORIES, MOST_JOBS = 10_000_000, 1024
+MAX_HISTORIES, MAX_JOBS = 10_000_000, 1024
 INTERRUPTED_STATUS = 130
 LINE_EVERY_S = 60.0
 
@@ -29,10 +29,10 @@ def protocol(
         None,
         "--histories",
         min=1,
-        max=MOST_HISTORIES,
+        max=MAX_HISTORIES,
         help="So many seeds, one history each (with --sweep: one sweep).",
     ),
-    jobs: int = typer.Option(1, "--jobs", min=1, max=MOST_JOBS, help="Processes that share the work."),
+    jobs: int = typer.Option(1, "--jobs", min=1, max=MAX_JOBS, help="Processes that share the work."),
     sweep: bool = typer.Option(False, "--sweep", help="Crash everybody at every operation, before and after it."),
     at: str = typer.Option(None, "--at", help="With --sweep: this crash alone, as in l0.1:3:after."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from diloco_cli.simulate.what_if import Price
 
 DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
-MOST_DAYS = 30.0
+MAX_DAYS = 30.0
 OF_AN_EXISTING_RUN = (
     "a run that exists says neither how often its hardware fails nor what it costs: no failures, no prices; the plan "
     "or run file that it was launched from says both"
@@ -53,7 +53,7 @@ def run(
     scenario: str = typer.Option(None, "--scenario", help="Faults: a scenario file, or a built-in one's name."),
     duration: str = typer.Option(None, "--for", help="Virtual time, such as 2 h; else the scenario's, or 300 slots."),
     seed: int = typer.Option(None, "--seed", min=0, help="Of failures and faults. Default: the scenario's, or 0."),
-    tape: Path = typer.Option(None, "--tape", metavar="FILE", help="Write what happened, for `launch --replay`."),
+    tape: Path = typer.Option(None, "--tape", metavar="FILE", help="Write what happened, for `diloco replay`."),
     timetable_only: bool = typer.Option(False, "-n", "--dry-run", help="Only print the faults' timetable."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
@@ -149,8 +149,8 @@ def _seconds(duration: str | None, story: Scenario | None, found: _Subject) -> f
     if duration is None:
         return story.duration_s if story is not None else DEFAULT_SLOTS * found.slot_s
     seconds = parse_duration(duration)
-    if not 0 < seconds <= MOST_DAYS * 86_400:
-        raise UsageError(f"--for must be above 0 and at most {MOST_DAYS:g} d", hint="--for '2 h'")
+    if not 0 < seconds <= MAX_DAYS * 86_400:
+        raise UsageError(f"--for must be above 0 and at most {MAX_DAYS:g} d", hint="--for '2 h'")
     return seconds
 
 
@@ -181,6 +181,4 @@ def _write_tape(fleet: SimulatedFleet, path: Path) -> None:
     tape = record(fleet.world.store, fleet.run)
     tape = replace(tape, merges=tuple(replace(merge, state_digest=None) for merge in tape.merges))
     size = write_tape(tape, path)
-    talk(
-        f"tape of {len(tape.merges)} merges written to {path} ({size:,} bytes); play it: diloco launch --replay {path}"
-    )
+    talk(f"tape of {len(tape.merges)} merges written to {path} ({size:,} bytes); play it: diloco replay {path}")

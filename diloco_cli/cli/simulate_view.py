@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 80
 RUN_HEADINGS = ("ISLAND", "GOODPUT", "MERGED", "TRAINED", "MERGES", "STALL", "DOWN", "STARTS", "UP/DOWNLOAD")
-MOST_FAULT_LINES = 12
+MAX_FAULT_LINES = 12
 NAMES = {
     "data_parallel_no_elasticity": "data-parallel rigid",
     "data_parallel_elastic": "data-parallel elastic",
@@ -233,7 +233,7 @@ def _run_headline(outcome: WhatIf) -> list[str]:
         f"{format_count(outcome.tokens_per_s)} tok/s merged, goodput {100 * outcome.goodput:.1f} %, "
         + (f"participation {100 * outcome.participation:.1f} %" if outcome.participation is not None else "no merge"),
     ]
-    sent = f"up {format_size(outcome.bytes_up)}, down {format_size(outcome.bytes_down)}, epochs {outcome.epochs}"
+    sent = f"up {format_size(outcome.up_bytes)}, down {format_size(outcome.down_bytes)}, epochs {outcome.epochs}"
     if outcome.days_to_target is not None:
         sent += f"; at this rate the target takes {format_duration(outcome.days_to_target * 86_400)}"
     if outcome.cost_to_target:
@@ -253,7 +253,7 @@ def _island_cells(island: IslandReport) -> tuple[str, ...]:
         format_duration(island.stalled_s) if island.stalled_s else "-",
         format_duration(island.down_s) if island.down_s else "-",
         str(island.incarnations),
-        f"{format_size(island.bytes_up)}/{format_size(island.bytes_down)}".replace(" ", ""),
+        f"{format_size(island.up_bytes)}/{format_size(island.down_bytes)}".replace(" ", ""),
     )
 
 
@@ -261,7 +261,7 @@ def _run_faults(outcome: WhatIf) -> list[str]:
     if not outcome.log:
         return []
     skipped = sum(bool(fault.skipped) for fault in outcome.faults)
-    shown = outcome.log[:MOST_FAULT_LINES]
+    shown = outcome.log[:MAX_FAULT_LINES]
     lines = [part for line in shown for part in wrap(f"  {line}", COLUMNS, subsequent_indent="    ")]
     more = len(outcome.log) - len(shown)
     head = f"faults and failures: {len(outcome.log)}" + (f", {skipped} skipped by the constraints" if skipped else "")

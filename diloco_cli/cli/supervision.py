@@ -16,7 +16,7 @@ from diloco_cli.cli.status import read_status
 from diloco_cli.cli.stop import request_stop
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.launch.ending import Event, Outcome
+from diloco_cli.launch.ending import Event, SupervisionResult
 from diloco_cli.launch.logs import StoreWords
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_units
@@ -131,7 +131,7 @@ def _phase_reader(opened: OpenRun) -> Callable[[], str]:
     return phase
 
 
-def _report(opened: OpenRun, outcome: Outcome, command: str, as_json: bool) -> int:
+def _report(opened: OpenRun, outcome: SupervisionResult, command: str, as_json: bool) -> int:
     if outcome.reason in ("interrupted", "stopped"):
         talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.name}")
     print_summary(boxed(opened, TimeBox(LOOK_S)), command, as_json)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from diloco_cli.errors import UsageError
 
-MOST_HOSTS = 10_000
-LONGEST_HOST = 253  # characters: the domain name system allows no more
-LONGEST_SHOWN = 200
+MAX_HOSTS = 10_000
+MAX_HOST = 253  # characters: the domain name system allows no more
+MAX_SHOWN = 200
 ENTRY = re.compile(r"([A-Za-z0-9_.@:-]*)(?:\[([0-9,-]+)\]([A-Za-z0-9_.:-]*))?")
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 COUNTED = re.compile(r"(.*?)(\d{1,9})(\D*)")
 WORD_OF_HOSTFILE = re.compile(r"[A-Za-z_-]+=\S*")
-LARGEST_HOSTFILE_BYTES = 1_000_000
+MAX_HOSTFILE_BYTES = 1_000_000
 FORM = "write for example box[1-4], n[08-10,12] or a,b"
 
 
@@ -27,7 +27,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     """Every host once, in the order written."""
     hosts: list[str] = []
     for entry in _entries(text):
-        hosts += _expand(entry.strip(), shortened(text), MOST_HOSTS - len(hosts))
+        hosts += _expand(entry.strip(), shortened(text), MAX_HOSTS - len(hosts))
     if len(set(hosts)) < len(hosts):
         raise UsageError(f"the hostlist '{shortened(text)}' names a host twice")
     return tuple(hosts)
@@ -46,7 +46,7 @@ def _entries(text: str) -> Iterator[str]:
 
 def shortened(text: str) -> str:
     """For an error: as much as fits into a line."""
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _expand(entry: str, text: str, room: int) -> list[str]:
@@ -54,11 +54,11 @@ def _expand(entry: str, text: str, room: int) -> list[str]:
     if not entry or entry.startswith("-") or match is None:
         raise UsageError(f"the hostlist '{text}' cannot be read at '{shortened(entry)}'; {FORM}")
     prefix, ranges, suffix = match.groups()
-    if len(prefix) + len(suffix or "") > LONGEST_HOST:
-        raise UsageError(f"the hostlist '{text}' holds a name longer than {LONGEST_HOST} characters")
+    if len(prefix) + len(suffix or "") > MAX_HOST:
+        raise UsageError(f"the hostlist '{text}' holds a name longer than {MAX_HOST} characters")
     if ranges is None:
         if room < 1:
-            raise UsageError(f"the hostlist '{text}' names more than {MOST_HOSTS} hosts")
+            raise UsageError(f"the hostlist '{text}' names more than {MAX_HOSTS} hosts")
         return [entry]
     numbers: list[str] = []
     for part in ranges.split(","):
@@ -75,7 +75,7 @@ def _numbers(part: str, text: str, room: int) -> list[str]:
     if count < 1:
         raise UsageError(f"the hostlist '{text}' counts backwards at '[{part}]'; {FORM}")
     if count > room:
-        raise UsageError(f"the hostlist '{text}' names more than {MOST_HOSTS} hosts")
+        raise UsageError(f"the hostlist '{text}' names more than {MAX_HOSTS} hosts")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
 
@@ -85,20 +85,20 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
     there is no such file."""
     try:
         with path.open("rb") as stream:
-            raw = stream.read(LARGEST_HOSTFILE_BYTES + 1)
+            raw = stream.read(MAX_HOSTFILE_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"cannot read the hostfile {path}: {reason}") from None
-    if len(raw) > LARGEST_HOSTFILE_BYTES:
-        raise UsageError(f"the hostfile is larger than {LARGEST_HOSTFILE_BYTES // 10**6} MB", where=str(path))
+    if len(raw) > MAX_HOSTFILE_BYTES:
+        raise UsageError(f"the hostfile is larger than {MAX_HOSTFILE_BYTES // 10**6} MB", where=str(path))
     seen: dict[str, str] = {}
     for place, line in _lines_of_hosts(raw.decode("utf-8", errors="replace"), path):
         for host in _hosts_of_line(line, place):
             if host in seen:
                 raise UsageError(f"the host '{host}' is named twice (before: {seen[host]})", where=place)
             seen[host] = place
-    if not 1 <= len(seen) <= MOST_HOSTS:
-        raise UsageError(f"a hostfile names 1 to {MOST_HOSTS} hosts, not {len(seen)}", where=str(path))
+    if not 1 <= len(seen) <= MAX_HOSTS:
+        raise UsageError(f"a hostfile names 1 to {MAX_HOSTS} hosts, not {len(seen)}", where=str(path))
     return tuple(seen)
 
 

@@ -16,8 +16,8 @@ from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 
 CONFIG = "config.json"
-LARGEST_CONFIG_BYTES = 1_000_000
-LONGEST_DEFAULT_SEQUENCE = 1024  # tokens; many models allow 100 times more, which nobody wants by accident
+MAX_CONFIG_BYTES = 1_000_000
+MAX_DEFAULT_SEQUENCE = 1024  # tokens; many models allow 100 times more, which nobody wants by accident
 Config = dict[str, Any]
 
 
@@ -59,7 +59,7 @@ def read_config(name: str, folders: Iterable[Path]) -> tuple[Config, Path]:
         )
     try:
         with (place / CONFIG).open("rb") as stream:
-            return parse_object(stream.read(LARGEST_CONFIG_BYTES + 1), LARGEST_CONFIG_BYTES), place
+            return parse_object(stream.read(MAX_CONFIG_BYTES + 1), MAX_CONFIG_BYTES), place
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot be read: {error}", where=str(place / CONFIG)) from error
 
@@ -107,7 +107,7 @@ def sequence_of(longest: int, wanted: int | None, where: str) -> int:
             where=where,
             hint=f"--set model.sequence={longest}",
         )
-    return wanted or min(longest, LONGEST_DEFAULT_SEQUENCE)
+    return wanted or min(longest, MAX_DEFAULT_SEQUENCE)
 
 
 class _Numbers:

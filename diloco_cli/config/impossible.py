@@ -61,7 +61,7 @@ def refuse_together(
         )
 
 
-def longest_overlap(every: int, num_fragments: int) -> int:
+def max_overlap(every: int, num_fragments: int) -> int:
     """The largest tau, in slots of H / P steps. The paper's bound is tau < H in steps: tau * H / P <= H - 1: one step
     at least lies between a fragment's adoption and its next sending, or there would be nothing to send. At H >= P that
     is P - 1. The drift bound (at least one round) is then never below the overlap either."""
@@ -70,7 +70,7 @@ def longest_overlap(every: int, num_fragments: int) -> int:
 
 def overlap_problem(overlap: int, every: int, num_fragments: int) -> str | None:
     """Why tau cannot be `overlap` slots where a round of `every` steps has `num_fragments` slots; None if it can."""
-    longest = longest_overlap(every, num_fragments)
+    longest = max_overlap(every, num_fragments)
     if overlap <= longest:
         return None
     return (
@@ -96,7 +96,7 @@ def _check_overlap(run: RunSettings, place: _Places) -> None:
             place.refuse(
                 "sync.adoption",
                 "at_tau adopts after exactly sync.overlap slots, so sync.overlap must be a number, not auto",
-                f"--set sync.overlap={min(2, longest_overlap(sync.every, sync.fragments))}, "
+                f"--set sync.overlap={min(2, max_overlap(sync.every, sync.fragments))}, "
                 "or --set sync.adoption=on_arrival",
             )
         return

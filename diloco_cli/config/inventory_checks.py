@@ -13,8 +13,8 @@ from diloco_cli.config.settings import RESERVED_NAMES, Accelerators, Device, Inv
 from diloco_cli.config.yaml_tree import Node
 from diloco_cli.errors import UsageError
 
-MOST_ISLANDS = 10_000
-MOST_MACHINES = 100_000
+MAX_ISLANDS = 10_000
+MAX_MACHINES = 100_000
 PEAKS = ("bf16_tflops", "fp16_tflops", "fp32_tflops")
 Hardware = IslandSettings | MachineSettings
 
@@ -117,10 +117,10 @@ def _check_sizes(inventory: Inventory, where: str) -> None:
     num_islands, num_machines = len(inventory.islands), sum(machine.nodes for machine in inventory.machines)
     if not inventory.islands and not inventory.machines:
         raise UsageError("the file lists no hardware: give islands, machines or both", where=where)
-    if num_islands > MOST_ISLANDS:
-        raise UsageError(f"islands: at most {MOST_ISLANDS} islands, not {num_islands}", where=where)
-    if num_machines > MOST_MACHINES:
-        raise UsageError(f"machines: at most {MOST_MACHINES} machines, not {num_machines}", where=where)
+    if num_islands > MAX_ISLANDS:
+        raise UsageError(f"islands: at most {MAX_ISLANDS} islands, not {num_islands}", where=where)
+    if num_machines > MAX_MACHINES:
+        raise UsageError(f"machines: at most {MAX_MACHINES} machines, not {num_machines}", where=where)
 
 
 def _check_islands(inventory: Inventory, places: Places) -> None:

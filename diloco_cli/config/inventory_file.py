@@ -33,9 +33,9 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_bandwidth, parse_duration, parse_egress, parse_price
 
 INVENTORY_VERSION = 1
-MOST_NODES = 100_000
-MOST_ACCELERATORS = 100_000
-MOST_CORES = 4096
+MAX_NODES = 100_000
+MAX_ACCELERATORS = 100_000
+MAX_CORES = 4096
 LOCAL_INFRA = ("local", "ssh")
 NAMED_INFRA = {"slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD"}
 INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
@@ -86,7 +86,7 @@ def _rules(folder: Path) -> Rules:
         "accelerators": Rule(_accelerators),
         "infra": Rule(_infra),
         "hosts": Rule(hosts),
-        "nodes": Rule(between(1, MOST_NODES, integer)),
+        "nodes": Rule(between(1, MAX_NODES, integer)),
         "mtbf_s": Rule(DURATION, key="mtbf"),
         "restart_s": Rule(DURATION, key="restart"),
         "price_per_h": Rule(quantity(parse_price), key="price"),
@@ -104,7 +104,7 @@ def _rules(folder: Path) -> Rules:
         },
         IslandSettings: of_hardware,
         MachineSettings: of_hardware | {"fabric": Rule(_fabric)},
-        LocalMachine: {"cores": Rule(between(1, MOST_CORES, integer)), "crowding": Rule(_crowding)},
+        LocalMachine: {"cores": Rule(between(1, MAX_CORES, integer)), "crowding": Rule(_crowding)},
         Link: {
             "up_bps": Rule(BANDWIDTH, key="up"),
             "down_bps": Rule(BANDWIDTH, key="down"),
@@ -130,7 +130,7 @@ def _store_url(node: Node, folder: Path) -> str:
 
 def _accelerators(node: Node) -> Accelerators:
     match = ACCELERATORS.fullmatch(node.text) if isinstance(node.value, str) else None
-    if match is None or int(match[2] or 1) > MOST_ACCELERATORS:
+    if match is None or int(match[2] or 1) > MAX_ACCELERATORS:
         raise UsageError(f"must be NAME:COUNT such as H100-SXM:8 or cpu:1, not {readers.shown(node)}", where=node.where)
     return Accelerators(match[1], int(match[2] or 1))
 
@@ -190,7 +190,7 @@ def _slowdown(node: Node) -> float:
 def _crowding(node: Node) -> tuple[float, ...]:
     """Shares from 1 downwards: of one process, of each of two at once, and so on."""
     read: Reader = between(0.001, 1, number)
-    entries: Any = node.value if isinstance(node.value, list) and len(node.value) <= MOST_CORES else []
+    entries: Any = node.value if isinstance(node.value, list) and len(node.value) <= MAX_CORES else []
     shares = tuple(float(read(entry)) for entry in entries)
     if not shares or shares[0] != 1.0 or list(shares) != sorted(shares, reverse=True):
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-MOST_NAMES = 4
+MAX_NAMES = 4
 
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
@@ -13,9 +13,9 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
     by_lower = {name.lower(): name for name in names}
     wanted = word.lower()
     starts = sorted(name for name in by_lower if len(wanted) >= 2 and name.startswith(wanted))
-    similar = difflib.get_close_matches(wanted, by_lower, n=MOST_NAMES, cutoff=0.6)
+    similar = difflib.get_close_matches(wanted, by_lower, n=MAX_NAMES, cutoff=0.6)
     found = dict.fromkeys([*starts, *similar])
-    return [by_lower[name] for name in found][:MOST_NAMES]
+    return [by_lower[name] for name in found][:MAX_NAMES]
 
 
 def suggestion(word: str, names: Iterable[str]) -> str:

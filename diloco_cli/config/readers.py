@@ -15,7 +15,7 @@ from diloco_cli.errors import UsageError
 T = TypeVar("T")
 Reader = Callable[[Node], Any]
 
-MOST_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 NAME_RULE = "lower-case letters, digits and '-', at most 63, beginning with a letter or digit"
 ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -78,7 +78,7 @@ def one_of(allowed: Sequence[str]) -> Reader:
 
 def quantity(parse: Callable[[str], T]) -> Callable[[Node], T]:
     """A value with a unit, through one of the parsers of `units`."""
-    parse = lru_cache(maxsize=MOST_REMEMBERED)(parse)  # a list of a thousand machines writes the same few quantities
+    parse = lru_cache(maxsize=MAX_REMEMBERED)(parse)  # a list of a thousand machines writes the same few quantities
 
     def read(node: Node) -> T:
         if isinstance(node.value, (dict, list, bool, type(None))):

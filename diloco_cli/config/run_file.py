@@ -40,11 +40,11 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration
 
 RUN_VERSION = 1
-MOST_FRAGMENTS = 4096
-MOST_THREADS = 1024
-MOST_SHARDS = 1 << 20
-MOST_STANDBYS = 16
-SHORTEST_TAKEOVER_S = 6.0  # two beats of a syncer that only waits
+MAX_FRAGMENTS = 4096
+MAX_THREADS = 1024
+MAX_SHARDS = 1 << 20
+MAX_STANDBYS = 16
+SHORTEST_TAKEOVER_S = 6.0  # two heartbeats of a syncer that only waits
 COUNT = at_least(1, quantity(parse_count))
 WHOLE = at_least(1, integer)
 FRACTION = from_zero_below(1, number)
@@ -63,14 +63,14 @@ RULES: Rules = {
     DataSettings: {
         "preset": Rule(readers.one_of(DATA_PRESETS)),
         "entrypoint": Rule(readers.entrypoint),
-        "shards": Rule(between(1, MOST_SHARDS, integer)),
+        "shards": Rule(between(1, MAX_SHARDS, integer)),
     },
     TrainSettings: {
         "tokens": Rule(COUNT),
         "batch_tokens": Rule(COUNT),
         "micro_batch_tokens": Rule(readers.either("auto", COUNT)),
         "seed": Rule(between(0, 2**32 - 1, integer)),
-        "threads": Rule(between(1, MOST_THREADS, integer)),
+        "threads": Rule(between(1, MAX_THREADS, integer)),
     },
     InnerSettings: {
         "lr": Rule(above(0, number)),
@@ -83,7 +83,7 @@ RULES: Rules = {
     },
     SyncSettings: {
         "every": Rule(COUNT),
-        "fragments": Rule(between(1, MOST_FRAGMENTS, integer)),
+        "fragments": Rule(between(1, MAX_FRAGMENTS, integer)),
         "overlap": Rule(readers.either("auto", at_least(0, integer))),
         "quorum": Rule(WHOLE),
         "blend": Rule(between(0, 1, number)),
@@ -106,7 +106,7 @@ RULES: Rules = {
         "outer_momentum": Rule(FRACTION),
     },
     SyncerSettings: {
-        "standbys": Rule(between(0, MOST_STANDBYS, integer)),
+        "standbys": Rule(between(0, MAX_STANDBYS, integer)),
         "takeover_s": Rule(
             readers.either("auto", at_least(SHORTEST_TAKEOVER_S, quantity(parse_duration))), key="takeover"
         ),

@@ -7,14 +7,14 @@ from math import isfinite
 from typing import Any
 
 MAX_DEPTH = 32
-LONGEST_INTEGER = 20  # characters: what 64 bits hold
+MAX_INTEGER = 20  # characters: what 64 bits hold
 
 
-def parse_object(data: bytes | str, most_bytes: int) -> dict[str, Any]:
+def parse_object(data: bytes | str, max_bytes: int) -> dict[str, Any]:
     """The object; ValueError with the reason for anything else. (`json` alone takes NaN for a number and 1e999 for
     infinity, lets the last of two equal keys win, and exhausts the stack on deep nesting.)"""
-    if len(data) > most_bytes:
-        raise ValueError(f"{len(data)} bytes, more than the {most_bytes} allowed")
+    if len(data) > max_bytes:
+        raise ValueError(f"{len(data)} bytes, more than the {max_bytes} allowed")
     try:
         found = json.loads(
             data,
@@ -49,7 +49,7 @@ def _finite_number(text: str) -> float:
 
 
 def _bounded_integer(text: str) -> int:
-    if len(text) > LONGEST_INTEGER:
+    if len(text) > MAX_INTEGER:
         raise ValueError(f"{text[:40]} is too large a number")
     return int(text)
 

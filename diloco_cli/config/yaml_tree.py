@@ -17,9 +17,9 @@ import yaml
 
 from diloco_cli.errors import UsageError
 
-LARGEST_FILE_BYTES = 8_000_000
+MAX_FILE_BYTES = 8_000_000
 DEEPEST_NESTING = 12
-LONGEST_SCALAR = 4096
+MAX_SCALAR = 4096
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where libyaml is there
 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
@@ -50,12 +50,12 @@ def read_yaml_file(path: Path) -> Node:
     """The tree of a file; every error names the path as it was given."""
     try:
         with path.open("rb") as stream:
-            raw = stream.read(LARGEST_FILE_BYTES + 1)
+            raw = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"cannot read the file: {reason}", where=str(path), hint="diloco init") from None
-    if len(raw) > LARGEST_FILE_BYTES:
-        raise UsageError(f"the file is larger than {LARGEST_FILE_BYTES // 10**6} MB", where=str(path))
+    if len(raw) > MAX_FILE_BYTES:
+        raise UsageError(f"the file is larger than {MAX_FILE_BYTES // 10**6} MB", where=str(path))
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -115,8 +115,8 @@ class _Reader:
             return Node(self._mapping(depth), where)
         if isinstance(event, yaml.SequenceStartEvent):
             return Node(list(self._items(depth)), where)
-        if len(event.value) > LONGEST_SCALAR:
-            raise UsageError(f"a value is longer than {LONGEST_SCALAR} characters", where=where)
+        if len(event.value) > MAX_SCALAR:
+            raise UsageError(f"a value is longer than {MAX_SCALAR} characters", where=where)
         plain = event.implicit[0]
         return Node(resolve_scalar(event.value) if plain else event.value, where, event.value)
 

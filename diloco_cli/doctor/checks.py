@@ -54,7 +54,7 @@ def read_back(place: Place, rounds: int) -> Finding:
 
 
 def _overwritten(place: Place, reader: Store) -> Finding | None:
-    """Hints and beats are overwritten; readers see the newest. Without the permission there is nothing to check."""
+    """Hints and heartbeats are overwritten; readers see the newest. Without the permission nothing is checked."""
     try:
         for data in (b"first", b"second"):
             place.impatient_client().put("hint/overwritten", data)

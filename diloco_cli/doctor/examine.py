@@ -12,7 +12,7 @@ from diloco_cli.doctor import checks
 from diloco_cli.doctor.permissions import permissions
 from diloco_cli.doctor.place import CLEAN_UP_S, Place
 from diloco_cli.doctor.races import exclusive_create, race_of_threads
-from diloco_cli.doctor.throughput import LARGEST_BYTES, QUICK_LARGEST_BYTES, Speed, measure_speed
+from diloco_cli.doctor.throughput import MAX_BYTES, QUICK_LARGEST_BYTES, Speed, measure_speed
 from diloco_cli.doctor.verdicts import Check, Examination, Finding, failed, passed
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.store.open import open_store, parse_url
@@ -41,10 +41,10 @@ class Effort:
     rounds: int = 12
     processes: int = 3
     reads: int = 30
-    largest_bytes: int = LARGEST_BYTES
+    max_bytes: int = MAX_BYTES
 
 
-QUICK = Effort(racers=4, rounds=4, processes=2, reads=8, largest_bytes=QUICK_LARGEST_BYTES)
+QUICK = Effort(racers=4, rounds=4, processes=2, reads=8, max_bytes=QUICK_LARGEST_BYTES)
 
 
 def examine(
@@ -104,7 +104,7 @@ class _Examination:
             "range_read": checks.range_read,
             "delete": checks.delete,
             "clock": checks.clock_skew,
-            "throughput": lambda place: self._throughput(place, effort.largest_bytes),
+            "throughput": lambda place: self._throughput(place, effort.max_bytes),
         }
         for name, examiner in (*examiners.items(), ("permissions", permissions), *more.items()):
             if self.usable or (self._refused and name == "permissions"):
@@ -149,6 +149,6 @@ class _Examination:
             self._refused = self._refused or isinstance(error, StoreForbiddenError)
             return failed(str(error), SLOW_OR_DEAD if self._place.box.is_over() else error.hint or "")
 
-    def _throughput(self, place: Place, largest_bytes: int) -> Finding:
-        self._speed = measure_speed(place, largest_bytes)
+    def _throughput(self, place: Place, max_bytes: int) -> Finding:
+        self._speed = measure_speed(place, max_bytes)
         return passed(self._speed.text())

@@ -14,7 +14,7 @@ NEEDS = {
     "syncer": ("create", "read", "list", "delete"),
 }
 """A learner lists to find the newest snapshot, and some stores say 403 for a missing key to who may not list. It is
-better off if it may overwrite its own beat, for `status`; it never deletes."""
+better off if it may overwrite its own heartbeat, for `status`; it never deletes."""
 
 
 def permissions(place: Place) -> Finding:
@@ -31,7 +31,7 @@ def finding_of(allowed: Collection[str]) -> Finding:
         return passed(f"{may}: enough for a learner and a syncer")
     notes = [f"a {role} also needs {' and '.join(missing)}" for role, missing in lacking.items() if missing]
     if "overwrite" not in allowed:
-        notes.append("without overwrite no beats: `status` cannot show this unit's state")
+        notes.append("without overwrite no heartbeats: `status` cannot show this unit's state")
     fit = f"enough for a {' and a '.join(fits)}" if fits else "not enough for a run"
     return warned(f"{may}: {fit}", "; ".join(notes))
 

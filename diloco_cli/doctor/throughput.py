@@ -11,7 +11,7 @@ from diloco_cli.units import format_bandwidth, format_duration, format_size
 
 SMALL_READS = 11
 FIRST_BYTES = 1_000_000
-LARGEST_BYTES = 64_000_000
+MAX_BYTES = 64_000_000
 QUICK_LARGEST_BYTES = 4_000_000
 GROWTH = 4
 LONG_ENOUGH_S = 1.0
@@ -36,7 +36,7 @@ class Speed:
         )
 
 
-def measure_speed(place: Place, largest_bytes: int) -> Speed:
+def measure_speed(place: Place, max_bytes: int) -> Speed:
     """Objects grow until one takes a second, or there is no time for the next."""
     place.store.create("speed/small", b"x" * 64)
     latency_s = median(seconds_of(lambda: place.store.get("speed/small", 64)) for _ in range(SMALL_READS))
@@ -47,6 +47,6 @@ def measure_speed(place: Place, largest_bytes: int) -> Speed:
         down_s = seconds_of(lambda key=key, size=size: place.store.get(key, size))  # type: ignore[misc]
         slower_s = max(up_s, down_s)
         bigger = size * GROWTH
-        if slower_s >= LONG_ENOUGH_S or bigger > largest_bytes or SLOWER_BY * slower_s > place.box.left_s():
+        if slower_s >= LONG_ENOUGH_S or bigger > max_bytes or SLOWER_BY * slower_s > place.box.left_s():
             return Speed(size, 8 * size / up_s, 8 * size / down_s, latency_s)
         size = bigger

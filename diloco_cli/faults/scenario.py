@@ -27,8 +27,8 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_duration
 
 SCENARIO_VERSION = 1
-MOST_FAULTS = 1000
-LONGEST_S = 366 * 86_400.0
+MAX_FAULTS = 1000
+MAX_S = 366 * 86_400.0
 GROUPS = ("learners", "regions", "all")  # one of the learners, or of the regions, drawn; every learner and the syncer
 
 FaultKind = Literal[
@@ -93,7 +93,7 @@ class Scenario:
     abort: tuple[str, ...] = ()
 
 
-DURATION = between(0, LONGEST_S, quantity(parse_duration))
+DURATION = between(0, MAX_S, quantity(parse_duration))
 LONGER = above(0, DURATION)
 
 
@@ -134,8 +134,8 @@ def load_scenario(path: Path | str) -> Scenario:
     tree = read_yaml_file(Path(path))
     refuse_newer(tree, SCENARIO_VERSION)
     scenario = Builder(RULES).build(Scenario, tree)
-    if len(scenario.faults) > MOST_FAULTS:
-        raise UsageError(f"more than {MOST_FAULTS} faults", where=tree.where)
+    if len(scenario.faults) > MAX_FAULTS:
+        raise UsageError(f"more than {MAX_FAULTS} faults", where=tree.where)
     if scenario.warm_up_s >= scenario.duration_s:
         raise UsageError("warm_up must be shorter than duration", where=tree.where)
     for index, rule in enumerate(scenario.faults):

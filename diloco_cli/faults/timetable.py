@@ -14,7 +14,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.faults.scenario import GROUPS, FaultKind, FaultRule, Scenario
 
 SYNCER = "syncer"
-MOST_INJECTIONS = 100_000
+MAX_INJECTIONS = 100_000
 UNTIL_RESTARTED_S = 30.0  # how long a killed unit is reckoned away where its supervisor brings it back
 
 
@@ -108,14 +108,12 @@ def _times(rule: FaultRule, scenario: Scenario, draws: Draws) -> Iterator[float]
             yield rule.at_s
         return
     now_s = scenario.warm_up_s
-    for _ in range(MOST_INJECTIONS):
+    for _ in range(MAX_INJECTIONS):
         now_s += rule.every_s if rule.every_s is not None else draws.exponential(rule.poisson_s or 1.0)
         if now_s > scenario.duration_s:
             return
         yield round(now_s, 3)
-    raise UsageError(
-        f"the scenario {scenario.name} has more than {MOST_INJECTIONS:,} faults", hint="a shorter duration"
-    )
+    raise UsageError(f"the scenario {scenario.name} has more than {MAX_INJECTIONS:,} faults", hint="a shorter duration")
 
 
 def _targets(rule: FaultRule, units: Sequence[Unit], draws: Draws) -> tuple[str, ...]:

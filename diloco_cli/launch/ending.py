@@ -25,7 +25,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SupervisionResult:
     """How a supervision ended. `signum` is the signal that interrupted it."""
 
     reason: Reason

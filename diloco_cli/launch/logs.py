@@ -112,7 +112,7 @@ def follow(files: dict[str, Path], stop: Callable[[], bool] = lambda: False) -> 
 
 class StoreWords:
     """Lines about the store that have been written since this was made, each once: the one way to hear of it while the
-    bucket itself takes no beats."""
+    bucket itself takes no heartbeats."""
 
     def __init__(self, run: str) -> None:
         self._run = run

@@ -106,7 +106,7 @@ def create_run(
     store: Store, fresh: RunFormat, where: str, secret: Secret | None = None
 ) -> tuple[RunFormat, Literal["created", "existed"]]:
     """Create the run, or find the same run there already. Raises UsageError if other settings hold the name."""
-    answer = store.create(FORMAT_KEY, fresh.keyring.seal(LOG, FORMAT_KEY, encode(fresh)))
+    answer = store.create(FORMAT_KEY, fresh.keyring.sign(LOG, FORMAT_KEY, encode(fresh)))
     if isinstance(answer, Created):
         return fresh, "created"
     there = with_keys(parse_format(answer.data, where), secret, answer.data, where)

@@ -12,9 +12,9 @@ from diloco_cli.launch.ending import (
     Ending,
     Event,
     EventKind,
-    Outcome,
     Reason,
     StopPolicy,
+    SupervisionResult,
     begin_ending,
     next_ending,
 )
@@ -40,7 +40,7 @@ def supervise(
     state_every_s: float = 1.0,
     restart: RestartPolicy = RestartPolicy(),
     stop: StopPolicy = StopPolicy(),
-) -> Outcome:
+) -> SupervisionResult:
     """Starts (or adopts) every unit, restarts what dies, and returns when all have ended.
 
     `run_state` tells the state of the run in the bucket: FINISHED, STOPPED or STOPPING end the supervision,
@@ -80,7 +80,7 @@ class Supervisor:
         self._ending: Ending | None = None
         self._request: OnceInBackground | None = None
 
-    def run(self, poll_s: float) -> Outcome:
+    def run(self, poll_s: float) -> SupervisionResult:
         while True:
             self._listen()
             for unit in self.units:
@@ -199,14 +199,14 @@ class Supervisor:
             # The terminal is gone (its SIGHUP is handled elsewhere); talk must never stop the supervision.
             self._on_event = lambda event: None
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> SupervisionResult:
         failed = [unit for unit in self.units if unit.state is State.FAILED]
         reason = self._ending.reason if self._ending else self._reason_of_leaving(bool(failed))
         if reason == "failed":
             raise _run_failed(self._run_name, failed)
         if self._request is not None and self._request.trouble:
             self._tell("stopping", None, f"the stop request was not written: {self._request.trouble}")
-        return Outcome(reason, self._signals.first)
+        return SupervisionResult(reason, self._signals.first)
 
     def _reason_of_leaving(self, any_failed: bool) -> Reason:
         """All units have left by themselves: what does the bucket say?"""

@@ -20,7 +20,7 @@ from diloco_cli.learner.replica import Replica
 from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire, mixed
 from diloco_cli.protocol.ports import Moments, Values
-from diloco_cli.protocol.records import Mixing, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Mixing, RunFormat
 
 
 class Placed:
@@ -117,7 +117,7 @@ class CudaWire(TensorWire):
     def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
         return super().encode(fragment, seq, applied, base.host, values.host)
 
-    def decode(self, output: Output, data: bytes) -> Values:
+    def decode(self, output: FragmentVersion, data: bytes) -> Values:
         return Placed(self._inward, super().decode(output, data), None).upload()
 
     def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:

@@ -25,9 +25,9 @@ from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.processes.signing_key import signing_secret
-from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat
 from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.keys import beat_key
+from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
+from diloco_cli.protocol.keys import heartbeat_key
 from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.log import read_format, read_log
 from diloco_cli.protocol.membership import enter
@@ -40,7 +40,7 @@ from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
-from diloco_cli.store.retry_news import BEAT_EVERY_S, RetryNews
+from diloco_cli.store.retry_news import HEARTBEAT_EVERY_S, RetryNews
 from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.tasks.build import build_data, build_model
 
@@ -135,9 +135,11 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
     finally:
         learner.follower.leaves = True
         lanes.close(CLEAN_STOP_S)
-        if hasattr(learner, "progress") and not isinstance(lanes.failure, FencedError):  # a successor's beat is there
+        if hasattr(learner, "progress") and not isinstance(
+            lanes.failure, FencedError
+        ):  # a successor's heartbeat is there
             with suppress(DilocoError):  # a last word; nothing depends on it
-                perform(learner.follower.beat(), store, SystemClock(monotonic_s, sleep_s, lambda: None))
+                perform(learner.follower.send_heartbeat(), store, SystemClock(monotonic_s, sleep_s, lambda: None))
 
 
 def _learn(
@@ -150,7 +152,7 @@ def _learn(
     model.to(device)
     shard, micro = run.shard_of(island.name), island.micro_batch_tokens
     replica = Replica(run.settings, model, data, shard, run.num_shards, device, micro)
-    facts, earlier = Facts(island.name), _earlier_beat(store, island.name)
+    facts, earlier = Facts(island.name), _earlier_heartbeat(store, island.name)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
     training, wire = _ports(run, replica, island.slowdown)
@@ -158,7 +160,7 @@ def _learn(
         run, island.name, _claim(), training, wire, nonce, lanes.start, facts, stop.is_set, lambda: not stop.is_due(),
         lambda: facts.heartbeat() | _traffic(meter, store, earlier), lanes.news.set,
     )  # fmt: skip
-    news.beat = lambda: _beat_unless_it_fails(meter, learner)
+    news.heartbeat = lambda: _heartbeat_unless_it_fails(meter, learner)
 
     def check() -> None:
         lanes.check()
@@ -277,31 +279,31 @@ def _patient(store: Store, name: str, stop: Stopping, gives_up: Callable[[], boo
     news = RetryNews(lambda line: say(f"{utc_now_text()} {name}: {line}"))
     patient = RetryingStore(
         store, sleep=stop.wait, stop=gives_up,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S,
     )  # fmt: skip
     return patient, news
 
 
-def _beat_unless_it_fails(store: Store, learner: Learner) -> None:
-    """While a call is being repeated: the follower, who usually writes the beat, may be the one that waits."""
+def _heartbeat_unless_it_fails(store: Store, learner: Learner) -> None:
+    """While a call is being repeated: the follower, who usually writes the heartbeat, may be the one that waits."""
     with suppress(StoreError, NoSpaceError):
-        store.put(beat_key(learner.name), encode(learner.follower.heartbeat()))
+        store.put(heartbeat_key(learner.name), encode(learner.follower.heartbeat()))
 
 
-def _earlier_beat(store: Store, name: str) -> LearnerBeat | None:
-    data = store.get(beat_key(name), LARGEST_BEAT_BYTES)
+def _earlier_heartbeat(store: Store, name: str) -> LearnerHeartbeat | None:
+    data = store.get(heartbeat_key(name), MAX_HEARTBEAT_BYTES)
     try:
-        return decode(LearnerBeat, data, beat_key(name)) if data is not None else None
+        return decode(LearnerHeartbeat, data, heartbeat_key(name)) if data is not None else None
     except RecordError:
         return None
 
 
-def _traffic(meter: MeteredStore, store: RetryingStore, earlier: LearnerBeat | None) -> dict[str, Any]:
+def _traffic(meter: MeteredStore, store: RetryingStore, earlier: LearnerHeartbeat | None) -> dict[str, Any]:
     """Of this process and of those before it."""
     counts = meter.counts
     return {
-        "up_bytes": counts.bytes_up + (earlier.up_bytes if earlier else 0),
-        "down_bytes": counts.bytes_down + (earlier.down_bytes if earlier else 0),
+        "up_bytes": counts.up_bytes + (earlier.up_bytes if earlier else 0),
+        "down_bytes": counts.down_bytes + (earlier.down_bytes if earlier else 0),
         "requests": counts.num_requests + (earlier.requests if earlier else 0),
         "writes": counts.num_writes + (earlier.writes if earlier else 0),
         "retrying": retrying_text(store),

@@ -16,7 +16,7 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.environment import environment_with
 
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 60.0
+MAX_PAUSE_S = 60.0
 SHORT_LIFE_S = 60.0
 ONE_CORE_NO_DEVICE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 KILLED_AFTER_S = 1.0
@@ -70,7 +70,7 @@ class HostedSyncer:
                 if status == 0 or self._closing.is_set():
                     return
                 problem = f"ended with status {status}"
-            pause_s = FIRST_PAUSE_S if monotonic_s() - since_s >= SHORT_LIFE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = FIRST_PAUSE_S if monotonic_s() - since_s >= SHORT_LIFE_S else min(2 * pause_s, MAX_PAUSE_S)
             wait_s = pause_s
             self._say(f"the hosted syncer {problem}; another one stands by in {wait_s:g} s")
 

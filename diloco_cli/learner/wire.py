@@ -9,7 +9,7 @@ import torch
 from diloco_cli.algorithm.codecs import codec
 from diloco_cli.algorithm.delta import DeltaFormat, delta_formats
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.records import Mixing, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Mixing, RunFormat
 
 
 class TensorWire:
@@ -24,7 +24,7 @@ class TensorWire:
     def encode(self, fragment: int, seq: int, applied: int | None, base: torch.Tensor, values: torch.Tensor) -> bytes:
         return self.residuals.encode(fragment, seq, applied, base - values)
 
-    def decode(self, output: Output, data: bytes) -> torch.Tensor:
+    def decode(self, output: FragmentVersion, data: bytes) -> torch.Tensor:
         """[n] float32."""
         return self._broadcast.from_bytes(data, self._layout.fragments[output.fragment].num_parameters)
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from diloco_cli.clock import wall_s
-from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat, SyncerBeat
 from diloco_cli.protocol.driver import Clock, perform
-from diloco_cli.protocol.keys import STANDBY_BEATS, SYNCER, beat_key
+from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.keys import STANDBY_HEARTBEATS, SYNCER, heartbeat_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import RunFormat
 from diloco_cli.protocol.state import RunState
@@ -19,9 +19,9 @@ from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.store.port import Store
 
 TOLERATED_SKEW_S = 5.0
-MOST_STANDBYS = 64
+MAX_STANDBYS = 64
 UNKNOWN = datetime.fromtimestamp(0, UTC)
-Beat = TypeVar("Beat", LearnerBeat, SyncerBeat)
+Beat = TypeVar("Beat", LearnerHeartbeat, SyncerHeartbeat)
 
 
 def moment(text: str) -> datetime:
@@ -38,9 +38,9 @@ def moment(text: str) -> datetime:
 
 @dataclass(frozen=True)
 class Heard(Generic[Beat]):
-    """A unit's beat and its age in seconds, by the store's own time of change."""
+    """A unit's heartbeat and its age in seconds, by the store's own time of change."""
 
-    beat: Beat
+    heartbeat: Beat
     age_s: float
 
 
@@ -52,11 +52,11 @@ class RunFacts:
     url: str
     run: RunFormat
     state: RunState
-    learners: dict[str, Heard[LearnerBeat]]
-    syncer: Heard[SyncerBeat] | None
+    learners: dict[str, Heard[LearnerHeartbeat]]
+    syncer: Heard[SyncerHeartbeat] | None
     now_s: float
     clock_skew_s: float | None = None
-    standbys: dict[str, Heard[SyncerBeat]] = field(default_factory=dict)
+    standbys: dict[str, Heard[SyncerHeartbeat]] = field(default_factory=dict)
 
 
 def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float | None]:
@@ -71,27 +71,31 @@ def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunS
     """`known` saves reading the log from its start again."""
     state = perform(read_log(run, known), store, clock)
     everybody = state.with_members(run).everybody
-    learners = _beats(store, {island.name: beat_key(island.name) for island in everybody}, LearnerBeat)
-    syncer = _beats(store, {SYNCER: beat_key(SYNCER)}, SyncerBeat)
+    learners = _heartbeats(store, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat)
+    syncer = _heartbeats(store, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat)
     # By name: whoever stands by, whether launched, hosted or started by hand. A listing may lag: for eyes alone.
-    listed = store.list(STANDBY_BEATS, limit=MOST_STANDBYS)
-    standbys = _beats(store, {key.removeprefix(STANDBY_BEATS).removesuffix(".json"): key for key in listed}, SyncerBeat)
+    listed = store.list(STANDBY_HEARTBEATS, limit=MAX_STANDBYS)
+    standbys = _heartbeats(
+        store, {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed}, SyncerHeartbeat
+    )
     changes = [s for _, s in [*learners.values(), *syncer.values(), *standbys.values()]]
     now_s, skew_s = store_time(wall_s(), changes)
     serving = _heard(syncer, now_s).get(SYNCER)
     return RunFacts(url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s))
 
 
-def _beats(store: Store, keys: Mapping[str, str], kind: type[Beat]) -> dict[str, tuple[Beat, float]]:
+def _heartbeats(store: Store, keys: Mapping[str, str], kind: type[Beat]) -> dict[str, tuple[Beat, float]]:
     """Units' last words by name, and when the store got them; nothing of who said none, or none that can be read."""
     found = {}
     for name, key in keys.items():
-        data, stat = store.get(key, LARGEST_BEAT_BYTES), store.stat(key)
+        data, stat = store.get(key, MAX_HEARTBEAT_BYTES), store.stat(key)
         if data is not None and stat is not None:
             with suppress(RecordError):
                 found[name] = decode(kind, data, key), stat.modified_s
     return found
 
 
-def _heard(beats: Mapping[str, tuple[Beat, float]], now_s: float) -> dict[str, Heard[Beat]]:
-    return {name: Heard(beat, max(0.0, now_s - modified_s)) for name, (beat, modified_s) in beats.items()}
+def _heard(heartbeats: Mapping[str, tuple[Beat, float]], now_s: float) -> dict[str, Heard[Beat]]:
+    return {
+        name: Heard(heartbeat, max(0.0, now_s - modified_s)) for name, (heartbeat, modified_s) in heartbeats.items()
+    }

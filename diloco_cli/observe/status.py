@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import Heard, RunFacts, moment
-from diloco_cli.protocol.beats import LearnerBeat, MirrorBeat, SyncerBeat
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.metrics import MergeNote, Note
 from diloco_cli.protocol.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import LearnerRecord, RunState
 from diloco_cli.protocol.states import RunPhase
 
-SUSPECT_S = 8.0  # one beat is missing
+SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 30.0
 FORGOTTEN_S = 600.0  # a standby that was not heard for so long is shown no more
 RECENT_SHOWN = 12
@@ -78,8 +78,8 @@ class StoreStatus:
     read (class B). `requests_a_slot` is None before the first slot."""
 
     url: str
-    bytes_up: int
-    bytes_down: int
+    up_bytes: int
+    down_bytes: int
     requests: int
     writes: int
     requests_a_slot: float | None
@@ -236,55 +236,57 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
     heard = facts.learners.get(island.name)
     known = facts.state.learner(island.name)
     took_part = "".join(TOOK_PART if island.name in n.participants else "." for n in facts.state.metrics.recent_merges)
-    beat = heard.beat if heard else LearnerBeat("STARTING", known.floor, -1, 0, 0, 0.0, 0)
+    heartbeat = heard.heartbeat if heard else LearnerHeartbeat("STARTING", known.floor, -1, 0, 0, 0.0, 0)
     return LearnerStatus(
         name=island.name,
         region=island.region,
         state=_learner_state(facts.state, island.name, heard),
-        incarnation=beat.incarnation,
+        incarnation=heartbeat.incarnation,
         heard_s=heard.age_s if heard else None,
-        behind=beat.behind,
-        step=beat.step,
+        behind=heartbeat.behind,
+        step=heartbeat.step,
         tokens=known.token_parameters // facts.run.layout.num_parameters,
-        tokens_per_s=beat.tokens_per_s,
+        tokens_per_s=heartbeat.tokens_per_s,
         in_last_10=took_part.count(TOOK_PART),
         last_10=took_part,
-        loss=beat.loss,
-        up_bytes=beat.up_bytes,
-        down_bytes=beat.down_bytes,
-        note=_quarantine_note(known) or _unheard_note(facts, island.name) or beat.retrying or beat.note,
+        loss=heartbeat.loss,
+        up_bytes=heartbeat.up_bytes,
+        down_bytes=heartbeat.down_bytes,
+        note=_quarantine_note(known) or _unheard_note(facts, island.name) or heartbeat.retrying or heartbeat.note,
     )
 
 
 def _unheard_note(facts: RunFacts, learner: str) -> str:
-    said = () if facts.syncer is None else facts.syncer.beat.mirrors
+    said = () if facts.syncer is None else facts.syncer.heartbeat.mirrors
     return next((f"not heard: {mirror.unheard[learner]}" for mirror in said if learner in mirror.unheard), "")
 
 
 def _quarantine_note(known: LearnerRecord) -> str:
-    return "" if known.quarantined is None else f"its offers are refused since commit {known.quarantined}: diloco lift"
+    return (
+        "" if known.quarantined is None else f"its offers are refused since commit {known.quarantined}: diloco readmit"
+    )
 
 
-def _learner_state(state: RunState, name: str, heard: Heard[LearnerBeat] | None) -> str:
+def _learner_state(state: RunState, name: str, heard: Heard[LearnerHeartbeat] | None) -> str:
     if state.learner(name).quarantined is not None and state.phase == RunPhase.RUNNING:
         return "QUARANTINED"
     if heard is None:
         return "STARTING"
-    if heard.beat.state in ("DONE", "FAILED") or state.phase == RunPhase.FINISHED:
-        return "FAILED" if heard.beat.state == "FAILED" else "DONE"
+    if heard.heartbeat.state in ("DONE", "FAILED") or state.phase == RunPhase.FINISHED:
+        return "FAILED" if heard.heartbeat.state == "FAILED" else "DONE"
     if heard.age_s > LOST_S:
         return "LOST"
-    return "SUSPECT" if heard.age_s > SUSPECT_S else heard.beat.state
+    return "SUSPECT" if heard.age_s > SUSPECT_S else heard.heartbeat.state
 
 
 def _syncer(facts: RunFacts) -> SyncerStatus | None:
     if facts.syncer is None:
         return None
-    beat, age_s = facts.syncer.beat, facts.syncer.age_s
-    state = beat.state
+    heartbeat, age_s = facts.syncer.heartbeat, facts.syncer.age_s
+    state = heartbeat.state
     if state != "DONE" and facts.state.phase == RunPhase.RUNNING:
         state = _aged(state, age_s)
-    return SyncerStatus(state, facts.state.epoch, beat.host, age_s, beat.unit, beat.retrying)
+    return SyncerStatus(state, facts.state.epoch, heartbeat.host, age_s, heartbeat.unit, heartbeat.retrying)
 
 
 def _standbys(facts: RunFacts) -> list[StandbyStatus]:
@@ -292,39 +294,43 @@ def _standbys(facts: RunFacts) -> list[StandbyStatus]:
     if facts.state.phase != RunPhase.RUNNING:
         return []
     return [
-        StandbyStatus(name, _aged(heard.beat.state, heard.age_s), heard.beat.host, heard.age_s, heard.beat.reason)
+        StandbyStatus(
+            name, _aged(heard.heartbeat.state, heard.age_s), heard.heartbeat.host, heard.age_s, heard.heartbeat.reason
+        )
         for name, heard in sorted(facts.standbys.items())
-        if heard.beat.state != "DONE" and heard.age_s <= FORGOTTEN_S
+        if heard.heartbeat.state != "DONE" and heard.age_s <= FORGOTTEN_S
     ]
 
 
 def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
-    said = () if facts.syncer is None else facts.syncer.beat.mirrors
-    beat = next((beat for beat in said if beat.region == store.name), None)
+    said = () if facts.syncer is None else facts.syncer.heartbeat.mirrors
+    heartbeat = next((heartbeat for heartbeat in said if heartbeat.region == store.name), None)
     cost = 0.0
-    if beat is not None:
-        cost = (beat.up_bytes * facts.run.home_egress_per_gb + beat.down_bytes * store.egress_per_gb) / GB
-    known, beat = beat is not None, beat or MirrorBeat(store.name)
+    if heartbeat is not None:
+        cost = (heartbeat.up_bytes * facts.run.home_egress_per_gb + heartbeat.down_bytes * store.egress_per_gb) / GB
+    known, heartbeat = heartbeat is not None, heartbeat or MirrorHeartbeat(store.name)
     over = facts.state.phase != RunPhase.RUNNING
-    behind = max(0, facts.state.n - beat.n) if over else beat.behind  # a beat is seconds old: new commits mean no lag
-    state = "BEHIND" if behind and (over or beat.error or beat.behind_s > SUSPECT_S) else "FOLLOWS"
+    behind = (
+        max(0, facts.state.n - heartbeat.n) if over else heartbeat.behind
+    )  # a heartbeat is seconds old: new commits mean no lag
+    state = "BEHIND" if behind and (over or heartbeat.error or heartbeat.behind_s > SUSPECT_S) else "FOLLOWS"
     if not over and (not known or facts.syncer is None or facts.syncer.age_s > LOST_S):
         state = "UNKNOWN"
     return MirrorStatus(
         region=store.name,
         url=store.url,
-        state="STOPPED" if beat.stopped else state,
-        commit=beat.n,
+        state="STOPPED" if heartbeat.stopped else state,
+        commit=heartbeat.n,
         commits_behind=behind,
-        behind_s=beat.behind_s,
-        offers=beat.offers,
-        bytes_to=beat.up_bytes,
-        bytes_from=beat.down_bytes,
+        behind_s=heartbeat.behind_s,
+        offers=heartbeat.offers,
+        bytes_to=heartbeat.up_bytes,
+        bytes_from=heartbeat.down_bytes,
         egress_cost=round(cost, 6),
-        last_error=beat.error,
-        requests=beat.requests,
-        writes=beat.writes,
-        unheard=beat.unheard,
+        last_error=heartbeat.error,
+        requests=heartbeat.requests,
+        writes=heartbeat.writes,
+        unheard=heartbeat.unheard,
     )
 
 
@@ -335,7 +341,7 @@ def _aged(state: str, age_s: float) -> str:
 def _reason(facts: RunFacts, syncer: SyncerStatus | None, standbys: list[StandbyStatus]) -> str:
     """In the syncer's words; in ours where nobody serves."""
     if facts.syncer is not None and syncer is not None and syncer.state not in ("LOST", "SUSPECT", "DONE"):
-        return facts.syncer.beat.reason
+        return facts.syncer.heartbeat.reason
     who = "no syncer has been heard yet"
     if syncer is not None:
         who = f"no syncer serves: {syncer.unit} on {syncer.host} "
@@ -346,16 +352,20 @@ def _reason(facts: RunFacts, syncer: SyncerStatus | None, standbys: list[Standby
 
 
 def _store(facts: RunFacts) -> StoreStatus:
-    beats: dict[str, LearnerBeat | SyncerBeat] = {name: heard.beat for name, heard in facts.learners.items()}
+    heartbeats: dict[str, LearnerHeartbeat | SyncerHeartbeat] = {
+        name: heard.heartbeat for name, heard in facts.learners.items()
+    }
     if facts.syncer is not None:
-        beats["syncer"] = facts.syncer.beat
-    requests = sum(beat.requests for beat in beats.values())
+        heartbeats["syncer"] = facts.syncer.heartbeat
+    requests = sum(heartbeat.requests for heartbeat in heartbeats.values())
     return StoreStatus(
         url=facts.url,
-        bytes_up=sum(beat.up_bytes for beat in beats.values()),
-        bytes_down=sum(beat.down_bytes for beat in beats.values()),
+        up_bytes=sum(heartbeat.up_bytes for heartbeat in heartbeats.values()),
+        down_bytes=sum(heartbeat.down_bytes for heartbeat in heartbeats.values()),
         requests=requests,
-        writes=sum(beat.writes for beat in beats.values()),
+        writes=sum(heartbeat.writes for heartbeat in heartbeats.values()),
         requests_a_slot=round(requests / facts.state.slot, 1) if facts.state.slot else None,
-        retrying="; ".join(f"{unit}: {beat.retrying}" for unit, beat in beats.items() if beat.retrying),
+        retrying="; ".join(
+            f"{unit}: {heartbeat.retrying}" for unit, heartbeat in heartbeats.items() if heartbeat.retrying
+        ),
     )

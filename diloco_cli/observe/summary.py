@@ -30,7 +30,7 @@ class SyncerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Tokens are merged tokens. `bytes_up` and `bytes_down` are what the islands' links carried, records and saved
+    """Tokens are merged tokens. `up_bytes` and `down_bytes` are what the islands' links carried, records and saved
     inner states included; the syncer's own traffic with its home bucket is told apart."""
 
     run: str
@@ -45,8 +45,8 @@ class Summary:
     goodput: float | None
     participation: float | None
     participants_mean: float | None
-    bytes_up: int
-    bytes_down: int
+    up_bytes: int
+    down_bytes: int
     syncer_bytes_up: int
     syncer_bytes_down: int
     data_parallel_bytes: int
@@ -84,10 +84,10 @@ def summary_of(facts: RunFacts) -> Summary:
         goodput=status.goodput,
         participation=state.participation,
         participants_mean=state.metrics.offers_applied / state.merges if state.merges else None,
-        bytes_up=up_bytes,
-        bytes_down=down_bytes,
-        syncer_bytes_up=status.store.bytes_up - up_bytes,
-        syncer_bytes_down=status.store.bytes_down - down_bytes,
+        up_bytes=up_bytes,
+        down_bytes=down_bytes,
+        syncer_bytes_up=status.store.up_bytes - up_bytes,
+        syncer_bytes_down=status.store.down_bytes - down_bytes,
         data_parallel_bytes=data_parallel_bytes(run, status.tokens),
         learners=learners,
         syncer=SyncerSummary(state.epoch),
@@ -106,7 +106,7 @@ def data_parallel_bytes(run: RunFormat, tokens: int) -> int:
 
 def summary_text(summary: Summary) -> str:
     """The last screen of `launch`."""
-    moved = summary.bytes_up + summary.bytes_down
+    moved = summary.up_bytes + summary.down_bytes
     loss = f"{summary.loss:.4f} nats per token, held out" if summary.loss is not None else "not evaluated"
     goodput = "unknown" if summary.goodput is None else f"{100 * summary.goodput:.1f}%"
     lines = [
@@ -123,7 +123,7 @@ def summary_text(summary: Summary) -> str:
         f"  merges         {summary.merges} ({summary.participants_mean or 0:.2f} participants on average, "
         f"participation {100 * (summary.participation or 0):.0f}%)",
         f"  goodput        {goodput} of the planned tokens/s",
-        f"  bytes moved    {format_size(summary.bytes_up)} up, {format_size(summary.bytes_down)} down over the links;"
+        f"  bytes moved    {format_size(summary.up_bytes)} up, {format_size(summary.down_bytes)} down over the links;"
         f" data-parallel: {format_size(summary.data_parallel_bytes)}"
         f" ({summary.data_parallel_bytes / max(1, moved):.0f}x)",
         f"  syncer         {summary.syncer.epochs} epoch{'s' if summary.syncer.epochs != 1 else ''}",

@@ -16,7 +16,7 @@ from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, SYNCER_BPS
 from diloco_cli.plan.sharing import shares_cores
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 
-MOST_NAMES = 6
+MAX_NAMES = 6
 
 
 def assumptions(
@@ -46,7 +46,7 @@ def assumptions(
 
 def _speeds(kept: Sequence[Candidate]) -> list[Assumption]:
     """One line an island; of many islands, one line for all that rest on the same."""
-    if len(kept) <= MOST_NAMES:
+    if len(kept) <= MAX_NAMES:
         return [candidate.assumption for candidate in kept]
     by_source: dict[tuple[str, str], list[str]] = {}
     for candidate in kept:
@@ -104,6 +104,6 @@ def _about(*guesses: tuple[str, Sequence[IslandSettings]]) -> list[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    if len(names) <= MOST_NAMES:
+    if len(names) <= MAX_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:3])} and {len(names) - 3} more"

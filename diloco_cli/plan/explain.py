@@ -17,7 +17,7 @@ from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
 from diloco_cli.protocol.polling import requests_every_s, watch_every_s
 
-MOST_WRITTEN = 12  # islands up to which sums and products over all of them are written out
+MAX_WRITTEN = 12  # islands up to which sums and products over all of them are written out
 
 
 def explain(plan: Plan) -> tuple[Explanation, ...]:
@@ -71,7 +71,7 @@ def _prediction(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
     here = " * ".join(map(short, availabilities))
     enough = f"1 - {away}" if quorum == 1 else here if quorum == len(availabilities) else ""
     sums = " + ".join(short(island.predicted_tokens_per_s) for island in plan.islands)
-    if len(availabilities) > MOST_WRITTEN:
+    if len(availabilities) > MAX_WRITTEN:
         enough = here = sums = ""
     yield say(f"P(at least {quorum})", "Poisson-binomial over availabilities", enough, p.quorum_probability)
     yield say("P(all)", "product of availabilities", here, p.all_present_probability)
@@ -122,7 +122,7 @@ def _money(plan: Plan) -> Iterator[Explanation]:
     yield say("egress", formula, f"{count} * {total} * {sent} {a_day}", c.egress_gb_per_day, "GB/day")
     saves = f"{count} / ({inner.save_every} * {s.fragments})"
     numbers = f"((2 * {count} + 3 + 1 / {money.SNAPSHOT_EVERY} + {saves}) / {slot} + ({count} + 1) / 3) * 86400"
-    formula = "(2 M + 3 + snapshots + saves) / slot + (M + 1) / beat"
+    formula = "(2 M + 3 + snapshots + saves) / slot + (M + 1) / heartbeat"
     yield say("class A requests", formula, numbers, c.class_a_per_day, "/day")
     watch_s = watch_every_s(s.slot_s)
     fence, watch, requests = map(short, (max(money.FENCE_EVERY_S, watch_s), watch_s, requests_every_s(s.slot_s)))

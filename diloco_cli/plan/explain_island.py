@@ -10,7 +10,7 @@ from diloco_cli.config.devices import HOST_DEVICES, find_device
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.plan import goodput, link, memory, sharing
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_IN_FLIGHT, Flow
+from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_IN_FLIGHT, Flow
 from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
 from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, STATE_BITS, SYNCER_BPS
@@ -117,9 +117,9 @@ def _link(plan: Plan, island: PlannedIsland, num_islands: int) -> Iterator[Expla
     each = link.moment_bytes(plan.run.train.inner)
     moments = f" + 8 * {short(each)}" if each else ""
     offers = f"8 * {s.fragments} * {link.OFFER_BYTES} / {longest}"
-    beats = f"8 * {link.BEAT_BYTES} / {link.BEAT_EVERY_S:g}"
-    formula = "N x (bits + bits of moments / rounds between their saves) / max(T, step) + offers + beats"
-    numbers = f"({total} * ({up:g}{moments}) / {longest} + {offers} + {beats}) / 1e6"
+    heartbeats = f"8 * {link.HEARTBEAT_BYTES} / {link.HEARTBEAT_EVERY_S:g}"
+    formula = "N x (bits + bits of moments / rounds between their saves) / max(T, step) + offers + heartbeats"
+    numbers = f"({total} * ({up:g}{moments}) / {longest} + {offers} + {heartbeats}) / 1e6"
     yield say("sent", formula, numbers, island.sent_mbps, "Mbps")
     commits = f"8 * ({link.COMMIT_BYTES} + {num_islands} * {link.INPUT_BYTES}) / {short(s.slot_s)}"
     formula = "N x bits / max(T, step) + a commit a slot, with an input of every island"
@@ -156,7 +156,7 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     yield _micro_batch(plan, candidate, tokens)
     shards = num_devices(candidate.island) if fit.sharding.startswith("fsdp") else 1
     over = f" / {shards}" if shards > 1 else ""
-    largest = m.largest_fragment(min(plan.run.sync.fragments, m.num_tensors))
+    largest = m.max_fragment(min(plan.run.sync.fragments, m.num_tensors))
     device = find_device(candidate.island.accelerators.name, plan.inventory.devices)
     each = memory.HALF if computes_in_half(device, plan.run.train.precision) else memory.FULL
     layer = f"{each.gathered} * {short(m.parameters)} / {m.layers} / 1e9"
@@ -211,8 +211,8 @@ def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Fl
     share = flow.in_flight_s / s.round_s
     if plan.run.sync.mixing not in KEEPS_IN_FLIGHT:
         kept = f"(1 - {short(flow.in_flight_s)} / {short(s.round_s)})"
-        if share > MOST_IN_FLIGHT:
-            kept = f"{1 - MOST_IN_FLIGHT} * {MOST_IN_FLIGHT} * {short(s.round_s)} / {short(flow.in_flight_s)}"
+        if share > MAX_IN_FLIGHT:
+            kept = f"{1 - MAX_IN_FLIGHT} * {MAX_IN_FLIGHT} * {short(s.round_s)} / {short(flow.in_flight_s)}"
         parts.append((kept, "not in flight"))
     if mtbf_s is not None:
         at_risk = s.round_s / 2 + hidden

@@ -22,7 +22,7 @@ from diloco_cli.units import format_bandwidth
 LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
 IDLE_ACCELERATORS = 0.9  # a batch that keeps less of them busy is worth a warning
 CROWDED_SYNCER = 80.0  # percent of its time that merging may take before that is worth a warning
-MOST_LISTED = 16  # islands up to which P(at least k) is listed for every k
+MAX_LISTED = 16  # islands up to which P(at least k) is listed for every k
 DAY_S = 86_400.0
 
 
@@ -189,7 +189,7 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
         egress_per_day=money.egress_per_day,
         quorum_probability=fleet.quorum_probability,
         all_present_probability=math.prod(availabilities),
-        present_probabilities=tuple(present) if len(availabilities) <= MOST_LISTED else (),
+        present_probabilities=tuple(present) if len(availabilities) <= MAX_LISTED else (),
         waterfall=stages,
     )
 

@@ -29,7 +29,7 @@ from diloco_cli.plan.plan import Schedule
 from diloco_cli.plan.schedule import local_steps, make_schedule, syncer_load, syncer_s
 
 KEEPS_IN_FLIGHT = ("rebase", "adaptive")  # modes of `sync.mixing` that keep the progress made during an exchange
-MOST_IN_FLIGHT = 0.75  # of a round
+MAX_IN_FLIGHT = 0.75  # of a round
 
 # What coarser exchanges cost in quality: guesses, made from published comparisons, and only the search uses them.
 FREE_STEPS = 50  # H up to which longer rounds cost nothing
@@ -37,7 +37,7 @@ PER_DOUBLING = 0.05  # H = 1000 against 50: perplexity +2.9 % (arXiv 2311.08105)
 CODEC_COST = {"fp32": 0.0, "bf16": 0.0, "int8": 0.005, "int4": 0.02}  # int4: loss +0.09 % (arXiv 2604.21428)
 NO_WINDOW = 0.25  # K = 1 without a grace window merges single learners (arXiv 2604.21428: accuracy falls)
 LEAST_WORTH = 0.1
-MOST_EVERY = 1000  # no longer round has been published
+MAX_EVERY = 1000  # no longer round has been published
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def busy_share(slot_s: float, hidden_s: float, exchange_s: float) -> float:
 def kept_in_flight(share: float) -> float:
     """What is left of a round if the progress made during `share` of it is given up; beyond 3/4 of a round, where
     exchanges begin to overtake each other, it falls off like 1 / share."""
-    return 1 - share if share <= MOST_IN_FLIGHT else (1 - MOST_IN_FLIGHT) * MOST_IN_FLIGHT / share
+    return 1 - share if share <= MAX_IN_FLIGHT else (1 - MAX_IN_FLIGHT) * MAX_IN_FLIGHT / share
 
 
 def worth(sync: SyncSettings, local_steps: float, grace_s: float, num_islands: int) -> float:

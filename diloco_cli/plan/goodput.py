@@ -13,8 +13,8 @@ from diloco_cli.plan.model_facts import ModelFacts
 GUESSED_RESTART_S = 240.0
 GRADIENT_BITS = 16.0
 MEAN_VALUE_ROUNDS = 200  # of an iteration that halves its error in each
-MOST_TERMS = 2_000_000  # of the probabilities that enough of the others are there, summed island by island
-LONGEST_POINTS = 1000  # of an integral over 20 mean times away
+MAX_TERMS = 2_000_000  # of the probabilities that enough of the others are there, summed island by island
+MAX_POINTS = 1000  # of an integral over 20 mean times away
 BACKWARD_SHARE = 2 / 3  # of a step, its end: gradients appear, and can travel, during it
 
 
@@ -67,7 +67,7 @@ def waiting(quorum: int, availabilities: Sequence[float], failures_per_s: Sequen
     if quorum == 1 or missing <= 0:  # at K = 1 whoever is there is enough
         return Waiting((1.0,) * len(availabilities))
     same = {p: p for p in availabilities}
-    if len(same) * len(availabilities) * quorum > MOST_TERMS:  # of so many, one or another hardly makes a difference
+    if len(same) * len(availabilities) * quorum > MAX_TERMS:  # of so many, one or another hardly makes a difference
         same = dict.fromkeys(availabilities, sorted(availabilities)[len(availabilities) // 2])
     enough, without = {}, {}  # P(K - 1 of the others, or K of them), by an island's own availability
     for p in set(same.values()):
@@ -155,11 +155,9 @@ def inelastic_goodput(stops: Stops) -> float:
         return 1.0
     p = -math.expm1(-stops.failures)
     width_s = stops.away_s / 50
-    longest_s = sum(
-        width_s * (1 - _all_back(stops.failures, stops.cdf((k + 0.5) * width_s))) for k in range(LONGEST_POINTS)
-    )
+    max_s = sum(width_s * (1 - _all_back(stops.failures, stops.cdf((k + 0.5) * width_s))) for k in range(MAX_POINTS))
     failed = min(1.0, stops.failures / p / stops.slices)
-    return stops.step_s * (1 / p - failed) / (stops.step_s / p + longest_s + stops.up_s)
+    return stops.step_s * (1 / p - failed) / (stops.step_s / p + max_s + stops.up_s)
 
 
 def _all_back(failures: float, back: float) -> float:

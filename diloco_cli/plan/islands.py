@@ -30,7 +30,7 @@ from diloco_cli.plan.plan import Formed, LeftOut
 from diloco_cli.plan.speed import island_speed
 
 LOWEST_AVAILABILITY = 0.95  # below it a group of machines is split: what fails together should be small
-LONGEST_NAME = 63
+MAX_NAME = 63
 
 Part = tuple[Machine, ...]
 
@@ -175,9 +175,9 @@ def _reason(group: Group, num_parts: int, least: int, why_split: str) -> str:
 
 def _free_name(wanted: str, taken: set[str]) -> str:
     """The name, or the first with a number behind it that is not taken; from now on it is."""
-    name, number = wanted[:LONGEST_NAME], 1
+    name, number = wanted[:MAX_NAME], 1
     while name in taken:
         number += 1
-        name = f"{wanted[: LONGEST_NAME - 6]}-{number}"
+        name = f"{wanted[: MAX_NAME - 6]}-{number}"
     taken.add(name)
     return name

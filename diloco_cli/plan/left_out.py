@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.flow import MOST_EVERY, Fleet, run_fleet
+from diloco_cli.plan.flow import MAX_EVERY, Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, known_codecs, load_of_round, need_of_round, rounded_up
 from diloco_cli.plan.memory import USABLE, with_micro_batch
 from diloco_cli.plan.model_facts import ModelFacts
@@ -19,7 +19,7 @@ from diloco_cli.plan.search import score
 from diloco_cli.units import format_bandwidth, format_duration
 
 HARDLY = 0.1  # of the delta's bits: moments saved so seldom that they are at most that
-MOST_EVALUATED = 20  # islands whose absence is explained by evaluating the fleet with them
+MAX_EVALUATED = 20  # islands whose absence is explained by evaluating the fleet with them
 
 
 def left_out(
@@ -42,7 +42,7 @@ def left_out(
             found.append(_link_too_slow(candidate, fastest, fitting, run, model))
         elif fleet is None:
             found.append(LeftOut(name, "can take part alone, but not within the limits"))
-        elif len(found) >= MOST_EVALUATED:
+        elif len(found) >= MAX_EVALUATED:
             found.append(LeftOut(name, "the plan is better without it"))
         else:
             found.append(_not_chosen(candidate, fleet, run, model, goal))
@@ -124,7 +124,7 @@ def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, m
             "sync.every": (sync.every, every),
         }
         change = " ".join(f"--set {key}={new}" for key, (old, new) in changes.items() if new != old)
-        if every <= MOST_EVERY:
+        if every <= MAX_EVERY:
             ways.append(f"{change} (a round of {format_duration(every * fastest.step_s)})")
     return ways
 
@@ -175,7 +175,7 @@ def _breaks_limits(candidate: Candidate, other: Fleet, run: RunSettings, model: 
         reason = f"{head} costs {money.total:,.0f} in all, more than {goal.budget_total:,.0f}"
         way = f"--budget {math.ceil(money.total)}/run"
     else:
-        seconds, most_s = run.train.tokens / other.tokens_per_s, goal.deadline_s or 0.0
-        reason = f"{head} takes {format_duration(seconds)}, more than {format_duration(most_s)}"
+        seconds, max_s = run.train.tokens / other.tokens_per_s, goal.deadline_s or 0.0
+        reason = f"{head} takes {format_duration(seconds)}, more than {format_duration(max_s)}"
         way = f"--deadline '{math.ceil(100 * seconds / 86_400) / 100:g} d'"
     return LeftOut(candidate.island.name, reason, (way,))

@@ -2,9 +2,9 @@
 optimizer's moments up.
 
 Beside these go records. Every slot each island writes one offer, and reads one commit, which lists an input for every
-island that took part; each few seconds it writes a beat. A look for the next commit that finds none carries no bytes.
-Sizes of records are those that the protocol writes (a test encodes some); names of islands and events make them differ
-by a few per cent. Beside the fragments of a large model they are nothing, beside those of a small one a share.
+island that took part; each few seconds it writes a heartbeat. A look for the next commit that finds none carries no
+bytes. Sizes of records are those that the protocol writes (a test encodes some); names of islands and events make them
+differ by a few per cent. Beside the fragments of a large model they are nothing, beside those of a small one a share.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOMENT_BYTES = 8  # of a parameter: AdamW has two moments, float32
 COMMIT_BYTES = 800  # of a merge, without its inputs
 INPUT_BYTES = 300
 OFFER_BYTES = 900
-BEAT_BYTES = 260
-BEAT_EVERY_S = 3.0
+HEARTBEAT_BYTES = 260
+HEARTBEAT_EVERY_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ def traffic_mbps(
     a round, the island exchanges once a step."""
     round_s = max(schedule.round_s, step_s)
     load = load_of_round(model, sync.codec, sync.broadcast, inner)
-    up_bps = load.up_bps(round_s) + 8 * (schedule.fragments * OFFER_BYTES / round_s + BEAT_BYTES / BEAT_EVERY_S)
+    up_bps = load.up_bps(round_s) + 8 * (
+        schedule.fragments * OFFER_BYTES / round_s + HEARTBEAT_BYTES / HEARTBEAT_EVERY_S
+    )
     down_bps = load.down_bps(round_s) + 8 * commit_bytes(num_islands) / schedule.slot_s
     return up_bps / MBPS, down_bps / MBPS
 
@@ -124,7 +126,7 @@ def fragments_of(sync: SyncSettings, model: ModelFacts) -> Fragments:
         return Fragments(sync.fragments, model.parameters / sync.fragments, model.parameters / sync.fragments)
     pieces = model.layers + 1 if sync.layout == "layers" else model.num_tensors
     count = min(sync.fragments, pieces)
-    largest, embedding = model.largest_fragment(count), model.embedding_parameters
+    largest, embedding = model.max_fragment(count), model.embedding_parameters
     if count == 1:
         return Fragments(count, largest, largest)
     rest = model.parameters - embedding

@@ -181,7 +181,7 @@ def memory_parts(
         "activations": each.activations * tokens * model.layers * model.width / split,
         "logits": each.logits * tokens * model.vocabulary / split,
         "gathered layer": each.gathered * parameters / model.layers / split if num_devices > 1 else 0.0,
-        "exchange": EXCHANGE_BYTES * model.largest_fragment(num_fragments) / num_devices,
+        "exchange": EXCHANGE_BYTES * model.max_fragment(num_fragments) / num_devices,
     }
     return tuple(MemoryPart(name, size / GB) for name, size in sizes.items() if size)
 

@@ -41,7 +41,7 @@ class ModelFacts:
         """Rows of the embedding, as far as the numbers tell; learned positions are counted with them."""
         return self.embedding_parameters / self.width
 
-    def largest_fragment(self, num_fragments: int) -> float:
+    def max_fragment(self, num_fragments: int) -> float:
         """Parameters of the largest fragment: the embedding alone in one, the rest spread over the others."""
         if num_fragments == 1:
             return float(self.parameters)

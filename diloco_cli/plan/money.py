@@ -2,8 +2,8 @@
 
 Requests, counted from the protocol (M islands, slots of s seconds):
 
-    class A (writes)  an island a slot: delta, offer; each 3 s a beat; now and then its moments
-                      the syncer a slot: state, cast, commit; each 3 s a beat; every 64 commits a snapshot
+    class A (writes)  an island a slot: delta, offer; each 3 s a heartbeat; now and then its moments
+                      the syncer a slot: state, cast, commit; each 3 s a heartbeat; every 64 commits a snapshot
     class B (reads)   an island a slot: its looks for the next commit, the new cast; at most each 5 s a fence
                       the syncer a slot: its looks into M mailboxes, M deltas, state and cast read back; about once a
                       slot M incarnations; each 2 s the log and requests
@@ -17,7 +17,7 @@ from math import inf
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.flow import Fleet
-from diloco_cli.plan.link import BEAT_EVERY_S, CODEC_BITS, moment_bytes
+from diloco_cli.plan.link import CODEC_BITS, HEARTBEAT_EVERY_S, moment_bytes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money
 from diloco_cli.protocol.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
@@ -111,8 +111,8 @@ def looks_per_s(slot_s: float, looks_a_slot: float) -> float:
     or SYNCERS_LOOKS, where slots are not short."""
     if slot_s >= SHORT_SLOT_S:
         return looks_a_slot / slot_s
-    shortest_s, longest_s = DENSE_BOUNDS_S
-    return 1 / min(longest_s, max(shortest_s, slot_s * DENSE)) + 1 / slot_s
+    shortest_s, max_s = DENSE_BOUNDS_S
+    return 1 / min(max_s, max(shortest_s, slot_s * DENSE)) + 1 / slot_s
 
 
 def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
@@ -120,7 +120,7 @@ def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
     islands, slot_s = len(fleet.kept), fleet.schedule.slot_s
     snapshots = 1 / SNAPSHOT_EVERY
     saves = islands / (run.train.inner.save_every * fleet.schedule.fragments)
-    class_a = (2 * islands + 3 + snapshots + saves) / slot_s + (islands + 1) / BEAT_EVERY_S
+    class_a = (2 * islands + 3 + snapshots + saves) / slot_s + (islands + 1) / HEARTBEAT_EVERY_S
     watch_s = watch_every_s(slot_s)
     learners, syncers = looks_per_s(slot_s, LEARNERS_LOOKS), looks_per_s(slot_s, SYNCERS_LOOKS)
     learners_b = islands * (learners + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))

@@ -21,7 +21,7 @@ from diloco_cli.plan.plan import Plan
 
 PLAN_FORMAT = "diloco-plan"
 PLAN_VERSION = 2
-LARGEST_PLAN_BYTES = 64_000_000
+MAX_PLAN_BYTES = 64_000_000
 SETTINGS = ("run", "inventory", "model")  # what a plan was made from; `--json` shows what came out
 NAME_DIGITS = 12  # of the digest in a file's name
 AGAIN = "make the plan again: diloco plan INVENTORY -o PLAN"
@@ -59,7 +59,7 @@ def plan_to_text(plan: Plan) -> str:
 def plan_from_text(text: str, where: str) -> Plan:
     """Raises UsageError for anything but an unchanged plan of this version."""
     try:
-        body = parse_object(text, LARGEST_PLAN_BYTES)
+        body = parse_object(text, MAX_PLAN_BYTES)
     except ValueError as error:
         problem = f"not a plan file (no JSON: {error})"
         raise UsageError(problem, where=where, hint="diloco plan INVENTORY -o PLAN") from None
@@ -129,13 +129,13 @@ def load_plan(path: Path | str) -> Plan:
     path = Path(path)
     try:
         with path.open("rb") as stream:
-            raw = stream.read(LARGEST_PLAN_BYTES + 1)
+            raw = stream.read(MAX_PLAN_BYTES + 1)
     except FileNotFoundError:
         raise NotFoundError("no such plan", where=str(path), hint=f"diloco plan INVENTORY -o {path}") from None
     except OSError as error:
         raise UsageError(f"cannot read the plan: {(error.strerror or '').lower()}", where=str(path)) from None
-    if len(raw) > LARGEST_PLAN_BYTES:
-        raise UsageError(f"larger than {LARGEST_PLAN_BYTES // 10**6} MB", where=str(path))
+    if len(raw) > MAX_PLAN_BYTES:
+        raise UsageError(f"larger than {MAX_PLAN_BYTES // 10**6} MB", where=str(path))
     return plan_from_text(raw.decode("utf-8", errors="replace"), str(path))
 
 

@@ -17,7 +17,7 @@ from diloco_cli.plan.left_out import left_out
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal, LeftOut, Plan, Setting
-from diloco_cli.plan.search import MOST_WORK, SEARCHED, score, search
+from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search
 from diloco_cli.plan.variations import alternatives, sensitivities
 from diloco_cli.units import format_duration
 
@@ -58,12 +58,12 @@ def make_plan(
 
 def _plan(
     run: RunSettings, inventory: Inventory, model: ModelFacts, goal: Goal, free: frozenset[str],
-    most_work: int = MOST_WORK, start: frozenset[str] = frozenset(), unused: Sequence[LeftOut] = (),
+    max_work: int = MAX_WORK, start: frozenset[str] = frozenset(), unused: Sequence[LeftOut] = (),
 ) -> Plan:  # fmt: skip
     """`start`: this plan is made again with one thing changed, and nobody asks why islands are left out."""
     everyone = candidates(run, inventory, model)
     _require_prices(everyone, goal)
-    found = search(everyone, run, model, free, goal, most_work, start)
+    found = search(everyone, run, model, free, goal, max_work, start)
     found = found or _fastest_within(everyone, run, model, free, goal)
     if found is None:
         raise _infeasible(everyone, run, model, free, goal)

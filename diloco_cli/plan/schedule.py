@@ -34,7 +34,7 @@ def make_schedule(
     waiting_s = quorum_s(sync.quorum, step_s)
     exchange_s = max(transfer_s) + waiting_s + merging_s
     if sync.overlap == "auto":
-        overlap = min(slots_to_hide(exchange_s, slot_s) + 1, longest_overlap(fragments.count))
+        overlap = min(slots_to_hide(exchange_s, slot_s) + 1, max_overlap(fragments.count))
     else:
         overlap = sync.overlap
     slack_s = overlap * slot_s - exchange_s
@@ -66,7 +66,7 @@ def slots_to_hide(exchange_s: float, slot_s: float) -> int:
     return max(1, math.ceil(exchange_s / slot_s))
 
 
-def longest_overlap(num_fragments: int) -> int:
+def max_overlap(num_fragments: int) -> int:
     """A fragment must be back before it is sent again, one round of slots later."""
     return max(1, num_fragments - 1)
 
@@ -95,7 +95,7 @@ def schedule_warnings(schedule: Schedule) -> list[str]:
     needed = slots_to_hide(schedule.exchange_s, schedule.slot_s) + 1
     have = f"the overlap of {schedule.overlap} slots of {schedule.slot_s:.3g} s"
     head = f"{have} does not hide an exchange of {schedule.exchange_s:.3g} s, so there is no grace window"
-    if needed <= longest_overlap(schedule.fragments):
+    if needed <= max_overlap(schedule.fragments):
         return [f"{head}: --set sync.overlap={needed}"]
-    every = math.ceil(schedule.sync_every * needed / longest_overlap(schedule.fragments))
+    every = math.ceil(schedule.sync_every * needed / max_overlap(schedule.fragments))
     return [f"{head}: it takes {needed} slots, more than a round has; --set sync.every={every}"]

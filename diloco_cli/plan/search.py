@@ -13,17 +13,17 @@ from typing import Any
 
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.flow import MOST_EVERY, Fleet, run_fleet
+from diloco_cli.plan.flow import MAX_EVERY, Fleet, run_fleet
 from diloco_cli.plan.link import Need, known_codecs, load_of_round
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal
 
 SEARCHED = ("codec", "broadcast", "every", "fragments", "quorum")  # keys of `sync`
-MOST_WORK = 30_000  # evaluations of one island
-MOST_FOR_SETTINGS = 0.5  # of the work of the greedy search; the rest goes into choosing islands
+MAX_WORK = 30_000  # evaluations of one island
+MAX_FOR_SETTINGS = 0.5  # of the work of the greedy search; the rest goes into choosing islands
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
-MOST_EXACT = 16  # islands of which every set may be tried
+MAX_EXACT = 16  # islands of which every set may be tried
 MANY_ISLANDS = 32  # beyond it, the quorum is not searched: one of many is always there
 WORTH_A_CHANGE = 1.002  # a setting other than the first one must be better by this factor
 LONGER = (1, 2, 4, 8, 16, 32)
@@ -84,12 +84,12 @@ def score(fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> floa
 
 def search(
     everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal,
-    most_work: int = MOST_WORK, start: frozenset[str] = frozenset(),
+    max_work: int = MAX_WORK, start: frozenset[str] = frozenset(),
 ) -> Fleet | None:  # fmt: skip
     """The best fleet among those that fit their memory; None if there is none. `everyone`: fastest step first;
     `start`: names of islands that the greedy search tries first."""
     fitting = [candidate for candidate in everyone if candidate.fit.fits]
-    attempt = _Search(run, model, space_of(run.sync, free, model), goal, most_work)
+    attempt = _Search(run, model, space_of(run.sync, free, model), goal, max_work)
     if attempt.is_small(len(fitting)):
         attempt.exact(fitting)
     elif fitting:
@@ -105,7 +105,7 @@ class _Search:
     model: ModelFacts
     space: Space
     goal: Goal
-    most_work: int
+    max_work: int
     best: Fleet | None = None
     best_score: float = 0.0
     work: int = 0
@@ -115,7 +115,7 @@ class _Search:
         settings = len(self.space.codecs) * len(self.space.fragments)
         settings *= 2 if self.space.everys is None else 1
         settings *= 3 if self.space.quorum_free else 1
-        return num_islands <= MOST_EXACT and 2**num_islands * settings * num_islands / 2 <= self.most_work
+        return num_islands <= MAX_EXACT and 2**num_islands * settings * num_islands / 2 <= self.max_work
 
     def exact(self, fitting: Sequence[Candidate]) -> None:
         """Every set of islands, the largest first, under every setting that their links carry."""
@@ -134,7 +134,7 @@ class _Search:
         everys = self.space.everys or tuple(self.run.sync.every * n for n in LONGER)
         for pool in (start, fitting):
             for fragments, pair, every in product(self.space.fragments, self.space.codecs, everys):
-                if pool and not self._spent(MOST_FOR_SETTINGS):
+                if pool and not self._spent(MAX_FOR_SETTINGS):
                     self._consider_quorums(carried(pool, every, self._load(pair)), pair, every, fragments)
         sync = self.best.sync if self.best else self.run.sync
         pair = (sync.codec, sync.broadcast)
@@ -165,10 +165,10 @@ class _Search:
         return load_of_round(self.model, *pair, self.run.train.inner)
 
     def _spent(self, share: float) -> bool:
-        return self.work > share * self.most_work and self.evaluations >= share * LEAST_EVALUATIONS
+        return self.work > share * self.max_work and self.evaluations >= share * LEAST_EVALUATIONS
 
     def _consider_quorums(self, kept: Sequence[Candidate], pair: tuple[str, str], every: int, fragments: int) -> None:
-        if self.space.everys is None and every > MOST_EVERY:
+        if self.space.everys is None and every > MAX_EVERY:
             return
         for quorum in self.space.quorums(len(kept), self.run.sync.quorum):
             if 1 <= quorum <= len(kept):

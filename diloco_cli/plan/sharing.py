@@ -23,7 +23,7 @@ from diloco_cli.config.settings import Inventory, IslandSettings, LocalMachine
 from diloco_cli.plan.speed import num_devices
 
 SERVICE_CORES = 0.2  # syncer, evaluator and supervisor; measured beside the quickstart's learners
-MOST_SLEEPERS = 64  # whose every combination is weighed; of more, as many as are awake on average
+MAX_SLEEPERS = 64  # whose every combination is weighed; of more, as many as are awake on average
 
 
 def shares_cores(island: IslandSettings, region: str | None) -> bool:
@@ -82,7 +82,7 @@ def states_of(
 def woken_threads(sleepers: Sequence[IslandSettings]) -> Iterator[tuple[float, int]]:
     """How probable it is that so many threads of islands that sleep now and then, each by itself, are awake; the
     probabilities add up to 1."""
-    if len(sleepers) > MOST_SLEEPERS:
+    if len(sleepers) > MAX_SLEEPERS:
         yield 1.0, round(sum(num_devices(island) / island.slowdown for island in sleepers))
         return
     chances = {0: 1.0}

@@ -9,14 +9,14 @@ from itertools import islice
 
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, RunSettings, SyncSettings
 from diloco_cli.errors import InfeasibleError
-from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MOST_EVERY
+from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_EVERY
 from diloco_cli.plan.link import CODEC_BITS, MBPS, known_codecs, load_of_round, rounded_up
 from diloco_cli.plan.plan import Alternative, Plan, Sensitivity
 from diloco_cli.units import format_bandwidth
 
 MANY_ISLANDS = 200  # beyond it, only a few changes are tried
 FEW_SETTINGS, FEW_CHANGES = 2, 3
-MOST_CHANGES = 8  # of the hardware
+MAX_CHANGES = 8  # of the hardware
 WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal
 NOTHING = 0.05  # percent: smaller gains by other hardware are not worth a line
 LUMPY = 1.5  # times the mean fragment: then one large tensor decides how long an exchange takes
@@ -46,7 +46,7 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
         coarser = CODEC_BITS[codec] < CODEC_BITS[sync.codec]
         other = replace(sync, codec=codec, broadcast=codec)  # type: ignore[arg-type]
         changes.append((f"sync.codec={codec}", other, COARSER if coarser else "and they are rounded less"))
-    if 2 * sync.every <= MOST_EVERY:
+    if 2 * sync.every <= MAX_EVERY:
         changes.insert(1, (f"sync.every={2 * sync.every}", replace(sync, every=2 * sync.every), MORE_OFTEN))
     if sync.mixing not in KEEPS_IN_FLIGHT:
         how = "it keeps what is learned while a fragment is in flight, which the paper gives up"
@@ -83,7 +83,7 @@ def _alternative(plan: Plan, name: str, sync: SyncSettings, price: str, again: A
 
 def sensitivities(plan: Plan, again: Again) -> tuple[Sensitivity, ...]:
     """The changes that matter, the largest first."""
-    limit = MOST_CHANGES if len(plan.inventory.islands) <= MANY_ISLANDS else FEW_CHANGES
+    limit = MAX_CHANGES if len(plan.inventory.islands) <= MANY_ISLANDS else FEW_CHANGES
     found = []
     for text, inventory in islice(_hardware(plan), limit):
         try:

@@ -23,7 +23,7 @@ from diloco_cli.processes.child import Child, end_all
 READY_WITHIN_S = 180.0
 LATE_BY_S = 60.0
 ENDS_WITHIN_S = 5.0
-MOST_PROCESSES = 16
+MAX_PROCESSES = 16
 REPEATS = 3
 TURNS = 6  # of every number of processes, half as long each: speeds of one machine drift within seconds
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -103,9 +103,9 @@ def measure_alone(load: Load, seconds: float, say: Callable[[str], None]) -> Spr
 
 
 def counts_to_measure(at_once: int) -> list[int]:
-    """1, 2, half as many as fit, as many as fit, one more; at most `MOST_PROCESSES`."""
+    """1, 2, half as many as fit, as many as fit, one more; at most `MAX_PROCESSES`."""
     wanted = {1, 2, at_once // 2, at_once, at_once + 1}
-    return sorted({min(num, MOST_PROCESSES) for num in wanted if num >= 1})
+    return sorted({min(num, MAX_PROCESSES) for num in wanted if num >= 1})
 
 
 def model_name(run: RunSettings) -> str:

@@ -27,7 +27,7 @@ from diloco_cli.probe.spread import Spread
 from diloco_cli.probe.store_speed import StoreSpeed
 
 DIGITS = 3
-LONGEST_NAME = 63
+MAX_NAME = 63
 NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 QUIET = 0.9  # a process alone that got less than this share of a core was disturbed
 PEAKS = ("bf16", "fp16", "fp32")  # the best type that training can use comes first
@@ -164,4 +164,4 @@ def rounded(value: float) -> float:
 
 def island_name(text: str) -> str:
     """`Box_1.lan` -> box-1-lan: what an island or a region may be called."""
-    return NOT_IN_NAMES.sub("-", text.lower()).strip("-")[:LONGEST_NAME] or "island"
+    return NOT_IN_NAMES.sub("-", text.lower()).strip("-")[:MAX_NAME] or "island"

@@ -13,7 +13,7 @@ from diloco_cli.store.port import Store
 PAYLOAD_BYTES = 8_000_000
 SMALL_BYTES = 64
 NUM_SMALL = 10
-MOST_PAYLOADS = 50
+MAX_PAYLOADS = 50
 FEWEST_PAYLOADS = 3
 
 
@@ -32,7 +32,7 @@ def measure_store(store: Store, seconds: float, payload_bytes: int = PAYLOAD_BYT
     Bytes that compress or repeat could flatter a link, so every payload is another slice of random ones.
     """
     prefix, written = f"probe-{nonce()}", []
-    noise = _noise(payload_bytes + MOST_PAYLOADS)
+    noise = _noise(payload_bytes + MAX_PAYLOADS)
     try:
 
         def write(number: int) -> None:
@@ -54,7 +54,7 @@ def measure_store(store: Store, seconds: float, payload_bytes: int = PAYLOAD_BYT
 def _timed(work: Callable[[int], object], seconds: float) -> list[float]:
     """Seconds of each call."""
     started_s, took = monotonic_s(), list[float]()
-    while len(took) < FEWEST_PAYLOADS or (monotonic_s() - started_s < seconds and len(took) < MOST_PAYLOADS):
+    while len(took) < FEWEST_PAYLOADS or (monotonic_s() - started_s < seconds and len(took) < MAX_PAYLOADS):
         number = len(took)
         took.append(seconds_of(lambda number=number: work(number)))  # type: ignore[misc]
     return took

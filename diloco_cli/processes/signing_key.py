@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
-from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LONGEST_SECRET, Secret
+from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, MAX_SECRET, Secret
 
 
 def signing_secret() -> Secret | None:
@@ -25,7 +25,7 @@ def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read(LONGEST_SECRET + 2)
+            data = file.read(MAX_SECRET + 2)
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=f"{KEY_FILE_VARIABLE}={path}") from None
     if stat.S_IMODE(mode) & 0o077:

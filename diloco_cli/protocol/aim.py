@@ -80,7 +80,7 @@ class Shot:
 
 @dataclass
 class Aim:
-    """Of one incarnation. `most_ahead`: slots that an offer may name beyond the head (see eligibility.most_ahead);
+    """Of one incarnation. `max_ahead`: slots that an offer may name beyond the head (see eligibility.max_ahead);
     `next_slot`: the one after its newest offer's. `reached`: where on the
     line of slots its own steps have brought it; slot s is due from s + 1 on. `pace`: `steps`: by these alone;
     `planned`: by the clock so that none is too late; `measured`: so that nobody waits for it. `closes`: False where no
@@ -91,7 +91,7 @@ class Aim:
     pace: Literal["steps", "planned", "measured"] = "measured"
     closes: bool = True
     window: Window | None = None
-    most_ahead: int = 4096
+    max_ahead: int = 4096
     head_since_s: float = -inf
     skipped: bool = False
     delivery: Delivery = field(default_factory=Delivery)
@@ -221,7 +221,7 @@ class Aim:
         """By its steps, or by the clock; unless it is too far ahead of the others, or earlier ones wait to be uploaded
         for longer than a step: an offer that lies somewhere for long would merge old progress."""
         has_reached = self.reached >= slot + 1 - 1e-6
-        if slot > self.head + self.most_ahead:
+        if slot > self.head + self.max_ahead:
             return False
         if self.pace == "steps":
             return has_reached
@@ -248,4 +248,4 @@ class Aim:
         missed = (arrives_s - self._planned_s(first, now_s) - self.window.grace_s) / self.window.slot_s
         if self._spacing_s > 0:
             missed = min(missed, (arrives_s - self._merges_from_s(first)) / self._spacing_s)
-        return first + min(ceil(missed + 1e-9), self.most_ahead + 1)
+        return first + min(ceil(missed + 1e-9), self.max_ahead + 1)

@@ -6,9 +6,9 @@ the number of a snapshot; everything after it can still be replayed, and gone ba
     kept for ever   commits, epochs, incarnations, offers, requests: they are small, and a number that was deleted could
                     be taken a second time by a writer that was held up
     kept            each fragment's state as of the floor, its casts that a delta may still be based on then, deltas of
-                    offers without a fate, each learner's newest saved moments
-    deleted         older states, casts, deltas with a fate, moments, snapshots; and what a syncer wrote and nobody ever
-                    committed, if its epoch is over
+                    offers without an outcome, each learner's newest saved moments
+    deleted         older states, casts, deltas with an outcome, moments, snapshots; and what a syncer wrote and nobody
+                    ever committed, if its epoch is over
 
 The work is cut into single requests, made while the syncer waits, after a grace for readers that are on their way.
 """
@@ -76,7 +76,7 @@ def is_garbage(key: str, floor: RunState, epoch: int) -> bool:
 
 def _is_settled(floor: RunState, learner: str, incarnation: int, seq: int) -> bool:
     known = floor.learner(learner)
-    return incarnation < known.floor or (incarnation == known.floor and known.has_fate(seq))
+    return incarnation < known.floor or (incarnation == known.floor and known.has_outcome(seq))
 
 
 def _is_left_behind(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from diloco_cli.protocol.records import SCHEMA, Fate, Input, Island, Output
+from diloco_cli.protocol.records import SCHEMA, FragmentVersion, Island, MergedOffer, Outcome
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """What every commit says. `previous` is the digest of the record before: the log is a hash chain.
 
-    `request`: the newest of those that this commit answers. `fates`: of offers that no merge used, settled here.
+    `request`: the newest of those that this commit answers. `outcomes`: of offers that no merge used, settled here.
     """
 
     n: int = -1
@@ -25,7 +25,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     software: str = ""
     reason: str = ""
     request: int | None = None
-    fates: tuple[Fate, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
     schema: int = SCHEMA
 
     @property
@@ -33,12 +33,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         return str(self.__struct_config__.tag)
 
     @property
-    def inputs(self) -> tuple[Input, ...]:
+    def inputs(self) -> tuple[MergedOffer, ...]:
         """The offers that a merge applied; there are none in other commits."""
         return ()
 
     @property
-    def outputs(self) -> tuple[Output, ...]:
+    def outputs(self) -> tuple[FragmentVersion, ...]:
         """The versions that this commit makes true."""
         return ()
 
@@ -47,7 +47,7 @@ class EpochStart(Commit, tag="epoch_start", frozen=True, kw_only=True):
     """A syncer begins to serve. Commit 0 brings version 0 of every fragment. `serves`: False for an epoch that a
     command claims, which answers operators and merges nothing."""
 
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[FragmentVersion, ...] = ()
     serves: bool = True
 
 
@@ -60,8 +60,8 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
     """
 
     slot: int
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output]
+    inputs: tuple[MergedOffer, ...]
+    outputs: tuple[FragmentVersion]
     tokens: int = 0
     quorum: int = 0
     alive: int = 0
@@ -83,7 +83,7 @@ class Skip(Commit, tag="skip", frozen=True, kw_only=True):
 
 
 class Refuse(Commit, tag="refuse", frozen=True, kw_only=True):
-    """Offers that no merge can use (`fates`), or a request that is not carried out, for its reason."""
+    """Offers that no merge can use (`outcomes`), or a request that is not carried out, for its reason."""
 
 
 class Membership(Commit, tag="membership", frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class Quarantine(Commit, tag="quarantine", frozen=True, kw_only=True):
     learner: str
 
 
-class Lift(Commit, tag="lift", frozen=True, kw_only=True):
+class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):
     """A learner is let in again."""
 
     learner: str
@@ -117,7 +117,7 @@ class Rollback(Commit, tag="rollback", frozen=True, kw_only=True):
     count from here on), as they stood then; those of a learner that is not named count no more."""
 
     to: int
-    outputs: tuple[Output, ...]
+    outputs: tuple[FragmentVersion, ...]
     shares: tuple[tuple[str, int], ...] = ()
 
 

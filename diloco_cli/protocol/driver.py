@@ -65,8 +65,8 @@ def _perform_at(side: Side, operation: Operation, clock: Clock) -> Any:
 
 def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
     match operation:
-        case Get(key, most_bytes):
-            return store.get(key, most_bytes)
+        case Get(key, max_bytes):
+            return store.get(key, max_bytes)
         case Create(key, data):
             return store.create(key, data)
         case Put(key, data):

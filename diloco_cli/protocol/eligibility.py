@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from diloco_cli.digests import is_digest
 from diloco_cli.protocol.event_log import MAX_EVENTS
-from diloco_cli.protocol.records import MOST, SCHEMA, Offer, Output, RunFormat
+from diloco_cli.protocol.records import MOST, SCHEMA, FragmentVersion, Offer, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.sizes import max_fragment_bytes
 from diloco_cli.protocol.state import RunState
 
-LONGEST_S = 1e6  # that a learner can honestly say of its own timings
+MAX_S = 1e6  # that a learner can honestly say of its own timings
 REASONS: dict[str, str] = {
     "unknown_learner": "neither the run's format nor its log names such a learner",
     "old_incarnation": "a newer incarnation of this learner has been merged",
-    "settled": "this offer already has a fate",
+    "settled": "this offer already has an outcome",
     "late": "it came when its slot had been merged, or skipped",
     "too_early": "it names a slot so far ahead that its base would be too old by then",
     "bad_claim": "slot, fragment, tokens, steps or data range contradict each other, or no payload is so large",
-    "quarantined": "its learner is quarantined, until an operator lets it in again (diloco lift)",
+    "quarantined": "its learner is quarantined, until an operator lets it in again (diloco readmit)",
     "wrong_base": "it names other bytes as its base than the log does",
     "before_rollback": "its base lies behind a rollback",
     "unknown_base": "the base version is not in the log, or lies further back than the staleness limit",
@@ -45,7 +45,7 @@ def is_well_formed(offer: Offer) -> bool:
     return (
         offer.schema <= SCHEMA
         and all(0 <= number < MOST for number in (*numbers, offer.payload_bytes))
-        and all(0 <= seconds <= LONGEST_S for seconds in timings)
+        and all(0 <= seconds <= MAX_S for seconds in timings)
         and is_digest(offer.payload_digest)
         and len(offer.events) <= MAX_EVENTS
     )
@@ -53,7 +53,7 @@ def is_well_formed(offer: Offer) -> bool:
 
 def has_possible_size(offer: Offer, run: RunFormat) -> bool:
     """Whether the payload that it names can be one of its fragment: no other is read."""
-    return 0 <= offer.payload_bytes <= most_fragment_bytes(run.layout, offer.fragment)
+    return 0 <= offer.payload_bytes <= max_fragment_bytes(run.layout, offer.fragment)
 
 
 def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
@@ -63,7 +63,7 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "unknown_learner"
     if offer.incarnation < known.floor:
         return "old_incarnation"
-    if offer.incarnation == known.floor and known.has_fate(offer.seq):
+    if offer.incarnation == known.floor and known.has_outcome(offer.seq):
         return "settled"
     if known.quarantined is not None:
         return "quarantined"
@@ -71,7 +71,7 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "bad_claim"
     if offer.slot < state.slot or offer.payload_bytes == 0:  # its learner knew already
         return "late"
-    if offer.slot - state.slot > most_ahead(run):
+    if offer.slot - state.slot > max_ahead(run):
         return "too_early"
     if offer.steps == 0 or offer.tokens == 0:
         return "no_weight"
@@ -98,18 +98,18 @@ def _base_refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
     return "unknown_base" if stale else None
 
 
-def is_stale(base: Output, slot: int, run: RunFormat) -> bool:
+def is_stale(base: FragmentVersion, slot: int, run: RunFormat) -> bool:
     """Whether a version is too old for a delta based on it to be merged in this slot, unless it is the newest still."""
-    return slot - base.slot > most_ahead(run)
+    return slot - base.slot > max_ahead(run)
 
 
-def most_ahead(run: RunFormat) -> int:
+def max_ahead(run: RunFormat) -> int:
     """Slots between an offer and the one that it names, or between that and its base: where the others go on, an offer
     that is further ahead has a base that is too old by then, whatever it is."""
     return (run.settings.sync.staleness_rounds + 1) * run.num_fragments
 
 
-def most_steps(run: RunFormat) -> int:
+def max_steps(run: RunFormat) -> int:
     """No offer can hold more inner steps: the drift bound ends a learner's stepping, staleness ends its base."""
     sync = run.settings.sync
     longest = max(sync.every, *(island.local_steps for island in run.islands))
@@ -123,7 +123,7 @@ def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
         0 <= offer.fragment < run.num_fragments
         and offer.slot >= 0
         and fragment_of_slot(offer.slot, run.num_fragments) == offer.fragment
-        and 0 <= offer.steps <= most_steps(run)
+        and 0 <= offer.steps <= max_steps(run)
         and 0 <= offer.data_start <= offer.data_end
         and offer.tokens == offer.data_end - offer.data_start
         and offer.tokens <= offer.steps * island.batch_tokens

@@ -10,14 +10,14 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.beats import LearnerBeat
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.joining import fetch_cast, newer_incarnation
-from diloco_cli.protocol.keys import beat_key
+from diloco_cli.protocol.keys import heartbeat_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.operations import Now, Put, Sleep, Steps
 from diloco_cli.protocol.polling import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.protocol.ports import Values
-from diloco_cli.protocol.records import Output
+from diloco_cli.protocol.records import FragmentVersion
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.states import LearnerState
 from diloco_cli.protocol.training import is_over
@@ -26,11 +26,11 @@ from diloco_cli.protocol.wire import encode
 if TYPE_CHECKING:
     from diloco_cli.protocol.learner import Learner
 
-BEAT_EVERY_S = 3.0
+HEARTBEAT_EVERY_S = 3.0
 SLEEP_BOUNDS_S = (0.02, 0.5)
 DRAINS_LOOK_S = 1.0  # somebody waits for its end, or its machine is about to go
 LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be had
-Cast = tuple[Output, Values, float]
+Cast = tuple[FragmentVersion, Values, float]
 """A version, decoded, and when it was first known of."""
 
 
@@ -46,8 +46,10 @@ class Mail:
 class Follower:
     """Of one learner. Another thread takes the mail, reads the plain attributes, and sets `leaves`."""
 
-    def __init__(self, learner: Learner, beat_facts: Callable[[], dict[str, Any]], wakes: Callable[[], None]) -> None:
-        self._learner, self._beat_facts, self._wakes = learner, beat_facts, wakes
+    def __init__(
+        self, learner: Learner, heartbeat_facts: Callable[[], dict[str, Any]], wakes: Callable[[], None]
+    ) -> None:
+        self._learner, self._heartbeat_facts, self._wakes = learner, heartbeat_facts, wakes
         self._mail: deque[Mail] = deque()  # at most one: put by this one, taken by the training
         self._fetched: dict[int, int] = {}
         self._looked_s = 0.0
@@ -132,10 +134,10 @@ class Follower:
         self._tell_trouble()
         return found
 
-    def _wanted(self) -> list[Output]:
+    def _wanted(self) -> list[FragmentVersion]:
         return [output for output in self.state.outputs if output.version > self._fetched[output.fragment]]
 
-    def _fetch(self, output: Output, seen_s: float) -> Steps[Cast | None]:
+    def _fetch(self, output: FragmentVersion, seen_s: float) -> Steps[Cast | None]:
         data = yield from fetch_cast(self._learner.run, output)
         if data is None:
             return None
@@ -155,12 +157,12 @@ class Follower:
 
     def follow(self) -> Steps[None]:
         """Until the learner leaves. Raises FencedError when a newer incarnation has its place."""
-        next_beat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
+        next_heartbeat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
         while not self.leaves:
             now_s: float = yield Now()
-            if now_s >= next_beat_s:
-                next_beat_s = now_s + BEAT_EVERY_S
-                yield from self.beat()
+            if now_s >= next_heartbeat_s:
+                next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
+                yield from self.send_heartbeat()
             if now_s >= next_fence_s:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 yield from self._check_fence()
@@ -188,16 +190,16 @@ class Follower:
         if (yield from newer_incarnation(name, incarnation, self._learner.run.keyring)):
             raise FencedError(f"a newer process has taken the place of incarnation {incarnation} of {name}")
 
-    def beat(self) -> Steps[None]:
-        yield Put(beat_key(self._learner.name), encode(self.heartbeat()))
+    def send_heartbeat(self) -> Steps[None]:
+        yield Put(heartbeat_key(self._learner.name), encode(self.heartbeat()))
 
-    def heartbeat(self) -> LearnerBeat:
+    def heartbeat(self) -> LearnerHeartbeat:
         learner, progress = self._learner, self._learner.progress
         uploading = learner.doing is LearnerState.TRAINING and progress.aim.delivery.waiting > 0
         facts: dict[str, Any] = {
             "state": "UPLOADING" if uploading else learner.doing, "incarnation": progress.incarnation,
             "n": self.state.n, "step": progress.steps, "position": progress.position, "behind": progress.behind(),
             "loss": learner.loss if learner.loss is not None and isfinite(learner.loss) else None,
-            "note": learner.note, "tokens_per_s": 0.0, **self._beat_facts(),
+            "note": learner.note, "tokens_per_s": 0.0, **self._heartbeat_facts(),
         }  # fmt: skip
-        return LearnerBeat(**facts)
+        return LearnerHeartbeat(**facts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.protocol.eligibility import is_well_formed, refusal
 from diloco_cli.protocol.keys import incarnation_key, offer_key
-from diloco_cli.protocol.log import read_sealed
+from diloco_cli.protocol.log import read_signed
 from diloco_cli.protocol.mailboxes import (
     MAX_CLAIMS_PER_LOOK,
     MAX_OFFERS_PER_POLL,
@@ -17,18 +17,18 @@ from diloco_cli.protocol.mailboxes import (
 )
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.polling import SHORT_SLOT_S
-from diloco_cli.protocol.records import Fate, Offer, RunFormat
+from diloco_cli.protocol.records import Offer, Outcome, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode
 from diloco_cli.signing import learner_signer
 
-MOST_PORTIONS = 16  # of one mailbox at the run's end: a flood must not hold it up
-MAX_FATES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
+MAX_PORTIONS = 16  # of one mailbox at the run's end: a flood must not hold it up
+MAX_OUTCOMES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
 
 
 @dataclass
 class Mailbox(PolledMailbox):
-    """`pending`: received, and without a fate."""
+    """`pending`: received, and without an outcome."""
 
     pending: list[Offer] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Inbox:
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
     heard_s: dict[str, float] = field(default_factory=dict)
-    fates: list[Fate] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
     withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
     _sorted_for: RunState | None = None  # nothing came since: sorting out again would change nothing
 
@@ -69,7 +69,7 @@ class Inbox:
             newest = self.newest_incarnation(island.name)
             for _ in range(MAX_CLAIMS_PER_LOOK):
                 key = incarnation_key(island.name, newest + 1)
-                claim = yield from read_sealed(self.run.keyring, learner_signer(island.name), key)
+                claim = yield from read_signed(self.run.keyring, learner_signer(island.name), key)
                 if claim is None:
                     break
                 newest += 1
@@ -102,7 +102,7 @@ class Inbox:
         offering meanwhile does not hold up the run's end, and what a flood brings beyond some portions stays."""
         yield from self.look_for_incarnations(state, now_s)
         left = list(self.mailboxes.values())
-        for _ in range(MOST_PORTIONS):
+        for _ in range(MAX_PORTIONS):
             left = yield from self._fetch(left, state, now_s)
             if not left:
                 return
@@ -115,7 +115,7 @@ class Inbox:
                 if self.withheld(box.learner, box.incarnation, box.next_seq):
                     break
                 key = offer_key(box.learner, box.incarnation, box.next_seq)
-                data = yield from read_sealed(self.run.keyring, learner_signer(box.learner), key)
+                data = yield from read_signed(self.run.keyring, learner_signer(box.learner), key)
                 if data is None:
                     break
                 if self._receive(box, data, key, state):
@@ -131,23 +131,23 @@ class Inbox:
         seq = box.next_seq
         box.next_seq += 1
         known = state.learner(box.learner)
-        if box.incarnation == known.floor and known.has_fate(seq):
+        if box.incarnation == known.floor and known.has_outcome(seq):
             return True
         if not self._is_by(box.learner, key, data):
-            self.fates.append(Fate(box.learner, box.incarnation, seq, 0, "bad_signature"))
+            self.outcomes.append(Outcome(box.learner, box.incarnation, seq, 0, "bad_signature"))
             return False
         try:
             offer = decode(Offer, data, key)
             if offer.id != (box.learner, box.incarnation, seq) or not is_well_formed(offer):
                 raise RecordError("the offer is not what an honest learner writes under this key", where=key)
         except RecordError:
-            self.fates.append(Fate(box.learner, box.incarnation, seq, 0, "bad_record"))
+            self.outcomes.append(Outcome(box.learner, box.incarnation, seq, 0, "bad_record"))
             return True
         self.deliver(offer)
         return True
 
     def _is_by(self, learner: str, key: str, data: bytes) -> bool:
-        return self.run.keyring.is_genuine(learner_signer(learner), key, data)
+        return self.run.keyring.authenticates(learner_signer(learner), key, data)
 
     def deliver(self, offer: Offer) -> None:
         """A well-formed offer, from wherever it comes."""
@@ -157,7 +157,7 @@ class Inbox:
         self._sorted_for = None
 
     def sort_out(self, state: RunState) -> None:
-        """Give every pending offer that can never be applied its fate, and forget what is settled."""
+        """Give every pending offer that can never be applied its outcome, and forget what is settled."""
         for key, box in list(self.mailboxes.items()):
             keep: list[Offer] = []
             for offer in box.pending:
@@ -172,7 +172,7 @@ class Inbox:
         self._sorted_for = state
 
     def refuse(self, offer: Offer, reason: str) -> None:
-        self.fates.append(Fate(*offer.id, offer.fragment, reason))
+        self.outcomes.append(Outcome(*offer.id, offer.fragment, reason))
 
     def drop(self, offer: Offer, reason: str) -> None:
         """Refuse one pending offer, for a reason that only its payload could show."""
@@ -195,7 +195,7 @@ class Inbox:
         return [newest[name] for name in sorted(newest)]
 
     def forget(self, offers: list[Offer]) -> None:
-        """These were applied; whatever the log's floor says now, they need no other fate."""
+        """These were applied; whatever the log's floor says now, they need no other outcome."""
         for offer in offers:
             self.mailboxes[(offer.learner, offer.incarnation)].pending.remove(offer)
 
@@ -204,14 +204,14 @@ class Inbox:
         return {box.learner for box in self.mailboxes.values() for offer in box.pending if offer.slot > slot}
 
     @property
-    def fates_left(self) -> bool:
+    def outcomes_left(self) -> bool:
         """Whether they are too many for one commit."""
-        return len(set(self.fates)) > MAX_FATES_A_COMMIT
+        return len(set(self.outcomes)) > MAX_OUTCOMES_A_COMMIT
 
-    def take_fates(self) -> tuple[Fate, ...]:
+    def take_outcomes(self) -> tuple[Outcome, ...]:
         """For one commit; what is too much for it goes with the next."""
-        waiting = list(dict.fromkeys(self.fates))
-        taken, self.fates = waiting[:MAX_FATES_A_COMMIT], waiting[MAX_FATES_A_COMMIT:]
+        waiting = list(dict.fromkeys(self.outcomes))
+        taken, self.outcomes = waiting[:MAX_OUTCOMES_A_COMMIT], waiting[MAX_OUTCOMES_A_COMMIT:]
         return tuple(sorted(taken, key=lambda f: (f.learner, f.incarnation, f.seq)))
 
     def refuse_all(self, reason: str) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.keys import cast_key, delta_key, incarnation_key, offer_key, read_inner_key
-from diloco_cli.protocol.log import claim_number, create_sealed, read_log, read_sealed
+from diloco_cli.protocol.log import claim_number, create_signed, read_log, read_signed
 from diloco_cli.protocol.membership import refuse_unless_running
 from diloco_cli.protocol.operations import Create, Get, Sleep, Steps
-from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
-from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.records import FragmentVersion, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.sizes import max_fragment_bytes
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
@@ -69,12 +69,12 @@ def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) 
     seq = max(0, settled - 1)
     while True:
         key = offer_key(learner, incarnation, seq)
-        data = yield from read_sealed(run.keyring, learner_signer(learner), key)
+        data = yield from read_signed(run.keyring, learner_signer(learner), key)
         if data is None:
             return newest
-        with suppress(RecordError):  # the syncer gives it its fate; its successor in the walk may be sound
+        with suppress(RecordError):  # the syncer gives it its outcome; its successor in the walk may be sound
             found = decode(Offer, data, key)
-            newest = found if run.keyring.is_genuine(learner_signer(learner), key, data) else newest
+            newest = found if run.keyring.authenticates(learner_signer(learner), key, data) else newest
         seq += 1
 
 
@@ -84,24 +84,24 @@ def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps
     if payload:
         yield Create(delta_key(*offer.id, offer.payload_digest), payload)
     key = offer_key(*offer.id)
-    mine = keyring.seal(learner_signer(offer.learner), key, encode(offer))
-    if (yield from create_sealed(keyring, learner_signer(offer.learner), key, mine)) != mine:
+    mine = keyring.sign(learner_signer(offer.learner), key, encode(offer))
+    if (yield from create_signed(keyring, learner_signer(offer.learner), key, mine)) != mine:
         raise FencedError(f"another process publishes as incarnation {offer.incarnation} of {offer.learner}", where=key)
     return mine
 
 
-def fetch_cast(run: RunFormat, output: Output) -> Steps[bytes | None]:
+def fetch_cast(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
     """A committed version as learners adopt it; None if it is gone (read the log again) or not what the log says."""
     key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
-    data = yield Get(key, most_fragment_bytes(run.layout, output.fragment))
+    data = yield Get(key, max_fragment_bytes(run.layout, output.fragment))
     return data if data is not None and digest(data) == output.cast_digest else None
 
 
-def fetch_moments(key: str | None, most_bytes: int) -> Steps[bytes | None]:
+def fetch_moments(key: str | None, max_bytes: int) -> Steps[bytes | None]:
     """Saved moments, if they are the very bytes that their key names. Offers carry such keys: a stranger's word."""
     if key is None or read_inner_key(key) is None:
         return None
-    data: bytes | None = yield Get(key, most_bytes)
+    data: bytes | None = yield Get(key, max_bytes)
     return data if data is not None and key.endswith(digest(data)) else None
 
 
@@ -109,9 +109,9 @@ def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGN
     """Whether another process has taken this learner's place. A claim that is not signed with its key takes nothing."""
     for number in range(incarnation + 1, incarnation + 1 + MAX_FORGED_CLAIMS):
         key = incarnation_key(learner, number)
-        claim = yield from read_sealed(keyring, learner_signer(learner), key)
+        claim = yield from read_signed(keyring, learner_signer(learner), key)
         if claim is None:
             return False
-        if keyring.is_genuine(learner_signer(learner), key, claim):
+        if keyring.authenticates(learner_signer(learner), key, claim):
             return True
     return False

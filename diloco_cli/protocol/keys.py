@@ -11,7 +11,7 @@
     snapshot/<n>.json                            create-once: the folded log up to commit n
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
     request/<r>.json                             create-once: an operator's intent, or an island that asks to join
-    beat/<unit>.json, beat/standby/<name>.json, hint/head.json
+    heartbeat/<unit>.json, heartbeat/standby/<name>.json, hint/head.json
                                                  overwritten now and then: hints, never trusted for safety
 
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
@@ -24,7 +24,7 @@ import re
 FORMAT_KEY = "FORMAT.json"
 HEAD_HINT_KEY = "hint/head.json"
 SYNCER = "syncer"
-STANDBY_BEATS = "beat/standby/"
+STANDBY_HEARTBEATS = "heartbeat/standby/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"(?:state|cast)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
 _DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
@@ -101,9 +101,9 @@ def request_key(number: int) -> str:
     return f"request/{number:010d}.json"
 
 
-def beat_key(unit: str) -> str:
-    return f"beat/{unit}.json"
+def heartbeat_key(unit: str) -> str:
+    return f"heartbeat/{unit}.json"
 
 
-def standby_beat_key(name: str) -> str:
-    return f"{STANDBY_BEATS}{name}.json"
+def standby_heartbeat_key(name: str) -> str:
+    return f"{STANDBY_HEARTBEATS}{name}.json"

@@ -27,10 +27,10 @@ from diloco_cli.protocol.mixing import keeps_progress
 from diloco_cli.protocol.observer import Observer, Phase
 from diloco_cli.protocol.operations import Create, Now, Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Training, Values, Wire
-from diloco_cli.protocol.progress import Draft, Progress
-from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.progress import OfferDraft, Progress
+from diloco_cli.protocol.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.saves import Saves
-from diloco_cli.protocol.sizes import most_moments_bytes
+from diloco_cli.protocol.sizes import max_moments_bytes
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.states import LEARNER, LearnerState, moved
 from diloco_cli.protocol.stopwatch import Stopwatch
@@ -64,7 +64,7 @@ class Learner:
         observer: Observer | None = None,
         leaves: Callable[[], bool] = lambda: False,
         may_drain: Callable[[], bool] = lambda: False,
-        beat_facts: Callable[[], dict[str, Any]] = dict,
+        heartbeat_facts: Callable[[], dict[str, Any]] = dict,
         wakes: Callable[[], None] = lambda: None,
     ) -> None:
         self.run, self.name, self.claim, self.nonce = run, name, claim, nonce
@@ -82,10 +82,10 @@ class Learner:
         self.moments_lost = False
         self.steps_at_loss = self.saved_at = 0
         self.arrived: dict[int, Cast] = {}
-        self.awaited: deque[Draft] = deque()
+        self.awaited: deque[OfferDraft] = deque()
         self.delivered: deque[tuple[int, float | None, float]] = deque()
         self.progress: Progress
-        self.follower = self.follower_type(self, beat_facts, wakes)
+        self.follower = self.follower_type(self, heartbeat_facts, wakes)
 
     def train(self) -> Steps[RunState]:
         """Until the run is over for this process, or it leaves. Raises FencedError when a newer one has its place."""
@@ -154,7 +154,7 @@ class Learner:
         self.saves.go_back(self.state.rollbacks)  # one may have come since the offers were read
         if joined.inner is not None:
             self.saves.add(joined.inner, joined.inner_n)
-        data = yield from fetch_moments(self.saves.newest, most_moments_bytes(self.run.layout))
+        data = yield from fetch_moments(self.saves.newest, max_moments_bytes(self.run.layout))
         if data is None or not self.training.restore(data):
             self.saves.forget()
             self.moments_lost = True
@@ -205,7 +205,7 @@ class Learner:
         for fragment in sorted(self.arrived):
             self._adopt(*self.arrived.pop(fragment), now_s)
 
-    def _adopt(self, output: Output, values: Values, seen_s: float, now_s: float) -> None:
+    def _adopt(self, output: FragmentVersion, values: Values, seen_s: float, now_s: float) -> None:
         """Take over a committed version as `sync.mixing` says. The inner optimizer's moments, the learning rate and the
         data position go on as if nothing had happened."""
         fragment, mixing = output.fragment, self.progress.mixing_of(output, self.state)
@@ -224,7 +224,7 @@ class Learner:
         up). The data goes on where it is."""
         self.arrived, self.awaited = {}, deque()
         key = self.saves.go_back(state.rollbacks)
-        data = yield from fetch_moments(key, most_moments_bytes(self.run.layout))
+        data = yield from fetch_moments(key, max_moments_bytes(self.run.layout))
         if data is None or not self.training.restore(data):
             self.saves.forget()
             if self.training.reset():
@@ -269,7 +269,7 @@ class Learner:
         for draft in self.progress.everything(now_s):
             self._send(draft)
 
-    def _send(self, draft: Draft) -> None:
+    def _send(self, draft: OfferDraft) -> None:
         keep = keeps_progress(self.run.settings.sync)
         base = self.fragments.bases[draft.fragment]
         values = self.fragments.send(draft.fragment, draft.seq, keep)
@@ -279,7 +279,7 @@ class Learner:
         self.background("upload", self._upload(draft, base, values, self.loss, self.saves.newest))
 
     def _upload(
-        self, draft: Draft, base: Values, values: Values, loss: float | None, moments: str | None
+        self, draft: OfferDraft, base: Values, values: Values, loss: float | None, moments: str | None
     ) -> Steps[None]:
         """The payload, then the offer. Of an offer that the log has passed by now only the record is written: it tells
         what happened before it, and its number must not be missing. `moments`: the newest saved ones as the offer was
@@ -296,7 +296,7 @@ class Learner:
             self.watch.uploaded(now_s - started_s)
         self.delivered.append((draft.slot, None if passed else now_s - started_s, now_s))
 
-    def _encoded(self, draft: Draft, base: Values, values: Values) -> bytes:
+    def _encoded(self, draft: OfferDraft, base: Values, values: Values) -> bytes:
         return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:

@@ -10,14 +10,14 @@ from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.keys import cast_key, delta_key, state_key
 from diloco_cli.protocol.operations import Create, Get, Steps
 from diloco_cli.protocol.ports import Arithmetic
-from diloco_cli.protocol.records import Offer, Output, RunFormat
-from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.records import FragmentVersion, Offer, RunFormat
+from diloco_cli.protocol.sizes import max_fragment_bytes
 from diloco_cli.protocol.state import RunState
 from diloco_cli.store.port import Created
 
 READS = 3  # of a payload, before it is called damaged
 
-Recover = Callable[[Output], bytes | None]
+Recover = Callable[[FragmentVersion], bytes | None]
 
 
 def load_delta(
@@ -35,7 +35,7 @@ def load_delta(
         if base is None:
             return "unknown_base"
         key = cast_key(base.fragment, base.version, base.epoch, base.cast_digest)
-        base_cast = yield Get(key, most_fragment_bytes(run.layout, base.fragment))
+        base_cast = yield Get(key, max_fragment_bytes(run.layout, base.fragment))
         if base_cast is None or digest(base_cast) != base.cast_digest:
             return "unknown_base"
     return arithmetic.read_delta(offer, payload, base_cast)
@@ -59,13 +59,13 @@ def read_payload(offer: Offer) -> Steps[bytes | str]:
     return reason
 
 
-def make_resident(run: RunFormat, arithmetic: Arithmetic, output: Output, recover: Recover) -> Steps[None]:
+def make_resident(run: RunFormat, arithmetic: Arithmetic, output: FragmentVersion, recover: Recover) -> Steps[None]:
     """See to it that a committed version is in memory. `recover` may compute its bytes from older versions and the
     deltas that the log names; raises DataCheckError if the bucket has lost it for good."""
     if arithmetic.holds(output.fragment, output.state_digest):
         return
     key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-    data = yield Get(key, most_fragment_bytes(run.layout, output.fragment))
+    data = yield Get(key, max_fragment_bytes(run.layout, output.fragment))
     if data is None or digest(data) != output.state_digest:
         problem = "is missing" if data is None else "has other bytes than the log says"
         data = recover(output)

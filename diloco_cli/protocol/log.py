@@ -23,7 +23,7 @@ from diloco_cli.protocol.operations import Create, Get, List, Put, Steps
 from diloco_cli.protocol.records import FORMAT_SCHEMA, MOST, SCHEMA, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned, unsealed
+from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned, body_of
 from diloco_cli.store.port import Created
 
 SNAPSHOT_EVERY = 64
@@ -78,7 +78,7 @@ def is_whole(data: bytes, where: str) -> bool:
 
 
 def parse_format(data: bytes, where: str) -> RunFormat:
-    """Raises RecordError for what is damaged or no format. One that is sealed, and says that records are not, has lost
+    """Raises RecordError for what is damaged or no format. One that is signed, and says that records are not, has lost
     the word that says so."""
     run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", FORMAT_SCHEMA)
     if run.schema < FORMAT_SCHEMA:
@@ -93,8 +93,8 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     if run.signing is not None:
         return replace(run, keyring=KEYLESS)
     checksums = Checksummed(run.run_id)
-    sealed = run.checksums or unsealed(data) != data
-    if sealed and not (run.checksums and checksums.is_genuine(LOG, FORMAT_KEY, data)):
+    signed = run.checksums or body_of(data) != data
+    if signed and not (run.checksums and checksums.authenticates(LOG, FORMAT_KEY, data)):
         raise RecordError(f"the run's format {checksums.wrong}", where=f"{where}/{FORMAT_KEY}")
     return replace(run, keyring=checksums) if run.checksums else run
 
@@ -113,7 +113,7 @@ def with_keys(run: RunFormat, secret: Secret | None, data: bytes, where: str) ->
                 where=secret.where,
                 hint="give the run's own key (a learner's is made for one run), or none to read unchecked",
             )
-    if not keyring.is_genuine(LOG, FORMAT_KEY, data):
+    if not keyring.authenticates(LOG, FORMAT_KEY, data):
         raise SignatureError("the run's format is not signed with the run's key", where=f"{where}/{FORMAT_KEY}")
     return replace(run, keyring=keyring)
 
@@ -136,16 +136,16 @@ def kept_versions(run: RunFormat) -> int:
 
 def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
     """The state after commit n+1, or None if there is no such commit yet."""
-    data = yield from read_sealed(run.keyring, LOG, commit_key(state.n + 1))
+    data = yield from read_signed(run.keyring, LOG, commit_key(state.n + 1))
     return None if data is None else fold(run, state, data)
 
 
-def read_sealed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]:
-    """A record's bytes. What is not genuine may have been damaged on its way here, and is read again: until it is, or
+def read_signed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]:
+    """A record's bytes. What is not authentic may have been damaged on its way here, and is read again: until it is, or
     comes twice the same."""
     data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
     for _ in range(LOOKS - 1):
-        if data is None or keyring.is_genuine(signer, key, data):
+        if data is None or keyring.authenticates(signer, key, data):
             break
         before, data = data, (yield Get(key, MAX_RECORD_BYTES))
         if data == before:
@@ -153,21 +153,21 @@ def read_sealed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]
     return data
 
 
-def create_sealed(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]:
+def create_signed(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]:
     """Create a record; the bytes that then lie under the key: `mine`, or whoever's was there before. Those that come
     with the answer may be damaged, as any that are read."""
     answer = yield Create(key, mine)
     if isinstance(answer, Created):
         return mine
-    if answer.data == mine or keyring.is_genuine(signer, key, answer.data):
+    if answer.data == mine or keyring.authenticates(signer, key, answer.data):
         return bytes(answer.data)
-    return (yield from read_sealed(keyring, signer, key)) or bytes(answer.data)
+    return (yield from read_signed(keyring, signer, key)) or bytes(answer.data)
 
 
 def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     """One more record's bytes, checked and applied. Raises SignatureError where they are not what a syncer wrote."""
     key = commit_key(state.n + 1)
-    if not run.keyring.is_genuine(LOG, key, data):
+    if not run.keyring.authenticates(LOG, key, data):
         raise SignatureError(f"this commit {run.keyring.wrong}", where=key, hint=RESTORE_HINT)
     return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run))
 
@@ -230,7 +230,7 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
         return None
     data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
     commit = yield Get(commit_key(n), MAX_RECORD_BYTES)
-    if data is None or commit is None or not run.keyring.is_genuine(LOG, snapshot_key(n), data):
+    if data is None or commit is None or not run.keyring.authenticates(LOG, snapshot_key(n), data):
         return None
     try:
         snapshot = decode(Snapshot, data, snapshot_key(n))
@@ -247,7 +247,7 @@ def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
         data = encode(Snapshot(state, state.digest, run.run_id))
     except RecordError:
         return
-    yield Create(key, run.keyring.seal(LOG, key, data))
+    yield Create(key, run.keyring.sign(LOG, key, data))
     yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
 
 
@@ -257,8 +257,8 @@ def claim_number(
     """The first free number from `first` on, now claimed by this process: `incarnation` or `epoch`."""
     number = first
     while True:
-        mine = keyring.seal(signer, key_of(number), encode(replace(claim, number=number)))
-        if (yield from create_sealed(keyring, signer, key_of(number), mine)) == mine:
+        mine = keyring.sign(signer, key_of(number), encode(replace(claim, number=number)))
+        if (yield from create_signed(keyring, signer, key_of(number), mine)) == mine:
             return number
         number += 1
 
@@ -275,8 +275,8 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     """
     record = structs.replace(draft, n=state.n + 1, previous=state.digest)
     key = commit_key(record.n)
-    data = run.keyring.seal(LOG, key, encode(record))
-    there = yield from create_sealed(run.keyring, LOG, key, data)
+    data = run.keyring.sign(LOG, key, encode(record))
+    there = yield from create_signed(run.keyring, LOG, key, data)
     if there == data:
         return fold(run, state, data), True
     theirs = fold(run, state, there)

@@ -27,17 +27,17 @@ from diloco_cli.protocol.states import RunPhase
 
 LOOK_AGAIN_S = 0.5
 ASK_ANEW_S = 60.0  # in the same words, which is the same request: it may have been overlooked
-LONGEST_TEXT = 64
-MOST_ACCELERATORS = 1 << 20
-MOST_TIMES = 8  # a newcomer's batch over the largest of the launch: its own word must not outweigh everybody
+MAX_TEXT = 64
+MAX_ACCELERATORS = 1 << 20
+MAX_TIMES = 8  # a newcomer's batch over the largest of the launch: its own word must not outweigh everybody
 
 
 def refusal_of_island(island: Island, run: RunFormat) -> str | None:
     """Why `island` may not become a member of `run` (with the members it has), or None."""
     if not (is_name(island.region) and _is_short(island.accelerator) and _is_short(island.infra)):
         return "its region is no name, or what it says of its machine is no short text"
-    if not 0 < island.num_accelerators < MOST_ACCELERATORS:
-        return f"{island.num_accelerators} accelerators are not in 1 to {MOST_ACCELERATORS - 1}"
+    if not 0 < island.num_accelerators < MAX_ACCELERATORS:
+        return f"{island.num_accelerators} accelerators are not in 1 to {MAX_ACCELERATORS - 1}"
     if island.micro_batch_tokens is not None and not 0 < island.micro_batch_tokens <= island.batch_tokens:
         return f"a micro-batch of {island.micro_batch_tokens} tokens is not in 1 to its batch of {island.batch_tokens}"
     return contradiction_of_member(island, run)
@@ -50,9 +50,9 @@ def contradiction_of_member(island: Island, run: RunFormat) -> str | None:
         return "that is not a name that an island can have"
     if run.island(island.name) is not None:
         return "an island of that name takes part already"
-    most = MOST_TIMES * max(known.batch_tokens for known in run.islands)
+    most = MAX_TIMES * max(known.batch_tokens for known in run.islands)
     if not 0 < island.batch_tokens <= most:
-        return f"a batch of {island.batch_tokens} tokens is not in 1 to {most} ({MOST_TIMES} x the launch's largest)"
+        return f"a batch of {island.batch_tokens} tokens is not in 1 to {most} ({MAX_TIMES} x the launch's largest)"
     known = len(run.islands) + len(run.members)
     if known >= run.num_shards:
         return f"the data has {run.num_shards} shards (data.shards at the launch), and {known} islands have one each"
@@ -61,7 +61,7 @@ def contradiction_of_member(island: Island, run: RunFormat) -> str | None:
 
 def _is_short(text: str) -> bool:
     """A record of the log holds it for ever, and every snapshot again."""
-    return len(text) <= LONGEST_TEXT and text.isprintable()
+    return len(text) <= MAX_TEXT and text.isprintable()
 
 
 def as_admitted(island: Island, run: RunFormat) -> Island:

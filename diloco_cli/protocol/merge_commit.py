@@ -8,12 +8,12 @@ from diloco_cli.protocol.commits import Merge
 from diloco_cli.protocol.mixing import as_logged
 from diloco_cli.protocol.ports import Merged
 from diloco_cli.protocol.quorum import Grace, SlotFacts, window_start_s
-from diloco_cli.protocol.records import Fate, Input, Offer, OfferId, Output
+from diloco_cli.protocol.records import FragmentVersion, MergedOffer, Offer, OfferId, Outcome
 
 
 def merge_commit(
-    offers: Sequence[Offer], weights: Mapping[OfferId, float], merged: Merged, output: Output, facts: SlotFacts,
-    grace: Grace, slot_s: float, opens_in_s: float, reason: str, fates: tuple[Fate, ...],
+    offers: Sequence[Offer], weights: Mapping[OfferId, float], merged: Merged, output: FragmentVersion,
+    facts: SlotFacts, grace: Grace, slot_s: float, opens_in_s: float, reason: str, outcomes: tuple[Outcome, ...],
 ) -> Merge:  # fmt: skip
     """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
     scales = merged.scales or [1.0] * len(offers)
@@ -21,7 +21,7 @@ def merge_commit(
         slot=output.slot,
         inputs=tuple(_input(o, weights[o.id], scale) for o, scale in zip(offers, scales, strict=True)),
         outputs=(output,),
-        fates=fates,
+        outcomes=outcomes,
         tokens=sum(offer.tokens for offer in offers),
         quorum=facts.quorum,
         alive=facts.alive,
@@ -34,8 +34,8 @@ def merge_commit(
     )
 
 
-def _input(offer: Offer, weight: float, scale: float) -> Input:
-    return Input(
+def _input(offer: Offer, weight: float, scale: float) -> MergedOffer:
+    return MergedOffer(
         offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
         offer.tokens, offer.steps, weight, offer.payload_digest, offer.payload_bytes,
         offer.timings.step_s, scale,

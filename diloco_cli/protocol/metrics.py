@@ -12,10 +12,10 @@ from diloco_cli.protocol.commits import (
     EpochStart,
     Evaluation,
     Finish,
-    Lift,
     Membership,
     Merge,
     Quarantine,
+    Readmit,
     Refuse,
     Rollback,
     Skip,
@@ -25,7 +25,7 @@ from diloco_cli.protocol.commits import (
 RECENT_MERGES = 10
 RECENT_NOTES = 20
 MAX_LOSSES = 512
-QUIET_FATES = ("superseded", "run_over", "before_rollback", "quarantined")  # many at a time, and said elsewhere
+QUIET_OUTCOMES = ("superseded", "run_over", "before_rollback", "quarantined")  # many at a time, and said elsewhere
 
 
 class MergeNote(Struct, frozen=True):
@@ -78,7 +78,7 @@ def metrics_after(metrics: Metrics, commit: Commit, tokens: int) -> Metrics:
         updated_at=commit.time,
         started_at=metrics.started_at or commit.time,
         offers_applied=metrics.offers_applied + len(commit.inputs),
-        offers_refused=metrics.offers_refused + len(commit.fates),
+        offers_refused=metrics.offers_refused + len(commit.outcomes),
         notes=(*metrics.notes, *_notes(commit))[-RECENT_NOTES:],
     )
     match commit:
@@ -106,9 +106,12 @@ def _merge_note(commit: Merge, tokens: int) -> MergeNote:
 
 def _notes(commit: Commit) -> list[Note]:
     notes = [
-        (fate.learner, f"offer {fate.incarnation}/{fate.seq} of fragment {fate.fragment} refused: {fate.reason}")
-        for fate in commit.fates
-        if fate.reason not in QUIET_FATES
+        (
+            outcome.learner,
+            f"offer {outcome.incarnation}/{outcome.seq} of fragment {outcome.fragment} refused: {outcome.reason}",
+        )
+        for outcome in commit.outcomes
+        if outcome.reason not in QUIET_OUTCOMES
     ]
     notes += _own_notes(commit)
     return [Note(commit.time, commit.kind, unit, text) for unit, text in notes]
@@ -127,7 +130,7 @@ def _own_notes(commit: Commit) -> list[tuple[str, str]]:
             return [(commit.island.name, commit.reason)]
         case Quarantine():
             return [(commit.learner, f"quarantined: {commit.reason}")]
-        case Lift():
+        case Readmit():
             return [(commit.learner, f"let in again: {commit.reason}")]
         case Rollback():
             return [("syncer", f"rolled back to commit {commit.to}: {commit.reason}")]

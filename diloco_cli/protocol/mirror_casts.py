@@ -15,17 +15,17 @@ from diloco_cli.protocol.joining import fetch_cast
 from diloco_cli.protocol.keys import cast_key
 from diloco_cli.protocol.loading import READS
 from diloco_cli.protocol.operations import Steps, there
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 
 ROUNDS = 4  # without a merge: after the syncer has looked at its own
 LOOKS = 3  # in a row, that fail: a store that says for a moment that something is not there costs nobody anything
 SOONEST_S, LATEST_S = 5.0, 3600.0
 
-Suspect = Callable[[Output], None]
+Suspect = Callable[[FragmentVersion], None]
 """Told the version whose cast cannot be read."""
 
 
-def read_cast(run: RunFormat, output: Output) -> Steps[bytes | None]:
+def read_cast(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
     """The bytes that the log names, or None. They are damaged on their way, too: so they are read again first."""
     for _ in range(READS):
         data = yield from fetch_cast(run, output)
@@ -52,7 +52,7 @@ class CastWatch:
         self.damaged: dict[int, str] = {}
         self._watched: dict[int, _Watched] = {}
 
-    def look(self, outputs: Iterable[Output], now_s: float) -> Steps[bool]:
+    def look(self, outputs: Iterable[FragmentVersion], now_s: float) -> Steps[bool]:
         """At the first of the region's newest versions whose time it is; False if there was none."""
         usual_s = max(SOONEST_S, ROUNDS * self.run.num_fragments * self.pace())
         for output in outputs:
@@ -65,7 +65,7 @@ class CastWatch:
                 return True
         return False
 
-    def _watch(self, output: Output, now_s: float, usual_s: float) -> _Watched:
+    def _watch(self, output: FragmentVersion, now_s: float, usual_s: float) -> _Watched:
         """The pauses go on growing over what was made anew: a bucket that shows no cast at all costs little."""
         seen = self._watched.get(output.fragment)
         if seen is None or seen.version != output.version:
@@ -73,7 +73,7 @@ class CastWatch:
             seen = self._watched[output.fragment] = _Watched(output.version, now_s + pause_s, pause_s)
         return seen
 
-    def _found(self, output: Output, seen: _Watched, readable: bool) -> None:
+    def _found(self, output: FragmentVersion, seen: _Watched, readable: bool) -> None:
         seen.failed = 0 if readable else seen.failed + 1
         if readable:
             self.damaged.pop(output.fragment, None)

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.collection import Collector
 from diloco_cli.protocol.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
-from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, fold, newest_snapshot, read_sealed, write_snapshot
+from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, fold, newest_snapshot, read_signed, write_snapshot
 from diloco_cli.protocol.mirror_casts import CastWatch, read_cast
 from diloco_cli.protocol.operations import Create, Get, Now, Put, Sleep, Steps, There, there
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.states import RunPhase
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
@@ -122,7 +122,7 @@ class Mirror:
             raise stopped(key)
 
     def _here(self, key: str) -> Steps[bytes | None]:
-        return (yield from read_sealed(self.run.keyring, LOG, key))
+        return (yield from read_signed(self.run.keyring, LOG, key))
 
     def _there(self, key: str) -> Steps[bytes | None]:
         return (yield from there(self._here(key)))
@@ -142,7 +142,7 @@ class Mirror:
         self.state = later
         yield from self._mirror_snapshot()
 
-    def _mirror_cast(self, output: Output) -> Steps[None]:
+    def _mirror_cast(self, output: FragmentVersion) -> Steps[None]:
         """Before the commit that names it; nothing if it is out of everybody's reach by now, or cannot be read at home
         and has been superseded: readers pass such a version over."""
         if output not in self.head().history:
@@ -174,8 +174,8 @@ class Mirror:
     def _copy_snapshot(self, n: int) -> Steps[bool]:
         """False if home does not have it (any more)."""
         data = yield from self._here(snapshot_key(n))
-        genuine = data is not None and self.run.keyring.is_genuine(LOG, snapshot_key(n), data)
-        if data is None or not genuine or len(data) > MAX_RECORD_BYTES:
+        authentic = data is not None and self.run.keyring.authenticates(LOG, snapshot_key(n), data)
+        if data is None or not authentic or len(data) > MAX_RECORD_BYTES:
             return False
         yield from copy_once(snapshot_key(n), data)
         yield There(Put(HEAD_HINT_KEY, encode(HeadHint(n))))
@@ -193,7 +193,7 @@ class Mirror:
         if not worked:
             yield Sleep(POLL_S)
 
-    def _suspect(self, output: Output) -> None:
+    def _suspect(self, output: FragmentVersion) -> None:
         """Only of the head: what has been superseded since needs nobody."""
         if output in self.head().outputs:
             self.suspect(output.fragment)
@@ -202,12 +202,12 @@ class Mirror:
         data = yield from self._here(key)
         if data is None:
             raise DataCheckError("the home bucket has lost what its log holds", where=key)
-        if not self.run.keyring.is_genuine(LOG, key, data):
+        if not self.run.keyring.authenticates(LOG, key, data):
             raise SignatureError(f"what lies in the home bucket {self.run.keyring.wrong}", where=key)
         return data
 
 
-def _brought(state: RunState) -> tuple[Output, ...]:
+def _brought(state: RunState) -> tuple[FragmentVersion, ...]:
     """The versions that the newest commit brought: a version is the number of its commit."""
     return tuple(output for output in state.outputs if output.version == state.n)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from diloco_cli.config.settings import AgreementSettings, SyncSettings
-from diloco_cli.protocol.records import Mixing, Output
+from diloco_cli.protocol.records import FragmentVersion, Mixing
 
 
-def mixing_of(sync: SyncSettings, output: Output) -> Mixing:
+def mixing_of(sync: SyncSettings, output: FragmentVersion) -> Mixing:
     """By what rule a learner adopts this version. `adaptive` is one of two others; the version itself says which."""
     if sync.mixing != "adaptive":
         return sync.mixing
@@ -23,8 +23,8 @@ def as_logged(agreement: float | None) -> float | None:
     return None if agreement is None else round(agreement, 6)
 
 
-def rebase_of_next(sync: SyncSettings, before: Output | None, agreement: float | None) -> bool:
-    """Output.rebase of the version that follows `before` (None: there is none)."""
+def rebase_of_next(sync: SyncSettings, before: FragmentVersion | None, agreement: float | None) -> bool:
+    """FragmentVersion.rebase of the version that follows `before` (None: there is none)."""
     if sync.mixing != "adaptive":
         return False
     return rebases(before is not None and before.rebase, agreement, sync.agreement)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from diloco_cli.protocol.records import Offer, Output
+from diloco_cli.protocol.records import FragmentVersion, Offer
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.learner import Learner
-    from diloco_cli.protocol.progress import Draft
+    from diloco_cli.protocol.progress import OfferDraft
 
 Phase = Literal["hear", "step", "offer", "wait", "save"]
 
@@ -25,12 +25,12 @@ class Observer:
     def stepped(self, position: int, tokens: int) -> None:
         """On the batch that begins at `position`."""
 
-    def sent(self, draft: Draft) -> None: ...
+    def sent(self, draft: OfferDraft) -> None: ...
 
     def published(self, offer: Offer, data: bytes) -> None:
         """The store has the offer; `data` are its bytes."""
 
-    def adopted(self, output: Output, since: Draft | None) -> None:
+    def adopted(self, output: FragmentVersion, since: OfferDraft | None) -> None:
         """`since`: the send after which own progress was kept, see Progress.kept_since."""
 
     def gave_up(self, fragment: int, reason: str) -> None:

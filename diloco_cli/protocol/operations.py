@@ -25,11 +25,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Get:
-    """Of an object of more than `most_bytes` only so many and one byte more are read: its length tells. Nobody reads
+    """Of an object of more than `max_bytes` only so many and one byte more are read: its length tells. Nobody reads
     without a bound, for anybody may have written what is there."""
 
     key: str
-    most_bytes: int
+    max_bytes: int
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from msgspec import structs
 
 from diloco_cli.protocol.collection import Collector, floor_by_request
-from diloco_cli.protocol.commits import CollectionFloor, Commit, EpochStart, Lift, Membership, Refuse, Stop
+from diloco_cli.protocol.commits import CollectionFloor, Commit, EpochStart, Membership, Readmit, Refuse, Stop
 from diloco_cli.protocol.log import append, claim_epoch, read_log
 from diloco_cli.protocol.membership import as_admitted, refusal_of_island, refusal_text
 from diloco_cli.protocol.operations import Now, Sleep, Steps
 from diloco_cli.protocol.past import Pulse, no_pulse
 from diloco_cli.protocol.records import Island, ProcessClaim, Request, RunFormat
-from diloco_cli.protocol.requests import LONGEST_REASON, Pending, pending_requests
+from diloco_cli.protocol.requests import MAX_REASON, Pending, pending_requests
 from diloco_cli.protocol.rollback import published_anew, return_to
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.states import RunPhase
@@ -38,7 +38,7 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
     match request.kind:
         case "join" if request.island is not None:
             return _admitted(run, state, request.island)
-        case "lift":
+        case "readmit":
             return _let_in(state, request)
         case "rollback":
             return (yield from _rolled_back(run, state, epoch, request, pulse))
@@ -49,7 +49,7 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
 
 
 def refuse(reason: str) -> Commit:
-    return Refuse(reason=reason[:LONGEST_REASON])
+    return Refuse(reason=reason[:MAX_REASON])
 
 
 def collected(floor: int, why: str) -> Commit:
@@ -69,7 +69,7 @@ def _let_in(state: RunState, request: Request) -> Commit:
     name = request.learner or ""
     if state.learner(name).quarantined is None:
         return refuse(f"{name!a} is not quarantined")
-    return Lift(learner=name, reason=(request.reason or "by request")[:LONGEST_REASON])
+    return Readmit(learner=name, reason=(request.reason or "by request")[:MAX_REASON])
 
 
 def _rolled_back(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Commit]:

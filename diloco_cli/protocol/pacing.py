@@ -6,8 +6,8 @@ syncer's own clock shows how often it takes part: nobody is many times faster th
 
     claimed        takes part at, s        believed
     60 s           0, 60, 120, ...         60 s
-    1e-9 s         0, 60, 120, ...         60 / MOST_FASTER = 15 s
-    1e6 s          0, 60, 120, ...         60 * MOST_SLOWER = 480 s
+    1e-9 s         0, 60, 120, ...         60 / MAX_FASTER = 15 s
+    1e6 s          0, 60, 120, ...         60 * MAX_SLOWER = 480 s
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median_low
 
-from diloco_cli.protocol.quorum import Pace, SlotFacts, longest_exchange_s, measured_pace, window_start_s
+from diloco_cli.protocol.quorum import Pace, SlotFacts, max_exchange_s, measured_pace, window_start_s
 from diloco_cli.protocol.records import Offer, RunFormat
 from diloco_cli.protocol.state import Window
 
 TIMES_SEEN = 32
-MOST_FASTER = 4.0  # than it takes part: it may have to wait for slower ones
-MOST_SLOWER = 8.0  # for grace, which its own word makes longer, is not counted in
+MAX_FASTER = 4.0  # than it takes part: it may have to wait for slower ones
+MAX_SLOWER = 8.0  # for grace, which its own word makes longer, is not counted in
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def believed_slot_s(claimed_s: float, seen: Sequence[Gap], compared: Sequence[Ga
     The least is by the median of what was `seen`, for one long outage says nothing. The most is by the mean of those
     that it is `compared` with: what has piled up in an outage is merged as fast as the syncer can, and says nothing of
     the learners. A grace lasts for one slot at most, so half of what a gap takes can always be a slot."""
-    least_s = median_low(gap.seconds for gap in seen) / MOST_FASTER
-    most_s = max(fmean(gap.seconds for gap in compared) * MOST_SLOWER, median_low(gap.whole_s for gap in compared) / 2)
-    return min(max(claimed_s, least_s), most_s)
+    least_s = median_low(gap.seconds for gap in seen) / MAX_FASTER
+    max_s = max(fmean(gap.seconds for gap in compared) * MAX_SLOWER, median_low(gap.whole_s for gap in compared) / 2)
+    return min(max(claimed_s, least_s), max_s)
 
 
 class Pacer:
@@ -81,7 +81,7 @@ class Pacer:
             merges = self._took_part.setdefault(offer.learner, deque(maxlen=TIMES_SEEN + 1))
             merges.append((now_s, self._grace_s, reached_s > facts.waiting_since_s))
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
-        sync_s = now_s - facts.now_s + min(claimed_s, longest_exchange_s(self.pace, self._stale_after_slots))
+        sync_s = now_s - facts.now_s + min(claimed_s, max_exchange_s(self.pace, self._stale_after_slots))
         slot_s = self._slot_s(offers)
         if self._is_guess and slot_s is not None:
             self._measured(slot_s)

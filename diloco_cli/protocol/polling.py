@@ -15,7 +15,7 @@ GROWTH = 1.5
 UNKNOWN = 1 / 8  # of a slot, between two requests while nothing is known
 LONGEST = 1.0  # slots: the longest pause
 DENSE_BOUNDS_S = (0.02, 0.075)
-MOST_REQUESTS = 8  # in any stretch of one slot, for one learner, at slots from SHORT_SLOT_S on
+MAX_REQUESTS = 8  # in any stretch of one slot, for one learner, at slots from SHORT_SLOT_S on
 WATCH_BOUNDS_S = (1.0, 10.0)
 SHORTEST_FENCE_CHECK_S = 5.0
 OPERATORS_WAIT_S = 2.0
@@ -25,8 +25,8 @@ def next_request_s(found_s: float | None, asked_s: float, slot_s: float) -> floa
     """When to ask again after having asked in vain at `asked_s`; `found_s`: when the last one was found, None if none
     was. All on one clock, which need not be anybody else's."""
     if slot_s < SHORT_SLOT_S:
-        shortest_s, longest_s = DENSE_BOUNDS_S
-        return asked_s + min(longest_s, max(shortest_s, slot_s * DENSE))
+        shortest_s, max_s = DENSE_BOUNDS_S
+        return asked_s + min(max_s, max(shortest_s, slot_s * DENSE))
     if found_s is None:
         return asked_s + slot_s * UNKNOWN
     first_s = found_s + slot_s * EARLY
@@ -43,8 +43,8 @@ def expected_slot_s(claimed_s: float, usual_s: float) -> float:
 
 def watch_every_s(slot_s: float) -> float:
     """Between two looks for what comes rarely and unannounced: incarnations, fences. About once a slot."""
-    shortest_s, longest_s = WATCH_BOUNDS_S
-    return min(longest_s, max(shortest_s, slot_s))
+    shortest_s, max_s = WATCH_BOUNDS_S
+    return min(max_s, max(shortest_s, slot_s))
 
 
 def fence_check_every_s(slot_s: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import Mixing, Offer, Output
+from diloco_cli.protocol.records import FragmentVersion, Mixing, Offer
 
 Values = Any
 """The parameters of one fragment as a training port reads and writes them: [n] float32 in the product, one integer in
@@ -69,7 +69,7 @@ class Arithmetic(Protocol):
 class Evaluator(Protocol):
     """Evaluates the outer parameters somewhere else, without ever delaying a merge."""
 
-    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
         """Start an evaluation as of commit n; False if one is still under way."""
         ...
 
@@ -137,11 +137,11 @@ class Wire(Protocol):
     """What travels: deltas up, versions down. May be called by any thread."""
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
-        """The payload of the delta base - values, old minus new. `applied`: see Draft; with error feedback, what its
-        codec rounded away is added."""
+        """The payload of the delta base - values, old minus new. `applied`: see OfferDraft; with error feedback, what
+        its codec rounded away is added."""
         ...
 
-    def decode(self, output: Output, data: bytes) -> Values:
+    def decode(self, output: FragmentVersion, data: bytes) -> Values:
         """A committed version from its bytes, whose digest is right."""
         ...
 

@@ -16,23 +16,23 @@ from dataclasses import dataclass
 
 from diloco_cli.protocol.aim import Aim
 from diloco_cli.protocol.cold_start import Turn, steps_share
-from diloco_cli.protocol.eligibility import is_stale, most_ahead, most_steps
+from diloco_cli.protocol.eligibility import is_stale, max_ahead, max_steps
 from diloco_cli.protocol.event_log import EventLog
 from diloco_cli.protocol.mixing import mixing_of
-from diloco_cli.protocol.records import Beginning, Event, Island, Mixing, Offer, Output, RunFormat, Timings
+from diloco_cli.protocol.records import Beginning, Event, FragmentVersion, Island, Mixing, Offer, RunFormat, Timings
 from diloco_cli.protocol.schedule import StepPermit, fraction_of_run, fragment_of_slot, may_step, measured_local_steps
 from diloco_cli.protocol.state import LearnerRecord, RunState
 
 
 @dataclass(frozen=True)
-class Draft:
+class OfferDraft:
     """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`. `applied`: the newest own offer
     of the fragment that a merge took, as far as is known."""
 
     seq: int
     slot: int
     fragment: int
-    base: Output
+    base: FragmentVersion
     data_start: int
     data_end: int
     steps: int
@@ -46,11 +46,11 @@ class FragmentBooks:
     """One fragment of one learner since its last adoption. `waits`: its offer whose outcome is not known yet; `sent`:
     its newest offer that holds progress which is in the parameters still, unless that was refused."""
 
-    base: Output
+    base: FragmentVersion
     data_start: int
     steps: int = 0
-    sent: Draft | None = None
-    waits: Draft | None = None
+    sent: OfferDraft | None = None
+    waits: OfferDraft | None = None
 
 
 class Progress:
@@ -68,7 +68,7 @@ class Progress:
         self.next_seq = 0
         sync = run.settings.sync
         pace = "steps" if sync.adoption == "at_tau" else sync.local_steps
-        self.aim = Aim(run.num_fragments, state.slot, pace, self._is_dispensable(state), state.window, most_ahead(run))
+        self.aim = Aim(run.num_fragments, state.slot, pace, self._is_dispensable(state), state.window, max_ahead(run))
         self.books = [FragmentBooks(output, position) for output in state.outputs]
         self.events = EventLog()
         self._applied: dict[int, int | None] = {}
@@ -93,7 +93,9 @@ class Progress:
 
     def may_step(self) -> StepPermit:
         if self.quarantined is not None:
-            return StepPermit(False, f"quarantined by commit {self.quarantined}; to go on: diloco lift {self.learner}")
+            return StepPermit(
+                False, f"quarantined by commit {self.quarantined}; to go on: diloco readmit {self.learner}"
+            )
         held = self.turn.held(self.aim.head)
         if held is not None:
             return StepPermit(False, held)
@@ -132,17 +134,17 @@ class Progress:
 
     # -- offering -----------------------------------------------------------------------------------------------
 
-    def due(self, now_s: float, step_s: float) -> list[Draft]:
+    def due(self, now_s: float, step_s: float) -> list[OfferDraft]:
         """The offers to make after this step: usually none or one."""
         return self._drafts(self.aim.due(now_s, step_s, self._is_ready), now_s)
 
-    def everything(self, now_s: float) -> list[Draft]:
+    def everything(self, now_s: float) -> list[OfferDraft]:
         """What a learner offers that leaves, or that may not step: every fragment with progress and no offer on its
         way, for the next slot that it can reach. (Without this, one that stands at the drift bound, all its offers
         refused, would wait for a merge that waits for it.)"""
         if not self.awaits_outcomes():  # slots of the past no longer count, nor do refused offers for later ones
             self.aim.begin_at(self.aim.head)
-        drafts: list[Draft] = []
+        drafts: list[OfferDraft] = []
         slot, offered = -1, set[int]()
         while len(offered) < self.run.num_fragments:
             slot = max(slot + 1, self.aim.first_reachable(now_s, len(drafts)))
@@ -154,7 +156,7 @@ class Progress:
             self.aim.sent(draft.slot, now_s)
         return drafts
 
-    def is_refused(self, draft: Draft) -> bool:
+    def is_refused(self, draft: OfferDraft) -> bool:
         """Whether this offer is known to be in no merge."""
         book = self.books[draft.fragment]
         return draft is not book.waits and draft is not book.sent
@@ -163,7 +165,7 @@ class Progress:
         """Whether the outcome of any own offer is not known yet."""
         return any(book.waits is not None for book in self.books)
 
-    def _drafts(self, slots: Iterable[int], now_s: float) -> list[Draft]:
+    def _drafts(self, slots: Iterable[int], now_s: float) -> list[OfferDraft]:
         drafts = [draft for draft in map(self._draft, slots) if draft is not None]
         for draft in drafts:
             self.aim.sent(draft.slot, now_s)
@@ -192,13 +194,13 @@ class Progress:
         be adopted first."""
         return self.books[fragment].base.version < max(self.base_floor, self._produced.get(fragment, 0))
 
-    def _draft(self, slot: int) -> Draft | None:
+    def _draft(self, slot: int) -> OfferDraft | None:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
         if self.quarantined is not None or book.waits is not None or book.steps == 0 or self.awaits(fragment):
             return None
         happened = self.events.take()
-        draft = Draft(
+        draft = OfferDraft(
             self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps, *happened,
             self._applied.get(fragment),
         )  # fmt: skip
@@ -207,7 +209,7 @@ class Progress:
         return draft
 
     def offer(
-        self, draft: Draft, payload_digest: str, payload_bytes: int, nonce: str,
+        self, draft: OfferDraft, payload_digest: str, payload_bytes: int, nonce: str,
         timings: Timings, loss: float | None, inner: str | None,
     ) -> Offer:  # fmt: skip
         """The record of a draft whose payload is encoded. Touches nothing of the books: any thread may call it."""
@@ -239,7 +241,7 @@ class Progress:
     def overgrown(self) -> list[int]:
         """Fragments whose progress has outgrown what an offer may claim: their books start anew, and their parameters
         must go back to what was adopted. Only fragments that nobody merges for many rounds come here."""
-        most = most_steps(self.run)
+        most = max_steps(self.run)
         found = [index for index, book in enumerate(self.books) if book.steps >= most]
         for index in found:
             self._start_anew(index)
@@ -257,7 +259,7 @@ class Progress:
         """A newer head is known: where the run is, what became of own offers, how fast the others step.
 
         True if the books have started anew, and so the parameters must go back to what was adopted: a predecessor's
-        late offer was applied to data that this incarnation is working on, or a quarantine has been lifted.
+        late offer was applied to data that this incarnation is working on, or a quarantine has been readmitted.
         """
         if state.n <= self.log_n:
             return False
@@ -300,13 +302,13 @@ class Progress:
                 continue
             applied = last is not None and (last.incarnation, last.seq) == (self.incarnation, draft.seq)
             passed = draft.slot < state.slot
-            refused = not applied and known.floor == self.incarnation and known.has_fate(draft.seq)
+            refused = not applied and known.floor == self.incarnation and known.has_outcome(draft.seq)
             if applied or passed or refused:
                 book.waits = None
                 book.sent = book.sent if applied else None
                 self.aim.settled(draft.slot, None if blamed else self._was_in_time(draft, applied, state))
 
-    def _was_in_time(self, draft: Draft, applied: bool, state: RunState) -> bool | None:
+    def _was_in_time(self, draft: OfferDraft, applied: bool, state: RunState) -> bool | None:
         """None: the log does not tell, for its slot was skipped."""
         if applied or draft.slot >= state.slot:
             return True
@@ -322,7 +324,7 @@ class Progress:
         be awaited before its successor."""
         return self.books[fragment].base.version < state.base_floor
 
-    def mixing_of(self, output: Output, state: RunState) -> Mixing:
+    def mixing_of(self, output: FragmentVersion, state: RunState) -> Mixing:
         """By what rule to adopt `output`: the run's, except where what it replaces lies behind a rollback (of that
         nothing goes on), or where `rebase` would keep progress that no version holds, and none will: others have gone
         the same way without it."""
@@ -334,13 +336,13 @@ class Progress:
 
     def _is_let_in(self, quarantined: int | None) -> bool:
         """What made its offers bad may be in what was trained since the last adoption."""
-        lifted = self.quarantined is not None and quarantined is None
+        readmitted = self.quarantined is not None and quarantined is None
         self.quarantined = quarantined
-        if lifted:
+        if readmitted:
             self.steps_since_commit = 0
             for fragment in range(len(self.books)):
                 self._start_anew(fragment)
-        return lifted
+        return readmitted
 
     def _step_aside(self, known: LearnerRecord) -> bool:
         """Only another incarnation can be ahead of this one's position, or have brought what a fragment's next offer
@@ -358,7 +360,7 @@ class Progress:
 
     # -- adopting -----------------------------------------------------------------------------------------------
 
-    def adopted(self, output: Output, mixing: Mixing = "replace") -> None:
+    def adopted(self, output: FragmentVersion, mixing: Mixing = "replace") -> None:
         """Fragment overwritten by a committed version (`replace`, `blend`): its counters start anew. What was trained
         on it and is in no merge is discarded, which the gap before the next data range records. With `blend` a share
         of it lives on in the parameters, and so in the next delta, but is not counted: no token ever counts twice."""
@@ -366,7 +368,7 @@ class Progress:
         book.data_start, book.steps, book.sent = self.position, 0, None
         self._note_adoption(output, mixing, None)
 
-    def rebased(self, output: Output, since: Draft | None) -> None:
+    def rebased(self, output: FragmentVersion, since: OfferDraft | None) -> None:
         """Fragment moved onto a committed version with the progress made after `since`: counters go on from there."""
         book = self.books[output.fragment]
         if since is not None:
@@ -377,13 +379,13 @@ class Progress:
         """The inner optimizer's moments, as they are now, at its own step, are on their way to the store."""
         self.events.note(Event("saved", count=inner_step))
 
-    def kept_since(self, fragment: int) -> Draft | None:
+    def kept_since(self, fragment: int) -> OfferDraft | None:
         """With `rebase`: the send after which own progress is in no version: that of the offer that a merge applied.
         None: all since the adoption before, for a newer offer is on its way, and its outcome is not known."""
         book = self.books[fragment]
         return None if book.waits is not None else book.sent
 
-    def _note_adoption(self, output: Output, mixing: Mixing, since: Draft | None) -> None:
+    def _note_adoption(self, output: FragmentVersion, mixing: Mixing, since: OfferDraft | None) -> None:
         book = self.books[output.fragment]
         book.base = output
         if book.waits is None:

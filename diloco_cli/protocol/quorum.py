@@ -7,7 +7,7 @@ from math import ceil, inf
 from typing import Literal
 
 SMOOTHING = 0.5  # of the moving averages below
-MOST_CHANGE = 4.0
+MAX_CHANGE = 4.0
 MIN_ALIVE_S = 15.0
 FOLLOWS, FOLLOWS_WITHIN = 0.25, 0.04  # the latter in slots: together a hundredth of one, more than paces are misjudged
 ALIVE_SLOTS = 4
@@ -31,9 +31,9 @@ def measured_pace(pace: Pace, slot_s: float | None, quorum_s: float, sync_s: flo
     """The averages after one more merge; `slot_s` None: no participant said how fast it is.
 
     That is a stranger's word, on which hang the grace, who counts as alive, and how long a refusal waits for company:
-    of one merge it changes the pace by a factor of `MOST_CHANGE` at most."""
+    of one merge it changes the pace by a factor of `MAX_CHANGE` at most."""
     if slot_s is not None and pace.slot_s > 0:
-        slot_s = min(max(slot_s, pace.slot_s / MOST_CHANGE), pace.slot_s * MOST_CHANGE)
+        slot_s = min(max(slot_s, pace.slot_s / MAX_CHANGE), pace.slot_s * MAX_CHANGE)
     return Pace(
         slot_s=pace.slot_s if slot_s is None else moving_average(pace.slot_s, slot_s),
         quorum_s=moving_average(pace.quorum_s, quorum_s),
@@ -41,7 +41,7 @@ def measured_pace(pace: Pace, slot_s: float | None, quorum_s: float, sync_s: flo
     )
 
 
-def longest_exchange_s(pace: Pace, stale_after_slots: int) -> float:
+def max_exchange_s(pace: Pace, stale_after_slots: int) -> float:
     """What a learner may say of its own upload and adoption: one that took longer would come too late to count."""
     return max(1, stale_after_slots) * pace.slot_s + MIN_ALIVE_S
 
@@ -167,8 +167,8 @@ def next_window_s(facts: SlotFacts, slot_s: float) -> float:
     a window that ran ahead of the fastest learner would leave it out. Who comes much later does not set the pace."""
     from_s = facts.now_s if facts.window_from_s is None else facts.window_from_s
     behind_s = facts.now_s - from_s if facts.present >= facts.expected else 0.0
-    most_s = FOLLOWS_WITHIN * slot_s
-    return from_s + slot_s + FOLLOWS * min(max(behind_s, -most_s), most_s)
+    max_s = FOLLOWS_WITHIN * slot_s
+    return from_s + slot_s + FOLLOWS * min(max(behind_s, -max_s), max_s)
 
 
 def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision:

@@ -19,7 +19,7 @@ SCHEMA = 4  # of records: an offer counts for the slot that it names, and for no
 FORMAT_SCHEMA = 5  # of FORMAT.json: the one that this version reads and writes
 MOST = 1 << 53  # integers beyond this are not exact everywhere
 
-RequestKind = Literal["stop", "resume", "join", "lift", "rollback", "gc"]
+RequestKind = Literal["stop", "resume", "join", "readmit", "rollback", "gc"]
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ OfferId = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Input:
+class MergedOffer:
     """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
 
     `scale`: what its delta was multiplied by, below 1 where the norm clip shortened it."""
@@ -251,7 +251,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Fate:
+class Outcome:
     """What became of an offer that no merge used."""
 
     learner: str
@@ -262,7 +262,7 @@ class Fate:
 
 
 @dataclass(frozen=True)
-class Output:
+class FragmentVersion:
     """A version of a fragment. The version is the number of the commit that produced it, so it is never reused.
 
     `rebase`: with `mixing: adaptive`, learners adopt it on top of their progress in flight (see protocol/mixing.py)."""
@@ -279,7 +279,7 @@ class Output:
 @dataclass(frozen=True)
 class Request:
     """An intent, carried out by the syncer as a commit that names it. `resume` withdraws a stop that was asked for and
-    not carried out yet; `join` is of an island that wants to take part; `lift` ends the quarantine of `learner`;
+    not carried out yet; `join` is of an island that wants to take part; `readmit` ends the quarantine of `learner`;
     `rollback` goes back to how things were after commit `to`."""
 
     number: int

@@ -3,7 +3,7 @@
     a region's bucket                      home bucket
     incarnation/<learner>/<i>       ->     the same bytes under the same key, create-once
     delta/..., then offer/...       ->     the same, in the order of their numbers
-    beat/<learner>                  ->     overwritten, when it has changed
+    heartbeat/<learner>                  ->     overwritten, when it has changed
     request/<r>, if of kind join    ->     request/<home's next number>
 
 So a merge never waits for a region: an offer counts once it is at home, and everything that a replay needs lies there.
@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, LearnerBeat
 from diloco_cli.protocol.eligibility import has_possible_size, is_well_formed
-from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key, offer_key
+from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
+from diloco_cli.protocol.keys import delta_key, heartbeat_key, incarnation_key, offer_key
 from diloco_cli.protocol.loading import read_payload
-from diloco_cli.protocol.log import LOOKS, read_sealed
+from diloco_cli.protocol.log import LOOKS, read_signed
 from diloco_cli.protocol.mailboxes import (
     MAX_CLAIMS_PER_LOOK,
     MAX_OFFERS_PER_POLL,
@@ -47,8 +47,8 @@ POLL_BOUNDS_S = (0.02, 0.5)
 POLLS_A_SLOT = 20
 BEATS_EVERY_S = 3.0
 LAST_WORDS_S = 4.0
-MOST_REQUESTS = 16  # to join, carried at once
-MOST_ANSWERED = 4096  # keys kept; who writes more requests has them read again with each full listing
+MAX_REQUESTS = 16  # to join, carried at once
+MAX_ANSWERED = 4096  # keys kept; who writes more requests has them read again with each full listing
 LISTS_AGAIN_S = 60.0  # all requests, not only those behind the last one: a listing may lag
 
 OTHER_BYTES = "the home bucket holds other bytes than the region's"
@@ -60,7 +60,7 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Box(PolledMailbox):
-    """All offers before `next_seq` are at home, or have their fate. `compares`: until the first offer that is not at
+    """All offers before `next_seq` are at home, or have their outcome. `compares`: until the first offer that is not at
     home yet; then there are no later ones."""
 
     compares: bool = True
@@ -80,13 +80,13 @@ class Relay:
     boxes: dict[tuple[str, int], Box] = field(default_factory=dict)
     unheard: dict[tuple[str, int], str] = field(default_factory=dict)
     offers: int = 0
-    _beats: dict[str, bytes] = field(default_factory=dict)
+    _heartbeats: dict[str, bytes] = field(default_factory=dict)
     _after_request: str = ""
     _lists_again_s: float = 0.0
     _answered: dict[str, None] = field(default_factory=dict)  # the last requests that need nothing more from here
 
     def serve(self) -> Steps[None]:
-        next_rare_s = next_beats_s = yield Now()
+        next_rare_s = next_heartbeats_s = yield Now()
         while not self.leaving():
             if self.head().n < 0:  # the log says where each learner stands
                 yield Sleep(POLL_BOUNDS_S[1])
@@ -96,9 +96,9 @@ class Relay:
                 next_rare_s = now_s + watch_every_s(self.pace())
                 yield from self._incarnations(now_s)
                 yield from self._requests(now_s)
-            if now_s >= next_beats_s:
-                next_beats_s = now_s + BEATS_EVERY_S
-                yield from self._carry_beats()
+            if now_s >= next_heartbeats_s:
+                next_heartbeats_s = now_s + BEATS_EVERY_S
+                yield from self._carry_heartbeats()
             if not (yield from self._carry_offers(now_s)):
                 low, high = POLL_BOUNDS_S
                 yield Sleep(min(high, max(low, self.pace() / POLLS_A_SLOT)))
@@ -108,8 +108,8 @@ class Relay:
         """Learners hear of the end through their own bucket, and say goodbye there: for `status`, within reason."""
         began_s: float = yield Now()
         while (yield Now()) - began_s < LAST_WORDS_S:
-            yield from self._carry_beats()
-            if all(_has_left(beat) for beat in self._beats.values()):
+            yield from self._carry_heartbeats()
+            if all(_has_left(heartbeat) for heartbeat in self._heartbeats.values()):
                 return
             yield Sleep(POLL_BOUNDS_S[1])
 
@@ -121,7 +121,7 @@ class Relay:
     def _learners(self, state: RunState) -> list[str]:
         return [island.name for island in state.with_members(self.run).everybody if island.region == self.region]
 
-    # -- incarnations, beats, requests ----------------------------------------------------------------------------
+    # -- incarnations, heartbeats, requests ----------------------------------------------------------------------------
 
     def _incarnations(self, now_s: float) -> Steps[None]:
         state = self.head()
@@ -148,20 +148,24 @@ class Relay:
             del self.boxes[key]
             self.unheard.pop(key, None)
 
-    def _carry_beats(self) -> Steps[None]:
+    def _carry_heartbeats(self) -> Steps[None]:
         """Hints, as they are: whoever reads them at home judges them."""
         for name in self._learners(self.head()):
-            beat = yield There(Get(beat_key(name), LARGEST_BEAT_BYTES))
-            if beat is not None and len(beat) <= LARGEST_BEAT_BYTES and beat != self._beats.get(name):
-                yield Put(beat_key(name), beat)
-                self._beats[name] = beat
+            heartbeat = yield There(Get(heartbeat_key(name), MAX_HEARTBEAT_BYTES))
+            if (
+                heartbeat is not None
+                and len(heartbeat) <= MAX_HEARTBEAT_BYTES
+                and heartbeat != self._heartbeats.get(name)
+            ):
+                yield Put(heartbeat_key(name), heartbeat)
+                self._heartbeats[name] = heartbeat
 
     def _requests(self, now_s: float) -> Steps[None]:
         """Islands that want to join here: one page of the listing, and a few new ones of it."""
         keys: list[str] = yield There(List("request/", self._after_request))
         if not keys and now_s >= self._lists_again_s:
             self._after_request, self._lists_again_s = "", now_s + LISTS_AGAIN_S
-        unread = MOST_REQUESTS
+        unread = MAX_REQUESTS
         for key in keys:
             if key not in self._answered:
                 if unread == 0:
@@ -187,7 +191,7 @@ class Relay:
                     self.head(), "join", request.nonce, request.time, island=request.island, keyring=self.run.keyring
                 )
         self._answered[key] = None
-        if len(self._answered) > MOST_ANSWERED:
+        if len(self._answered) > MAX_ANSWERED:
             del self._answered[next(iter(self._answered))]
 
     def _join_of(self, key: str, data: bytes) -> Request | None:
@@ -200,7 +204,7 @@ class Relay:
         island = request.island
         if request.kind != "join" or island is None or island.region != self.region:
             return None
-        return request if self.run.keyring.is_genuine(signer_of("join", island), key, data) else None
+        return request if self.run.keyring.authenticates(signer_of("join", island), key, data) else None
 
     # -- offers ---------------------------------------------------------------------------------------------------
 
@@ -264,13 +268,13 @@ class Relay:
             return True
         return (yield from self._agree(box, key, len(data)))
 
-    def _agree(self, box: Box, key: str, most_bytes: int) -> Steps[bool]:
+    def _agree(self, box: Box, key: str, max_bytes: int) -> Steps[bool]:
         """What differed once may have been damaged on its way here; what differs twice is for a person."""
-        same = (yield Get(key, most_bytes)) == (yield There(Get(key, most_bytes)))
+        same = (yield Get(key, max_bytes)) == (yield There(Get(key, max_bytes)))
         return same or self._give_up(box, f"{key}: {OTHER_BYTES}")
 
     def _read(self, learner: str, key: str) -> Steps[bytes | None]:
-        return (yield from there(read_sealed(self.run.keyring, learner_signer(learner), key)))
+        return (yield from there(read_signed(self.run.keyring, learner_signer(learner), key)))
 
     def _is_record(self, box: Box, key: str, data: bytes) -> bool:
         return len(data) <= MAX_RECORD_BYTES or self._give_up(box, f"{key}: it is larger than any record")
@@ -295,8 +299,8 @@ def withheld_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Ca
     return withheld
 
 
-def _has_left(beat: bytes) -> bool:
+def _has_left(heartbeat: bytes) -> bool:
     try:
-        return decode(LearnerBeat, beat, "beat").state in ("DONE", "FAILED")
+        return decode(LearnerHeartbeat, heartbeat, "heartbeat").state in ("DONE", "FAILED")
     except RecordError:
         return True  # nothing to wait for

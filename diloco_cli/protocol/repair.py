@@ -9,7 +9,7 @@ serve, when a slot could be skipped and no learner has offered), at growing inte
 A round lasts as long as its merges do, whatever the fastest learner says: models are large, and where slots are merged
 nobody should wait for a look. What `LOOKS` looks in a row could not read is superseded by a rollback to the newest
 commit itself: all fragments as they are, from the states, as versions that nobody has failed to read. Nothing is
-overwritten, and no merge is lost; progress in flight is. Where that does not help, `MOST_REPAIRS` without a merge are
+overwritten, and no merge is lost; progress in flight is. Where that does not help, `MAX_REPAIRS` without a merge are
 enough: the log says so, and people must look into the bucket.
 """
 
@@ -29,14 +29,14 @@ from diloco_cli.protocol.operations import Now, Steps
 from diloco_cli.protocol.operators import refuse
 from diloco_cli.protocol.past import Pulse
 from diloco_cli.protocol.ports import Arithmetic, Merged
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.rollback import back_to
 from diloco_cli.protocol.state import RunState
 
 ROUNDS = 2  # without a merge, after which a fragment's cast is looked at
 LOOKS = 3  # in a row: a store that says for a moment that something is not there must not cost anybody's progress
-MOST_REPAIRS = 3  # of a fragment that is not merged between them
-SOONEST_S, LONGEST_PAUSE_S = 5.0, 3600.0  # between two looks, where nothing takes longer than that
+MAX_REPAIRS = 3  # of a fragment that is not merged between them
+SOONEST_S, MAX_PAUSE_S = 5.0, 3600.0  # between two looks, where nothing takes longer than that
 MERGES_SEEN = 32  # of the newest, that say how long a slot takes
 
 
@@ -99,7 +99,7 @@ class Repairer:
                 seen.pause_s = None if seen.pause_s is None else min(seen.pause_s, usual_s)
             self._heard = set(inbox.mailboxes)
 
-    def _watch(self, state: RunState, output: Output, now_s: float) -> _Watched:
+    def _watch(self, state: RunState, output: FragmentVersion, now_s: float) -> _Watched:
         """A merge begins anew; after a rollback, which may be a repair in vain, the pause goes on growing."""
         seen = self._watched.setdefault(output.fragment, _Watched(output.version, now_s))
         if seen.version != output.version:
@@ -124,18 +124,18 @@ class Repairer:
         early = seen.pause_s is None and not self._offered
         return skip_after_s + slot_s if early else max(usual_s, seen.pause_s or 0.0)
 
-    def _look(self, output: Output, seen: _Watched, usual_s: float, pulse: Pulse) -> Steps[None]:
+    def _look(self, output: FragmentVersion, seen: _Watched, usual_s: float, pulse: Pulse) -> Steps[None]:
         readable = yield from is_readable(self.run, output, pulse)
         seen.looked_s = yield Now()
         seen.failed = 0 if readable else seen.failed + 1
         if readable or seen.failed >= LOOKS:
-            seen.pause_s = min(max(usual_s, LONGEST_PAUSE_S), max(usual_s, 2 * (seen.pause_s or 0.0)))
+            seen.pause_s = min(max(usual_s, MAX_PAUSE_S), max(usual_s, 2 * (seen.pause_s or 0.0)))
 
     def _supersede(
-        self, state: RunState, bad: Output, seen: _Watched, epoch: int, pulse: Pulse
+        self, state: RunState, bad: FragmentVersion, seen: _Watched, epoch: int, pulse: Pulse
     ) -> Steps[Commit | None]:  # fmt: skip
         what = f"version {bad.version} of fragment {bad.fragment} cannot be read"
-        if seen.repairs >= MOST_REPAIRS:
+        if seen.repairs >= MAX_REPAIRS:
             answer = refuse(f"{what}, though made anew {seen.repairs} times since it was merged: look into the bucket")
         else:
             answer = yield from self._made_anew(state, what, epoch, pulse)
@@ -165,7 +165,7 @@ class Repairer:
             return refuse(f"{what}, nor made anew: {error}")
         return back_to(state, tuple(outputs), f"{what}: all made anew")
 
-    def _settled(self, output: Output) -> Steps[Merged]:
+    def _settled(self, output: FragmentVersion) -> Steps[Merged]:
         """The version's very bytes, from its state. Raises DataCheckError where they are not to be had."""
         yield from make_resident(self.run, self.arithmetic, output, self.recover)
         made = self.arithmetic.settled(output.fragment)
@@ -174,7 +174,7 @@ class Repairer:
         return made
 
 
-def is_readable(run: RunFormat, output: Output, pulse: Pulse) -> Steps[bool]:
+def is_readable(run: RunFormat, output: FragmentVersion, pulse: Pulse) -> Steps[bool]:
     """Bytes are damaged on their way, too: a moment's failure is none. Models are large: `pulse` runs between reads."""
     for _ in range(READS):
         yield from pulse()

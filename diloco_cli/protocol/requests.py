@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from diloco_cli.protocol.keys import request_key
-from diloco_cli.protocol.log import LOOKS, create_sealed
+from diloco_cli.protocol.log import LOOKS, create_signed
 from diloco_cli.protocol.operations import Get, Steps
 from diloco_cli.protocol.records import Island, Request, RequestKind, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, learner_signer
 
-LONGEST_REASON = 500  # characters of a stranger's text in the log
+MAX_REASON = 500  # characters of a stranger's text in the log
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def pending_requests(run: RunFormat, state: RunState) -> Steps[Pending | None]:
     stop, last = _stop_that_holds(asked), together[-1]
     if stop is not None and stop.number <= last.number:
         assert stop.request is not None
-        return Pending(last.number, (stop.request.reason or "by request")[:LONGEST_REASON], "")
+        return Pending(last.number, (stop.request.reason or "by request")[:MAX_REASON], "")
     return Pending(last.number, None, last.refused or "an older stop was withdrawn")
 
 
@@ -91,10 +91,10 @@ def _asked(run: RunFormat, number: int) -> Steps[_Asked | None]:
 def _read(run: RunFormat, number: int, key: str, data: bytes) -> _Asked:
     try:
         request = decode(Request, data, key)
-        if not run.keyring.is_genuine(signer_of(request.kind, request.island), key, data):
+        if not run.keyring.authenticates(signer_of(request.kind, request.island), key, data):
             raise RecordError(f"it {run.keyring.wrong}")
     except RecordError as error:
-        return _Asked(number, None, f"request {number}: {error}"[:LONGEST_REASON])
+        return _Asked(number, None, f"request {number}: {error}"[:MAX_REASON])
     return _Asked(number, request)
 
 
@@ -112,8 +112,8 @@ def ask(
     while True:
         key, request = request_key(number), Request(number, kind, nonce, time, reason, island, learner, to)
         signer = signer_of(kind, island)
-        mine = keyring.seal(signer, key, encode(request))
-        if (yield from create_sealed(keyring, signer, key, mine)) == mine:
+        mine = keyring.sign(signer, key, encode(request))
+        if (yield from create_signed(keyring, signer, key, mine)) == mine:
             return number
         number += 1
 

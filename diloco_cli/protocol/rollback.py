@@ -21,8 +21,8 @@ from diloco_cli.protocol.keys import cast_key, state_key
 from diloco_cli.protocol.loading import write_and_read_back
 from diloco_cli.protocol.operations import Get, List, Steps
 from diloco_cli.protocol.past import Pulse, no_pulse, state_after
-from diloco_cli.protocol.records import Output, RunFormat
-from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.sizes import max_fragment_bytes
 from diloco_cli.protocol.state import RunState
 
 
@@ -33,7 +33,7 @@ class Return:
     then: RunState
     now: RunState
 
-    def commit(self, outputs: tuple[Output, ...]) -> Rollback:
+    def commit(self, outputs: tuple[FragmentVersion, ...]) -> Rollback:
         return back_to(self.then, outputs, f"{self.now.merges - self.then.merges} merges no longer count")
 
     def tokens_left(self, layout: Layout) -> int:
@@ -41,7 +41,7 @@ class Return:
         return self.now.tokens(layout) - self.then.tokens(layout)
 
 
-def back_to(then: RunState, outputs: tuple[Output, ...], reason: str) -> Rollback:
+def back_to(then: RunState, outputs: tuple[FragmentVersion, ...], reason: str) -> Rollback:
     """The rollback to that commit, be it the newest one; `outputs`: its versions, published anew."""
     known = sorted(then.learners.items())
     shares = tuple((name, one.token_parameters) for name, one in known if one.token_parameters)
@@ -64,7 +64,7 @@ def return_to(
     return Return(then, state)
 
 
-def missing_objects(outputs: tuple[Output, ...]) -> Steps[list[str]]:
+def missing_objects(outputs: tuple[FragmentVersion, ...]) -> Steps[list[str]]:
     """Keys of these versions that a listing does not show: for people, before they decide."""
     missing = []
     for output in outputs:
@@ -75,8 +75,8 @@ def missing_objects(outputs: tuple[Output, ...]) -> Steps[list[str]]:
 
 
 def published_anew(
-    run: RunFormat, outputs: tuple[Output, ...], version: int, slot: int, epoch: int, pulse: Pulse
-) -> Steps[tuple[Output, ...] | str]:
+    run: RunFormat, outputs: tuple[FragmentVersion, ...], version: int, slot: int, epoch: int, pulse: Pulse
+) -> Steps[tuple[FragmentVersion, ...] | str]:
     """The same bytes as versions of that number, as fresh as one merged for `slot`; or what cannot be read.
     `pulse` runs between two fragments: models are large, and a silent syncer would be taken for dead."""
     published = []
@@ -85,7 +85,7 @@ def published_anew(
         anew = replace(output, version=version, slot=slot, epoch=epoch, rebase=False)
         named = (output.state_digest, output.cast_digest)
         for old_key, new_key, expected in zip(keys_of(output), keys_of(anew), named, strict=True):
-            data = yield Get(old_key, most_fragment_bytes(run.layout, output.fragment))
+            data = yield Get(old_key, max_fragment_bytes(run.layout, output.fragment))
             if data is None or digest(data) != expected:
                 return f"{old_key} {'is missing' if data is None else 'has other bytes than the log says'}"
             yield from write_and_read_back(new_key, data)
@@ -93,7 +93,7 @@ def published_anew(
     return tuple(published)
 
 
-def keys_of(output: Output) -> tuple[str, str]:
+def keys_of(output: FragmentVersion) -> tuple[str, str]:
     """Of its state and of its cast."""
     names = (output.fragment, output.version, output.epoch)
     return state_key(*names, output.state_digest), cast_key(*names, output.cast_digest)

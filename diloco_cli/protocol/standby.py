@@ -1,4 +1,4 @@
-"""A standby: watches the log and the syncer's beat, and takes over when both have fallen silent.
+"""A standby: watches the log and the syncer's heartbeat, and takes over when both have fallen silent.
 
 Liveness only. Silence is measured on the standby's own monotonic clock, and who serves is decided by the log alone: a
 takeover too many costs time, and never more than that. A standby holds no model and asks for two objects a look.
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, SyncerBeat
-from diloco_cli.protocol.keys import SYNCER, beat_key, epoch_key, standby_beat_key
+from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat
+from diloco_cli.protocol.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.quorum import Pace, alive_within_s
@@ -26,11 +26,11 @@ SPREAD = 0.5  # of the patience: two standbys rarely lose it at once
 POLL_S = 2.0
 PROMPT_S = 3.0  # within so long somebody takes over a run that nobody serves yet
 FIRST_SYNCER_S = 45.0  # which a new run's own syncer may take to start, on a busy machine
-BEAT_EVERY_S = 6.0
-MOST_DOUBLINGS = 6
+HEARTBEAT_EVERY_S = 6.0
+MAX_DOUBLINGS = 6
 LONGER_THAN_USUAL = 2.0
 SHORTEST_SLEEP_S = 0.01
-MOST_SLOWEST_S = 300.0  # what a syncer may say of its own silence
+MAX_SLOWEST_S = 300.0  # what a syncer may say of its own silence
 
 
 def takeover_s(run: RunFormat) -> float:
@@ -48,7 +48,7 @@ def patience_s(usual_s: float, jitter: float, slowest_s: float, fruitless: int) 
     Doubled for each syncer that served and merged nothing: else standbys would take a slow merge from each other for
     ever."""
     least_s = max(usual_s, LONGER_THAN_USUAL * slowest_s)
-    return float(least_s * (1 + SPREAD * jitter) * 2 ** min(fruitless, MOST_DOUBLINGS))
+    return float(least_s * (1 + SPREAD * jitter) * 2 ** min(fruitless, MAX_DOUBLINGS))
 
 
 @dataclass
@@ -61,12 +61,12 @@ class Silence:
     _seen: tuple[int, str] | None = None
     _looked_s: float | None = None
 
-    def look(self, n: int, beat: bytes | None, now_s: float) -> bool:
+    def look(self, n: int, heartbeat: bytes | None, now_s: float) -> bool:
         """Note the head of the log and the syncer's last words; True if either is new since the look before."""
         since_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self.silent_s += min(since_s, 2 * self.poll_s)
         self._looked_s = now_s
-        before, self._seen = self._seen, (n, digest(beat) if beat is not None else "")
+        before, self._seen = self._seen, (n, digest(heartbeat) if heartbeat is not None else "")
         if before is None or before == self._seen:
             return False
         self.silent_s = 0.0
@@ -76,7 +76,7 @@ class Silence:
 @dataclass
 class Standby:
     """One process that waits for its turn. `instead_of`: the pid of its predecessor on this very host, which its
-    supervisor knows to be dead; if that one served, nobody need wait. `facts`: what its beat says beside."""
+    supervisor knows to be dead; if that one served, nobody need wait. `facts`: what its heartbeat says beside."""
 
     run: RunFormat
     claim: ProcessClaim
@@ -85,7 +85,7 @@ class Standby:
     instead_of: int | None = None
     facts: Callable[[], dict[str, Any]] = dict
     doing: StandbyState = field(default=StandbyState.STANDING_BY, init=False)
-    _next_beat_s: float = field(default=0.0, init=False)
+    _next_heartbeat_s: float = field(default=0.0, init=False)
 
     def wait(self) -> Steps[str | None]:
         """Why it takes over, or None once the run is over. A stop from before does not count: the run goes on now."""
@@ -96,20 +96,20 @@ class Standby:
         unserved = yield from self._is_unserved(state)
         dead = yield from self._predecessor_served(state)
         while not is_over(state, began_at):
-            beat: bytes | None = yield Get(beat_key(SYNCER), LARGEST_BEAT_BYTES)
+            heartbeat: bytes | None = yield Get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
             now_s: float = yield Now()
-            unserved = not silence.look(state.n, beat, now_s) and unserved
-            limit_s = patience_s(usual_s, self.jitter, slowest_s(beat), state.fruitless)
+            unserved = not silence.look(state.n, heartbeat, now_s) and unserved
+            limit_s = patience_s(usual_s, self.jitter, slowest_s(heartbeat), state.fruitless)
             if unserved:
                 limit_s = PROMPT_S * self.jitter
-            elif state.n < 0 and beat is None:
+            elif state.n < 0 and heartbeat is None:
                 limit_s += FIRST_SYNCER_S
             if dead or silence.silent_s >= limit_s:
                 reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead)}"
                 self.doing = moved(STANDBY, self.doing, StandbyState.CLAIMING)
-                yield from self._announce(beat, reason)
+                yield from self._announce(heartbeat, reason)
                 return reason
-            yield from self._beat(now_s, state, silence.silent_s, limit_s)
+            yield from self._heartbeat(now_s, state, silence.silent_s, limit_s)
             yield Sleep(max(SHORTEST_SLEEP_S, min(silence.poll_s, limit_s - silence.silent_s)))
             state = yield from read_log(self.run, state)
         self.doing = moved(STANDBY, self.doing, StandbyState.DONE)
@@ -138,28 +138,29 @@ class Standby:
             return False
         return claim is not None and (claim.host, claim.pid) == (self.claim.host, self.instead_of)
 
-    def _announce(self, beat: bytes | None, reason: str) -> Steps[None]:
+    def _announce(self, heartbeat: bytes | None, reason: str) -> Steps[None]:
         """The other standbys hear of it long before the next commit; counts of the old syncer are kept."""
         facts = {
-            **counts_of(beat), "state": self.doing, "host": self.claim.host, "unit": self.name, "reason": reason,
-            "memory_bytes": 0, "mirrors": _plain(beat).get("mirrors", []),
+            **counts_of(heartbeat), "state": self.doing, "host": self.claim.host, "unit": self.name, "reason": reason,
+            "memory_bytes": 0, "mirrors": _plain(heartbeat).get("mirrors", []),
         }  # fmt: skip
-        yield Put(beat_key(SYNCER), encode({"epoch": 0, "n": -1, **facts}))
-        if self._next_beat_s > 0:
+        yield Put(heartbeat_key(SYNCER), encode({"epoch": 0, "n": -1, **facts}))
+        if self._next_heartbeat_s > 0:
             yield Put(
-                standby_beat_key(self.name), encode(SyncerBeat(StandbyState.DONE, 0, -1, self.claim.host, reason))
+                standby_heartbeat_key(self.name),
+                encode(SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)),
             )
 
-    def _beat(self, now_s: float, state: RunState, silent_s: float, limit_s: float) -> Steps[None]:
-        if now_s < self._next_beat_s:
+    def _heartbeat(self, now_s: float, state: RunState, silent_s: float, limit_s: float) -> Steps[None]:
+        if now_s < self._next_heartbeat_s:
             return
-        self._next_beat_s = now_s + BEAT_EVERY_S
+        self._next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
         heard = f"the syncer was heard {silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
         facts = {
             "state": self.doing, "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": heard,
             "unit": self.name, **self.facts(),
         }  # fmt: skip
-        yield Put(standby_beat_key(self.name), encode(facts))
+        yield Put(standby_heartbeat_key(self.name), encode(facts))
 
 
 def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool) -> str:
@@ -171,19 +172,19 @@ def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool) -> str
     return f"{who} was silent for {silent_s:.1f} s"
 
 
-def counts_of(beat: bytes | None) -> dict[str, int]:
+def counts_of(heartbeat: bytes | None) -> dict[str, int]:
     """The whole numbers of a syncer's last words, which its successor goes on from."""
-    return {key: value for key, value in _plain(beat).items() if isinstance(value, int)}
+    return {key: value for key, value in _plain(heartbeat).items() if isinstance(value, int)}
 
 
-def _plain(beat: bytes | None) -> dict[str, Any]:
+def _plain(heartbeat: bytes | None) -> dict[str, Any]:
     try:
-        return decode_plain(beat, beat_key(SYNCER)) if beat is not None else {}
+        return decode_plain(heartbeat, heartbeat_key(SYNCER)) if heartbeat is not None else {}
     except RecordError:
         return {}
 
 
-def slowest_s(beat: bytes | None) -> float:
+def slowest_s(heartbeat: bytes | None) -> float:
     """In the syncer's own words: a hint, and bounded."""
-    said = _plain(beat).get("slowest_s", 0.0)
-    return min(float(said), MOST_SLOWEST_S) if isinstance(said, int | float) and said > 0 else 0.0
+    said = _plain(heartbeat).get("slowest_s", 0.0)
+    return min(float(said), MAX_SLOWEST_S) if isinstance(said, int | float) and said > 0 else 0.0

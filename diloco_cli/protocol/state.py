@@ -18,10 +18,10 @@ from diloco_cli.protocol.commits import (
     EpochStart,
     Evaluation,
     Finish,
-    Lift,
     Membership,
     Merge,
     Quarantine,
+    Readmit,
     Refuse,
     Rollback,
     Skip,
@@ -29,7 +29,7 @@ from diloco_cli.protocol.commits import (
 )
 from diloco_cli.protocol.metrics import Metrics, metrics_after
 from diloco_cli.protocol.quarantine import faults_after
-from diloco_cli.protocol.records import Island, OfferId, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Island, OfferId, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.states import RunPhase
 from diloco_cli.protocol.wire import RecordError
@@ -49,12 +49,12 @@ class Applied(Struct, frozen=True):
 
 class LearnerRecord(Struct, frozen=True):
     """What the log knows of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
-    `floor` with seq < next_seq has a fate, and so have those in `fated`. `faults`: see protocol/quarantine.py;
+    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `faults`: see protocol/quarantine.py;
     `quarantined`: by which commit, None if it is not."""
 
     floor: int = 0
     next_seq: int = 0
-    fated: tuple[int, ...] = ()
+    settled: tuple[int, ...] = ()
     applied: dict[int, Applied] = field(default_factory=dict)
     token_parameters: int = 0
     merges: int = 0
@@ -64,8 +64,8 @@ class LearnerRecord(Struct, frozen=True):
     faults: int = 0
     quarantined: int | None = None
 
-    def has_fate(self, seq: int) -> bool:
-        return seq < self.next_seq or seq in self.fated
+    def has_outcome(self, seq: int) -> bool:
+        return seq < self.next_seq or seq in self.settled
 
 
 _UNHEARD_OF = LearnerRecord()
@@ -101,8 +101,8 @@ class RunState(Struct, frozen=True):
     phase: RunPhase = RunPhase.RUNNING
     slot: int = 0
     token_parameters: int = 0
-    outputs: tuple[Output, ...] = ()
-    history: tuple[Output, ...] = ()
+    outputs: tuple[FragmentVersion, ...] = ()
+    history: tuple[FragmentVersion, ...] = ()
     learners: dict[str, LearnerRecord] = field(default_factory=dict)
     next_request: int = 0
     merges: int = 0
@@ -123,7 +123,7 @@ class RunState(Struct, frozen=True):
         """Merged tokens: sum over applied offers of tokens x (parameters of the fragment / all parameters)."""
         return self.token_parameters // layout.num_parameters
 
-    def version(self, fragment: int, version: int) -> Output | None:
+    def version(self, fragment: int, version: int) -> FragmentVersion | None:
         """A version that is still within reach of re-anchoring."""
         return next((o for o in self.history if o.fragment == fragment and o.version == version), None)
 
@@ -164,7 +164,7 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
     state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch)
     if commit.request is not None:
         state = replace(state, next_request=commit.request + 1)
-    state = _folded(_settle_fates(state, commit), commit, layout)
+    state = _folded(_settle_outcomes(state, commit), commit, layout)
     state = _adopt_outputs(state, commit.outputs, kept_versions)
     return replace(state, metrics=metrics_after(state.metrics, commit, state.tokens(layout)))
 
@@ -181,7 +181,7 @@ def _folded(state: RunState, commit: Commit, layout: Layout) -> RunState:
             return replace(state, slot=state.slot + 1)
         case Membership():
             return replace(state, members=(*state.members, commit.island))
-        case Quarantine() | Lift():
+        case Quarantine() | Readmit():
             return _keep_out_or_let_in(state, commit)
         case Rollback():
             return _roll_back(state, commit)
@@ -218,31 +218,31 @@ def _check_outputs(state: RunState, commit: Commit, num_fragments: int) -> None:
         raise RecordError(f"commit {commit.n} brings fragments {fragments} instead of {expected}")
 
 
-def _settle_fates(state: RunState, commit: Commit) -> RunState:
-    if not commit.inputs and not commit.fates:
+def _settle_outcomes(state: RunState, commit: Commit) -> RunState:
+    if not commit.inputs and not commit.outcomes:
         return state
     settled: list[OfferId] = [(i.learner, i.incarnation, i.seq) for i in commit.inputs]
-    settled += [(f.learner, f.incarnation, f.seq) for f in commit.fates]
+    settled += [(f.learner, f.incarnation, f.seq) for f in commit.outcomes]
     learners = dict(state.learners)
     for name in sorted({learner for learner, _, _ in settled}):
         mine = [(incarnation, seq) for learner, incarnation, seq in settled if learner == name]
         learners[name] = _settle(state.learner(name), mine)
-        refused = learners[name].refused + sum(fate.learner == name for fate in commit.fates)
+        refused = learners[name].refused + sum(outcome.learner == name for outcome in commit.outcomes)
         faults = faults_after(learners[name].faults, commit, name)
         learners[name] = replace(learners[name], refused=refused, faults=faults)
     return replace(state, learners=learners)
 
 
-def _settle(known: LearnerRecord, settled: list[tuple[int, int]]) -> LearnerRecord:
-    """The first offer of a newer incarnation that gets a fate, whichever, raises the floor."""
-    floor = max(incarnation for incarnation, _ in settled)
+def _settle(known: LearnerRecord, offers: list[tuple[int, int]]) -> LearnerRecord:
+    """The first offer of a newer incarnation that gets an outcome, whichever, raises the floor."""
+    floor = max(incarnation for incarnation, _ in offers)
     if floor > known.floor:
-        known = replace(known, floor=floor, next_seq=0, fated=())
-    fated = set(known.fated) | {seq for incarnation, seq in settled if incarnation == known.floor}
+        known = replace(known, floor=floor, next_seq=0, settled=())
+    settled = set(known.settled) | {seq for incarnation, seq in offers if incarnation == known.floor}
     next_seq = known.next_seq
-    while next_seq in fated:
+    while next_seq in settled:
         next_seq += 1
-    return replace(known, next_seq=next_seq, fated=tuple(sorted(seq for seq in fated if seq > next_seq)))
+    return replace(known, next_seq=next_seq, settled=tuple(sorted(seq for seq in settled if seq > next_seq)))
 
 
 def _merge(state: RunState, commit: Merge, layout: Layout) -> RunState:
@@ -273,7 +273,7 @@ def _merge(state: RunState, commit: Merge, layout: Layout) -> RunState:
     )
 
 
-def _keep_out_or_let_in(state: RunState, commit: Quarantine | Lift) -> RunState:
+def _keep_out_or_let_in(state: RunState, commit: Quarantine | Readmit) -> RunState:
     known, keeps_out = state.learner(commit.learner), isinstance(commit, Quarantine)
     if (known.quarantined is None) != keeps_out:
         raise RecordError(f"commit {commit.n}, a {commit.kind} of {commit.learner!a}, does not fit what was before it")
@@ -305,7 +305,7 @@ def _raise_floor(state: RunState, commit: CollectionFloor) -> RunState:
     return replace(state, gc_floor=commit.floor)
 
 
-def _adopt_outputs(state: RunState, outputs: Iterable[Output], kept: int) -> RunState:
+def _adopt_outputs(state: RunState, outputs: Iterable[FragmentVersion], kept: int) -> RunState:
     current = {output.fragment: output for output in state.outputs}
     history = list(state.history)
     for output in outputs:

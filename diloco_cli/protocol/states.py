@@ -31,7 +31,7 @@ class SyncerState(StrEnum):
     CLAIMING = "CLAIMING"  # an epoch
     SERVING = "SERVING"
     MERGING = "MERGING"
-    FINISHING = "FINISHING"  # the last evaluation, and a fate for every offer
+    FINISHING = "FINISHING"  # the last evaluation, and an outcome for every offer
     FENCED = "FENCED"  # a syncer of a higher epoch serves
     DONE = "DONE"
 

@@ -14,7 +14,6 @@ from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, FencedError
-from diloco_cli.protocol.beats import Cadence
 from diloco_cli.protocol.commits import (
     Commit,
     EpochStart,
@@ -26,9 +25,10 @@ from diloco_cli.protocol.commits import (
     Skip,
     Stop,
 )
+from diloco_cli.protocol.heartbeats import Cadence
 from diloco_cli.protocol.housekeeping import Housekeeper
 from diloco_cli.protocol.inbox import Inbox
-from diloco_cli.protocol.keys import SYNCER, beat_key, cast_key, state_key
+from diloco_cli.protocol.keys import SYNCER, cast_key, heartbeat_key, state_key
 from diloco_cli.protocol.loading import Recover, load_delta, write_and_read_back
 from diloco_cli.protocol.log import SNAPSHOT_EVERY, append, claim_epoch, fence, next_commit, read_log, write_snapshot
 from diloco_cli.protocol.merge_commit import merge_commit
@@ -48,7 +48,7 @@ from diloco_cli.protocol.quorum import (
     grace_window,
     next_window_s,
 )
-from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.repair import Repairer
 from diloco_cli.protocol.requests import pending_requests
 from diloco_cli.protocol.schedule import fragment_of_slot
@@ -58,8 +58,8 @@ from diloco_cli.protocol.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.weights import token_weight
 from diloco_cli.protocol.wire import encode
 
-BEAT_EVERY_S = 3.0
-FATES_WAIT_SLOTS = 2
+HEARTBEAT_EVERY_S = 3.0
+OUTCOMES_WAIT_SLOTS = 2
 FINAL_EVALUATION_S = 120.0
 POLL_BOUNDS_S = (0.02, 0.5)
 POLLS_A_SLOT = 20
@@ -77,14 +77,14 @@ class Syncer:
         time_text: Callable[[], str],
         nonce: Callable[[], str],
         on_commit: Callable[[RunState, Commit], None] = lambda state, commit: None,
-        beat_facts: Callable[[], dict[str, Any]] = dict,
+        heartbeat_facts: Callable[[], dict[str, Any]] = dict,
         recover: Recover = lambda output: None,
         because: str = "",
     ) -> None:
         self.run, self.claim, self.because = run, claim, because
         self.arithmetic, self.evaluator = arithmetic, evaluator
         self.time_text, self.nonce = time_text, nonce
-        self.on_commit, self.beat_facts, self.recover = on_commit, beat_facts, recover
+        self.on_commit, self.heartbeat_facts, self.recover = on_commit, heartbeat_facts, recover
         self.state = RunState()
         self.epoch = 0
         self.doing = SyncerState.READING
@@ -93,12 +93,12 @@ class Syncer:
         self.pacer = Pacer(run)
         self.watch: Watch | None = None
         self.window_from_s = -inf  # of the slot that is due, at the earliest
-        self.fates_since_s: float | None = None
+        self.outcomes_since_s: float | None = None
         self.housekeeper, self.repairer = Housekeeper(run), Repairer(run, arithmetic, recover)
         self.last_snapshot = 0
         self.last_evaluated_slot = self.evaluated_tokens = 0
         self.next_request_s = self.next_incarnations_s = 0.0
-        self.cadence = Cadence(BEAT_EVERY_S)
+        self.cadence = Cadence(HEARTBEAT_EVERY_S)
         self.reason = ""
 
     @property
@@ -133,7 +133,7 @@ class Syncer:
             worked = yield from self._turn()
             yield from self.housekeeper.rest(self.state, 0.0 if worked else self._poll_s())
         self._go(SyncerState.DONE)
-        yield from self.beat((yield Now()), force=True)
+        yield from self.send_heartbeat((yield Now()), force=True)
         return self.state
 
     def _poll_s(self) -> float:
@@ -163,7 +163,7 @@ class Syncer:
         self.pacer.begin(self.state.window)
         self._go(SyncerState.SERVING)
 
-    def _genesis(self) -> Steps[tuple[Output, ...]]:
+    def _genesis(self) -> Steps[tuple[FragmentVersion, ...]]:
         """Version 0 of every fragment: from then on, nobody ever starts from random weights again."""
         outputs = []
         for fragment, merged in enumerate(self.arithmetic.initial()):
@@ -171,12 +171,12 @@ class Syncer:
         return tuple(outputs)
 
     def _publish(
-        self, fragment: int, merged: Merged, version: int, slot: int, before: Output | None = None
-    ) -> Steps[Output]:
+        self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
+    ) -> Steps[FragmentVersion]:
         """State and cast, written and read back BEFORE the commit that names them."""
-        yield from self.beat((yield Now()))  # a model's first versions may take long
+        yield from self.send_heartbeat((yield Now()))  # a model's first versions may take long
         rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
-        output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
+        output = FragmentVersion(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
         yield from write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         yield from write_and_read_back(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
         return output
@@ -200,7 +200,7 @@ class Syncer:
     def _turn(self) -> Steps[bool]:
         """Look once at everything; True if something was committed."""
         now_s: float = yield Now()
-        yield from self.beat(now_s)
+        yield from self.send_heartbeat(now_s)
         if now_s >= self.next_request_s:
             self.next_request_s = now_s + requests_every_s(self.pace.slot_s)
             yield from self._notice_successor()
@@ -238,13 +238,13 @@ class Syncer:
                 self.inbox.expect(answer.island.name)
             case Stop():
                 yield from self._refuse_all()
-                answer = structs.replace(answer, fates=self.inbox.take_fates())
+                answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
             case Rollback():  # what is loaded was re-anchored on versions that are left
                 self.loaded, self.watch = {}, None
         return (yield from self._commit(answer))
 
     def _pulse(self) -> Steps[None]:
-        yield from self.beat((yield Now()))
+        yield from self.send_heartbeat((yield Now()))
 
     def _evaluation(self) -> Steps[None]:
         finished = self.evaluator.result()
@@ -272,10 +272,10 @@ class Syncer:
                 break
         self.reason = decision.reason
         if decision.action == "wait":
-            return (yield from self._settle_waiting_fates(now_s))
+            return (yield from self._settle_waiting_outcomes(now_s))
         if decision.action == "skip":
-            fates = self.inbox.take_fates()
-            done = yield from self._commit(Skip(slot=self.state.slot, reason=decision.reason, fates=fates))
+            outcomes = self.inbox.take_outcomes()
+            done = yield from self._commit(Skip(slot=self.state.slot, reason=decision.reason, outcomes=outcomes))
             self.window_from_s += self.pace.slot_s
             self.inbox.sort_out(self.state)
         else:
@@ -296,18 +296,18 @@ class Syncer:
         )  # fmt: skip
         return present, facts
 
-    def _settle_waiting_fates(self, now_s: float) -> Steps[bool]:
-        """Fates travel with the next merge; where none is in sight, they get a commit of their own: a learner whose
+    def _settle_waiting_outcomes(self, now_s: float) -> Steps[bool]:
+        """Outcomes travel with the next merge; where none is in sight, they get a commit of their own: a learner whose
         offers are all refused would otherwise wait for ever."""
-        if not self.inbox.fates:
-            self.fates_since_s = None
+        if not self.inbox.outcomes:
+            self.outcomes_since_s = None
             return False
-        if self.fates_since_s is None:
-            self.fates_since_s = now_s
-        if now_s - self.fates_since_s < FATES_WAIT_SLOTS * self.pace.slot_s:
+        if self.outcomes_since_s is None:
+            self.outcomes_since_s = now_s
+        if now_s - self.outcomes_since_s < OUTCOMES_WAIT_SLOTS * self.pace.slot_s:
             return False
-        self.fates_since_s = None
-        return (yield from self._commit(Refuse(fates=self.inbox.take_fates())))
+        self.outcomes_since_s = None
+        return (yield from self._commit(Refuse(outcomes=self.inbox.take_outcomes())))
 
     def _alive(self, now_s: float) -> set[str]:
         within_s = alive_within_s(self.pace)
@@ -317,7 +317,7 @@ class Syncer:
     # -- merging ------------------------------------------------------------------------------------------------
 
     def _load_candidates(self, slot: int) -> Steps[list[Offer]]:
-        """The offers for this slot whose payloads are here and sound; the others get their fate."""
+        """The offers for this slot whose payloads are here and sound; the others get their outcome."""
         sound = []
         for offer in self.inbox.candidates(slot):
             if offer.id not in self.loaded:
@@ -344,9 +344,9 @@ class Syncer:
         output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
         opens_s = next_window_s(facts, self.pace.slot_s)
         opens_in_s = opens_s - (yield Now())
-        told_slot_s, fates = self.pacer.told_slot_s, self.inbox.take_fates()
+        told_slot_s, outcomes = self.pacer.told_slot_s, self.inbox.take_outcomes()
         mine = yield from self._commit(
-            merge_commit(offers, weights, merged, output, facts, grace, told_slot_s, opens_in_s, reason, fates)
+            merge_commit(offers, weights, merged, output, facts, grace, told_slot_s, opens_in_s, reason, outcomes)
         )
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)
@@ -361,12 +361,12 @@ class Syncer:
     # -- ending, and being seen ---------------------------------------------------------------------------------
 
     def _finish(self) -> Steps[None]:
-        """The last evaluation, then the `finish` commit with a fate for every offer that could be found until then."""
+        """The last evaluation, then the `finish` commit that settles every offer that could be found until then."""
         self._go(SyncerState.FINISHING)
         started_s: float = yield Now()
         submitted = False
         while (now_s := (yield Now())) - started_s < FINAL_EVALUATION_S:
-            yield from self.beat(now_s)
+            yield from self.send_heartbeat(now_s)
             finished = self.evaluator.result()
             if submitted and finished is not None:
                 if finished[1] is not None:
@@ -379,22 +379,22 @@ class Syncer:
         yield from self._refuse_all()
         tokens = self.state.tokens(self.run.layout)
         reason = f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
-        yield from self._commit(Finish(fates=self.inbox.take_fates(), reason=reason))
+        yield from self._commit(Finish(outcomes=self.inbox.take_outcomes(), reason=reason))
         yield from write_snapshot(self.run, self.state)
 
     def _refuse_all(self) -> Steps[None]:
-        """The run is over for everything outstanding; the last commit takes the fates that are left then."""
+        """The run is over for everything outstanding; the last commit takes the outcomes that are left then."""
         self.inbox.refuse_all("run_over")
-        while self.state.phase == RunPhase.RUNNING and self.inbox.fates_left:
-            yield from self._commit(Refuse(fates=self.inbox.take_fates()))
+        while self.state.phase == RunPhase.RUNNING and self.inbox.outcomes_left:
+            yield from self._commit(Refuse(outcomes=self.inbox.take_outcomes()))
 
-    def beat(self, now_s: float, force: bool = False) -> Steps[None]:
+    def send_heartbeat(self, now_s: float, force: bool = False) -> Steps[None]:
         """The syncer's own words, every few seconds; `force`: now."""
         if not self.cadence.is_due(now_s) and not force:
             return
         self.cadence.said(now_s)
         facts = {
             "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host, "reason": self.reason,
-            "beats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1), **self.beat_facts(),
+            "heartbeats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1), **self.heartbeat_facts(),
         }  # fmt: skip
-        yield Put(beat_key(SYNCER), encode(facts))
+        yield Put(heartbeat_key(SYNCER), encode(facts))

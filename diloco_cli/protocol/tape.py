@@ -1,7 +1,7 @@
 """A tape: everything that decided a run's trajectory, and nothing of its timing.
 
 What each incarnation did, in its own order, and what the log merged. Recorded from a run's bucket or written by a
-simulation; played on one process by `launch --replay` (arXiv 2604.21428 made its failure studies this way).
+simulation; played on one process by `diloco replay` (arXiv 2604.21428 made its failure studies this way).
 """
 
 from __future__ import annotations

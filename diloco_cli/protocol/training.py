@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Literal
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.progress import Draft
-from diloco_cli.protocol.records import Output
+from diloco_cli.protocol.progress import OfferDraft
+from diloco_cli.protocol.records import FragmentVersion
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.states import RunPhase
 
@@ -30,14 +30,14 @@ def awaits_last(awaits_outcomes: bool, may_drain: bool, state: RunState, joined_
     return awaits_outcomes and may_drain and not is_over(state, joined_at)
 
 
-def merge_is_due(sync: SyncSettings, draft: Draft, next_slot: int) -> bool:
+def merge_is_due(sync: SyncSettings, draft: OfferDraft, next_slot: int) -> bool:
     """Whether a learner at `next_slot` has to adopt the merge of this offer before it goes on: exactly tau slots after
     the offer's own. Only `at_tau`; on arrival, nothing is ever waited for."""
     return sync.adoption == "at_tau" and sync.overlap != "auto" and draft.slot + 1 + sync.overlap <= next_slot
 
 
 def waited_for(
-    draft: Draft, base: Output, arrived: Output | None, state: RunState
+    draft: OfferDraft, base: FragmentVersion, arrived: FragmentVersion | None, state: RunState
 ) -> Literal["here", "to come", "never"]:
     """The merge of this offer, or a later one of its fragment; `base`: what is adopted of that, `arrived`: its newest
     version that is here. Never after a rollback behind the offer's base, for nobody merges that offer, and never if its

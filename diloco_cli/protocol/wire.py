@@ -10,10 +10,10 @@ from typing import Any, TypeVar, Union, cast
 import msgspec
 
 from diloco_cli.config.codec import from_plain, to_plain
-from diloco_cli.config.strict_json import is_deep
+from diloco_cli.config.strict_json import MAX_DEPTH, is_deep
 from diloco_cli.errors import DataCheckError, DilocoError
 from diloco_cli.protocol.records import RunFormat
-from diloco_cli.signing import MAX_TAIL_BYTES, unsealed
+from diloco_cli.signing import MAX_TAIL_BYTES, body_of
 from diloco_cli.store.port import HOLDER_BYTES
 
 MAX_RECORD_BYTES = HOLDER_BYTES  # so a create that lost to a record tells all of it
@@ -33,9 +33,9 @@ class RecordError(DataCheckError):
 def encode(record: object) -> bytes:
     """Canonical JSON: sorted keys, no spaces, UTF-8; equal records give equal bytes. Raises ValueError for NaN."""
     data = _canonical(_plain(record)).encode()
-    most_bytes = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
-    if len(data) > most_bytes:
-        raise RecordError(f"{len(data)} bytes, more than the {most_bytes} allowed in a record")
+    max_bytes = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
+    if len(data) > max_bytes:
+        raise RecordError(f"{len(data)} bytes, more than the {max_bytes} allowed in a record")
     return data
 
 
@@ -49,9 +49,10 @@ def decode(kind: type[Record], data: bytes, where: str, schema: int | None = Non
     """Bytes to a typed record, or to whichever of `kind`'s subclasses they say that they are. Unknown keys from newer
     writers are ignored, wrong types refused, and so is all that says of itself that it was written with a newer schema
     than `schema`."""
-    plain = decode_plain(data, where)
-    if schema is not None:
+    plain, is_canonical = _parsed(data, where)
+    if schema is not None:  # first: a newer version may write in another way
         _refuse_newer(plain.get("schema"), schema, where)
+    _require_canonical(is_canonical, where)
     try:
         if kind is RunFormat:
             return from_plain(kind, plain, strict=False)
@@ -77,16 +78,27 @@ def _refuse_newer(written: object, known: int, where: str) -> None:
 
 
 def decode_plain(data: bytes, where: str) -> dict[str, Any]:
-    """The record's object, without what seals it. A parser alone would keep the last of two equal keys and say nothing:
-    bytes must be what `encode` makes of their own content."""
+    """The record's object, without what signs it."""
+    plain, is_canonical = _parsed(data, where)
+    _require_canonical(is_canonical, where)
+    return plain
+
+
+def _parsed(data: bytes, where: str) -> tuple[dict[str, Any], bool]:
+    """The object, and whether its bytes are what `encode` makes of it. A parser alone would keep the last of two equal
+    keys and say nothing."""
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError(f"{len(data)} bytes, more than the {MAX_RECORD_BYTES} allowed in a record", where=where)
-    body = unsealed(data)
+    body = body_of(data)
     try:
         plain = _parse(body)
-        canonical = isinstance(plain, dict) and not is_deep(plain) and _canonical(plain).encode() == body
+        if not isinstance(plain, dict) or is_deep(plain):
+            raise ValueError(f"not an object of at most {MAX_DEPTH} levels")
+        return plain, _canonical(plain).encode() == body
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordError(f"not valid JSON: {error}", where=where) from error
-    if not canonical:
-        raise RecordError("not canonical JSON: an object with sorted keys, each once, and no spaces", where=where)
-    return cast("dict[str, Any]", plain)
+
+
+def _require_canonical(is_canonical: bool, where: str) -> None:
+    if not is_canonical:
+        raise RecordError("not canonical JSON: sorted keys, each once, and no spaces", where=where)

@@ -8,7 +8,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.ports import Merged
-from diloco_cli.protocol.records import Offer, Output
+from diloco_cli.protocol.records import FragmentVersion, Offer
 from diloco_cli.protocol.schedule import fragment_of_slot
 
 
@@ -58,7 +58,7 @@ class NoEvaluator:
     def __init__(self) -> None:
         self._asked: int | None = None
 
-    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
         self._asked = n
         return True
 

@@ -91,11 +91,11 @@ def data_parallel_gbps(bits: float, sites: int, step_s: float, utilisation: floa
 
 def decoupled_gbps(bits: float, step_s: float, exchange: Exchange, utilisation: float) -> float:
     """`bits`: of all fragments together, as they cross one link."""
-    return bits / longest_busy_s(step_s, exchange, utilisation) / GIGA
+    return bits / max_busy_s(step_s, exchange, utilisation) / GIGA
 
 
 @lru_cache(maxsize=64)
-def longest_busy_s(step_s: float, exchange: Exchange, utilisation: float) -> float:
+def max_busy_s(step_s: float, exchange: Exchange, utilisation: float) -> float:
     """Seconds of a round that all fragments together may take on a link, on each of the links the same: at most the
     whole round, at least what stalls alone have room for. `utilisation` is below 1."""
     round_s = exchange.sync_every * step_s / utilisation

@@ -15,7 +15,7 @@ from diloco_cli.simulate.chips import FAR_MS, MS, Learner, Repair
 from diloco_cli.simulate.timeline import Timeline, timeline
 
 BLOCK = 8192
-LONGEST_MS = 1 << 61
+MAX_MS = 1 << 61
 
 
 def generator(*seeds: int) -> np.random.Generator:
@@ -27,7 +27,7 @@ def repairs_ms(repair: Repair, rng: np.random.Generator) -> Iterator[int]:
     """How long one slice after the other stays away, in whole milliseconds, at least one."""
     while True:
         seconds = repair.quantile_s(rng.random(BLOCK))
-        yield from np.clip(np.rint(seconds * MS), 1, LONGEST_MS).astype(np.int64).tolist()
+        yield from np.clip(np.rint(seconds * MS), 1, MAX_MS).astype(np.int64).tolist()
 
 
 def uniforms(rng: np.random.Generator) -> Iterator[float]:

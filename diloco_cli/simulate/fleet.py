@@ -69,7 +69,7 @@ class SimulatedFleet:
         self._failures = {name: Draws(self.seed, f"failures of {name}") for name in self.conditions}
         self.world.latency_s, self.world.unreachable_until_s = self._latency_s, self._unreachable_until_s
         self.world.on_end = self._ended
-        self.world.store.create(FORMAT_KEY, self.run.keyring.seal(LOG, FORMAT_KEY, encode(self.run)))
+        self.world.store.create(FORMAT_KEY, self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run)))
 
     # -- a history ----------------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ from diloco_cli.simulate.timeline import Presence, Timeline, fleet_goodput, flee
 Form = Literal["stepwise", "unmemoised", "fast"]
 METHOD_NUMBERS: dict[Method, int] = {"data_parallel_no_elasticity": 0, "data_parallel_elastic": 1, "decoupled": 2}
 LEAST_DAYS = 0.01
-MOST_FAILURES = 10_000_000  # of one history: they are drawn at once
-MOST_STEPS = 200_000_000  # of all histories: minutes
+MAX_FAILURES = 10_000_000  # of one history: they are drawn at once
+MAX_STEPS = 200_000_000  # of all histories: minutes
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,18 @@ def check_work(learners: Sequence[Learner], days: float, histories: int, form: F
     """Refuse what would take all memory, or hours."""
     horizon_s = days * DAY_MS / MS
     failures = horizon_s * sum(learner.slices * learner.failures_per_s for learner in learners)
-    if not failures <= MOST_FAILURES:
-        fewer = days * MOST_FAILURES / failures
+    if not failures <= MAX_FAILURES:
+        fewer = days * MAX_FAILURES / failures
         raise UsageError(
-            f"{failures:.2g} failures are to be expected in {days:g} days, more than {MOST_FAILURES:,}",
+            f"{failures:.2g} failures are to be expected in {days:g} days, more than {MAX_FAILURES:,}",
             hint=f"--days {_below(fewer)}" if fewer >= LEAST_DAYS else "fewer chips, or ones that fail more rarely",
         )
     steps = histories * horizon_s * sum(MS / learner.step_ms for learner in learners)
-    if form != "fast" and not steps <= MOST_STEPS:
-        fewer = days * MOST_STEPS / steps
+    if form != "fast" and not steps <= MAX_STEPS:
+        fewer = days * MAX_STEPS / steps
         shorter = f", or --days {_below(fewer)}" if fewer >= LEAST_DAYS else ""
         raise UsageError(
-            f"the learners would make {steps:.2g} steps in {histories} x {days:g} days, more than {MOST_STEPS:,}",
+            f"the learners would make {steps:.2g} steps in {histories} x {days:g} days, more than {MAX_STEPS:,}",
             hint=f"--fast, which leaves out steps and merges{shorter}",
         )
 

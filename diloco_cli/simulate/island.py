@@ -14,7 +14,7 @@ from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.observer import Observer, Phase
 from diloco_cli.protocol.operations import Create, Get, Operation, Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped, Values
-from diloco_cli.protocol.records import Island, Mixing, Offer, OfferId, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat
 
 MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
 BITS = 8.0
@@ -67,8 +67,8 @@ class Condition:
     stalled_s: float = 0.0
     down_s: float = 0.0
     incarnations: int = 0
-    bytes_up: float = 0.0
-    bytes_down: float = 0.0
+    up_bytes: float = 0.0
+    down_bytes: float = 0.0
     poisoned: set[OfferId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -88,11 +88,11 @@ class Condition:
         return 0.0
 
     def _sent_s(self, num_bytes: float, now_s: float) -> float:
-        self.bytes_up += num_bytes
+        self.up_bytes += num_bytes
         return self.up.done_s(now_s, num_bytes, self.slow) - now_s
 
     def _received_s(self, num_bytes: float, now_s: float) -> float:
-        self.bytes_down += num_bytes
+        self.down_bytes += num_bytes
         return self.down.done_s(now_s, num_bytes, self.slow) - now_s
 
 
@@ -142,7 +142,7 @@ class NamedPayloads:
     def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
         return f"{fragment}:{self._name}/{seq}".encode()
 
-    def decode(self, output: Output, data: bytes) -> Values:
+    def decode(self, output: FragmentVersion, data: bytes) -> Values:
         return None
 
     def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:

@@ -26,7 +26,7 @@ from diloco_cli.simulate.chips import FAR_MS, MS
 from diloco_cli.simulate.timeline import Timeline
 
 BLOCK = 1 << 16
-MOST_REMEMBERED = 4_000_000  # times in the inputs of all outcomes; then the memory starts anew
+MAX_REMEMBERED = 4_000_000  # times in the inputs of all outcomes; then the memory starts anew
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SlotView:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SlotResult:
     """What the syncer does, `at_ms` after the slot's first report, and its averages from then on."""
 
     action: Literal["merge", "skip"]
@@ -74,7 +74,7 @@ class Outcome:
         return len(self.participants) / max(self.alive, len(self.participants))
 
 
-def decide(view: SlotView, rules: MergeRules) -> Outcome:
+def decide(view: SlotView, rules: MergeRules) -> SlotResult:
     """Ask the syncer's own functions at every moment at which their answer can change."""
     grace = grace_window(rules.overlap, view.pace, rules.gamma)
     watch = Watch(view.opened / MS)
@@ -91,9 +91,9 @@ def decide(view: SlotView, rules: MergeRules) -> Outcome:
         decision = decide_slot(facts, grace, rules.skip_after_s)
         if decision.action == "merge":
             pace = measured_pace(view.pace, view.slot_ms / MS, watch.enough_s or 0.0, rules.sync_s)
-            return Outcome("merge", now_ms, present, alive, pace)
+            return SlotResult("merge", now_ms, present, alive, pace)
         if decision.action == "skip":
-            return Outcome("skip", now_ms, present, alive, view.pace)
+            return SlotResult("skip", now_ms, present, alive, view.pace)
         if decision.until_s is not None:
             moments = sorted({*moments, max(now_ms + 1, ceil(decision.until_s * MS))})
 
@@ -155,9 +155,9 @@ class SlotMemory:
         self.decided = 0
         self.rules, self.slot_ms = MergeRules(), 0
         self._last_inputs: object = None
-        self._last: Outcome | None = None
-        self._same: dict[object, Outcome] = {}
-        self._alike: dict[SlotView, Outcome] = {}
+        self._last: SlotResult | None = None
+        self._same: dict[object, SlotResult] = {}
+        self._alike: dict[SlotView, SlotResult] = {}
         self._paces: dict[Pace, Pace] = {}
 
     def serve(self, rules: MergeRules, slot_ms: int) -> None:
@@ -168,7 +168,7 @@ class SlotMemory:
         self.skip_ms = round(rules.skip_after_s * MS)
         self._last = self._last_inputs = None
 
-    def outcome(self, upcoming: list[int], heard: list[int], first_ms: int, opened_ms: int, pace: Pace) -> Outcome:
+    def outcome(self, upcoming: list[int], heard: list[int], first_ms: int, opened_ms: int, pace: Pace) -> SlotResult:
         if not self.remember:
             return self._decide(self._view(upcoming, heard, first_ms, opened_ms, pace))
         waited_ms = first_ms - opened_ms if self.rules.quorum > 1 else 0
@@ -178,7 +178,7 @@ class SlotMemory:
         key = (*inputs[0], *inputs[1], *inputs[2:])
         found = self._same.get(key)
         if found is None:
-            if len(self._same) * len(key) >= MOST_REMEMBERED:
+            if len(self._same) * len(key) >= MAX_REMEMBERED:
                 self._forget()
                 self.same_pace(pace)
             found = self._decide_alike(self._view(upcoming, heard, first_ms, opened_ms, pace))
@@ -186,7 +186,7 @@ class SlotMemory:
         self._last_inputs, self._last = inputs, found
         return found
 
-    def _decide_alike(self, view: SlotView) -> Outcome:
+    def _decide_alike(self, view: SlotView) -> SlotResult:
         found = self._alike.get(view)
         if found is None:
             made = self._decide(view)
@@ -200,7 +200,7 @@ class SlotMemory:
     def _forget(self) -> None:
         self._same, self._alike, self._paces = {}, {}, {}
 
-    def _decide(self, view: SlotView) -> Outcome:
+    def _decide(self, view: SlotView) -> SlotResult:
         self.decided += 1
         return decide(view, self.rules)
 

@@ -48,8 +48,8 @@ class IslandReport:
     stalled_s: float
     stalled_percent: float
     down_s: float
-    bytes_up: int
-    bytes_down: int
+    up_bytes: int
+    down_bytes: int
     cost: float
 
 
@@ -76,8 +76,8 @@ class WhatIf:
     offers_applied: int
     offers_refused: int
     epochs: int
-    bytes_up: int
-    bytes_down: int
+    up_bytes: int
+    down_bytes: int
     cost: float
     cost_to_target: float | None
     not_charged: tuple[str, ...]
@@ -178,8 +178,8 @@ def report(
         offers_applied=state.metrics.offers_applied,
         offers_refused=state.metrics.offers_refused,
         epochs=state.epoch,
-        bytes_up=sum(island.bytes_up for island in islands),
-        bytes_down=sum(island.bytes_down for island in islands),
+        up_bytes=sum(island.up_bytes for island in islands),
+        down_bytes=sum(island.down_bytes for island in islands),
         cost=cost,
         cost_to_target=cost * target / tokens if tokens else None,
         not_charged=without,
@@ -229,7 +229,7 @@ def _island_report(condition: Condition, state: RunState, run: RunFormat, price:
         stalled_s=condition.stalled_s,
         stalled_percent=100 * condition.stalled_s / seconds,
         down_s=condition.down_s,
-        bytes_up=round(condition.bytes_up),
-        bytes_down=round(condition.bytes_down),
-        cost=price.per_h * seconds / HOUR_S + price.egress_per_gb * condition.bytes_up / GB,
+        up_bytes=round(condition.up_bytes),
+        down_bytes=round(condition.down_bytes),
+        cost=price.per_h * seconds / HOUR_S + price.egress_per_gb * condition.up_bytes / GB,
     )

@@ -262,8 +262,8 @@ class World:
 
     def _perform_at(self, store: Store, actor: Actor, operation: Operation) -> Any:
         match operation:
-            case Get(key, most_bytes):
-                return store.get(key, most_bytes)
+            case Get(key, max_bytes):
+                return store.get(key, max_bytes)
             case Create(key, data):
                 self.writes.append((actor.name, actor.operations - 1, key))
                 return store.create(key, data)

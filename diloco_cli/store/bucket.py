@@ -46,16 +46,16 @@ class BucketStore(ABC):
         except (ConditionFailedError, StoreUnavailableError) as doubt:  # of two creates at once either may have won
             return settled(self.get(key, holder_bytes(data)), data, doubt, self._where(key))
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         check_key(key)
         try:
-            stated, chunks = self._run(key, partial(self._download, key, most_bytes), None)
+            stated, chunks = self._run(key, partial(self._download, key, max_bytes), None)
         except ObjectAbsentError:
             return None
         except RangeBehindEndError:
             return b""  # no range of an empty object can be had
-        data = transfers.joined(chunks, most_bytes)
-        is_whole = most_bytes is None or len(data) <= most_bytes
+        data = transfers.joined(chunks, max_bytes)
+        is_whole = max_bytes is None or len(data) <= max_bytes
         return intact(data, stated if is_whole else None, self._where(key))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
@@ -94,7 +94,7 @@ class BucketStore(ABC):
         """The checksum goes with the bytes. ConditionFailedError where there is an object already."""
 
     @abstractmethod
-    async def _download(self, key: str, most_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
+    async def _download(self, key: str, max_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
         """The checksum that the store states, and the object in pieces, all of one version."""
 
     @abstractmethod

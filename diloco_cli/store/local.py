@@ -79,8 +79,8 @@ class LocalStore:
                 os.fsync(directory)  # its writer may have died before he could, and our caller relies on it
         return Created() if holder is None or holder == data else Exists(holder)
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        return self._found(key, 0, None if most_bytes is None else most_bytes + 1)
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        return self._found(key, 0, None if max_bytes is None else max_bytes + 1)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         return self._found(key, max(0, start), max(0, end))

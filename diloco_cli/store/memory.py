@@ -35,11 +35,11 @@ class MemoryStore:
                 return Created()
         return Created() if held.data == data else Exists(beginning(held.data, holder_bytes(data)))
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         check_key(key)
         with self._lock:
             held = self._objects.get(key)
-        return None if held is None else beginning(held.data, most_bytes)
+        return None if held is None else beginning(held.data, max_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         data = self.get(key)

@@ -25,8 +25,8 @@ class StoreCounts:
 
     requests: Mapping[str, int]
     errors: int
-    bytes_up: int
-    bytes_down: int
+    up_bytes: int
+    down_bytes: int
 
     @property
     def num_requests(self) -> int:

@@ -25,10 +25,10 @@ from diloco_cli.store.obstore_client import sorted_error, start_client
 from diloco_cli.store.port import Created, Exists, ObjectStat
 
 _READ_BYTES = 1 << 20
-_LARGEST_CHECKED_BYTES = 8 << 20
+_MAX_CHECKED_BYTES = 8 << 20
 """What is larger is a payload, whose digest its record names: one pass over it is enough. A checksum of the transfer
 alone would take a tenth of the time in which this client moves it over a fast network."""
-_CLIENT_BYTES = [0, 1 << 20, 8 << 20, 64 << 20, 512 << 20, transfers.LARGEST_OBJECT_BYTES]
+_CLIENT_BYTES = [0, 1 << 20, 8 << 20, 64 << 20, 512 << 20, transfers.MAX_OBJECT_BYTES]
 """A client's deadline is set when it is made, so there is one for each of these sizes."""
 
 Keys = list[str]
@@ -82,7 +82,7 @@ class ObstoreStore(BucketStore):
         import obstore
 
         is_file = self._scheme == "file"
-        is_checked = not is_file and len(data) <= _LARGEST_CHECKED_BYTES
+        is_checked = not is_file and len(data) <= _MAX_CHECKED_BYTES
         about: Any = {transfers.CHECKSUM_NAME: transfers.crc32c(data)} if is_checked else None
         mode: Any = "create" if exclusive else "overwrite"
         try:
@@ -92,19 +92,19 @@ class ObstoreStore(BucketStore):
             missing = missing_directory(Path(self._place)) if is_file else missing_bucket(self.url)
             raise missing from error
 
-    async def _download(self, key: str, most_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
+    async def _download(self, key: str, max_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
         import obstore
 
-        span: Any = None if most_bytes is None else {"range": (0, most_bytes + 1)}
-        reader = self._reader(transfers.LARGEST_OBJECT_BYTES)  # its answer is given the time of its own size
+        span: Any = None if max_bytes is None else {"range": (0, max_bytes + 1)}
+        reader = self._reader(transfers.MAX_OBJECT_BYTES)  # its answer is given the time of its own size
         answer = await transfers.on_time(0, obstore.get_async(reader, key, options=span))
         etag = answer.meta["e_tag"]
         if self._scheme == "file":
             whole: Any = await answer.bytes_async()
             return None, [whole]
-        size = transfers.size_to_read(None, int(answer.meta["size"]), most_bytes)
+        size = transfers.size_to_read(None, int(answer.meta["size"]), max_bytes)
         pieces = _pieces(answer.stream(min_chunk_size=_READ_BYTES))
-        chunks = await transfers.read_in_parts(size, pieces, self._fetch(key, etag), most_bytes)
+        chunks = await transfers.read_in_parts(size, pieces, self._fetch(key, etag), max_bytes)
         stated: str | None = answer.attributes.get(transfers.CHECKSUM_NAME)
         return stated, chunks
 

@@ -13,7 +13,7 @@ from itertools import islice
 
 from diloco_cli import clock
 
-MOST_WALKS = 4
+MAX_WALKS = 4
 KEPT_S = 60.0
 
 Walk = Callable[[str, str], Iterator[str]]
@@ -50,5 +50,5 @@ class Paging:
     def _keep(self, came_to: tuple[str, str], began_s: float, walk: Iterator[str]) -> None:
         with self._lock:
             self._kept[came_to] = (began_s, walk)
-            while len(self._kept) > MOST_WALKS:
+            while len(self._kept) > MAX_WALKS:
                 del self._kept[next(iter(self._kept))]

@@ -62,9 +62,9 @@ def holder_bytes(data: bytes) -> int:
     return max(len(data), HOLDER_BYTES)
 
 
-def beginning(data: bytes, most_bytes: int | None) -> bytes:
+def beginning(data: bytes, max_bytes: int | None) -> bytes:
     """What `get` gives of an object that is in memory already."""
-    return data if most_bytes is None or len(data) <= most_bytes else data[: most_bytes + 1]
+    return data if max_bytes is None or len(data) <= max_bytes else data[: max_bytes + 1]
 
 
 class Store(Protocol):
@@ -78,9 +78,9 @@ class Store(Protocol):
         told apart."""
         ...
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         """The whole object, or None if there is none. Read-after-write consistent. Of an object of more than
-        `most_bytes` only the first `most_bytes + 1` bytes are read and held, and checked against no checksum: the
+        `max_bytes` only the first `max_bytes + 1` bytes are read and held, and checked against no checksum: the
         length of what comes tells that it is too long. Give it wherever somebody else may write."""
         ...
 

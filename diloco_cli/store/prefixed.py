@@ -19,8 +19,8 @@ class PrefixedStore:
     def create(self, key: str, data: bytes) -> Created | Exists:
         return self._store.create(self._full(key), data)
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        return self._store.get(self._full(key), most_bytes)
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        return self._store.get(self._full(key), max_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         return self._store.get_range(self._full(key), start, end)

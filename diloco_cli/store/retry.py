@@ -23,9 +23,9 @@ from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
 from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbiddenError
 
 SHORTEST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 20.0
+MAX_PAUSE_S = 20.0
 FULL_DISK_PAUSE_S = 2.0
-LONGEST_REASON = 200  # characters: it stands in a column of `status`
+MAX_REASON = 200  # characters: it stands in a column of `status`
 BUDGET_BURST = 20
 BUDGET_PER_S = 2.0
 
@@ -70,8 +70,8 @@ def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
     if kind == "full":
         return FULL_DISK_PAUSE_S * (1 + jitter)
     if kind == "refused":
-        return LONGEST_PAUSE_S / 2 * (1 + jitter)
-    ceiling_s = min(LONGEST_PAUSE_S, 2 * SHORTEST_PAUSE_S * 2.0 ** min(attempt - 1, 30))
+        return MAX_PAUSE_S / 2 * (1 + jitter)
+    ceiling_s = min(MAX_PAUSE_S, 2 * SHORTEST_PAUSE_S * 2.0 ** min(attempt - 1, 30))
     return SHORTEST_PAUSE_S + (ceiling_s - SHORTEST_PAUSE_S) * jitter
 
 
@@ -85,10 +85,10 @@ class RetryBudget:
         self._spent_until_s = -math.inf
 
     def wait_s(self, now_s: float) -> float:
-        """Takes one repetition; how long it has to wait for its turn, at most `LONGEST_PAUSE_S`."""
+        """Takes one repetition; how long it has to wait for its turn, at most `MAX_PAUSE_S`."""
         with self._lock:
             earliest_s = max(self._spent_until_s, now_s - self._saved_s) + self._every_s
-            self._spent_until_s = min(earliest_s, now_s + LONGEST_PAUSE_S)
+            self._spent_until_s = min(earliest_s, now_s + MAX_PAUSE_S)
             return max(0.0, self._spent_until_s - now_s)
 
 
@@ -184,8 +184,8 @@ class RetryingStore:
     def create(self, key: str, data: bytes) -> Created | Exists:
         return self.persist("create", lambda: self._store.create(key, data))
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        return self.persist("get", lambda: self._store.get(key, most_bytes))
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        return self.persist("get", lambda: self._store.get(key, max_bytes))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         return self.persist("get_range", lambda: self._store.get_range(key, start, end))
@@ -254,12 +254,12 @@ def _called(call: Callable[[], T]) -> Generator[Any, Any, T]:
 def failing_text(failing: Retrying) -> str:
     """`create fails for 12 s: disk full`."""
     reason = failing.last_error
-    if len(reason) > LONGEST_REASON:
-        reason = f"{reason[: LONGEST_REASON - 3]}..."
+    if len(reason) > MAX_REASON:
+        reason = f"{reason[: MAX_REASON - 3]}..."
     return f"{failing.verb} fails for {clock.wall_s() - failing.since_s:.0f} s: {reason}"
 
 
 def retrying_text(store: RetryingStore) -> str:
-    """What is failing now, or nothing: for beats and status."""
+    """What is failing now, or nothing: for heartbeats and status."""
     failing = store.retrying
     return "" if failing is None else failing_text(failing)

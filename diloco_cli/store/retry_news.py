@@ -1,4 +1,4 @@
-"""What people hear while a store fails: a line in the log or on the screen, and a beat that says so in `status`."""
+"""What people hear while a store fails: a line in the log or on the screen, and a heartbeat of which `status` tells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diloco_cli.store.retry import Retrying, failing_text
 QUIET_S = 1.5
 LINE_EVERY_S = 60.0
 NEW_REASON_EVERY_S = 10.0
-BEAT_EVERY_S = 3.0
+HEARTBEAT_EVERY_S = 3.0
 
 
 class RetryNews:
@@ -19,23 +19,23 @@ class RetryNews:
     talked about; afterwards one line when it begins, one a minute while it lasts (sooner if the reason changes), and
     one when the store answers again.
 
-    `beat`, once it is set, writes the unit's beat: the thread that usually does may be the very one that waits. It is
-    called at most every three seconds and must not wait for long itself.
+    `heartbeat`, once it is set, writes the unit's heartbeat: the thread that usually does may be the very one
+    that waits. It is called at most every three seconds and must not wait for long itself.
     """
 
     def __init__(self, say: Callable[[str], None], monotonic: Callable[[], float] = clock.monotonic_s) -> None:
-        self.beat: Callable[[], None] | None = None
+        self.heartbeat: Callable[[], None] | None = None
         self._say, self._monotonic = say, monotonic
         self._lock = threading.Lock()
         self._said: tuple[str, float] | None = None
-        self._next_beat_s = 0.0
+        self._next_heartbeat_s = 0.0
 
     def failing(self, retrying: Retrying) -> None:
         """A call has failed and will be repeated."""
         if clock.wall_s() - retrying.since_s >= QUIET_S:
             self._tell(retrying)
-        if self.beat is not None and self._is_beat_due():
-            self.beat()
+        if self.heartbeat is not None and self._is_heartbeat_due():
+            self.heartbeat()
 
     def answered(self, retrying: Retrying) -> None:
         """A call that failed has its answer."""
@@ -54,10 +54,10 @@ class RetryNews:
             self._said = (retrying.last_error, now_s)
         self._say(f"store: {failing_text(retrying)}")
 
-    def _is_beat_due(self) -> bool:
+    def _is_heartbeat_due(self) -> bool:
         now_s = self._monotonic()
         with self._lock:
-            if now_s < self._next_beat_s:
+            if now_s < self._next_heartbeat_s:
                 return False
-            self._next_beat_s = now_s + BEAT_EVERY_S
+            self._next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
         return True

@@ -28,7 +28,7 @@ CALL_DEADLINE_S = 60.0
 SLOWEST_BYTES_PER_S = 50_000
 """A transfer may take the deadline of a call and its size at this rate: of a download, the size that its answer
 states."""
-LARGEST_OBJECT_BYTES = 4 << 30
+MAX_OBJECT_BYTES = 4 << 30
 PART_BYTES = 16 << 20
 UPLOAD_IN_PARTS_FROM_BYTES = 32 << 20
 ALWAYS_IN_PARTS_FROM_BYTES = 256 << 20
@@ -68,24 +68,24 @@ async def on_time(num_bytes: int, work: Awaitable[T]) -> T:
         raise StoreUnavailableError(f"the store took longer than {format_duration(limit_s)}") from error
 
 
-def bound_header(most_bytes: int) -> str:
+def bound_header(max_bytes: int) -> str:
     """The range of an object that a `get` with this bound asks for."""
-    return f"bytes=0-{most_bytes}"
+    return f"bytes=0-{max_bytes}"
 
 
-def size_to_read(content_range: str | None, content_length: int | None, most_bytes: int | None) -> int | None:
+def size_to_read(content_range: str | None, content_length: int | None, max_bytes: int | None) -> int | None:
     """How many bytes of an answer's body to read, by its headers; None if nobody knows. A server may ignore the range
     and send all there is."""
     stated = _CONTENT_RANGE.fullmatch(content_range or "")
     size = int(stated[1]) if stated else content_length
-    return size if size is None or most_bytes is None else min(size, most_bytes + 1)
+    return size if size is None or max_bytes is None else min(size, max_bytes + 1)
 
 
-def joined(chunks: Chunks, most_bytes: int | None) -> bytes:
+def joined(chunks: Chunks, max_bytes: int | None) -> bytes:
     """The object; or, if it is longer than the bound, one byte more than that. Takes as much memory again as the chunks
     do, until the caller lets go of them."""
     data = b"".join(chunks)
-    return data if most_bytes is None else data[: most_bytes + 1]
+    return data if max_bytes is None else data[: max_bytes + 1]
 
 
 def crc32c(data: bytes | memoryview) -> str:
@@ -108,7 +108,7 @@ def spans(start: int, end: int) -> list[tuple[int, int]]:
 
 
 async def read_in_parts(
-    size_bytes: int | None, stream: AsyncIterator[bytes], fetch: Fetch | None, most_bytes: int | None = None
+    size_bytes: int | None, stream: AsyncIterator[bytes], fetch: Fetch | None, max_bytes: int | None = None
 ) -> Chunks:
     """The first `size_bytes` of the body of an answer that has begun, in order. `fetch(start, end)` asks for a range of
     the same generation, and raises the port's errors; None: there is no such way. The whole has the time of its size.
@@ -117,12 +117,12 @@ async def read_in_parts(
     Where the rest of a large object would take longer than PARALLEL_PAYS_S at the speed of its beginning, ranges are
     fetched beside the answer, from the end backwards, until both meet; and where the answer breaks, ranges take its
     place. A small object comes from the answer alone, and so does one whose size nobody knows: until the answer ends,
-    or there are more than `most_bytes`.
+    or there are more than `max_bytes`.
     """
     source = Source(stream)
     if size_bytes is None:
-        longest = LARGEST_OBJECT_BYTES if most_bytes is None else most_bytes
-        return await on_time(longest, source.take_all(most_bytes))
+        longest = MAX_OBJECT_BYTES if max_bytes is None else max_bytes
+        return await on_time(longest, source.take_all(max_bytes))
     if fetch is None or size_bytes <= PROBE_BYTES:
         return await on_time(size_bytes, source.take(size_bytes))
     return await on_time(size_bytes, _in_parts(size_bytes, source, fetch))
@@ -183,10 +183,10 @@ class Source:
             num_bytes -= len(piece)
         return taken
 
-    async def take_all(self, most_bytes: int | None) -> Chunks:
+    async def take_all(self, max_bytes: int | None) -> Chunks:
         """All pieces; no more of them than it takes to pass the bound."""
         taken: Chunks = []
-        room = math.inf if most_bytes is None else most_bytes + 1
+        room = math.inf if max_bytes is None else max_bytes + 1
         while room > 0 and (piece := await anext(self._stream, b"")):
             taken.append(piece)
             room -= len(piece)

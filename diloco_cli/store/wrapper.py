@@ -24,8 +24,8 @@ class StoreWrapper:
     def create(self, key: str, data: bytes) -> Created | Exists:
         return self._around("create", key, lambda: self._store.create(key, data), len(data))
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        return self._around("get", key, lambda: self._store.get(key, most_bytes))
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        return self._around("get", key, lambda: self._store.get(key, max_bytes))
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         return self._around("get_range", key, lambda: self._store.get_range(key, start, end))

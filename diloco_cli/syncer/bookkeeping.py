@@ -13,18 +13,18 @@ from diloco_cli.protocol.commits import (
     Commit,
     EpochStart,
     Finish,
-    Lift,
     Membership,
     Merge,
     Quarantine,
+    Readmit,
     Rollback,
     Skip,
 )
-from diloco_cli.protocol.eligibility import most_steps
+from diloco_cli.protocol.eligibility import max_steps
 from diloco_cli.protocol.membership import contradiction_of_member
 from diloco_cli.protocol.mixing import rebase_of_next
 from diloco_cli.protocol.quarantine import faults_after, faults_for_quarantine
-from diloco_cli.protocol.records import MOST, Input, Offer, Output, RunFormat
+from diloco_cli.protocol.records import MOST, FragmentVersion, MergedOffer, Offer, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.weights import token_weight
 
@@ -36,7 +36,7 @@ class Books:
 
     def __init__(self, run: RunFormat, expect: Expect) -> None:
         self.run, self.expect = run, expect
-        self.versions: dict[int, list[Output]] = {}
+        self.versions: dict[int, list[FragmentVersion]] = {}
         self.applied: set[tuple[str, int, int]] = set()
         self.refused: set[tuple[str, int, int]] = set()
         self.bases: set[tuple[str, int, int]] = set()
@@ -98,7 +98,7 @@ class Books:
             rebase = rebase_of_next(self.run.settings.sync, before, commit.agreement)
             self.expect(output.rebase == rebase, f"{key}: rebase is {output.rebase} instead of {rebase}")
 
-    def check_input(self, item: Input, fragment: int, key: str) -> bool:
+    def check_input(self, item: MergedOffer, fragment: int, key: str) -> bool:
         """Whether the offer could be applied by what the log alone says; enters it into the books."""
         who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
         offer_id, base_id = (item.learner, item.incarnation, item.seq), (item.learner, fragment, item.base)
@@ -123,12 +123,12 @@ class Books:
         self.ranges[item.learner, fragment] = max(item.data_end, end)
         return all(holds for holds, _ in rules)
 
-    def _is_recent(self, base: Output) -> bool:
+    def _is_recent(self, base: FragmentVersion) -> bool:
         """The current version is, however many slots were skipped since."""
         limit = (self.run.settings.sync.staleness_rounds + 1) * self.run.num_fragments
         return self.slot - base.slot <= limit or base is self.versions[base.fragment][-1]
 
-    def _numbers(self, item: Input) -> list[tuple[bool, str]]:
+    def _numbers(self, item: MergedOffer) -> list[tuple[bool, str]]:
         island = self.run.island(item.learner)
         batch = 0 if island is None else island.batch_tokens
         possible = 0 < item.tokens < MOST and 0 < item.steps < MOST
@@ -139,19 +139,19 @@ class Books:
         return [
             (island is not None, "comes from a learner that the run does not have"),
             (possible, f"counts {item.tokens} tokens in {item.steps} steps"),
-            (item.steps <= most_steps(self.run), f"counts {item.steps} steps, more than an offer can hold"),
+            (item.steps <= max_steps(self.run), f"counts {item.steps} steps, more than an offer can hold"),
             (item.tokens == item.steps * batch, f"counts {item.tokens} tokens in {item.steps} steps of {batch}"),
             (item.tokens == span, f"counts {item.tokens} tokens in a data range of {span}"),
             (item.weight == weight, f"has weight {item.weight} instead of {weight}"),
             (clipped, f"is scaled by {item.scale}, where sync.clip is {clip}"),
         ]
 
-    def check_fates(self, commit: Commit, key: str) -> None:
-        for fate in commit.fates:
-            offer_id = (fate.learner, fate.incarnation, fate.seq)
-            who = f"{key}: offer {fate.incarnation}/{fate.seq} of {fate.learner}"
+    def check_outcomes(self, commit: Commit, key: str) -> None:
+        for outcome in commit.outcomes:
+            offer_id = (outcome.learner, outcome.incarnation, outcome.seq)
+            who = f"{key}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
             self.expect(offer_id not in self.applied, f"{who} is refused and was applied")
-            known = self.run.island(fate.learner) is not None
+            known = self.run.island(outcome.learner) is not None
             self.expect(known, f"{who} comes from a learner that the run does not have")
             self.refused.add(offer_id)
 
@@ -161,7 +161,7 @@ class Books:
             case Membership():  # under a new name, with a data shard left for it
                 why = contradiction_of_member(commit.island, self.run)
                 self.expect(why is None, f"{key}: {commit.island.name!a} joins, but {why}")
-            case Quarantine() | Lift():
+            case Quarantine() | Readmit():
                 name, keeps_out = commit.learner, isinstance(commit, Quarantine)
                 self.expect(self.run.island(name) is not None, f"{key}: a {commit.kind} of {name!a}, whom nobody knows")
                 self.expect((name in self.kept_out) != keeps_out, f"{key}: a second {commit.kind} of {name!a}")
@@ -207,7 +207,7 @@ class Books:
                 self.run = replace(self.run, members=(*self.run.members, commit.island))
             case Quarantine():
                 self.kept_out.add(commit.learner)
-            case Lift():
+            case Readmit():
                 self.kept_out.discard(commit.learner)
             case CollectionFloor():
                 self.gc_floor = max(self.gc_floor, commit.floor)
@@ -225,21 +225,21 @@ class Books:
         self.shares_after[commit.n] = self.shares
 
     def _settle_faults(self, commit: Commit) -> None:
-        named = {fate.learner for fate in commit.fates} | {item.learner for item in commit.inputs}
-        named |= {commit.learner} if isinstance(commit, Quarantine | Lift) else set()
+        named = {outcome.learner for outcome in commit.outcomes} | {item.learner for item in commit.inputs}
+        named |= {commit.learner} if isinstance(commit, Quarantine | Readmit) else set()
         for name in named:
             self.faults[name] = faults_after(self.faults.get(name, 0), commit, name)
 
-    def version_at(self, fragment: int, n: int) -> Output | None:
+    def version_at(self, fragment: int, n: int) -> FragmentVersion | None:
         """The fragment as of commit n."""
         return next((o for o in reversed(self.versions.get(fragment, [])) if o.version <= n), None)
 
-    def version(self, fragment: int, number: int) -> Output | None:
+    def version(self, fragment: int, number: int) -> FragmentVersion | None:
         """From the newest back: bases are recent."""
         return next((o for o in reversed(self.versions.get(fragment, [])) if o.version == number), None)
 
 
-def disagreements(offer: Offer, item: Input, fragment: int) -> list[str]:
+def disagreements(offer: Offer, item: MergedOffer, fragment: int) -> list[str]:
     """The names of what the log says of an offer and the offer itself does not."""
     said = {
         "learner": item.learner, "incarnation": item.incarnation, "seq": item.seq, "fragment": fragment,

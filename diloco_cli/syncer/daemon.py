@@ -14,10 +14,10 @@ from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.paths import run_directory
 from diloco_cli.processes.daemon import Stopping, say
 from diloco_cli.processes.signing_key import signing_secret
-from diloco_cli.protocol.beats import LARGEST_BEAT_BYTES, MirrorBeat, SyncerBeat
 from diloco_cli.protocol.commits import Commit, Evaluation, Finish, Merge, Skip
 from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.keys import SYNCER, beat_key
+from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.log import read_format
 from diloco_cli.protocol.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.regional import home_of, read_after_relays
@@ -66,8 +66,8 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
     )
     regions = RegionServices(run, store, home_of(syncer), _earlier_mirrors(store))
     read_after_relays(syncer, regions.links)
-    syncer.beat_facts = _beat_facts(meter, store, unit, regions)
-    news.beat = lambda: _beat_unless_it_fails(syncer, meter, clock)
+    syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions)
+    news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
     regions.start()
     over = False
     try:
@@ -81,49 +81,49 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
         evaluator.close()
         regions.end(over and not stop.is_set())
     if regions.services:
-        _beat_unless_it_fails(syncer, meter, clock)  # how far the regions are now
+        _heartbeat_unless_it_fails(syncer, meter, clock)  # how far the regions are now
     return 0
 
 
-def _earlier_mirrors(store: Store) -> tuple[MirrorBeat, ...]:
-    data = store.get(beat_key(SYNCER), LARGEST_BEAT_BYTES)
+def _earlier_mirrors(store: Store) -> tuple[MirrorHeartbeat, ...]:
+    data = store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
     try:
-        return () if data is None else decode(SyncerBeat, data, beat_key(SYNCER)).mirrors
+        return () if data is None else decode(SyncerHeartbeat, data, heartbeat_key(SYNCER)).mirrors
     except RecordError:
         return ()
 
 
-def _beat_facts(meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices) -> Any:
-    """What only this process knows, added to the syncer's beat; counts go on from an earlier process's."""
-    earlier = counts_of(store.get(beat_key(SYNCER), LARGEST_BEAT_BYTES))
+def _heartbeat_facts(meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices) -> Any:
+    """What only this process knows, added to the syncer's heartbeat; counts go on from an earlier process's."""
+    earlier = counts_of(store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES))
     process = psutil.Process()
 
     def facts() -> dict[str, Any]:
         counts = meter.counts
         return {
             "unit": unit,
-            "up_bytes": counts.bytes_up + earlier.get("up_bytes", 0),
-            "down_bytes": counts.bytes_down + earlier.get("down_bytes", 0),
+            "up_bytes": counts.up_bytes + earlier.get("up_bytes", 0),
+            "down_bytes": counts.down_bytes + earlier.get("down_bytes", 0),
             "requests": counts.num_requests + earlier.get("requests", 0),
             "writes": counts.num_writes + earlier.get("writes", 0),
             "memory_bytes": process.memory_info().rss,
             "retrying": retrying_text(store),
-            "mirrors": [to_plain(beat) for beat in regions.beats()],
+            "mirrors": [to_plain(heartbeat) for heartbeat in regions.heartbeats()],
         }
 
     return facts
 
 
-def _beat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock) -> None:
-    """While a call is being repeated: `status` shows what fails, where at least beats can still be written."""
+def _heartbeat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock) -> None:
+    """While a call is being repeated: `status` shows what fails, where at least heartbeats can still be written."""
     with suppress(StoreError, NoSpaceError):
-        perform(syncer.beat(monotonic_s(), force=True), store, clock)
+        perform(syncer.send_heartbeat(monotonic_s(), force=True), store, clock)
 
 
 def _log_commit(run: RunFormat, state: RunState, commit: Commit) -> None:
     """One plain line a commit, for `diloco logs syncer`."""
     names = ",".join(item.learner for item in commit.inputs)
-    refused = ", ".join(f"{fate.learner} {fate.reason}" for fate in commit.fates)
+    refused = ", ".join(f"{outcome.learner} {outcome.reason}" for outcome in commit.outcomes)
     parts = [
         commit.time,
         f"commit {commit.n} {commit.kind}",

@@ -22,28 +22,28 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
-LONGEST_S = 600.0  # an evaluation that takes longer has failed
+MAX_S = 600.0  # an evaluation that takes longer has failed
 Answer = tuple[int, float | None]
 
 
 class EvaluatorProcess:
     """Implements protocol.ports.Evaluator with `diloco evaluator` as a child. One evaluation at a time."""
 
-    def __init__(self, url: str, longest_s: float = LONGEST_S) -> None:
-        self._url, self._longest_s = url, longest_s
+    def __init__(self, url: str, max_s: float = MAX_S) -> None:
+        self._url, self._max_s = url, max_s
         self._child: subprocess.Popen[str] | None = None
         self._asked: int | None = None
         self._asked_s = 0.0
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
 
-    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
         if self._asked is not None:
             return False
         if self._child is None or self._child.poll() is not None:
@@ -65,7 +65,7 @@ class EvaluatorProcess:
             answer = self._answers.get_nowait()
         except queue.Empty:
             alive = self._child is not None and self._child.poll() is None
-            if alive and monotonic_s() - self._asked_s < self._longest_s:
+            if alive and monotonic_s() - self._asked_s < self._max_s:
                 return None
             self.close()
             answer = (self._asked, None)  # the child died over it, or hangs
@@ -140,7 +140,7 @@ def serve_evaluations(run: RunFormat, store: Store, requests: Iterable[str], ans
     model.eval()
     for line in requests:
         request = json.loads(line)
-        outputs = [from_plain(Output, plain) for plain in request["outputs"]]
+        outputs = [from_plain(FragmentVersion, plain) for plain in request["outputs"]]
         try:
             load_versions(run, outputs, store, dict(model.named_parameters()))
         except DataCheckError:  # collected meanwhile, or damaged: the next question is about newer ones

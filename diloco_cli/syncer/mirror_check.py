@@ -9,7 +9,7 @@ from diloco_cli.errors import StoreError
 from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, offer_key, read_snapshot_key, read_version_key
 from diloco_cli.protocol.records import RegionStore, RunFormat
-from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.sizes import max_fragment_bytes
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
 
@@ -86,8 +86,8 @@ def _check_snapshots(found: MirrorCheck, home: Store, there: Store) -> None:
 def _check_versions(found: MirrorCheck, run: RunFormat, there: Store) -> None:
     for key in _listed(there, "cast/"):
         version = read_version_key(key)
-        most_bytes = most_fragment_bytes(run.layout, -1 if version is None else version[0])
-        data = there.get(key, most_bytes)
+        max_bytes = max_fragment_bytes(run.layout, -1 if version is None else version[0])
+        data = there.get(key, max_bytes)
         found.objects += 1
         if version is None or data is None or digest(data) != version[3]:
             found.mismatches.append(f"{key}: not the bytes that its name says")

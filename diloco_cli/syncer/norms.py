@@ -16,7 +16,7 @@ import numpy as np
 
 from diloco_cli.algorithm.merge import Source
 from diloco_cli.protocol.commits import Commit, EpochStart
-from diloco_cli.protocol.records import Input
+from diloco_cli.protocol.records import MergedOffer
 
 CAP = 8.0  # times the running median of a fragment's accepted deltas
 MEMORY = 31
@@ -98,11 +98,11 @@ class ScaleBooks:
         that says so."""
         if isinstance(commit, EpochStart):
             self._accepted, self._refused_in_a_row = {}, {}
-        for fate in commit.fates:
-            if fate.reason == "norm_cap":
-                self._refused_in_a_row[fate.fragment] = self._refused_in_a_row.get(fate.fragment, 0) + 1
+        for outcome in commit.outcomes:
+            if outcome.reason == "norm_cap":
+                self._refused_in_a_row[outcome.fragment] = self._refused_in_a_row.get(outcome.fragment, 0) + 1
 
-    def merged(self, fragment: int, inputs: Sequence[Input], sources: Sequence[Source | None]) -> list[str]:
+    def merged(self, fragment: int, inputs: Sequence[MergedOffer], sources: Sequence[Source | None]) -> list[str]:
         """What is wrong with the scales of one merge; its norms enter the books. None: a delta that is not there."""
         norms = [None if source is None else float(np.linalg.norm(source.norms)) for source in sources]
         known = [(item, norm) for item, norm in zip(inputs, norms, strict=True) if norm is not None]
@@ -123,7 +123,7 @@ class ScaleBooks:
         forgotten = self._refused_in_a_row.get(fragment, 0) >= PATIENCE
         return [median_of(known), *([None] if forgotten else [])]
 
-    def _wrong(self, item: Input, norm: float, medians: list[float | None]) -> str:
+    def _wrong(self, item: MergedOffer, norm: float, medians: list[float | None]) -> str:
         possible = [scale_of(norm, median, self.clip) for median in medians]
         near = any(median is not None and isclose(norm, CAP * median, rel_tol=TOLERANCE) for median in medians)
         fits = any(scale is not None and isclose(item.scale, scale, rel_tol=TOLERANCE) for scale in possible)

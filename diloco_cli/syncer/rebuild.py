@@ -8,14 +8,14 @@ from diloco_cli.algorithm.payload import PayloadError
 from diloco_cli.digests import digest
 from diloco_cli.protocol.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.keys import commit_key, state_key
-from diloco_cli.protocol.records import Output, RunFormat
-from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.sizes import max_fragment_bytes
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.replay import Replayer
 
 
-def rebuilt_state(run: RunFormat, store: Store, wanted: Output) -> bytes | None:
+def rebuilt_state(run: RunFormat, store: Store, wanted: FragmentVersion) -> bytes | None:
     """The bytes of `wanted`, bit-identical by their digest, from the newest intact version that it came from; None if
     the deltas do not give them, or are not kept any more. Reads the log from 0: for emergencies."""
     replayer = Replayer(store, run)
@@ -51,7 +51,7 @@ def _origins(commits: list[Commit]) -> list[int]:
     return found[::-1]
 
 
-def _commits_of(store: Store, wanted: Output) -> list[Commit]:
+def _commits_of(store: Store, wanted: FragmentVersion) -> list[Commit]:
     """All that brought a version of this fragment, up to the wanted one."""
     found = []
     for n in range(wanted.version + 1):
@@ -62,12 +62,12 @@ def _commits_of(store: Store, wanted: Output) -> list[Commit]:
     return found
 
 
-def _newest_intact(replayer: Replayer, commits: list[Commit], wanted: Output) -> tuple[int, bytes | None]:
+def _newest_intact(replayer: Replayer, commits: list[Commit], wanted: FragmentVersion) -> tuple[int, bytes | None]:
     """(index into `commits`, bytes); the very first version can always be built from the run's seed."""
     for index in reversed(range(len(commits))):
         output = _output(commits[index], wanted.fragment)
         key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-        data = replayer.store.get(key, most_fragment_bytes(replayer.run.layout, output.fragment))
+        data = replayer.store.get(key, max_fragment_bytes(replayer.run.layout, output.fragment))
         if data is not None and digest(data) == output.state_digest:
             return index, data
     first = replayer.arithmetic.initial()[wanted.fragment].state
@@ -82,5 +82,5 @@ def _restore(replayer: Replayer, commit: Commit, fragment: int, state: bytes) ->
     return True
 
 
-def _output(commit: Commit, fragment: int) -> Output:
+def _output(commit: Commit, fragment: int) -> FragmentVersion:
     return next(output for output in commit.outputs if output.fragment == fragment)

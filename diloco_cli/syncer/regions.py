@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError, TerminatedError
 from diloco_cli.processes.daemon import say
-from diloco_cli.protocol.beats import MirrorBeat
 from diloco_cli.protocol.driver import Side, SystemClock, perform
+from diloco_cli.protocol.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.mirrors import RegionStoppedError
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.records import RegionStore, RunFormat
@@ -30,7 +30,7 @@ PROVEN_S = 2 * TRIES_AGAIN_S
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region
 LEAVES_WITHIN_S = 1.0
 LINE_EVERY_S = 60.0
-MOST_UNHEARD = 16  # of a region, told in a beat: beats are small
+MAX_UNHEARD = 16  # of a region, told in a heartbeat: heartbeats are small
 
 
 def said_in_the_log(line: str) -> None:
@@ -65,7 +65,7 @@ class RegionService:
     log, or for whoever waits."""
 
     def __init__(
-        self, run: RunFormat, region: RegionStore, store: Store, home: Home, earlier: MirrorBeat, tell: Tell,
+        self, run: RunFormat, region: RegionStore, store: Store, home: Home, earlier: MirrorHeartbeat, tell: Tell,
     ) -> None:  # fmt: skip
         self.region, self.store, self.earlier, self.tell = region, store, earlier, tell
         self.leaving, self.closing = threading.Event(), threading.Event()
@@ -84,7 +84,7 @@ class RegionService:
             for what, steps in self.link.works().items()
         ]
 
-    def beat(self) -> MirrorBeat:
+    def send_heartbeat(self) -> MirrorHeartbeat:
         """How far the region is, for `status`."""
         now_s, behind = monotonic_s(), self.link.mirror.behind
         if behind == 0:
@@ -92,19 +92,19 @@ class RegionService:
         elif self._behind_since_s is None:
             self._behind_since_s = now_s
         counts = self._opened[1].counts if self._opened else None
-        return MirrorBeat(
+        return MirrorHeartbeat(
             region=self.region.name,
             n=self.link.mirror.state.n,
             behind=behind,
             behind_s=0.0 if self._behind_since_s is None else round(now_s - self._behind_since_s, 1),
             offers=self.link.relay.offers + self.earlier.offers,
-            up_bytes=(counts.bytes_up if counts else 0) + self.earlier.up_bytes,
-            down_bytes=(counts.bytes_down if counts else 0) + self.earlier.down_bytes,
+            up_bytes=(counts.up_bytes if counts else 0) + self.earlier.up_bytes,
+            down_bytes=(counts.down_bytes if counts else 0) + self.earlier.down_bytes,
             stopped=bool(self.stopped),
             error=self._error(now_s),
             requests=(counts.num_requests if counts else 0) + self.earlier.requests,
             writes=(counts.num_writes if counts else 0) + self.earlier.writes,
-            unheard={who: why for (who, _), why in sorted(self.link.relay.unheard.copy().items())[:MOST_UNHEARD]},
+            unheard={who: why for (who, _), why in sorted(self.link.relay.unheard.copy().items())[:MAX_UNHEARD]},
         )
 
     def _error(self, now_s: float) -> str:
@@ -169,11 +169,16 @@ class RegionServices:
     """All of a run's; of a run without any, nothing."""
 
     def __init__(
-        self, run: RunFormat, store: Store, home: Home, earlier: Iterable[MirrorBeat] = (), tell: Tell = said_in_the_log
+        self,
+        run: RunFormat,
+        store: Store,
+        home: Home,
+        earlier: Iterable[MirrorHeartbeat] = (),
+        tell: Tell = said_in_the_log,
     ) -> None:
-        known = {beat.region: beat for beat in earlier}
+        known = {heartbeat.region: heartbeat for heartbeat in earlier}
         self.services = [
-            RegionService(run, region, store, home, known.get(region.name, MirrorBeat(region.name)), tell)
+            RegionService(run, region, store, home, known.get(region.name, MirrorHeartbeat(region.name)), tell)
             for region in run.regions
         ]
 
@@ -187,8 +192,8 @@ class RegionServices:
         """By region."""
         return {service.region.name: service.link for service in self.services}
 
-    def beats(self) -> list[MirrorBeat]:
-        return [service.beat() for service in self.services]
+    def heartbeats(self) -> list[MirrorHeartbeat]:
+        return [service.send_heartbeat() for service in self.services]
 
     def end(self, over: bool, within_s: float = ENDS_WITHIN_S) -> None:
         """Leave. Once the run is `over`, not before every region has heard of it, as far as that can be."""

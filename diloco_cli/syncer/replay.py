@@ -25,9 +25,9 @@ from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key,
 from diloco_cli.protocol.log import SNAPSHOT_EVERY, Snapshot, read_log
 from diloco_cli.protocol.mixing import as_logged
 from diloco_cli.protocol.ports import Merged, Refused
-from diloco_cli.protocol.records import Input, Offer, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, MergedOffer, Offer, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.sizes import max_fragment_bytes
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.signing import LOG, SignatureError, learner_signer
 from diloco_cli.store.keys import BadKeyError
@@ -103,14 +103,14 @@ class Replayer:
         return self.found
 
     def _replay_commit(self, commit: Commit, key: str) -> None:
-        self.found.offers_rejected += len(commit.fates)
+        self.found.offers_rejected += len(commit.outcomes)
         self.found.epochs += isinstance(commit, EpochStart)
         self.scales.note(commit)
         self.books.check_order(commit, key)
         self.books.check_kind(commit, key)
         due = self.books.check_outputs(commit, key)
         computed = isinstance(commit, Merge) and self._replay_merge(commit, key, due)
-        self.books.check_fates(commit, key)
+        self.books.check_outcomes(commit, key)
         kept = commit.n > self.found.floor or self.found.floor == 0
         for output in commit.outputs:
             if kept and 0 <= output.fragment < self.run.num_fragments:
@@ -164,11 +164,11 @@ class Replayer:
         merged = self.arithmetic.merge(slot, sound)
         return None if isinstance(merged, Refused) else merged
 
-    def _delta(self, item: Input, fragment: int) -> Source | None:
+    def _delta(self, item: MergedOffer, fragment: int) -> Source | None:
         """The delta as the offer gives it, checked against the offer and re-anchored as the syncer must have done."""
         payload_at = delta_key(item.learner, item.incarnation, item.seq, item.payload_digest)
-        most_bytes = most_fragment_bytes(self.run.layout, fragment)
-        offer, payload = self._offer(item, fragment), self._present(payload_at, most_bytes, item.payload_digest)
+        max_bytes = max_fragment_bytes(self.run.layout, fragment)
+        offer, payload = self._offer(item, fragment), self._present(payload_at, max_bytes, item.payload_digest)
         base, current = self.books.version(fragment, item.base), self.books.versions.get(fragment, [])
         if base is None:
             self._expect(False, f"{payload_at}: its base {item.base} is not in the log")
@@ -177,7 +177,7 @@ class Replayer:
             self._expect(offer.base_digest == base.cast_digest, f"{payload_at}: the offer names another base")
         base_cast = None
         if base is not current[-1]:
-            base_cast = self._present(_cast_key(base), most_bytes, base.cast_digest)
+            base_cast = self._present(_cast_key(base), max_bytes, base.cast_digest)
             if base_cast is None:
                 return None
         if offer is None or payload is None or not self.arithmetic.holds(fragment, current[-1].state_digest):
@@ -188,7 +188,7 @@ class Replayer:
             return None
         return replace(delta, scale=item.scale)
 
-    def _offer(self, item: Input, fragment: int) -> Offer | None:
+    def _offer(self, item: MergedOffer, fragment: int) -> Offer | None:
         """The offer that the log names, if it is there and says what the log says."""
         key = offer_key(item.learner, item.incarnation, item.seq)
         data = self._present(key, MAX_RECORD_BYTES)
@@ -204,12 +204,12 @@ class Replayer:
         self._expect(not different, f"{key}: the log says another {', '.join(different)} of this offer")
         return None if different else offer
 
-    def _check_output(self, output: Output, computed: bool) -> None:
+    def _check_output(self, output: FragmentVersion, computed: bool) -> None:
         """The bytes in the bucket are those that the log names; the first versions are where a replay starts."""
         key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-        most_bytes = most_fragment_bytes(self.run.layout, output.fragment)
-        state = self._present(key, most_bytes, output.state_digest)
-        self._present(_cast_key(output), most_bytes, output.cast_digest)
+        max_bytes = max_fragment_bytes(self.run.layout, output.fragment)
+        state = self._present(key, max_bytes, output.state_digest)
+        self._present(_cast_key(output), max_bytes, output.cast_digest)
         if state is None or self.arithmetic.holds(output.fragment, output.state_digest):
             return
         self._expect(not computed, f"{key}: went on from the bucket's bytes")
@@ -261,10 +261,10 @@ class Replayer:
         if later and key not in self.found.missing and self.store.get(key, MAX_RECORD_BYTES) is None:
             self.found.missing.append(key)
 
-    def _present(self, key: str, most_bytes: int, expected: str | None = None) -> bytes | None:
+    def _present(self, key: str, max_bytes: int, expected: str | None = None) -> bytes | None:
         """The object, if it is there and has the digest that the log says."""
         try:
-            data = self.store.get(key, most_bytes)
+            data = self.store.get(key, max_bytes)
         except BadKeyError as error:
             self.found.mismatches.append(f"the log names an impossible key: {error}")
             return None
@@ -276,14 +276,14 @@ class Replayer:
         return data
 
     def _expect_signed(self, signer: str, key: str, data: bytes) -> None:
-        """As far as this process holds keys: a learner cannot tell whether another one's offer is genuine."""
+        """As far as this process holds keys: a learner cannot tell whether another one's offer is authentic."""
         if self.run.keyring.holds(signer):
-            self._expect(self.run.keyring.is_genuine(signer, key, data), f"{key} {self.run.keyring.wrong}")
+            self._expect(self.run.keyring.authenticates(signer, key, data), f"{key} {self.run.keyring.wrong}")
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:
             self.found.mismatches.append(otherwise)
 
 
-def _cast_key(output: Output) -> str:
+def _cast_key(output: FragmentVersion) -> str:
     return cast_key(output.fragment, output.version, output.epoch, output.cast_digest)

@@ -22,7 +22,7 @@ from diloco_cli.signing import LOG, OPERATOR
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.retry import RetryingStore, retrying_text
-from diloco_cli.store.retry_news import BEAT_EVERY_S, RetryNews
+from diloco_cli.store.retry_news import HEARTBEAT_EVERY_S, RetryNews
 
 NICENESS = 10
 LEAVE_S = 5.0  # what a syncer may still finish when its host has gone
@@ -61,7 +61,7 @@ def opened(url: str, stop: Stopping, who: str = "") -> tuple[MeteredStore, Retry
     news = RetryNews(lambda line: say(f"{utc_now_text()} {who}{line}"))
     store = RetryingStore(
         meter, sleep=stop.wait, stop=stop.is_set,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=BEAT_EVERY_S,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S,
     )  # fmt: skip
     return meter, store, news, SystemClock(monotonic_s, stop.wait, stop.check)
 
@@ -73,7 +73,7 @@ def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop
     def facts() -> dict[str, Any]:
         counts = meter.counts
         return {
-            "up_bytes": counts.bytes_up, "down_bytes": counts.bytes_down, "requests": counts.num_requests,
+            "up_bytes": counts.up_bytes, "down_bytes": counts.down_bytes, "requests": counts.num_requests,
             "memory_bytes": process.memory_info().rss, "retrying": retrying_text(store),
         }  # fmt: skip
 

@@ -19,7 +19,7 @@ from diloco_cli.protocol.tape import TAPE_SCHEMA, Tape
 from diloco_cli.tapes.needs import needs_of
 
 MAX_TAPE_BYTES = 1 << 30  # unpacked
-MOST_PACKED = 200  # times: honest tapes are packed 10 to 30 times; a bomb is packed a thousand times
+MAX_PACKED = 200  # times: honest tapes are packed 10 to 30 times; a bomb is packed a thousand times
 ALWAYS_UNPACKED_BYTES = 8 << 20
 PIECE_BYTES = 1 << 20
 KIND = "diloco tape"
@@ -80,7 +80,7 @@ def _as_json(plain: dict[str, Any]) -> bytes:
 def _read_plain(path: Path) -> dict[str, Any]:
     try:
         opened = gzip.open if path.suffix == ".gz" else open
-        most = min(MAX_TAPE_BYTES, max(ALWAYS_UNPACKED_BYTES, MOST_PACKED * path.stat().st_size))
+        most = min(MAX_TAPE_BYTES, max(ALWAYS_UNPACKED_BYTES, MAX_PACKED * path.stat().st_size))
         with opened(path, "rb") as stream:
             data = _read_at_most(stream, most + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -13,7 +13,7 @@ from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.keys import commit_key, offer_key, read_inner_key
 from diloco_cli.protocol.log import fold
-from diloco_cli.protocol.records import Beginning, Event, Input, Offer, OfferId, RunFormat
+from diloco_cli.protocol.records import Beginning, Event, MergedOffer, Offer, OfferId, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.tape import Tape, TapeMerge, Track
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
@@ -33,7 +33,7 @@ class _Wanted:
 def record(store: Store, run: RunFormat) -> Tape:
     """Everything that shaped the merges in the log so far. Raises DataCheckError, TryAgainError before any merge."""
     merges: list[TapeMerge] = []
-    inputs: dict[OfferId, tuple[Input, int]] = {}
+    inputs: dict[OfferId, tuple[MergedOffer, int]] = {}
     for commit, state in _log(store, run):
         run = state.with_members(run)
         _expect(not isinstance(commit, Rollback), commit_key(commit.n), "a tape holds no rollback")
@@ -58,7 +58,7 @@ def _log(store: Store, run: RunFormat) -> Iterator[tuple[Commit, RunState]]:
         yield decode(Commit, data, key), state
 
 
-def _read_tracks(store: Store, inputs: dict[OfferId, tuple[Input, int]]) -> list[Track]:
+def _read_tracks(store: Store, inputs: dict[OfferId, tuple[MergedOffer, int]]) -> list[Track]:
     """The tracks of what was merged, and those whose saved moments they began with."""
     wanted: dict[TrackId, _Wanted] = {}
     for learner, incarnation, seq in inputs:
@@ -78,7 +78,7 @@ def _read_tracks(store: Store, inputs: dict[OfferId, tuple[Input, int]]) -> list
 
 
 def _read_track(
-    store: Store, number: TrackId, wanted: _Wanted, inputs: dict[OfferId, tuple[Input, int]]
+    store: Store, number: TrackId, wanted: _Wanted, inputs: dict[OfferId, tuple[MergedOffer, int]]
 ) -> tuple[Track, Save | None]:
     """One incarnation's offers from the first to the last that matters, put together."""
     began, events, missing = None, [], set(wanted.saves)

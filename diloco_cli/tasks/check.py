@@ -17,14 +17,14 @@ from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of
 
 EXAMPLES = 2  # enough for a model that normalises over its batch
-MOST_PARAMETERS_TRIED = 200_000_000  # above, building the model once more is no small thing
+MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more is no small thing
 BATCH = "batch(shard, num_shards, position, batch_tokens)"
 
 
 def is_worth_a_try(run: RunSettings, num_parameters: int) -> bool:
     """Presets fit one another; what users bring is tried where it is small enough."""
     brought = run.model.entrypoint or run.model.huggingface or run.data.entrypoint
-    return bool(brought) and num_parameters <= MOST_PARAMETERS_TRIED
+    return bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
 
 
 def check_task(run: RunSettings, batch_tokens: int) -> None:

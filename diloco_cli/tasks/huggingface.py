@@ -16,7 +16,7 @@ from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 
 WHERE = "model.huggingface"
-LONGEST_UNKNOWN = 1 << 20  # positions of a model that has no bound (recurrent ones)
+MAX_UNKNOWN = 1 << 20  # positions of a model that has no bound (recurrent ones)
 
 
 class CausalModel(nn.Module):
@@ -72,7 +72,7 @@ def text_sequence(settings: ModelSettings) -> int:
             where="data.preset",
             hint="set data.entrypoint to a function of your own",
         )
-    longest = getattr(text, "max_position_embeddings", None) or LONGEST_UNKNOWN
+    longest = getattr(text, "max_position_embeddings", None) or MAX_UNKNOWN
     return sequence_of(int(longest), settings.sequence, WHERE)
 
 

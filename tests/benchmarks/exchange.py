@@ -108,8 +108,8 @@ def with_exchange(setup: Setup) -> tuple[float, float]:
         words = ["learner", "--run", url, "--name", "alone", "--device", setup.device]
         learner = started(setup, [sys.executable, "-m", "diloco_cli", *words], core=0)
         try:
-            beat = folder / "bucket" / "quickstart" / "beat" / "alone.json"
-            first, last = Spent.after(WARM_STEPS * batch, beat), Spent.after(setup.tokens, beat)
+            heartbeat = folder / "bucket" / "quickstart" / "heartbeat" / "alone.json"
+            first, last = Spent.after(WARM_STEPS * batch, heartbeat), Spent.after(setup.tokens, heartbeat)
         finally:
             for process in (learner, syncer):
                 process.kill()
@@ -127,11 +127,11 @@ class Spent:
     blocked_s: float
 
     @classmethod
-    def after(cls, tokens: int, beat: Path) -> Spent:
+    def after(cls, tokens: int, heartbeat: Path) -> Spent:
         """As of its first heartbeat with so many."""
         ends_s = time.monotonic() + LIMIT_S
         while time.monotonic() < ends_s:
-            facts = json.loads(beat.read_text()) if beat.exists() else {"position": 0}
+            facts = json.loads(heartbeat.read_text()) if heartbeat.exists() else {"position": 0}
             if facts["position"] >= tokens:
                 seconds = facts["position"] / facts["mean_tokens_per_s"]
                 return cls(facts["position"], seconds, seconds * facts["blocked_percent"] / 100)

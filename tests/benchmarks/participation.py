@@ -22,7 +22,7 @@ from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Input, Island, Mixing, RunFormat
+from diloco_cli.protocol.records import Island, MergedOffer, Mixing, RunFormat
 from diloco_cli.protocol.wire import decode
 from diloco_cli.simulate.published import PUBLISHED
 from examples.quality.methods.fleets import PacedFleet, play_fleet
@@ -39,7 +39,7 @@ SLOWER = 6.0
 LEARNERS, FRAGMENTS = (2, 4, 8), (4, 12, 24)
 SPREADS = (0.0, 0.002, 0.01, 0.03, 0.1)
 MIXINGS: tuple[Mixing, ...] = ("replace", "rebase")
-LEAST, MOST_LATE, LEAST_OF_SLOW = 0.95, 0.05, 0.9
+LEAST, MAX_LATE, LEAST_OF_SLOW = 0.95, 0.05, 0.9
 LATE = "late"  # protocol/eligibility.py
 
 
@@ -85,7 +85,7 @@ def judge(fleet: PacedFleet, fastest_s: float) -> Found:
     commits = list(log_of(fleet))
     merges = [commit for commit in commits if commit.kind == "merge"]
     applied = [item for commit in merges for item in commit.inputs]
-    fates = [fate for commit in commits for fate in commit.fates]
+    outcomes = [outcome for commit in commits for outcome in commit.outcomes]
     names = [island.name for island in fleet.run.islands]
     stretches = [stretch for name in names for stretch in fleet.stepping[name]]
     end_s = max(to_s for _, to_s in stretches)
@@ -95,7 +95,7 @@ def judge(fleet: PacedFleet, fastest_s: float) -> Found:
     whole = [before * fleet.run.num_fragments for before in counted]
     return Found(
         participation=len(applied) / (len(merges) * len(names)),
-        late=sum(fate.reason == LATE for fate in fates) / (len(applied) + len(fates)),
+        late=sum(outcome.reason == LATE for outcome in outcomes) / (len(applied) + len(outcomes)),
         merges=len(merges) / (covered_s(stretches) / slot_s),
         merged=sum(taken) / sum(whole),
         uptime=mean(covered_s(fleet.stepping[name]) / end_s for name in names),
@@ -124,7 +124,7 @@ def tokens_before_the_last_round(fleet: PacedFleet, name: str, fastest_s: float)
     return fleet.conditions[name].tokens - round(EVERY * fastest_s / fleet.pacings[name].step_s) * BATCH_TOKENS
 
 
-def tokens_taken(name: str, before: int, applied: Iterable[Input]) -> int:
+def tokens_taken(name: str, before: int, applied: Iterable[MergedOffer]) -> int:
     """Merged of its first `before` tokens, summed over fragments."""
     own = (item for item in applied if item.learner == name)
     return sum(max(0, min(item.data_end, before) - item.data_start) for item in own)
@@ -147,7 +147,7 @@ class Marked:
         return self.text(f"{value:.3f}", bound is None or value >= bound)
 
     def late(self, share: float) -> str:
-        return self.text(f"{100 * share:.1f} %", share <= MOST_LATE)
+        return self.text(f"{100 * share:.1f} %", share <= MAX_LATE)
 
 
 def least_merged(mixing: Mixing) -> float | None:
@@ -256,7 +256,7 @@ Beside two equal ones, with `rebase`. Bound: >= {least:g} of its work is merged.
 def report(marked: Marked, steps: int = STEPS, seeds: int = SEEDS) -> Iterator[str]:
     """The whole of participation.md."""
     yield BEGINS.format(
-        every=EVERY, steps=steps, link=LINK_STEPS, least=LEAST, late=100 * MOST_LATE, machine=machine()
+        every=EVERY, steps=steps, link=LINK_STEPS, least=LEAST, late=100 * MAX_LATE, machine=machine()
     )  # fmt: skip
     yield from spread_rows(marked, MIXINGS, FRAGMENTS, LEARNERS, steps)
     yield FAILURES.format(chips=CHIPS, step_s=PUBLISHED.step_s, last=seeds - 1)

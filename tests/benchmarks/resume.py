@@ -22,7 +22,7 @@ from diloco_cli.protocol.commits import Commit, EpochStart, Merge
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import HEAD_HINT_KEY, commit_key, snapshot_key
 from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, Snapshot, fold, read_log
-from diloco_cli.protocol.records import Input, Island, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Island, MergedOffer, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
@@ -63,14 +63,18 @@ def _next(run: RunFormat, state: RunState) -> Commit:
         "software": "bench",
     }  # fmt: skip
     if n == 0:
-        return EpochStart(**header, outputs=tuple(Output(f, 0, -1, 1, name, name) for f in range(run.num_fragments)))
+        return EpochStart(
+            **header, outputs=tuple(FragmentVersion(f, 0, -1, 1, name, name) for f in range(run.num_fragments))
+        )
     fragment, seq = fragment_of_slot(slot, run.num_fragments), slot
     inputs = tuple(
-        Input(island.name, 1, seq, state.outputs[fragment].version, BATCH * slot, BATCH * (slot + 1), BATCH, 1, 1e6,
-              name, 4000, 1.0)
+        MergedOffer(
+            island.name, 1, seq, state.outputs[fragment].version, BATCH * slot, BATCH * (slot + 1), BATCH, 1, 1e6,
+            name, 4000, 1.0,
+        )
         for island in run.islands[:2]
     )  # fmt: skip
-    outputs = (Output(fragment, n, slot, 1, name, name),)
+    outputs = (FragmentVersion(fragment, n, slot, 1, name, name),)
     return Merge(**header, slot=slot, inputs=inputs, outputs=outputs, tokens=2 * BATCH, quorum=1, alive=2)
 
 

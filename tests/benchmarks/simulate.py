@@ -40,7 +40,7 @@ GOALS = {
     "the command, --fast, three methods": 1.0,
     "the published table, 3 x 2 days": 60.0,
 }  # CPU seconds at most, median
-MOST_ERRORS = 3.0  # standard errors between the forms
+MAX_ERRORS = 3.0  # standard errors between the forms
 HISTORIES_A_SECOND = 50.0
 SCATTER = 4.0  # times between the least and the greatest cost of a failure; the chips differ a thousandfold
 MANY = 1000  # failures: below that, what a history costs without any counts
@@ -123,7 +123,7 @@ def agreement(goodputs: dict[Form, list[float]]) -> list[str]:
         f"{anew:.3f} %, the same history remembered {a[0]:.3f} %"
     )
     missed = (
-        [] if errors <= MOST_ERRORS else [f"the forms are {errors:.1f} standard errors apart, at most {MOST_ERRORS:g}"]
+        [] if errors <= MAX_ERRORS else [f"the forms are {errors:.1f} standard errors apart, at most {MAX_ERRORS:g}"]
     )
     return missed if anew == a[0] else [*missed, "remembered decisions change a history"]
 

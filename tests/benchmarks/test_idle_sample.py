@@ -7,7 +7,7 @@ from tests.benchmarks import idle
 
 def test_an_idle_syncer_turns_four_times_a_second_and_asks_less_often() -> None:
     """Four silent learners for 40 s at slots of 5 s: eight looks a slot into each mailbox of one that was never heard;
-    once a slot each incarnation, the log and the requests; a beat each 3 s."""
+    once a slot each incarnation, the log and the requests; a heartbeat each 3 s."""
     clock = idle.idle(learners=4, seconds=40.0)
     assert clock.requests is not None
     assert 150 <= clock.turns <= 162

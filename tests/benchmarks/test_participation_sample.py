@@ -6,13 +6,13 @@ import pytest
 
 from diloco_cli.protocol.records import Mixing
 from tests.benchmarks import participation
-from tests.benchmarks.participation import LEAST, LEAST_OF_SLOW, MIXINGS, MOST_LATE, Marked, linked, play
+from tests.benchmarks.participation import LEAST, LEAST_OF_SLOW, MAX_LATE, MIXINGS, Marked, linked, play
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
 def test_learners_of_unequal_speed_take_part_in_nearly_every_merge(mixing: Mixing) -> None:
     found = play(participation.spread_pacings(4, 0.03), 12, mixing, steps=240)
-    assert found.participation >= LEAST and found.merges >= LEAST and found.late <= MOST_LATE
+    assert found.participation >= LEAST and found.merges >= LEAST and found.late <= MAX_LATE
     assert found.uptime == pytest.approx(1.0, abs=0.05), "nobody waits"
     if mixing == "rebase":
         assert found.merged >= LEAST

@@ -10,8 +10,8 @@ from diloco_cli.clock import wall_s
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.launch.new_run import create_run
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.beats import LearnerBeat
-from diloco_cli.protocol.keys import beat_key
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.keys import heartbeat_key
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.local import LocalStore
@@ -30,8 +30,8 @@ def make_bucket(folder: Path, run: RunFormat = NANO) -> str:
 
 
 def say(folder: Path, learner: str, age_s: float) -> None:
-    """A beat of this learner, `age_s` old by the store's time (negative: in this machine's future)."""
-    beat = LearnerBeat("TRAINING", 1, 0, 1, 0, 10.0, 0)
-    LocalStore(folder).put(beat_key(learner), encode(beat))
+    """A heartbeat of this learner, `age_s` old by the store's time (negative: in this machine's future)."""
+    heartbeat = LearnerHeartbeat("TRAINING", 1, 0, 1, 0, 10.0, 0)
+    LocalStore(folder).put(heartbeat_key(learner), encode(heartbeat))
     changed_s = wall_s() - age_s
-    os.utime(folder / beat_key(learner), (changed_s, changed_s))
+    os.utime(folder / heartbeat_key(learner), (changed_s, changed_s))

@@ -142,3 +142,18 @@ def test_export_and_verify_need_a_run_and_export_never_overwrites(diloco: Diloco
     done = diloco("export", "nobody")
     assert done.returncode == 2 and "exists already" in done.stderr
     assert (tmp_path / "model.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        (("lift", "l0"), "diloco readmit"),
+        (("access", "URL", "learner"), "diloco bucket-policy"),
+        (("plan", "inventory.yaml", "--against", "plan.json"), "diloco plan --diff"),
+        (("plan", "--against=plan.json"), "diloco plan --diff"),
+        (("launch", "--replay", "tape"), "diloco replay TAPE"),
+    ],
+)
+def test_old_names_answer_with_those_of_today(diloco: Diloco, words: tuple[str, ...], now: str) -> None:
+    done = diloco(*words)
+    assert done.returncode == 2 and f"hint: {now}" in done.stderr and "another name" in done.stderr

@@ -1,4 +1,4 @@
-"""`diloco key` and `diloco access`, and what a signed run means to commands with its key, another's, or none."""
+"""`diloco key` and `diloco bucket-policy`, and what a signed run means to commands with its key, another's, or none."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def test_a_learners_key_is_made_from_the_runs_secret_and_commands_need_the_key_t
 def test_going_on_with_a_run_needs_a_key_exactly_if_it_is_signed(diloco: Diloco, tmp_path: Path) -> None:
     diloco("key", "new", "run.key")
     secret = Secret((tmp_path / "run.key").read_text().strip(), "TEST")
-    plain, sealed = make_bucket(tmp_path / "plain"), make_bucket(tmp_path / "nano", signed(NANO, secret))
-    keyless = diloco("resume", sealed, **{FILE: ""})
+    plain, protected = make_bucket(tmp_path / "plain"), make_bucket(tmp_path / "nano", signed(NANO, secret))
+    keyless = diloco("resume", protected, **{FILE: ""})
     switched_off = diloco("resume", plain, **{FILE: "run.key"})
     assert (keyless.returncode, switched_off.returncode) == (2, 2)
     assert "is signed, and this process has no key" in keyless.stderr
     assert "this run is not signed" in switched_off.stderr
     fresh = signed(replace(NANO, run_id="another"), secret)
-    there, how = create_run(LocalStore(tmp_path / "nano"), fresh, sealed, secret)
+    there, how = create_run(LocalStore(tmp_path / "nano"), fresh, protected, secret)
     assert how == "existed" and there.keyring.holds("operator")
 
 
 def test_access_prints_a_policy_for_the_clouds_own_tools(diloco: Diloco) -> None:
-    printed = diloco("access", "s3://bucket/runs/nano", "learner", "--name", "iowa")
+    printed = diloco("bucket-policy", "s3://bucket/runs/nano", "learner", "--name", "iowa")
     assert "arn:aws:s3:::bucket/runs/nano/offer/iowa/*" in json.dumps(json.loads(printed.stdout))
-    refused = diloco("access", "s3://bucket/runs/nano", "boss")
+    refused = diloco("bucket-policy", "s3://bucket/runs/nano", "boss")
     assert refused.returncode == 2 and "learner, syncer, operator, reader" in refused.stderr

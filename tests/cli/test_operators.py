@@ -1,4 +1,4 @@
-"""`diloco rollback`, `gc` and `lift` on a bucket that no syncer serves: said before, asked, done, verified."""
+"""`diloco rollback`, `gc` and `readmit` on a bucket that no syncer serves: said before, asked, done, verified."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diloco_cli.protocol.commits import Finish, Quarantine, Refuse, Stop
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import request_key
 from diloco_cli.protocol.log import append, read_log
-from diloco_cli.protocol.records import Fate, Request
+from diloco_cli.protocol.records import Outcome, Request
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.local import LocalStore
@@ -97,7 +97,7 @@ def test_rollback_with_no_syncer_alive_is_done_by_the_command(diloco: Diloco, bu
 def test_the_answer_is_told_from_those_to_others_who_asked_at_the_same_time(diloco: Diloco, bucket: Bucket) -> None:
     """The next number is taken already, by a request that is answered in the same breath, and refused."""
     store, url = bucket
-    other = Request(1, "lift", "nonce", "then", learner="nobody")
+    other = Request(1, "readmit", "nonce", "then", learner="nobody")
     store.create(request_key(1), encode(other))
     done = diloco("rollback", url, "--to", "12", "-y", *QUICKLY)
     assert done.returncode == 0 and "back to commit 12" in done.stdout, done.stderr
@@ -105,19 +105,19 @@ def test_the_answer_is_told_from_those_to_others_who_asked_at_the_same_time(dilo
 
 
 @pytest.mark.parametrize(
-    ("timeout_s", "beat", "patience_s"),
+    ("timeout_s", "heartbeat", "patience_s"),
     [
         (None, None, 10.0),
         (None, b'{"slowest_s":3}', 10.0),
         (None, b'{"slowest_s":40}', 80.0),
-        (None, b'{"slowest_s":1e9}', 600.0),
+        (None, b'{"slowest_s":1000000000}', 600.0),
         (0.0, b'{"slowest_s":40}', 0.0),
     ],
 )
 def test_a_slow_syncer_is_not_taken_for_a_dead_one(
-    timeout_s: float | None, beat: bytes | None, patience_s: float
+    timeout_s: float | None, heartbeat: bytes | None, patience_s: float
 ) -> None:
-    assert silence_to_bear_s(timeout_s, beat) == patience_s
+    assert silence_to_bear_s(timeout_s, heartbeat) == patience_s
 
 
 @pytest.mark.parametrize(("to", "words"), [("30", "only commits 0 to 29"), ("99", "only commits 0 to 29")])
@@ -155,28 +155,31 @@ def test_gc_says_first_what_goes_and_then_it_is_gone(diloco: Diloco, bucket: Buc
 def quarantine(store: LocalStore, name: str) -> None:
     run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
     seq = state.learner(name).next_seq + 5
-    fates = tuple(Fate(name, state.learner(name).floor, seq + k, 0, "bad_payload") for k in range(9))
-    for draft in (Refuse(epoch=state.epoch, fates=fates), Quarantine(epoch=state.epoch, learner=name, reason="bad")):
+    outcomes = tuple(Outcome(name, state.learner(name).floor, seq + k, 0, "bad_payload") for k in range(9))
+    for draft in (
+        Refuse(epoch=state.epoch, outcomes=outcomes),
+        Quarantine(epoch=state.epoch, learner=name, reason="bad"),
+    ):
         state, mine = perform(append(run, state, structs.replace(draft, time=TIME)), store, CLOCK)
         assert mine
 
 
-def test_lift_lets_a_learner_in_again_and_status_shows_both(diloco: Diloco, bucket: Bucket) -> None:
+def test_readmit_lets_a_learner_in_again_and_status_shows_both(diloco: Diloco, bucket: Bucket) -> None:
     store, url = bucket
     quarantine(store, "l1")
     status = diloco("status", url)
-    assert "QUARANTINED" in status.stdout and "diloco lift" in status.stdout
-    done = diloco("lift", "l1", url, *QUICKLY)
+    assert "QUARANTINED" in status.stdout and "diloco readmit" in status.stdout
+    done = diloco("readmit", "l1", url, *QUICKLY)
     assert done.returncode == 0 and "l1 is let in again" in done.stdout
     assert head(store).learner("l1").quarantined is None
     assert "QUARANTINED" not in diloco("status", url).stdout
 
 
 @pytest.mark.parametrize(("name", "words"), [("l0", "quarantined: l1"), ("nobody", "quarantined: l1")])
-def test_lift_of_one_who_is_not_kept_out_is_refused(diloco: Diloco, bucket: Bucket, name: str, words: str) -> None:
+def test_readmit_of_one_who_is_not_kept_out_is_refused(diloco: Diloco, bucket: Bucket, name: str, words: str) -> None:
     store, url = bucket
     quarantine(store, "l1")
-    done = diloco("lift", name, url, *QUICKLY)
+    done = diloco("readmit", name, url, *QUICKLY)
     assert done.returncode == 2 and words in done.stderr and not store.list("request/")
 
 
@@ -214,7 +217,7 @@ def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Buck
         carry_out(opened, "gc", 0.0)
 
 
-@pytest.mark.parametrize("words", [("rollback", "--to", "3", "-y"), ("gc", "-y"), ("lift", "l1")])
+@pytest.mark.parametrize("words", [("rollback", "--to", "3", "-y"), ("gc", "-y"), ("readmit", "l1")])
 def test_a_finished_run_is_left_alone(diloco: Diloco, bucket: Bucket, words: tuple[str, ...]) -> None:
     store, url = bucket
     finished(store)

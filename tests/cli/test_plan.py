@@ -72,8 +72,8 @@ def test_set_changes_one_value(diloco):
 def test_a_saved_plan_is_compared_and_a_difference_exits_10(diloco, tmp_path):
     plan = tmp_path / "plan.json"
     diloco(*quickstart("-o", plan))
-    assert diloco(*quickstart("--against", plan)) == "no difference\n"
-    changes = diloco(*quickstart("--against", plan, "--set", "sync.every=80"), status=10)
+    assert diloco(*quickstart("--diff", plan)) == "no difference\n"
+    changes = diloco(*quickstart("--diff", plan, "--set", "sync.every=80"), status=10)
     assert "~ schedule.sync_every: 40 -> 80" in changes
 
 
@@ -91,7 +91,7 @@ def test_a_plan_that_was_edited_is_refused_by_against(diloco, tmp_path):
     diloco(*quickstart("-o", plan))
     plan.write_text(plan.read_text().replace('"sync_every": 40', '"sync_every": 41'))
     with pytest.raises(UsageError, match="changed after it was made"):
-        diloco(*quickstart("--against", plan))
+        diloco(*quickstart("--diff", plan))
 
 
 def test_explain_prints_arithmetic_and_json_carries_it(diloco):

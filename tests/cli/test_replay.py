@@ -1,4 +1,4 @@
-"""`launch --replay` and `export --tape`: what they say of good and bad tapes, and that looking at one is light."""
+"""`diloco replay` and `export --tape`: what they say of good and bad tapes, and that looking at one is light."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.tapes.tiny_tape import TAPE
 def test_a_dry_run_says_what_is_on_the_tape_and_imports_no_torch(tmp_path: Path) -> None:
     write_tape(TAPE, tmp_path / "t.gz")
     code = (
-        "import sys; sys.argv = ['diloco', 'launch', '--replay', 't.gz', '-n']\n"
+        "import sys; sys.argv = ['diloco', 'replay', 't.gz', '-n']\n"
         "from diloco_cli.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    print('exit', end.code)\n"
         "import diloco_cli.tapes.recorder\n"
@@ -35,7 +35,7 @@ def test_a_dry_run_says_what_is_on_the_tape_and_imports_no_torch(tmp_path: Path)
 
 def test_json_of_a_dry_run(diloco: Diloco, tmp_path: Path) -> None:
     write_tape(TAPE, tmp_path / "t.tape")
-    done = diloco("launch", "--replay", "t.tape", "--dry-run", "--json")
+    done = diloco("replay", "t.tape", "--dry-run", "--json")
     data = json.loads(done.stdout)["data"]
     assert (data["merges"], data["steps"], data["tokens"], data["merges_with_digest"]) == (3, 14, 34, 0)
 
@@ -45,14 +45,11 @@ def test_bad_words_and_bad_tapes_are_usage_errors(diloco: Diloco, tmp_path: Path
     write_tape(TAPE, tmp_path / "t.tape")
     (tmp_path / "there").write_text("")
     for words, reason in (
-        (("--replay", "none.tape"), "none.tape: cannot read: No such file"),
-        (("--replay", "torn.gz"), "torn.gz: not a whole gzip file"),
-        (("--replay", "t.tape", "run.yaml"), "needs nothing but the tape"),
-        (("--replay", "t.tape", "--set", "train.tokens=1"), "needs nothing but the tape"),
-        (("--replay", "t.tape", "-o", "there"), "there exists already"),
-        (("-o", "x"), "what shall be launched?"),
+        (("none.tape",), "none.tape: cannot read: No such file"),
+        (("torn.gz",), "torn.gz: not a whole gzip file"),
+        (("t.tape", "-o", "there"), "there exists already"),
     ):
-        done = diloco("launch", *words)
+        done = diloco("replay", *words)
         assert done.returncode == 2 and reason in done.stderr, (words, done.stderr)
         assert done.stdout == "" and "Traceback" not in done.stderr
 

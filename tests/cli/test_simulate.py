@@ -124,7 +124,7 @@ def test_a_run_is_simulated_with_a_built_in_scenario() -> None:
     assert data["simulated_s"] == pytest.approx(12.0, abs=1.0) and data["seed"] == 3
     assert 0 < data["goodput"] <= 1 and 0 < data["participation"] <= 1
     assert {island["name"] for island in data["islands"]} == {"belgium", "iowa", "ohio"}
-    assert all(island["stalled_s"] >= 0 and island["bytes_up"] > 0 for island in data["islands"])
+    assert all(island["stalled_s"] >= 0 and island["up_bytes"] > 0 for island in data["islands"])
     assert data["tokens"] > 0 and data["faults"][0]["kind"] == "kill"
 
 
@@ -211,7 +211,7 @@ def test_the_trainer_plays_the_tape_of_a_simulated_run(tmp_path: Path) -> None:
     simulated = answer(tmp_path, *words)
     assert simulated["data"]["finished"] and simulated["data"]["tokens"] >= 8000
     assert "1 of 2 planned faults happened: the run ended after " in simulated["warnings"][0]
-    played = answer(tmp_path, "launch", "--replay", "tape.gz", "--json")["data"]
+    played = answer(tmp_path, "replay", "tape.gz", "--json")["data"]
     assert played["merges_played"] == simulated["data"]["merges"] > 5
     assert played["tokens"] == simulated["data"]["tokens"] and played["incarnations"] == 3
     assert played["merges_with_digest"] == 0 and played["bit_for_bit"] is None

@@ -84,9 +84,9 @@ class HangsWhenTold(LocalStore):
         self.works = threading.Event()
         self.works.set()
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         self.works.wait(60)
-        return super().get(key, most_bytes)
+        return super().get(key, max_bytes)
 
 
 def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes_back(

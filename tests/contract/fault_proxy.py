@@ -18,7 +18,7 @@ from yarl import URL
 
 from tests.contract.faults import Faults, LoopbackServer, add_arguments, serve_until_killed
 
-_LARGEST_BODY_BYTES = 2 << 30
+_MAX_BODY_BYTES = 2 << 30
 _HOP_BY_HOP = {
     "connection",
     "keep-alive",
@@ -54,7 +54,7 @@ class FaultProxy:
         self.server.__exit__(*exc_info)
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=_LARGEST_BODY_BYTES, middlewares=[self.faults.middleware])
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self.faults.middleware])
         app.router.add_route("*", "/{path:.*}", self._pass_on)
         app.cleanup_ctx.append(self._connected)
         return app

@@ -24,7 +24,7 @@ from aiohttp import web
 Kind = Literal["503", "429", "409", "403", "stall", "cut_body", "lost_answer", "flip_bit", "trickle"]
 KINDS: tuple[str, ...] = get_args(Kind)
 CONTROL_PATH = "/-/faults"
-LONGEST_STALL_S = 600.0
+MAX_STALL_S = 600.0
 TRICKLE_S = 0.1
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -43,7 +43,7 @@ class Faults:
 
     def __init__(self, error_answer: ErrorAnswer, seed: int = 0) -> None:
         self.requests = 0
-        self.bytes_down = 0  # of the bodies of answers without a fault
+        self.down_bytes = 0  # of the bodies of answers without a fault
         self.struck: Counter[str] = Counter()
         self._error_answer = error_answer
         self._random = random.Random(seed)
@@ -95,7 +95,7 @@ class Faults:
         if kind is None:
             answer = await handler(request)
             assert isinstance(answer, web.Response)
-            self.bytes_down += len(answer.body or b"")  # type: ignore[arg-type]
+            self.down_bytes += len(answer.body or b"")  # type: ignore[arg-type]
             return answer
         self.struck[kind] += 1
         if kind.isdigit() or kind == "stall":
@@ -122,7 +122,7 @@ class Faults:
 
     async def _stall(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._released().wait(), LONGEST_STALL_S)
+            await asyncio.wait_for(self._released().wait(), MAX_STALL_S)
 
     def _released(self) -> asyncio.Event:
         """Set when the faults are healed."""

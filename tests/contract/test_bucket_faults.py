@@ -128,13 +128,13 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up_when_the_time_of_th
     pytest.fail("no call was sent")
 
 
-@pytest.mark.parametrize("most_bytes", [1_000, 999_999])
-def test_no_more_of_a_longer_object_travels_than_is_asked_for(bucket: Bucket, most_bytes: int) -> None:
+@pytest.mark.parametrize("max_bytes", [1_000, 999_999])
+def test_no_more_of_a_longer_object_travels_than_is_asked_for(bucket: Bucket, max_bytes: int) -> None:
     data = bytes(range(250)) * 4_000
     bucket.store.put("k", data)
-    before = bucket.faults.bytes_down, bucket.faults.requests
-    assert bucket.store.get("k", most_bytes) == data[: most_bytes + 1]
-    assert bucket.faults.bytes_down - before[0] == most_bytes + 1
+    before = bucket.faults.down_bytes, bucket.faults.requests
+    assert bucket.store.get("k", max_bytes) == data[: max_bytes + 1]
+    assert bucket.faults.down_bytes - before[0] == max_bytes + 1
     assert bucket.faults.requests - before[1] == 1
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from diloco_cli.protocol.beats import MirrorBeat
+from diloco_cli.protocol.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.regional import Home
 from diloco_cli.randomness import nonce
 from diloco_cli.store import retry
@@ -31,13 +31,13 @@ def test_a_bucket_that_fails_for_a_while_is_completed_when_it_answers(
         Home(lambda: structs.replace(head, phase="RUNNING"), lambda: 0.1), tell=lambda line: None,
     )  # fmt: skip
 
-    def beat() -> MirrorBeat:
-        return services.beats()[0]
+    def heartbeat() -> MirrorHeartbeat:
+        return services.heartbeats()[0]
 
     services.start()
-    wait_for(lambda: "fails for" in beat().error)
-    assert beat().behind == head.n + 1 and not beat().stopped
+    wait_for(lambda: "fails for" in heartbeat().error)
+    assert heartbeat().behind == head.n + 1 and not heartbeat().stopped
     gcs.heal()
-    wait_for(lambda: beat().behind == 0 and not beat().error)
+    wait_for(lambda: heartbeat().behind == 0 and not heartbeat().error)
     services.end(over=True)
     assert open_store(url).list("commit/") == home.list("commit/")

@@ -169,12 +169,12 @@ def test_of_an_object_longer_than_the_bound_one_byte_more_is_read(store: Store) 
     data = os.urandom(MEGABYTE)
     store.put("k", data)
     store.put("empty", b"")
-    for most_bytes in (0, 1, 1_000, MEGABYTE - 1):
-        assert store.get("k", most_bytes) == data[: most_bytes + 1]
-        assert store.get("empty", most_bytes) == b""
-        assert store.get("missing", most_bytes) is None
-    for most_bytes in (MEGABYTE, MEGABYTE + 1, 1 << 40):
-        assert store.get("k", most_bytes) == data
+    for max_bytes in (0, 1, 1_000, MEGABYTE - 1):
+        assert store.get("k", max_bytes) == data[: max_bytes + 1]
+        assert store.get("empty", max_bytes) == b""
+        assert store.get("missing", max_bytes) is None
+    for max_bytes in (MEGABYTE, MEGABYTE + 1, 1 << 40):
+        assert store.get("k", max_bytes) == data
 
 
 def test_a_create_reads_no_more_of_what_it_lost_to_than_a_record_may_hold(

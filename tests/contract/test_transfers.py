@@ -36,7 +36,7 @@ class Answers:
     ) -> None:
         self.quick, self.failing, self.breaks, self.waits, self.hangs = quick, failing, breaks, waits, hangs
         self.fetched: list[tuple[int, int]] = []
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.max_at_once = 0
 
     async def stream(self) -> AsyncIterator[bytes]:
         for start in range(0, self.quick, 30):
@@ -52,7 +52,7 @@ class Answers:
 
     async def fetch(self, start: int, end: int) -> list[bytes]:
         self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.max_at_once = max(self.max_at_once, self.at_once)
         await asyncio.sleep(0.001)
         self.at_once -= 1
         if self.failing:
@@ -61,8 +61,8 @@ class Answers:
         self.fetched.append((start, end))
         return [DATA[start:end]]
 
-    def read(self, size: int | None = 1000, most_bytes: int | None = None) -> bytes:
-        return b"".join(asyncio.run(transfers.read_in_parts(size, self.stream(), self.fetch, most_bytes)))
+    def read(self, size: int | None = 1000, max_bytes: int | None = None) -> bytes:
+        return b"".join(asyncio.run(transfers.read_in_parts(size, self.stream(), self.fetch, max_bytes)))
 
 
 def test_a_fast_answer_is_not_disturbed_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_slow_answer_is_met_by_ranges_from_the_end() -> None:
     assert answers.read() == DATA
     assert answers.fetched[0] == (980, 1000)
     assert len(answers.fetched) == len(set(answers.fetched)) >= 8
-    assert 1 < answers.most_at_once <= transfers.PARALLEL_PARTS
+    assert 1 < answers.max_at_once <= transfers.PARALLEL_PARTS
 
 
 @pytest.mark.parametrize("pays_s", [-1.0, 60.0])
@@ -165,11 +165,11 @@ def test_parts_that_share_a_link_slower_than_each_alone_would_need_all_arrive_at
 
 def test_the_deadline_follows_the_size() -> None:
     assert transfers.deadline_s(0) == transfers.CALL_DEADLINE_S
-    assert transfers.deadline_s(8 << 20) < 300 < transfers.deadline_s(transfers.LARGEST_OBJECT_BYTES)
+    assert transfers.deadline_s(8 << 20) < 300 < transfers.deadline_s(transfers.MAX_OBJECT_BYTES)
 
 
 def test_an_answer_without_a_size_is_left_when_it_passes_the_bound() -> None:
-    assert Answers(hangs=True).read(None, most_bytes=500) == DATA[:510]
+    assert Answers(hangs=True).read(None, max_bytes=500) == DATA[:510]
 
 
 def test_a_failed_range_is_repeated_so_often_and_then_ends_everything() -> None:

@@ -17,7 +17,7 @@ from diloco_cli.store.port import (
     StoreForbiddenError,
     StoreUnavailableError,
 )
-from diloco_cli.store.retry import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, Retrying, RetryingStore, pause_s
+from diloco_cli.store.retry import MAX_PAUSE_S, SHORTEST_PAUSE_S, Retrying, RetryingStore, pause_s
 from diloco_cli.store.wan import EmulatedLink
 
 
@@ -42,10 +42,10 @@ class FailingStore(MemoryStore):
         self.errors = list(errors)
         self.always = always
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         if self.errors:
             raise self.errors[0] if self.always else self.errors.pop(0)
-        return super().get(key, most_bytes)
+        return super().get(key, max_bytes)
 
 
 @pytest.fixture
@@ -63,18 +63,18 @@ def test_passing_errors_are_repeated_with_growing_bounded_pauses(time: VirtualCl
     assert len(time.pauses) == 12
     assert time.pauses == sorted(time.pauses)
     assert SHORTEST_PAUSE_S <= time.pauses[0] < 0.5
-    assert time.pauses[-1] <= LONGEST_PAUSE_S
+    assert time.pauses[-1] <= MAX_PAUSE_S
 
 
 def test_pauses_are_spread_by_jitter_between_the_named_bounds() -> None:
     error = StoreUnavailableError("busy")
     for attempt in (1, 5, 1000):
         assert pause_s(attempt, error, 0.0) == SHORTEST_PAUSE_S
-        assert SHORTEST_PAUSE_S < pause_s(attempt, error, 0.99) <= LONGEST_PAUSE_S
+        assert SHORTEST_PAUSE_S < pause_s(attempt, error, 0.99) <= MAX_PAUSE_S
 
 
 def test_a_forbidden_call_is_repeated_slowly() -> None:
-    assert pause_s(1, StoreForbiddenError("no"), 0.0) == LONGEST_PAUSE_S / 2
+    assert pause_s(1, StoreForbiddenError("no"), 0.0) == MAX_PAUSE_S / 2
 
 
 def test_what_retrying_cannot_help_is_raised_at_once(time: VirtualClock) -> None:
@@ -96,7 +96,7 @@ def test_a_hint_that_cannot_be_written_does_not_hold_up_the_work(time: VirtualCl
         def put(self, key: str, data: bytes) -> None:
             raise error
 
-    retrying(NoHints(), time).put("beat/iowa.json", b"{}")
+    retrying(NoHints(), time).put("heartbeat/iowa.json", b"{}")
     assert time.pauses == []
 
 
@@ -173,13 +173,13 @@ def test_the_meter_counts_requests_and_bytes_by_verb() -> None:
         "stat": 1,
         "delete": 1,
     }
-    assert (counts.num_requests, counts.errors, counts.bytes_up, counts.bytes_down) == (10, 1, 9, 12)
+    assert (counts.num_requests, counts.errors, counts.up_bytes, counts.down_bytes) == (10, 1, 9, 12)
 
 
 def test_the_meter_loses_no_count_among_threads() -> None:
     store = MeteredStore(MemoryStore())
     in_threads(8, lambda: [store.put("k", b"12") for _ in range(500)])
-    assert (store.counts.num_requests, store.counts.bytes_up) == (4000, 8000)
+    assert (store.counts.num_requests, store.counts.up_bytes) == (4000, 8000)
 
 
 def test_a_link_takes_a_round_trip_and_the_time_of_the_bytes(time: VirtualClock) -> None:

@@ -66,11 +66,11 @@ class Playground:
             time.sleep(0.3)
         raise AssertionError(f"not reached in {timeout_s} s: {answer}")
 
-    def _watched(self, most_s: float) -> Generator[dict[str, Any], None, None]:
+    def _watched(self, max_s: float) -> Generator[dict[str, Any], None, None]:
         """What one `status --watch` tells, which costs far less than asking anew each time. It ends with the run, and
         with status 6 where the store answers nobody, as tests arrange it."""
         watch = self.start("status", "quickstart", "--watch", "0.3", "--json")
-        end = threading.Timer(most_s, watch.kill)
+        end = threading.Timer(max_s, watch.kill)
         try:
             end.start()
             for line in watch.stdout or ():

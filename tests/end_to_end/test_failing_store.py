@@ -85,9 +85,9 @@ def test_what_fails_for_a_learner_and_a_syncer_is_told_within_seconds(
 ) -> None:
     first = start("learner", "--run", URL, "--name", "l0")
     wait_for(lambda status: learner_of(status).state in ("TRAINING", "UPLOADING", "WAITING"))
-    server.faults.inject("503", "GET", times=1_000_000)  # the log cannot be read: the thread that beats is waiting
+    server.faults.inject("503", "GET", times=1_000_000)  # the log cannot be read: the thread that heartbeats is waiting
     deadline_s = monotonic_s() + SAID_WITHIN_S
-    while b"get fails for" not in server.objects["runs"]["tiny/beat/l0.json"].data:
+    while b"get fails for" not in server.objects["runs"]["tiny/heartbeat/l0.json"].data:
         assert monotonic_s() < deadline_s
         sleep_s(0.1)
     server.heal()

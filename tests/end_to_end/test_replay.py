@@ -19,7 +19,7 @@ def test_a_run_is_recorded_from_its_bucket_and_replayed_bit_for_bit(playground: 
     recorded = playground.json("export", "quickstart", "--tape", "run.tape.gz")
     assert recorded["merges"] >= 10 and recorded["incarnations"] >= 3
 
-    replayed = playground.json("launch", "--replay", "run.tape.gz", "-o", "replayed.safetensors")
+    replayed = playground.json("replay", "run.tape.gz", "-o", "replayed.safetensors")
     assert replayed["bit_for_bit"] is True and replayed["differs_at"] is None
     assert replayed["merges_played"] == recorded["merges"] == replayed["merges_with_digest"]
     assert replayed["tokens"] == finished["tokens"] >= 60_000
@@ -32,6 +32,6 @@ def test_a_run_is_recorded_from_its_bucket_and_replayed_bit_for_bit(playground: 
     steps = next(event for event in altered["tracks"][0]["events"] if event["kind"] == "steps")
     steps["count"] += 1
     (tmp_path / "altered.tape").write_text(json.dumps(altered))
-    differs = playground.run("launch", "--replay", "altered.tape")
+    differs = playground.run("replay", "altered.tape")
     assert differs.returncode == 11, differs.stderr
     assert "DIFFERENT" in differs.stdout and "altered.tape: merge " in differs.stderr and "hint:" in differs.stderr

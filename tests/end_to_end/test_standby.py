@@ -54,7 +54,7 @@ def test_a_syncer_frozen_past_the_takeover_exits_fenced_changes_nothing_and_stan
     assert any("standby-1 takes over" in event["text"] for event in status["recent"])
     taken = commits(playground)
     os.kill(frozen, signal.SIGCONT)
-    # The one that woke may still have said one last word over its successor's: the next beat sets that right.
+    # The one that woke may still have said one last word over its successor's: the next heartbeat sets that right.
     playground.wait_for(lambda s: any(i["name"] == "syncer" for i in s["standbys"]) and serves(s, "standby-1", 2))
     assert "ended with status 9" in log_of(playground, "supervisor")
     assert playground.run("stop", "quickstart").returncode == 0

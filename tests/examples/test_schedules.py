@@ -162,8 +162,8 @@ def test_every_learner_reads_its_shard_in_order_and_all_stop_at_the_budget(mixin
     assert tape.run.settings.train.tokens == tape.merges[-1].tokens <= processed
 
 
-def test_every_offer_gets_its_fate() -> None:
-    """Under failures some come too late: without a fate each would block its fragment for its learner."""
+def test_every_offer_gets_its_outcome() -> None:
+    """Under failures some come too late: without an outcome each would block its fragment for its learner."""
     pacings = failing(8, 1_200_000, seed=0, horizon_steps=300)
     run = make_run(decoupled(SyncSettings(every=6, fragments=4)), pacings)
     fleet = play_fleet(run, pacings, 150 * BATCH * 8)
@@ -172,7 +172,7 @@ def test_every_offer_gets_its_fate() -> None:
         offered = len(fleet.world.store.list(f"offer/{name}/", limit=100_000))
         known = fleet.state.learner(name)
         assert offered - 2 <= known.next_seq <= offered, "at most what is in flight at the end has none"
-        assert known.merges + known.refused == known.next_seq + len(known.fated)
+        assert known.merges + known.refused == known.next_seq + len(known.settled)
 
 
 def test_a_learner_of_which_a_part_is_gone_says_so_and_is_merged_all_the_same() -> None:

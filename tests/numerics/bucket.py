@@ -10,7 +10,7 @@ from diloco_cli.digests import digest
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.commits import EpochStart
 from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key, state_key
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def begun_run(
     directory: Path, entrypoint: str, inner: InnerSettings | None = None
-) -> tuple[RunFormat, Store, tuple[Output, ...]]:
+) -> tuple[RunFormat, Store, tuple[FragmentVersion, ...]]:
     """One learner `l0`, two fragments; nobody runs yet."""
     inner = inner or InnerSettings(lr=0.01, warmup_steps=0, save_every=1)
     run = make_run(1, 1000, SyncSettings(every=4, fragments=2), OuterSettings(), inner)
@@ -32,7 +32,7 @@ def begun_run(
     store.create(FORMAT_KEY, encode(run))
     outputs = []
     for fragment, merged in enumerate(TorchArithmetic(run).initial()):
-        output = Output(fragment, 0, -1, 1, digest(merged.state), digest(merged.cast))
+        output = FragmentVersion(fragment, 0, -1, 1, digest(merged.state), digest(merged.cast))
         store.create(state_key(fragment, 0, 1, output.state_digest), merged.state)
         store.create(cast_key(fragment, 0, 1, output.cast_digest), merged.cast)
         outputs.append(output)

@@ -29,9 +29,9 @@ class LateStore(MemoryStore):
         super().__init__()
         self._late_s, self._random = late_s, random.Random(seed)
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         sleep_s(self._random.random() * self._late_s)
-        return super().get(key, most_bytes)
+        return super().get(key, max_bytes)
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         sleep_s(self._random.random() * self._late_s)

@@ -14,7 +14,7 @@ from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSetting
 from diloco_cli.protocol.driver import perform
 from diloco_cli.protocol.follower import Cast, Mail
 from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.records import Output
+from diloco_cli.protocol.records import FragmentVersion
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.protocol.wire import encode
 from diloco_cli.randomness import nonce
@@ -48,7 +48,7 @@ def arrival(process: Process) -> Cast:
     """A committed version that differs from everything that the learner has."""
     fragment = process.learner.run.layout.fragments[FRAGMENT]
     values = torch.linspace(-1, 1, fragment.num_parameters)
-    return Output(FRAGMENT, 7, 4, 1, "state", "cast", rebase=True), values, 0.0
+    return FragmentVersion(FRAGMENT, 7, 4, 1, "state", "cast", rebase=True), values, 0.0
 
 
 def adopt(process: Process, cast: Cast) -> None:

@@ -149,7 +149,7 @@ LIES: dict[str, tuple[Callable[[Plain], object], str]] = {
     "slot": (lambda plain: plain.update(slot=77), "slot 77 where"),
     "epoch": (lambda plain: plain.update(epoch=9), "of epoch 9 after epoch 1"),
     "applied and refused": (
-        lambda plain: plain.update(fates=[{**plain["inputs"][0], "fragment": 0, "reason": "non_finite"}]),
+        lambda plain: plain.update(outcomes=[{**plain["inputs"][0], "fragment": 0, "reason": "non_finite"}]),
         "is refused and was applied",
     ),
     "not a merge": (lambda plain: plain.update(kind="skip"), "uses base"),
@@ -168,14 +168,14 @@ def test_a_log_that_breaks_a_rule_is_found_out(finished: Bucket, store: MemorySt
 def test_an_offer_refused_first_and_applied_later_is_found_out(finished: Bucket, store: MemoryStore) -> None:
     merge = a_merge(store)
     item = merge.inputs[0]
-    fate = {
+    outcome = {
         "learner": item.learner,
         "incarnation": item.incarnation,
         "seq": item.seq,
         "fragment": 0,
         "reason": "superseded",
     }
-    rewrite(store, merge.n - 1, lambda plain: plain.update(fates=[fate]))
+    rewrite(store, merge.n - 1, lambda plain: plain.update(outcomes=[outcome]))
     assert any("is applied and was refused" in text for text in verified(finished[0], store).mismatches)
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.impossible import longest_overlap
+from diloco_cli.config.impossible import max_overlap
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.learner.wire import mixed
@@ -124,7 +124,7 @@ def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
     """H divisible by P or not, H < P, every tau below P, several fragments in flight, every mixing."""
     fragments = data.draw(st.integers(1, 4), "P")
     every = data.draw(st.integers(1, 9), "H")
-    overlap = data.draw(st.integers(0, longest_overlap(every, fragments)), "tau")
+    overlap = data.draw(st.integers(0, max_overlap(every, fragments)), "tau")
     learners = data.draw(st.integers(1, 3), "M")
     mixing = data.draw(st.sampled_from(["replace", "blend", "rebase"]), "mixing")
     blend = data.draw(st.sampled_from([0.25, 0.5, 1.0]), "alpha")

@@ -96,7 +96,7 @@ def test_an_island_joins_half_way_works_and_leaves_and_the_log_replays() -> None
     assert sum(learner.token_parameters for learner in state.learners.values()) == state.token_parameters
     assert replay.tokens == state.tokens(party.run.layout)
     published = party.store.list("offer/guest/", limit=100_000)
-    assert known.merges + known.refused == len(published) == known.next_seq, "every offer has its fate"
+    assert known.merges + known.refused == len(published) == known.next_seq, "every offer has its outcome"
 
 
 def test_a_verifier_finds_an_island_that_nobody_admitted() -> None:

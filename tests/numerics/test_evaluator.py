@@ -17,10 +17,10 @@ from tests.numerics.bucket import ROOT, begun_run
 Answer = tuple[int, float | None]
 
 
-def evaluate(bucket: Path, model: str, longest_s: float = 60.0, times: int = 1) -> list[Answer | None]:
+def evaluate(bucket: Path, model: str, max_s: float = 60.0, times: int = 1) -> list[Answer | None]:
     """Ask `times` evaluations, one after the other."""
     _, _, outputs = begun_run(bucket, f"tests.numerics.loud:{model}")
-    evaluator = EvaluatorProcess(bucket.as_uri(), longest_s)
+    evaluator = EvaluatorProcess(bucket.as_uri(), max_s)
     answers = []
     try:
         for n in range(times):
@@ -55,9 +55,9 @@ def test_a_model_that_prints_does_not_break_the_pipe(tmp_path: Path) -> None:
     assert all(answer is not None and answer[1] == pytest.approx(expected) for answer in answers)
 
 
-@pytest.mark.parametrize(("model", "longest_s"), [("dying", 60.0), ("hanging", 0.5)])
-def test_an_evaluation_that_dies_or_hangs_counts_as_failed(tmp_path: Path, model: str, longest_s: float) -> None:
-    assert evaluate(tmp_path / "bucket", model, longest_s) == [(0, None)]
+@pytest.mark.parametrize(("model", "max_s"), [("dying", 60.0), ("hanging", 0.5)])
+def test_an_evaluation_that_dies_or_hangs_counts_as_failed(tmp_path: Path, model: str, max_s: float) -> None:
+    assert evaluate(tmp_path / "bucket", model, max_s) == [(0, None)]
 
 
 def test_a_loss_that_is_not_a_number_is_no_loss(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.driver import perform
 from diloco_cli.protocol.keys import state_key
 from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import export, state_spec
@@ -22,7 +22,7 @@ from diloco_cli.tasks.build import build_model
 from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK
 
-Begun = tuple[RunFormat, Store, tuple[Output, ...], RunState]
+Begun = tuple[RunFormat, Store, tuple[FragmentVersion, ...], RunState]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def begun(tmp_path: Path) -> Begun:
     return run, store, outputs, perform(read_log(run), store, CLOCK)
 
 
-def key_of(output: Output) -> str:
+def key_of(output: FragmentVersion) -> str:
     return state_key(output.fragment, output.version, output.epoch, output.state_digest)
 
 

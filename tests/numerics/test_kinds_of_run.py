@@ -11,7 +11,7 @@ import pytest
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Input, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, MergedOffer, RunFormat
 from diloco_cli.protocol.weights import token_weight
 from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.store.port import Store
@@ -85,9 +85,9 @@ def test_a_syncer_that_clips_as_it_likes_is_found_out(sync: dict[str, Any], monk
 def test_a_scale_that_the_settings_do_not_allow_is_a_broken_rule(clip: Any, scale: float) -> None:
     run, broken = small_run(clip=clip), list[str]()
     books = Books(run, lambda holds, otherwise: None if holds else broken.append(otherwise))
-    books.versions[0] = [Output(0, version, -1, 1, "", "") for version in (0, 1)]
+    books.versions[0] = [FragmentVersion(0, version, -1, 1, "", "") for version in (0, 1)]
     weight = token_weight(64, 16, run.settings.sync.weight)
-    item = Input("l0", 1, 0, 0, 0, 64, 64, 16, weight, "blake3-", 0)
+    item = MergedOffer("l0", 1, 0, 0, 0, 64, 64, 16, weight, "blake3-", 0)
     assert books.check_input(item, 0, "commit") and not broken
     assert not books.check_input(replace(item, seq=1, base=1, data_start=64, data_end=128, scale=scale), 0, "commit")
     assert "is scaled by" in broken[0]

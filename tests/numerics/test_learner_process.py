@@ -14,10 +14,10 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.environment import environment_with
-from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.driver import perform
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.joining import fetch_moments
-from diloco_cli.protocol.keys import FORMAT_KEY, beat_key
+from diloco_cli.protocol.keys import FORMAT_KEY, heartbeat_key
 from diloco_cli.protocol.records import Offer
 from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.store.memory import MemoryStore
@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_a_number_fails_the_run_and_not_the_program(
     _, complaints = child.communicate(timeout=60)
     assert child.returncode == 12, complaints
     assert "the loss is nan at token 0 of shard 0" in complaints
-    last = decode(LearnerBeat, store.get(beat_key("l0")) or b"", "beat")
+    last = decode(LearnerHeartbeat, store.get(heartbeat_key("l0")) or b"", "heartbeat")
     assert last.state == "FAILED" and last.loss is None
 
 

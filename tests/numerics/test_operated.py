@@ -181,8 +181,8 @@ class CollectedMeanwhile(MemoryStore):
         self.reads_left -= 1
         return self.whole if self.reads_left >= 0 else self.after
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        return self.now.get(key, most_bytes)
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        return self.now.get(key, max_bytes)
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         return self.now.list(prefix, after, limit)

@@ -71,14 +71,14 @@ class Bucket:
         if payload is not None:
             self.world.store.create(delta_key(*offer.id, offer.payload_digest), payload)
         self.world.store.create(offer_key(*offer.id), encode(offer))
-        assert self.world.run(lambda: bool(self.fates(offer)), 60), "it has no fate"
-        return self.fates(offer)[0]
+        assert self.world.run(lambda: bool(self.outcomes(offer)), 60), "it has no outcome"
+        return self.outcomes(offer)[0]
 
-    def fates(self, offer: Offer) -> list[str]:
+    def outcomes(self, offer: Offer) -> list[str]:
         found = []
         for key in self.world.store.list("commit/"):
             commit = json.loads(self.world.store.get(key) or b"")
-            settled = (*commit.get("inputs", []), *commit["fates"])
+            settled = (*commit.get("inputs", []), *commit["outcomes"])
             mine = [item for item in settled if (item["learner"], item["seq"]) == offer.id[::2]]
             found += [item.get("reason", "applied") for item in mine]
         return found

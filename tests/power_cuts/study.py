@@ -31,7 +31,7 @@ from tests.power_cuts.workload import FOLDER, RUN, History, Work, bare_calls, re
 
 MEMORY = Path("/dev/shm")  # many small files, none of which needs to last
 SEED = 1
-MOST_OF_A_CUT = 12  # states; where more are legal, the extremes and a draw of the others
+MAX_OF_A_CUT = 12  # states; where more are legal, the extremes and a draw of the others
 DEATHS = 12  # of all processes, each in a recording of its own, spread over the run
 
 
@@ -45,7 +45,7 @@ class Findings:
     violations: list[str] = field(default_factory=list)
 
 
-def cuts(history: History, most_of_a_cut: int = 100, every: int = 1) -> Iterator[tuple[int, Tree]]:
+def cuts(history: History, max_of_a_cut: int = 100, every: int = 1) -> Iterator[tuple[int, Tree]]:
     """(op before which the power goes, a state that this may leave), each state once for the same promises; at every
     so many-th op."""
     seen: set[tuple[int, int]] = set()
@@ -55,7 +55,7 @@ def cuts(history: History, most_of_a_cut: int = 100, every: int = 1) -> Iterator
     for at, op in enumerate([*history.ops, None]):
         if at % every == 0:
             promises = bisect_right(told_at, at)
-            for tree in disk.states(most_of_a_cut, chance):
+            for tree in disk.states(max_of_a_cut, chance):
                 name = (name_of(tree), promises)
                 if name not in seen:
                     seen.add(name)
@@ -139,7 +139,7 @@ def study(folder: Path, most: int) -> Findings:
     """At most so many states, spread evenly over every recording."""
     findings = Findings()
     for number, (name, work, history) in enumerate(recordings(folder)):
-        legal = list(cuts(history, MOST_OF_A_CUT))
+        legal = list(cuts(history, MAX_OF_A_CUT))
         chosen = spread(legal, (most - findings.cuts) // (DEATHS + 2 - number))
         for violation in examine(history, work, chosen, folder, findings):
             print(violation, flush=True)

@@ -21,7 +21,7 @@ from tests.simulation.toy import Fleet, make_run
 
 FOLDER = "disk/runs/toy"  # below the base; made by the product, as everything in it
 RUN = make_run(merges=4)
-HINTS = ("hint/", "beat/")
+HINTS = ("hint/", "heartbeat/")
 
 
 @dataclass
@@ -89,9 +89,9 @@ class WitnessedStore(StoreWrapper):
         self._store.delete(key)
         self._answered(told)
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         """Others build on what they have read: it is told, unless it may be overwritten at any time."""
-        data = self._store.get(key, most_bytes)
+        data = self._store.get(key, max_bytes)
         if data is not None and not key.startswith(HINTS):
             self._answered(self._call(key, data))
         return data

@@ -23,9 +23,9 @@ from random import Random
 from tests.security.mutation import mutated
 from tests.security.parsers import Parser, all_parsers
 
-MOST_S = 0.050
-MOST_BYTES = 64 << 20
-LARGEST_INPUT = 200_000  # bytes; larger ones only show that time grows with size
+MAX_S = 0.050
+MAX_BYTES = 64 << 20
+MAX_INPUT = 200_000  # bytes; larger ones only show that time grows with size
 TRIES_TO_SHRINK = 400
 
 
@@ -49,7 +49,7 @@ def fault_of(parser: Parser, data: bytes) -> str | None:
         pass
     except Exception as error:  # whatever else comes out is a finding
         return f"{type(error).__name__}: {error!s:.200}"
-    return "slow" if time.process_time() - started > MOST_S else None
+    return "slow" if time.process_time() - started > MAX_S else None
 
 
 def confirmed_fault(parser: Parser, data: bytes) -> str | None:
@@ -63,7 +63,7 @@ def confirmed_fault(parser: Parser, data: bytes) -> str | None:
 def findings_of(parser: Parser, inputs: int, seed: int) -> Iterator[Finding]:
     chance = Random(f"{seed}/{parser.name}")
     for number in range(inputs):
-        data = mutated(chance, parser.seeds)[:LARGEST_INPUT]
+        data = mutated(chance, parser.seeds)[:MAX_INPUT]
         fault = confirmed_fault(parser, data)
         if fault is not None:
             yield Finding(parser.name, number, fault, shrunk(data, partial(_fails_alike, parser, fault)))
@@ -103,7 +103,7 @@ def bounded_memory() -> Iterator[None]:
     """Until the end of the block this process cannot grow by more than the bound."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (held + MAX_BYTES, before[1]))
     try:
         yield
     finally:

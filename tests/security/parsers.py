@@ -38,8 +38,8 @@ from diloco_cli.plan.plan_file import load_plan, plan_from_text, plan_to_text
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.processes.files import read_json
 from diloco_cli.processes.identity import identity_from_json
-from diloco_cli.protocol.beats import LearnerBeat, SyncerBeat
 from diloco_cli.protocol.eligibility import is_well_formed, refusal
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.keys import is_name, read_inner_key
 from diloco_cli.protocol.log import HeadHint, Snapshot, fold, parse_format
 from diloco_cli.protocol.records import Offer, ProcessClaim, Request
@@ -87,19 +87,19 @@ def _records() -> list[Parser]:
         state, "merge", slot=0, inputs=(applied(),), outputs=(output(0, state.n + 1, 0),), alive=2, tokens=8, quorum=1
     )  # fmt: skip
     commits = (merge, commit(state, "epoch_start", epoch=2), commit(state, "skip", slot=0), commit(state, "finish"))
-    beat = LearnerBeat("TRAINING", 1, 3, 100, 4096, 812.5, 0, loss=2.5)
+    heartbeat = LearnerHeartbeat("TRAINING", 1, 3, 100, 4096, 812.5, 0, loss=2.5)
     simple: dict[type, object] = {
         ProcessClaim: claim,
         HeadHint: HeadHint(64),
         Snapshot: Snapshot(state, "blake3-" + "0" * 64, RUN.run_id),
-        LearnerBeat: beat,
-        SyncerBeat: SyncerBeat("MERGING", 1, 3, "host"),
+        LearnerHeartbeat: heartbeat,
+        SyncerHeartbeat: SyncerHeartbeat("MERGING", 1, 3, "host"),
         Request: Request(0, "stop", "n", "t", "enough"),
     }
-    sealing = Secret("0123456789abcdef0123456789abcdef", "TEST").keyring(RUN.run_id)
-    sealed = sealing.seal("learner/l0", "k", encode(honest))
+    signing = Secret("0123456789abcdef0123456789abcdef", "TEST").keyring(RUN.run_id)
+    signed = signing.sign("learner/l0", "k", encode(honest))
     return [
-        Parser("signed record", lambda data: sealing.is_genuine("learner/l0", "k", data), (sealed,)),
+        Parser("signed record", lambda data: signing.authenticates("learner/l0", "k", data), (signed,)),
         Parser("FORMAT.json", lambda data: parse_format(data, "u"), (encode(RUN),), share=2),
         Parser("offer", lambda data: _judged(decode(Offer, data, "k"), state), (encode(honest),), share=2),
         Parser("commit", lambda data: fold(RUN, state, data), tuple(map(encode, commits)), share=2),
@@ -111,13 +111,13 @@ def _records() -> list[Parser]:
 
 
 def _screens() -> list[Parser]:
-    """What a stranger's beat and commit come to on `diloco status`, as text and as JSON."""
+    """What a stranger's heartbeat and commit come to on `diloco status`, as text and as JSON."""
     state = genesis()
     skip = encode(commit(state, "skip", slot=0, reason="nobody offered", time="2026-01-01T00:00:00.000Z"))
-    beat = LearnerBeat("TRAINING", 1, 3, 100, 4096, 812.5, 0, loss=2.5, up_bytes=10, note="fine")
+    heartbeat = LearnerHeartbeat("TRAINING", 1, 3, 100, 4096, 812.5, 0, loss=2.5, up_bytes=10, note="fine")
 
-    def shown(state: RunState, beat: LearnerBeat) -> None:
-        facts = RunFacts("u", RUN, state, {"l0": Heard(beat, 1.0)}, None, 1_800_000_000.0)
+    def shown(state: RunState, heartbeat: LearnerHeartbeat) -> None:
+        facts = RunFacts("u", RUN, state, {"l0": Heard(heartbeat, 1.0)}, None, 1_800_000_000.0)
         status = status_of(facts)
         with redirect_stdout(StringIO()) as printed:
             print_json("status", to_plain(status))
@@ -125,8 +125,12 @@ def _screens() -> list[Parser]:
         assert all(character.isprintable() or character == "\n" for character in screen), "a control character"
 
     return [
-        Parser("status of a commit", lambda data: shown(fold(RUN, state, data), beat), (skip,)),
-        Parser("status of a beat", lambda data: shown(state, decode(LearnerBeat, data, "k")), (encode(beat),)),
+        Parser("status of a commit", lambda data: shown(fold(RUN, state, data), heartbeat), (skip,)),
+        Parser(
+            "status of a heartbeat",
+            lambda data: shown(state, decode(LearnerHeartbeat, data, "k")),
+            (encode(heartbeat),),
+        ),
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from diloco_cli.launch.access import Role, access_policy
+from diloco_cli.launch.bucket_policy import Role, policy_of
 from diloco_cli.paths import templates_directory
 from diloco_cli.protocol.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep
 
@@ -83,7 +83,7 @@ def _holds(operator: str, name: str, value: str, facts: dict[str, str]) -> bool:
 
 def gcs_allows(policy: dict[str, Any], verb: Verb, key: str) -> bool:
     """All permissions of the verb, each from some binding whose condition holds for this object."""
-    roles = json.loads((templates_directory() / "access" / "gcs" / "roles.json").read_text())
+    roles = json.loads((templates_directory() / "bucket-policy" / "gcs" / "roles.json").read_text())
     name = f"projects/_/buckets/{BUCKET}" + ("" if verb == "list" else f"/objects/{RUN}/{key}")
     granted: set[str] = set()
     for binding in policy["bindings"]:
@@ -119,7 +119,7 @@ class Judge:
     def _policies_of(self, role: Role, learner: str) -> tuple[dict[str, Any], dict[str, Any]]:
         if (role, learner) not in self._policies:
             self._policies[role, learner] = (
-                json.loads(access_policy(f"s3://{BUCKET}/{RUN}", role, learner)),
-                json.loads(access_policy(f"gs://{BUCKET}/{RUN}", role, learner, "p", "user:me")),
+                json.loads(policy_of(f"s3://{BUCKET}/{RUN}", role, learner)),
+                json.loads(policy_of(f"gs://{BUCKET}/{RUN}", role, learner, "p", "user:me")),
             )
         return self._policies[role, learner]

@@ -18,16 +18,16 @@ from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import (
     HEAD_HINT_KEY,
-    beat_key,
     commit_key,
     delta_key,
+    heartbeat_key,
     incarnation_key,
     offer_key,
     request_key,
 )
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import Offer, RegionStore, RunFormat
-from diloco_cli.protocol.sizes import most_fragment_bytes
+from diloco_cli.protocol.sizes import max_fragment_bytes
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import decode, encode
 from diloco_cli.simulate.world import World
@@ -94,17 +94,17 @@ def offered(state: RunState, seq: int, **fields: object) -> Offer:
     return replace(offer, **fields)  # type: ignore[arg-type]
 
 
-def fates(fleet: Fleet, learner: str = STRANGER) -> dict[int, str]:
+def outcomes(fleet: Fleet, learner: str = STRANGER) -> dict[int, str]:
     """Of this learner's offers, by the log."""
     found, n = {}, 0
     while (data := fleet.world.store.get(commit_key(n))) is not None:
         commit = decode(Commit, data, commit_key(n))
-        found |= {fate.seq: fate.reason for fate in commit.fates if fate.learner == learner}
+        found |= {outcome.seq: outcome.reason for outcome in commit.outcomes if outcome.learner == learner}
         n += 1
     return found
 
 
-def test_the_run_goes_on_and_each_huge_offer_gets_its_fate(fleet: Fleet) -> None:
+def test_the_run_goes_on_and_each_huge_offer_gets_its_outcome(fleet: Fleet) -> None:
     state = head(fleet)
     make_huge(fleet, incarnation_key(STRANGER, 2))
     make_huge(fleet, request_key(0))
@@ -115,7 +115,7 @@ def test_the_run_goes_on_and_each_huge_offer_gets_its_fate(fleet: Fleet) -> None
         fleet.world.store.create(offer_key(*offer.id), encode(offer))
     fleet.finish()
     assert fleet.errors() == [] and head(fleet).phase == "FINISHED"
-    assert fates(fleet) == {0: "bad_record", 1: "wrong_size", 2: "bad_claim"}
+    assert outcomes(fleet) == {0: "bad_record", 1: "wrong_size", 2: "bad_claim"}
     assert head(fleet).next_request == 1
 
 
@@ -131,7 +131,7 @@ def test_a_regions_bucket_full_of_them_holds_nobody_up(tmp_path: Path) -> None:
     assert fleet.world.run(lambda: fleet.world.store.stat(commit_key(0)) is not None, 10)
     state = head(fleet)
     make_huge(fleet, request_key(0), fleet.far)
-    make_huge(fleet, beat_key(silent), fleet.far)
+    make_huge(fleet, heartbeat_key(silent), fleet.far)
     make_huge(fleet, offer_key(silent, 1, 2), fleet.far)
     fleet.far.create(incarnation_key(silent, 1), b"{}")
     for offer in (offered(state, 0, learner=silent, payload_bytes=HUGE_BYTES), offered(state, 1, learner=silent)):
@@ -139,7 +139,7 @@ def test_a_regions_bucket_full_of_them_holds_nobody_up(tmp_path: Path) -> None:
         fleet.far.create(offer_key(*offer.id), encode(offer))
     fleet.finish()
     assert fleet.errors() == [] and fleet.stops == [] and head(fleet).phase == "FINISHED"
-    assert fates(fleet, silent) == {0: "bad_claim", 1: "missing_payload"}
+    assert outcomes(fleet, silent) == {0: "bad_claim", 1: "missing_payload"}
 
 
 def test_a_huge_object_in_the_place_of_ones_own_costs_the_loser_no_memory(fleet: Fleet) -> None:
@@ -151,11 +151,11 @@ def test_a_huge_object_in_the_place_of_ones_own_costs_the_loser_no_memory(fleet:
 
 def test_whoever_looks_at_the_run_goes_on(fleet: Fleet) -> None:
     fleet.finish()
-    for key in (beat_key("l0"), beat_key(STRANGER), beat_key("syncer"), HEAD_HINT_KEY):
+    for key in (heartbeat_key("l0"), heartbeat_key(STRANGER), heartbeat_key("syncer"), HEAD_HINT_KEY):
         make_huge(fleet, key)
     facts = read_facts("url", fleet.run, fleet.world.store, CLOCK)
     assert facts.state.phase == "FINISHED" and facts.syncer is None
-    assert set(facts.learners) == {"l1"}, "whose beat is its own"
+    assert set(facts.learners) == {"l1"}, "whose heartbeat is its own"
 
 
 def test_a_replay_names_what_is_too_long(fleet: Fleet) -> None:
@@ -165,7 +165,7 @@ def test_a_replay_names_what_is_too_long(fleet: Fleet) -> None:
     key = next(key for key in fleet.world.store.list("cast/") if output.cast_digest in key)
     make_huge(fleet, key)
     found = Replayer(fleet.world.store, fleet.run)
-    assert found._present(key, most_fragment_bytes(fleet.run.layout, 0), output.cast_digest) is None
+    assert found._present(key, max_fragment_bytes(fleet.run.layout, 0), output.cast_digest) is None
     assert found.found.mismatches == [f"{key}: other bytes than the log says"]
 
 
@@ -181,5 +181,5 @@ def test_a_claimed_size_is_compared_with_the_layouts() -> None:
     run = make_run()
     for fragment in range(run.num_fragments):
         honest = 8 * run.layout.fragments[fragment].num_parameters
-        assert honest < most_fragment_bytes(run.layout, fragment) < honest + 100_000
-    assert most_fragment_bytes(run.layout, 99) < 100_000
+        assert honest < max_fragment_bytes(run.layout, fragment) < honest + 100_000
+    assert max_fragment_bytes(run.layout, 99) < 100_000

@@ -41,8 +41,8 @@ AT = offer_key("l0", 1, 0)
 Sealed = Callable[[], bytes]
 
 
-def sealed(run: RunFormat, signer: str, key: str, record: object) -> bytes:
-    return run.keyring.seal(signer, key, encode(record))
+def signed(run: RunFormat, signer: str, key: str, record: object) -> bytes:
+    return run.keyring.sign(signer, key, encode(record))
 
 
 @pytest.mark.usefixtures("frequent_snapshots")
@@ -60,7 +60,7 @@ def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_wri
         if kind in counted:
             signer = learner_signer(rest[0]) if kind in ("incarnation", "offer") else LOG
             data = store.get(key) or b""
-            assert run.keyring.is_genuine(signer, key, data), key
+            assert run.keyring.authenticates(signer, key, data), key
             assert json.loads(data)["signature"].startswith(f"{signer}:")
             counted[kind] += 1
     assert min(counted.values()) >= 1 and counted["offer"] >= 8
@@ -78,14 +78,14 @@ def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_wri
 @pytest.mark.parametrize(
     ("forged", "reason"),
     [
-        (lambda: sealed(L0, "learner/l0", AT, OFFER), None),
+        (lambda: signed(L0, "learner/l0", AT, OFFER), None),
         (lambda: encode(OFFER), "bad_signature"),
-        (lambda: sealed(L1, "learner/l1", AT, OFFER), "bad_signature"),
-        (lambda: sealed(L0, LOG, AT, OFFER), "bad_signature"),
-        (lambda: sealed(L0, "learner/l0", offer_key("l0", 1, 1), OFFER), "bad_signature"),
-        (lambda: sealed(as_learner(OTHER_RUN, "l0"), "learner/l0", AT, OFFER), "bad_signature"),
-        (lambda: sealed(L0, "learner/l0", AT, OFFER).replace(b'"tokens":8', b'"tokens":9'), "bad_signature"),
-        (lambda: sealed(L0, "learner/l0", AT, OFFER)[:-1] + b" }", "bad_signature"),
+        (lambda: signed(L1, "learner/l1", AT, OFFER), "bad_signature"),
+        (lambda: signed(L0, LOG, AT, OFFER), "bad_signature"),
+        (lambda: signed(L0, "learner/l0", offer_key("l0", 1, 1), OFFER), "bad_signature"),
+        (lambda: signed(as_learner(OTHER_RUN, "l0"), "learner/l0", AT, OFFER), "bad_signature"),
+        (lambda: signed(L0, "learner/l0", AT, OFFER).replace(b'"tokens":8', b'"tokens":9'), "bad_signature"),
+        (lambda: signed(L0, "learner/l0", AT, OFFER)[:-1] + b" }", "bad_signature"),
         (lambda: encode(OFFER)[:-1] + b',"signature":"learner/l0:' + b"0" * 64 + b'"}', "bad_signature"),
     ],
     ids=["own", "none", "another's", "the log's", "of another key", "of another run", "changed", "shifted", "zeros"],
@@ -97,7 +97,7 @@ def test_an_offer_counts_only_with_its_own_learners_signature(forged: Sealed, re
     inbox.open(genesis(RUN), 0.0)
     store.create(AT, forged())
     poll(store, inbox)
-    assert [fate.reason for fate in inbox.fates] == ([] if reason is None else [reason])
+    assert [outcome.reason for outcome in inbox.outcomes] == ([] if reason is None else [reason])
     assert sum(len(box.pending) for box in inbox.mailboxes.values()) == (reason is None)
     assert inbox.heard_s["l0"] == (1.0 if reason is None else 0.0), "a forgery is nobody's sign of life"
 
@@ -111,9 +111,9 @@ def test_forgeries_keep_nobody_out() -> None:
     "forged",
     [
         encode,
-        lambda record: sealed(L0, "learner/l0", commit_key(0), record),
-        lambda record: sealed(L0, LOG, commit_key(1), record),
-        lambda record: sealed(OTHER_RUN, LOG, commit_key(0), record),
+        lambda record: signed(L0, "learner/l0", commit_key(0), record),
+        lambda record: signed(L0, LOG, commit_key(1), record),
+        lambda record: signed(OTHER_RUN, LOG, commit_key(0), record),
     ],
     ids=["unsigned", "a learner's", "of another key", "of another run"],
 )
@@ -122,13 +122,13 @@ def test_a_commit_that_no_syncer_signed_is_refused_by_everybody(forged: Callable
     for run in (RUN, L0):
         with pytest.raises(SignatureError, match="not signed"):
             fold(run, RunState(), forged(record))
-        assert fold(run, RunState(), sealed(RUN, LOG, commit_key(0), record)).n == 0
+        assert fold(run, RunState(), signed(RUN, LOG, commit_key(0), record)).n == 0
 
 
 def test_who_holds_no_key_reads_a_signed_log_and_cannot_write_it() -> None:
     keyless = replace(RUN, keyring=KEYLESS)
     record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
-    assert fold(keyless, RunState(), sealed(RUN, LOG, commit_key(0), record)).n == 0
+    assert fold(keyless, RunState(), signed(RUN, LOG, commit_key(0), record)).n == 0
     with pytest.raises(RefusedError):
         next(append(keyless, RunState(), record))
 
@@ -163,7 +163,7 @@ def test_only_an_operator_stops_a_run() -> None:
         done(fleet, fleet.world.start("l0", ask(state_of(fleet), "stop", "n", "then", keyring=as_l0.keyring)))
     for number, signer in enumerate(("learner/l0", LOG)):
         key = request_key(number)
-        fleet.world.store.create(key, sealed(as_l0, signer, key, Request(number, "stop", "n", "then")))
+        fleet.world.store.create(key, signed(as_l0, signer, key, Request(number, "stop", "n", "then")))
     assert fleet.world.run(lambda: state_of(fleet).next_request == 2, 30)
     assert state_of(fleet).phase == "RUNNING"
     done(fleet, fleet.world.start("operator", ask(state_of(fleet), "stop", "n", "then", keyring=fleet.run.keyring)))
@@ -183,7 +183,7 @@ def test_a_forged_claim_takes_nobodys_place() -> None:
 
     assert not replaced()
     third = incarnation_key("l0", 3)
-    fleet.world.store.create(third, own.seal("learner/l0", third, encode(replace(claim, number=3))))
+    fleet.world.store.create(third, own.sign("learner/l0", third, encode(replace(claim, number=3))))
     assert replaced()
 
 
@@ -193,7 +193,7 @@ def test_a_forged_claim_takes_nobodys_place() -> None:
 def test_a_learner_holds_two_keys_and_can_compute_no_other() -> None:
     for signer in ("learner/l1", OPERATOR):
         with pytest.raises(RefusedError):
-            L0.keyring.seal(signer, AT, encode(OFFER))
+            L0.keyring.sign(signer, AT, encode(OFFER))
         assert not L0.keyring.holds(signer) and RUN.keyring.holds(signer)
     texts = [SECRET.for_learner(run_id, name) for run_id in ("a", "b") for name in ("l0", "l1")]
     owns = {text.split(":")[2] for text in texts}
@@ -215,8 +215,8 @@ def test_a_key_is_derived_as_documented() -> None:
     secret = b"0123456789abcdef0123456789abcdef"
     own = by_hand(secret, b"diloco key\0id\0learner/l0")
     code = by_hand(own, b'diloco record\0id\0learner/l0\0offer/x\0{"nonce":"n"}').hex()
-    sealed_by_it = Secret(secret.decode(), "TEST").keyring("id").seal("learner/l0", "offer/x", b'{"nonce":"n"}')
-    assert sealed_by_it == b'{"nonce":"n","signature":"learner/l0:' + code.encode() + b'"}'
+    signed_by_it = Secret(secret.decode(), "TEST").keyring("id").sign("learner/l0", "offer/x", b'{"nonce":"n"}')
+    assert signed_by_it == b'{"nonce":"n","signature":"learner/l0:' + code.encode() + b'"}'
 
 
 def open_format(data: bytes, secret: Secret | None, *signs_as: str) -> RunFormat:
@@ -229,7 +229,7 @@ def open_format(data: bytes, secret: Secret | None, *signs_as: str) -> RunFormat
 
 
 def test_the_format_names_the_keys_that_may_sign_and_holds_none() -> None:
-    data = sealed(RUN, LOG, FORMAT_KEY, RUN)
+    data = signed(RUN, LOG, FORMAT_KEY, RUN)
     signing = json.loads(data)["signing"]
     assert signing["algorithm"] == "hmac-sha256"
     assert [signer for signer, _ in signing["signers"]] == ["learner/l0", "learner/l1", "log", "operator"]
@@ -247,21 +247,21 @@ def test_the_format_names_the_keys_that_may_sign_and_holds_none() -> None:
 @pytest.mark.parametrize(
     ("data", "secret", "signs_as", "reason"),
     [
-        (lambda: sealed(RUN, LOG, FORMAT_KEY, RUN), None, (LOG,), "no key for log"),
+        (lambda: signed(RUN, LOG, FORMAT_KEY, RUN), None, (LOG,), "no key for log"),
         (
-            lambda: sealed(RUN, LOG, FORMAT_KEY, RUN),
+            lambda: signed(RUN, LOG, FORMAT_KEY, RUN),
             SECRET.for_learner(RUN.run_id, "l0"),
             (LOG, OPERATOR),
             "no key for operator",
         ),
         (
-            lambda: sealed(RUN, LOG, FORMAT_KEY, RUN),
+            lambda: signed(RUN, LOG, FORMAT_KEY, RUN),
             SECRET.for_learner(RUN.run_id, "l1"),
             (LOG, "learner/l0"),
             "no key for learner/l0",
         ),
-        (lambda: sealed(RUN, LOG, FORMAT_KEY, RUN), SECRET.for_learner("another", "l0"), (), "not the one"),
-        (lambda: sealed(RUN, LOG, FORMAT_KEY, RUN), "x" * 40, (), "not the one"),
+        (lambda: signed(RUN, LOG, FORMAT_KEY, RUN), SECRET.for_learner("another", "l0"), (), "not the one"),
+        (lambda: signed(RUN, LOG, FORMAT_KEY, RUN), "x" * 40, (), "not the one"),
         (lambda: encode(TOY), "x" * 40, (LOG,), "not signed"),
     ],
     ids=["no key", "a learner as syncer", "another's key", "another run's key", "another secret", "switched off"],
@@ -274,7 +274,7 @@ def test_a_daemon_whose_key_does_not_fit_its_run_does_not_start(
 
 
 def test_a_format_that_a_stranger_changed_is_refused() -> None:
-    data = sealed(RUN, LOG, FORMAT_KEY, RUN).replace(b'"name":"toy"', b'"name":"tox"')
+    data = signed(RUN, LOG, FORMAT_KEY, RUN).replace(b'"name":"toy"', b'"name":"tox"')
     with pytest.raises(SignatureError):
         with_keys(parse_format(data, "u"), SECRET, data, "u")
 

@@ -31,7 +31,7 @@ FORBIDDEN_CALLS = {
 STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
 KEY_FAMILIES = (
     "FORMAT.json", "epoch/", "incarnation/", "offer/", "delta/", "state/", "cast/", "commit/", "snapshot/", "inner/",
-    "request/", "beat/", "hint/",
+    "request/", "heartbeat/", "hint/",
 )  # fmt: skip
 OTHERS = (
     "protocol/keys.py",  # the one module

@@ -140,7 +140,7 @@ def test_an_offer_under_one_learners_prefix_cannot_speak_for_another() -> None:
     theirs = replace(offer(genesis(), learner="l1"), payload_digest=digest(b""))
     store.create(offer_key("l0", 1, 0), encode(theirs))
     poll(store, inbox)
-    assert [(fate.learner, fate.reason) for fate in inbox.fates] == [("l0", "bad_record")]
+    assert [(outcome.learner, outcome.reason) for outcome in inbox.outcomes] == [("l0", "bad_record")]
     assert not any(box.pending for box in inbox.mailboxes.values())
 
 
@@ -152,7 +152,7 @@ def test_one_learners_flood_is_read_in_portions_and_the_others_are_read_beside_i
         store.create(offer_key("l0", 1, seq), b"{}")
     store.create(offer_key("l1", 1, 0), encode(replace(offer(genesis(), learner="l1"), payload_digest=digest(b""))))
     poll(store, inbox)
-    assert len(inbox.fates) == MAX_OFFERS_PER_POLL
+    assert len(inbox.outcomes) == MAX_OFFERS_PER_POLL
     assert [found.learner for box in inbox.mailboxes.values() for found in box.pending] == ["l1"]
 
 

@@ -12,8 +12,8 @@ from diloco_cli.protocol.joining import Joined
 from diloco_cli.protocol.keys import delta_key, inner_key, offer_key, read_version_key
 from diloco_cli.protocol.operations import Create, Get, List, Now, Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Values
-from diloco_cli.protocol.progress import Draft, Progress
-from diloco_cli.protocol.records import Offer, Output
+from diloco_cli.protocol.progress import OfferDraft, Progress
+from diloco_cli.protocol.records import FragmentVersion, Offer
 from diloco_cli.protocol.schedule import StepPermit
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, encode
@@ -75,7 +75,7 @@ class FullBatches(Progress):
 class MoreSteps(Progress):
     """Says that it has made one step more than it has."""
 
-    def offer(self, draft: Draft, *arguments: Any) -> Offer:
+    def offer(self, draft: OfferDraft, *arguments: Any) -> Offer:
         return super().offer(replace(draft, steps=draft.steps + 1), *arguments)
 
 
@@ -92,7 +92,7 @@ class Unlimited(Progress):
 class LeavesOneOut(Progress):
     """Never offers its last fragment."""
 
-    def _draft(self, slot: int) -> Draft | None:
+    def _draft(self, slot: int) -> OfferDraft | None:
         last = self.run.num_fragments - 1
         return None if slot % self.run.num_fragments == last else super()._draft(slot)
 
@@ -100,7 +100,7 @@ class LeavesOneOut(Progress):
 class LateEveryTime(Progress):
     """Names the last slot of the fragment that has been passed by."""
 
-    def _draft(self, slot: int) -> Draft | None:
+    def _draft(self, slot: int) -> OfferDraft | None:
         draft, fragments = super()._draft(slot), self.run.num_fragments
         rounds = (slot - self.aim.head) // fragments + 1
         return draft if draft is None or slot < rounds * fragments else replace(draft, slot=slot - rounds * fragments)
@@ -109,7 +109,7 @@ class LateEveryTime(Progress):
 class FeedsBackTheNewest(Progress):
     """Adds what was rounded away of its newest offer, whether a merge took that or not."""
 
-    def _draft(self, slot: int) -> Draft | None:
+    def _draft(self, slot: int) -> OfferDraft | None:
         draft = super()._draft(slot)
         if draft is not None:
             self._newest_seq = getattr(self, "_newest_seq", {})
@@ -122,7 +122,7 @@ class FeedsBackTheNewest(Progress):
 class NamesTheNewestBase(Progress):
     """Names the newest version that it has heard of as its base, not the one that it has adopted."""
 
-    def _draft(self, slot: int) -> Draft | None:
+    def _draft(self, slot: int) -> OfferDraft | None:
         draft = super()._draft(slot)
         return None if draft is None else replace(draft, base=self._newest[draft.fragment])
 
@@ -131,10 +131,10 @@ class OfferFirst(Learner):
     """Publishes an offer, and then the payload that it names."""
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
-        sealed = self.run.keyring.seal(learner_signer(self.name), offer_key(*offer.id), encode(offer))
-        yield Create(offer_key(*offer.id), sealed)
+        signed = self.run.keyring.sign(learner_signer(self.name), offer_key(*offer.id), encode(offer))
+        yield Create(offer_key(*offer.id), signed)
         yield Create(delta_key(*offer.id, offer.payload_digest), payload)
-        return sealed
+        return signed
 
 
 # -- adopting -----------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class AdoptsOlderVersions(Learner):
 class KeepsWhatWasMerged(Learner):
     """Moves all its progress onto the version that it rebases on, also what that version holds."""
 
-    def _adopt(self, output: Output, values: Values, seen_s: float, now_s: float) -> None:
+    def _adopt(self, output: FragmentVersion, values: Values, seen_s: float, now_s: float) -> None:
         fragment, own = output.fragment, self.training.read(output.fragment)
         rebases = self.progress.mixing_of(output, self.state) == "rebase"
         progress = own - self.fragments.bases[fragment]
@@ -172,7 +172,7 @@ class KeepsWhatWasMerged(Learner):
 class CountsFromTheAdoption(Progress):
     """Takes no note of what a version that it rebases on holds: its next offers hold that once more."""
 
-    def kept_since(self, fragment: int) -> Draft | None:
+    def kept_since(self, fragment: int) -> OfferDraft | None:
         return None
 
 
@@ -187,7 +187,7 @@ class DropsUploads(Learner):
     """Forgets the offers that a rollback overtook on their way, and so their numbers are missing."""
 
     def _upload(
-        self, draft: Draft, base: Values, values: Values, loss: float | None, moments: str | None
+        self, draft: OfferDraft, base: Values, values: Values, loss: float | None, moments: str | None
     ) -> Steps[None]:
         with suppress(OvertakenError):
             yield from super()._upload(draft, base, values, loss, moments)
@@ -297,9 +297,9 @@ class NoIncarnations(Learner):
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
         yield Create(delta_key(*offer.id, offer.payload_digest), payload)
-        sealed = self.run.keyring.seal(learner_signer(self.name), offer_key(*offer.id), encode(offer))
-        yield Create(offer_key(*offer.id), sealed)
-        return sealed
+        signed = self.run.keyring.sign(learner_signer(self.name), offer_key(*offer.id), encode(offer))
+        yield Create(offer_key(*offer.id), signed)
+        return signed
 
 
 class DropsSilently(Learner):
@@ -315,7 +315,7 @@ class DropsSilently(Learner):
 class CountsTwice(Learner):
     """Says that progress in flight was given up for what it adopts, and offers it all the same."""
 
-    def _adopt(self, output: Output, values: int, seen_s: float, now_s: float) -> None:
+    def _adopt(self, output: FragmentVersion, values: int, seen_s: float, now_s: float) -> None:
         fragment, book = output.fragment, self.progress.books[output.fragment]
         progress = self.training.read(fragment) - self.fragments.bases[fragment]
         start, steps = book.data_start, book.steps

@@ -18,7 +18,7 @@ from diloco_cli.protocol.mirrors import Mirror
 from diloco_cli.protocol.mixing import as_logged, rebase_of_next
 from diloco_cli.protocol.operations import Create, Delete, Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.ports import Merged
-from diloco_cli.protocol.records import Offer, Output
+from diloco_cli.protocol.records import FragmentVersion, Offer
 from diloco_cli.protocol.standby import Standby
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
@@ -62,7 +62,7 @@ class TakesOwnForLost(Client):
             raise doubt
         body, end, _ = holder.partition(b',"sum":')
         other = (body if end else holder[:-1]) + b',"zz":0}'  # another writer's, with a key that readers pass over
-        return Exists(Checksummed("id").seal(LOG, operation.key, other) if end else other)
+        return Exists(Checksummed("id").sign(LOG, operation.key, other) if end else other)
 
 
 class TakesDoubtForSuccess(Client):
@@ -75,7 +75,7 @@ class TakesDoubtForSuccess(Client):
 
 def without_watermarks(state: RunState) -> RunState:
     """With nothing about which offers have been applied or refused."""
-    bare = {n: structs.replace(known, next_seq=0, fated=(), applied={}) for n, known in state.learners.items()}
+    bare = {n: structs.replace(known, next_seq=0, settled=(), applied={}) for n, known in state.learners.items()}
     return structs.replace(state, learners=bare)
 
 
@@ -96,7 +96,7 @@ class AlteredSnapshots(Syncer):
 
 
 class Undiscerning(Inbox):
-    """Takes every offer that it finds, whether the log has given it a fate or not."""
+    """Takes every offer that it finds, whether the log has given it an outcome or not."""
 
     def open(self, state: RunState, now_s: float) -> None:
         super().open(without_watermarks(state), now_s)
@@ -179,10 +179,10 @@ class NoReadBack(Syncer):
     """Commits what it has written, without having seen it again."""
 
     def _publish(
-        self, fragment: int, merged: Merged, version: int, slot: int, before: Output | None = None
-    ) -> Steps[Output]:
+        self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
+    ) -> Steps[FragmentVersion]:
         rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
-        output = Output(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
+        output = FragmentVersion(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
         yield Create(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         yield Create(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
         return output
@@ -204,7 +204,7 @@ class Mute(Inbox):
 
 
 class NoRefusals(Syncer):
-    """Only what is merged gets its fate."""
+    """Only what is merged gets its outcome."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

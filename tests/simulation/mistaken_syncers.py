@@ -129,7 +129,7 @@ class KeepsOutTheLate(Syncer):
         self._late: Counter[str] = Counter()
 
     def _commit(self, draft: Commit) -> Steps[bool]:
-        self._late.update(fate.learner for fate in draft.fates if fate.reason == "late")
+        self._late.update(outcome.learner for outcome in draft.outcomes if outcome.reason == "late")
         return (yield from super()._commit(draft))
 
 

@@ -120,7 +120,7 @@ OF_COLLECTORS: dict[str, Mistake] = {
 OF_SYNCERS: dict[str, Mistake] = {
     "no dedupe": Mistake(Actors(syncer=logs.NoDedupe), frozenset("2")),
     "watermark per learner": Mistake(Actors(syncer=logs.WatermarkPerLearner), frozenset({"liveness", "10"}), _KILLS),
-    "no fates at the end": Mistake(Actors(syncer=logs.NoLastFates), frozenset("4")),
+    "no outcomes at the end": Mistake(Actors(syncer=logs.NoLastFates), frozenset("4")),
     "refusals not told": Mistake(Actors(syncer=logs.NoRefusals), frozenset({"4", "liveness"})),
     "merged for another slot": Mistake(Actors(syncer=syncers.MergesForAnySlot), frozenset("7")),
     "merged below the quorum": Mistake(

@@ -62,7 +62,7 @@ class Played:
         return [decode(Offer, store.get(key) or b"", key) for key in keys]
 
     def refused(self) -> Counter[str]:
-        return Counter(fate.reason for commit in self.commits() for fate in commit.fates)
+        return Counter(outcome.reason for commit in self.commits() for outcome in commit.outcomes)
 
     @property
     def kept(self) -> float:

@@ -13,7 +13,7 @@ from diloco_cli.protocol.keys import commit_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.past import state_after
-from diloco_cli.protocol.records import Output
+from diloco_cli.protocol.records import FragmentVersion
 from diloco_cli.protocol.requests import ask
 from diloco_cli.protocol.wire import decode
 from diloco_cli.simulate.world import Fault, World
@@ -226,7 +226,7 @@ def zombie_wrote(fleet: Fleet) -> bool:
     return len(written - {f"{o.version:012d}-{o.epoch:010d}-{o.state_digest}" for o in all_outputs(fleet)}) > 0
 
 
-def all_outputs(fleet: Fleet) -> list[Output]:
+def all_outputs(fleet: Fleet) -> list[FragmentVersion]:
     n, store = len(fleet.world.store.list("commit/")), fleet.world.store
     log = [decode(Commit, store.get(commit_key(k)) or b"", commit_key(k)) for k in range(n)]
     return [output for commit in log for output in commit.outputs]
@@ -298,14 +298,14 @@ def test_a_stopped_run_is_stopped_again_before_the_command_deletes_anything() ->
 def test_whoever_serves_is_heard_while_the_past_is_read() -> None:
     """A silent syncer would be taken for dead: on a slow store that walk takes a while."""
     fleet = started(RUN, 16)
-    beats: list[None] = []
+    heartbeats: list[None] = []
 
     def pulse() -> Steps[None]:
-        beats.append(None)
+        heartbeats.append(None)
         yield from ()
 
     walk = fleet.world.start("reader", state_after(RUN, 14, pulse))
-    assert done(fleet, walk).result.n == 14 and len(beats) == 4, "from the snapshot of commit 10"
+    assert done(fleet, walk).result.n == 14 and len(heartbeats) == 4, "from the snapshot of commit 10"
 
 
 def test_the_past_is_read_from_the_newest_snapshot_before_it_or_from_the_beginning() -> None:

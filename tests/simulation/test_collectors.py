@@ -14,11 +14,11 @@ from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.monitor import Floors, Monitor
 from diloco_cli.simulate.histories.options import GRACE_S, REGION, drawn_options, run_of
-from diloco_cli.simulate.histories.processes import LARGEST_DRIFT
+from diloco_cli.simulate.histories.processes import MAX_DRIFT
 from diloco_cli.simulate.histories.replayer import ViolationError
 
 SEEDS = range(12)
-SHORTEST_GRACE_S = GRACE_S / (1 + LARGEST_DRIFT)
+SHORTEST_GRACE_S = GRACE_S / (1 + MAX_DRIFT)
 
 
 def test_histories_delete_of_every_kind_at_home_and_in_a_region() -> None:

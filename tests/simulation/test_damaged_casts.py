@@ -14,7 +14,7 @@ from diloco_cli.protocol.joining import join
 from diloco_cli.protocol.loading import READS
 from diloco_cli.protocol.operations import Get, Now, Steps
 from diloco_cli.protocol.past import Pulse
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 from tests.simulation.operated import (
     SNAPSHOTS_EVERY,
     answered,
@@ -127,7 +127,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, readable: Callable[[bool], bool] 
     """The fragments whose casts a syncer looks at, from now on. `readable`: what it finds, instead of what it found."""
     looks: list[int] = []
 
-    def is_readable(run: RunFormat, output: Output, pulse: Pulse) -> Steps[bool]:
+    def is_readable(run: RunFormat, output: FragmentVersion, pulse: Pulse) -> Steps[bool]:
         looks.append(output.fragment)
         return readable((yield from look(run, output, pulse)))
 
@@ -166,13 +166,13 @@ def test_an_idle_syncer_goes_on_looking_and_at_once_when_a_learner_comes_back() 
 
 
 def test_an_idle_syncer_never_pauses_for_longer_than_the_longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "LONGEST_PAUSE_S", 120.0)
+    monkeypatch.setattr(repair, "MAX_PAUSE_S", 120.0)
     fleet = started(RUN, 8)
     silence(fleet)
     fleet.syncer()
     fleet.world.run_for(1000)
     looks = looked_at(monkeypatch)
-    fleet.world.run_for(repair.LONGEST_PAUSE_S + 1)
+    fleet.world.run_for(repair.MAX_PAUSE_S + 1)
     assert sorted(looks) == [0, 1]
 
 
@@ -198,7 +198,7 @@ def test_where_nothing_can_be_read_for_long_three_repairs_are_enough(monkeypatch
         silence(fleet)
         fleet.syncer()
         fleet.world.run_for(1200)
-    assert kinds(fleet).count("rollback") == repair.MOST_REPAIRS
+    assert kinds(fleet).count("rollback") == repair.MAX_REPAIRS
     assert sorted(text for text in texts(fleet) if "look into the bucket" in text) == [
         f"version {state_of(fleet).base_floor} of fragment {fragment} cannot be read, though made anew 3 times "
         f"since it was merged: look into the bucket"

@@ -22,7 +22,7 @@ from diloco_cli.store.port import Created
 class Trusting(Checksummed):
     """Seals what it writes, and takes everybody else at his word."""
 
-    def is_genuine(self, signer: str, key: str, data: bytes) -> bool:
+    def authenticates(self, signer: str, key: str, data: bytes) -> bool:
         return True
 
 
@@ -67,6 +67,6 @@ def naive(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]
 
 
 def test_who_believes_a_damaged_answer_leaves_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "create_sealed", naive)
+    monkeypatch.setattr(joining, "create_signed", naive)
     found = next((found for seed in range(400) if (found := lived(seed, doubtful(seed)).violation)), None)
     assert found is not None and "gave way" in found.text, found

@@ -13,7 +13,7 @@ from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.simulate.histories import campaign as campaigns
 from diloco_cli.simulate.histories.campaign import (
     AGAIN_EVERY,
-    MOST_VIOLATIONS,
+    MAX_VIOLATIONS,
     campaign,
     lived,
     point_at,
@@ -26,10 +26,10 @@ from diloco_cli.simulate.histories.campaign import (
 from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.learner import Learner
 from diloco_cli.simulate.histories.options import Options, drawn_options
-from diloco_cli.simulate.histories.outcome import Actors, Outcome
+from diloco_cli.simulate.histories.outcome import Actors, HistoryResult
 from diloco_cli.simulate.histories.replayer import Plain, Replayer, ViolationError
 
-MOST_FITTING = 80
+MAX_FITTING = 80
 WITHIN_SEEDS = 1000
 TAUGHT_OTHERWISE = "only where nothing is remembered"
 
@@ -74,7 +74,7 @@ def others_go_on(options: Options) -> bool:
 def test_a_learner_that_comes_back_and_does_no_work_is_noticed(
     learner: type[Learner], invariant: str, says: str
 ) -> None:
-    fitting = [seed for seed in range(WITHIN_SEEDS) if others_go_on(drawn_options(seed))][:MOST_FITTING]
+    fitting = [seed for seed in range(WITHIN_SEEDS) if others_go_on(drawn_options(seed))][:MAX_FITTING]
     for seed in fitting:
         violation = lived(seed, drawn_options(seed), Actors(learner=learner)).violation
         if violation is not None:
@@ -86,7 +86,7 @@ def test_a_learner_that_comes_back_and_does_no_work_is_noticed(
 # -- the second life ----------------------------------------------------------------------------------------------
 
 
-def breaks_where_nothing_is_remembered(self: History, outcome: Outcome | None = None) -> None:
+def breaks_where_nothing_is_remembered(self: History, outcome: HistoryResult | None = None) -> None:
     if not self.remembers:
         raise ViolationError("10", TAUGHT_OTHERWISE)
 
@@ -102,7 +102,7 @@ def test_what_only_the_second_life_breaks_is_told_with_its_shortest_story(monkey
 def test_a_log_that_wall_clocks_change_is_told_with_its_shortest_story(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = History.live
 
-    def live(self: History) -> Outcome:
+    def live(self: History) -> HistoryResult:
         outcome = usual(self)
         if self.walls:
             outcome.log.pop()
@@ -157,7 +157,7 @@ def test_a_sweep_whose_history_breaks_an_invariant_without_a_crash_is_one_violat
 def test_a_sweep_that_has_found_enough_has_not_done_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaigns, "violation_of", lambda seed, *others: (seed, others[2]))
     monkeypatch.setattr(History, "_live", lambda self: (_ for _ in ()).throw(ViolationError("3", "planted")))
-    few, many = ([None] * number for number in (MOST_VIOLATIONS - 1, MOST_VIOLATIONS + 1))
+    few, many = ([None] * number for number in (MAX_VIOLATIONS - 1, MAX_VIOLATIONS + 1))
     assert sweep(2, few, last=True).next_seed == 3 and sweep(2, few, last=False).next_seed == 2
     assert sweep(2, many, last=True).next_seed == 2
 

@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.options import DisturbanceKind, Options, drawn_options
-from diloco_cli.simulate.histories.outcome import Outcome
+from diloco_cli.simulate.histories.outcome import HistoryResult
 from diloco_cli.simulate.histories.script import OF_PROCESSES, Disturbance, Script, drawn_disturbances
 from diloco_cli.simulate.histories.telling import trace_of
 
@@ -25,12 +25,12 @@ def with_a_standby() -> Options:
     )  # fmt: skip
 
 
-def struck(kind: DisturbanceKind, which: int) -> tuple[History, Outcome]:
+def struck(kind: DisturbanceKind, which: int) -> tuple[History, HistoryResult]:
     history = History(SEED, with_a_standby(), Script((), (Disturbance(AT_S, kind, SYNCER, FOR_S, which),)))
     return history, history.live()
 
 
-def moments_of(outcome: Outcome, text: str) -> list[float]:
+def moments_of(outcome: HistoryResult, text: str) -> list[float]:
     return [at_s for at_s, what, _ in outcome.tail if what == text]
 
 

@@ -40,7 +40,7 @@ from diloco_cli.simulate.histories.options import (
     Options,
     drawn_options,
 )
-from diloco_cli.simulate.histories.outcome import Actors, Outcome
+from diloco_cli.simulate.histories.outcome import Actors, HistoryResult
 from diloco_cli.simulate.histories.script import CallFault, Script
 from diloco_cli.simulate.histories.telling import trace_of
 from tests.simulation.mistaken_logs import Gullible
@@ -82,7 +82,7 @@ def sample() -> list[int]:
     return sorted(seeds)
 
 
-def shown(options: Options, outcome: Outcome) -> set[str]:
+def shown(options: Options, outcome: HistoryResult) -> set[str]:
     """What did happen in a history."""
     commits = [json.loads(data) for data in outcome.log]
     kinds = {commit["kind"] for commit in commits}
@@ -102,11 +102,11 @@ def shown(options: Options, outcome: Outcome) -> set[str]:
     return {name for name, is_so in facts.items() if is_so}
 
 
-def offers_of(outcome: Outcome, prefix: str) -> list[bytes]:
+def offers_of(outcome: HistoryResult, prefix: str) -> list[bytes]:
     return [data for key, data in outcome.objects.items() if key.startswith(prefix)]
 
 
-def drained(outcome: Outcome) -> Iterator[str]:
+def drained(outcome: HistoryResult) -> Iterator[str]:
     """Learners that were asked to leave, and left in order while the run went on."""
     asked, newest = set(), ""
     for _, what, key in outcome.tail:

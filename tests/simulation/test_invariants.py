@@ -12,7 +12,7 @@ import pytest
 
 from diloco_cli.protocol.follower import Follower
 from diloco_cli.protocol.inbox import Inbox
-from diloco_cli.protocol.keys import SYNCER, beat_key
+from diloco_cli.protocol.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.operations import Delete, Put, Sleep, Steps
 from diloco_cli.protocol.ports import Merged, Refused
 from diloco_cli.protocol.records import Offer
@@ -57,7 +57,7 @@ class Alone(Syncer):
 
 
 class Mumbling(Syncer):
-    """Loses the fates of refused offers: they are never told."""
+    """Loses the outcomes of refused offers: they are never told."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -75,7 +75,7 @@ class Trespassing(Learner):
     """Speaks in the syncer's name."""
 
     def step(self) -> Steps[None]:
-        yield Put(beat_key(SYNCER), b"{}")
+        yield Put(heartbeat_key(SYNCER), b"{}")
         yield from super().step()
 
 
@@ -138,9 +138,9 @@ class Crashing(Syncer):
         (Actors(arithmetic=Biased), "3", "differs from a replay"),
         (Actors(learner=Boastful), "4", "not made from the range"),
         (Actors(syncer=Alone), "5", "quorum"),
-        (Actors(learner=Trespassing), "11", "wrote beat/syncer.json"),
+        (Actors(learner=Trespassing), "11", "wrote heartbeat/syncer.json"),
         (Actors(learner=Ravaging), "11", "deleted cast/0000/"),
-        (Actors(syncer=Mumbling), "liveness", "has no fate"),
+        (Actors(syncer=Mumbling), "liveness", "has no outcome"),
         (Actors(syncer=Idle), "liveness", "gives no reason"),
         (Actors(learner=Lazy), "liveness", "no merge for"),
         (Actors(learner=Hasty), "liveness", "spins"),

@@ -1,4 +1,4 @@
-"""A delta that shows only in the merge what it is: it gets its fate, and the merge is made without it."""
+"""A delta that shows only in the merge what it is: it gets its outcome, and the merge is made without it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def finished(monkeypatch: pytest.MonkeyPatch, run: RunFormat, unfit: Unfit) -> t
 def test_the_merge_is_made_without_it_by_whoever_is_left(monkeypatch: pytest.MonkeyPatch, quorum: int) -> None:
     run = make_run(learners=3, quorum=quorum)
     fleet, attempts = finished(monkeypatch, run, lambda offer: offer.learner == "l1" and offer.seq < 4)
-    fated = check(fleet).fated
-    late = [fate for (learner, _, seq), fate in sorted(fated.items()) if learner == "l1" and seq < 4]
-    assert late == ["bad_norms"] * 4 and "bad_norms" not in {fated[key] for key in fated if key[0] != "l1"}
+    settled = check(fleet).settled
+    late = [outcome for (learner, _, seq), outcome in sorted(settled.items()) if learner == "l1" and seq < 4]
+    assert late == ["bad_norms"] * 4 and "bad_norms" not in {settled[key] for key in settled if key[0] != "l1"}
     refused = next(index for index, names in enumerate(attempts) if "l1" in names)
     assert attempts[refused + 1] == tuple(name for name in attempts[refused] if name != "l1")
     assert any("l1" in names for names in attempts[refused + 8 :]), "later it takes part"
@@ -47,11 +47,11 @@ def test_the_merge_is_made_without_it_by_whoever_is_left(monkeypatch: pytest.Mon
 def test_where_the_quorum_is_gone_the_slot_waits_for_the_next_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(learners=2, quorum=2)
     fleet, attempts = finished(monkeypatch, run, lambda offer: (offer.learner, offer.seq) == ("l1", 0))
-    assert check(fleet).fated["l1", 1, 0] == "bad_norms"
+    assert check(fleet).settled["l1", 1, 0] == "bad_norms"
     assert set(attempts) == {("l0", "l1")}, "never with one alone"
 
 
 def test_one_that_is_always_unfit_never_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, _ = finished(monkeypatch, make_run(learners=2), lambda offer: offer.learner == "l1")
-    applied = {key[0] for key, fate in check(fleet).fated.items() if fate == "applied"}
+    applied = {key[0] for key, outcome in check(fleet).settled.items() if outcome == "applied"}
     assert applied == {"l0"}

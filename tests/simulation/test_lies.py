@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.eligibility import LONGEST_S
+from diloco_cli.protocol.eligibility import MAX_S
 from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.records import Offer, Timings
 from tests.simulation.sweeps import check
 from tests.simulation.toy import STEP_S, Fleet, make_run
 
 LIES = {
-    "slow": Timings(step_s=LONGEST_S, slot_s=LONGEST_S),
-    "far away": Timings(upload_s=LONGEST_S, adoption_s=LONGEST_S),
+    "slow": Timings(step_s=MAX_S, slot_s=MAX_S),
+    "far away": Timings(upload_s=MAX_S, adoption_s=MAX_S),
     "fast": Timings(step_s=1e-9, slot_s=1e-9),
     "often": Timings(step_s=STEP_S, slot_s=1e-9),
 }

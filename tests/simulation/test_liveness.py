@@ -48,11 +48,11 @@ def with_offer(changes: dict[str, Any], raw: bytes | None = None) -> Fleet:
 def test_the_strangers_offer_is_sound_before_it_is_changed() -> None:
     fleet = with_offer({})
     fleet.finish()
-    assert check(fleet).fated["l1", 1, 0] == "applied"
+    assert check(fleet).settled["l1", 1, 0] == "applied"
 
 
 @pytest.mark.parametrize(
-    ("changes", "fate"),
+    ("changes", "outcome"),
     [
         ({"payload_digest": "blake3-0"}, "bad_record"),
         ({"payload_digest": "blake3-" + 64 * "0"}, "missing_payload"),
@@ -75,19 +75,19 @@ def test_the_strangers_offer_is_sound_before_it_is_changed() -> None:
         ({"steps": 0, "tokens": 0, "data_end": 0}, "no_weight"),
     ],
 )
-def test_a_wrong_offer_gets_its_fate_and_the_run_goes_on(changes: dict[str, Any], fate: str) -> None:
+def test_a_wrong_offer_gets_its_outcome_and_the_run_goes_on(changes: dict[str, Any], outcome: str) -> None:
     fleet = with_offer(changes)
     fleet.finish()
     assert fleet.errors() == []
-    assert check(fleet).fated["l1", 1, 0] == fate
+    assert check(fleet).settled["l1", 1, 0] == outcome
 
 
 @pytest.mark.parametrize("raw", [b"", b"null", b"{", b"[" * 100_000, b'{"seq":NaN}', b"\xff\xfe", b'{"seq":1,"seq":1}'])
-def test_a_torn_offer_gets_its_fate_and_the_run_goes_on(raw: bytes) -> None:
+def test_a_torn_offer_gets_its_outcome_and_the_run_goes_on(raw: bytes) -> None:
     fleet = with_offer({}, raw)
     fleet.finish()
     assert fleet.errors() == []
-    assert check(fleet).fated["l1", 1, 0] == "bad_record"
+    assert check(fleet).settled["l1", 1, 0] == "bad_record"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_learner_cannot_claim_more_steps_than_anybody_could_have_made() -> Non
     steps = 10**6
     fleet = with_offer({"steps": steps, "tokens": steps * BATCH_TOKENS, "data_end": steps * BATCH_TOKENS})
     fleet.finish()
-    assert check(fleet).fated["l1", 1, 0] == "bad_claim"
+    assert check(fleet).settled["l1", 1, 0] == "bad_claim"
 
 
 def test_an_offer_without_weight_does_not_fill_the_quorum() -> None:
@@ -159,9 +159,9 @@ def test_a_refused_learner_does_not_stop_the_others() -> None:
     fleet = Fleet(RUN)
     fleet.refuse_payloads(lambda offer: "non_finite" if offer.learner == "l1" else None)
     fleet.start().finish()
-    fates = check(fleet).fated
-    assert {fate for (learner, _, _), fate in fates.items() if learner == "l0"} >= {"applied"}
-    assert "applied" not in {fate for (learner, _, _), fate in fates.items() if learner == "l1"}
+    outcomes = check(fleet).settled
+    assert {outcome for (learner, _, _), outcome in outcomes.items() if learner == "l0"} >= {"applied"}
+    assert "applied" not in {outcome for (learner, _, _), outcome in outcomes.items() if learner == "l1"}
 
 
 def test_one_of_many_learners_is_enough_at_quorum_one() -> None:
@@ -173,17 +173,17 @@ def test_one_of_many_learners_is_enough_at_quorum_one() -> None:
     assert check(fleet).kinds.count("merge") >= 8
 
 
-def test_every_offer_that_the_syncer_saw_has_a_fate_at_the_end() -> None:
+def test_every_offer_that_the_syncer_saw_has_a_outcome_at_the_end() -> None:
     fleet = Fleet(RUN).start()
     fleet.finish()
-    fates = check(fleet).fated
-    last = max(fates, key=lambda offer: offer[2])[2]
-    assert {(name, 1, seq) for name in ("l0", "l1") for seq in range(last)} <= set(fates)
+    outcomes = check(fleet).settled
+    last = max(outcomes, key=lambda offer: offer[2])[2]
+    assert {(name, 1, seq) for name in ("l0", "l1") for seq in range(last)} <= set(outcomes)
 
 
-def test_a_bad_record_gets_one_fate_across_restarts() -> None:
+def test_a_bad_record_gets_one_outcome_across_restarts() -> None:
     run = make_run(learners=2, fragments=2, merges=8)
-    fleet = with_offer({"slot": 1, "fragment": 1})  # waits for slot 1 while the bad record behind it gets its fate
+    fleet = with_offer({"slot": 1, "fragment": 1})  # waits for slot 1 while the bad record behind it gets its outcome
     fleet.run = run
     fleet.world.store.create(offer_key("l1", 1, 1), b"torn")
     fleet.world.run(lambda: fleet.world.store.get("commit/000000000001.json") is not None, 20)

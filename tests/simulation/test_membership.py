@@ -86,10 +86,10 @@ def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
     fleet.habits[leaver].leaves = lambda: commits(fleet) >= 60
     fleet.finish()
     (actor,) = [a for a in fleet.world.actors if a.name == leaver]
-    fates, left = check(fleet).fated, actor.result
+    outcomes, left = check(fleet).settled, actor.result
     own = {offer for offer in fleet.published.offers if offer[0] == leaver}
-    assert left.phase == "RUNNING" and own and own <= set(fates)
-    assert {fates[offer] for offer in sorted(own)[-3:]} == {"applied"}
+    assert left.phase == "RUNNING" and own and own <= set(outcomes)
+    assert {outcomes[offer] for offer in sorted(own)[-3:]} == {"applied"}
     last = {json.loads(fleet.published.offers[offer])["fragment"]: offer[2] for offer in sorted(own)}
     assert {f: a.seq for f, a in left.learner(leaver).applied.items()} == last, "not all of its last offers were merged"
     assert state_of(fleet).learner(leaver) == left.learner(leaver)

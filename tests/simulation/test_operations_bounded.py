@@ -12,7 +12,7 @@ import pytest
 from diloco_cli.config.settings import Link, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.operations import Operation
-from diloco_cli.protocol.polling import MOST_REQUESTS
+from diloco_cli.protocol.polling import MAX_REQUESTS
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.simulate.fleet import SimulatedFleet
 from diloco_cli.simulate.island import Sizes
@@ -76,7 +76,7 @@ def played(slot_s: float, slots: int = 60) -> tuple[list[Asked], list[float]]:
     return world.asked, merged
 
 
-def most_in_a_slot(asked: Iterable[Asked], slot_s: float) -> int:
+def max_in_a_slot(asked: Iterable[Asked], slot_s: float) -> int:
     """Once everybody has joined."""
     times = sorted(a.at_s for a in asked if a.at_s > 2 * slot_s)
     return max(sum(t <= u < t + slot_s for u in times) for t in times)
@@ -88,12 +88,12 @@ def mailbox(asked: list[Asked], name: str) -> list[Asked]:
 
 @pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
 def test_the_syncer_looks_for_each_learners_offers_a_few_times_a_slot(slot_s: float) -> None:
-    """At most `MOST_REQUESTS` in any stretch of a slot, those that find nothing behind an offer included."""
+    """At most `MAX_REQUESTS` in any stretch of a slot, those that find nothing behind an offer included."""
     asked, merged = played(slot_s)
     for name in NAMES:
         looks = mailbox(asked, name)
-        assert most_in_a_slot(looks, slot_s) <= MOST_REQUESTS
-        assert len(looks) <= (MOST_REQUESTS - 1) * len(merged), "on average"
+        assert max_in_a_slot(looks, slot_s) <= MAX_REQUESTS
+        assert len(looks) <= (MAX_REQUESTS - 1) * len(merged), "on average"
 
 
 @pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
@@ -101,8 +101,8 @@ def test_a_learner_looks_for_commits_a_few_times_a_slot(slot_s: float) -> None:
     asked, merged = played(slot_s)
     for name in NAMES:
         looks = [a for a in asked if a.who == name and (a.verb, a.kind) == ("get", "commit")]
-        assert most_in_a_slot(looks, slot_s) <= MOST_REQUESTS
-        assert len(looks) <= (MOST_REQUESTS - 1) * len(merged)
+        assert max_in_a_slot(looks, slot_s) <= MAX_REQUESTS
+        assert len(looks) <= (MAX_REQUESTS - 1) * len(merged)
 
 
 @pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
@@ -135,7 +135,7 @@ def test_a_commit_costs_six_operations_of_its_own_with_its_versions() -> None:
     """State and cast written and read back, the commit; once in `SNAPSHOT_EVERY` commits a snapshot and its hint.
     Payloads of learners, and the looking for offers and requests, are apart."""
     asked, merged = played(10.0, 200)
-    apart = {"offer", "delta", "incarnation", "request", "beat"}
+    apart = {"offer", "delta", "incarnation", "request", "heartbeat"}
     own = Counter(
         (a.verb, a.kind)
         for a in asked

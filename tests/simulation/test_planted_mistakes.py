@@ -12,7 +12,7 @@ from diloco_cli.simulate.histories.options import Options, drawn_options
 from diloco_cli.simulate.histories.replayer import ViolationError
 from tests.simulation.mistakes import MISTAKES, OF_COLLECTORS, OF_LEARNERS, OF_SYNCERS, OF_THE_LOG, Mistake
 
-MOST_HISTORIES = 60  # of those that fit, in which the mistake has to show: most do in the first few
+MAX_HISTORIES = 60  # of those that fit, in which the mistake has to show: most do in the first few
 WITHIN_SEEDS = 1000
 
 
@@ -40,8 +40,8 @@ def test_there_are_more_than_fifty_and_nearly_half_of_them_in_the_learner() -> N
 @pytest.mark.parametrize("name", MISTAKES)
 def test_it_is_caught_by_the_invariant_that_is_meant_for_it(name: str) -> None:
     mistake = MISTAKES[name]
-    found = caught(mistake, MOST_HISTORIES)
-    assert found is not None, f"{MOST_HISTORIES} histories, and nobody noticed"
+    found = caught(mistake, MAX_HISTORIES)
+    assert found is not None, f"{MAX_HISTORIES} histories, and nobody noticed"
     assert found[1].invariant in mistake.broken, found
 
 

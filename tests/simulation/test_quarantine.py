@@ -52,7 +52,7 @@ def test_it_comes_after_so_many_faults_and_the_run_goes_on_without_it() -> None:
     fleet, _ = with_a_bad_one()
     fleet.finish()
     found = check(fleet)
-    bad = [fate for (learner, _, _), fate in sorted(found.fated.items()) if learner == BAD]
+    bad = [outcome for (learner, _, _), outcome in sorted(found.settled.items()) if learner == BAD]
     assert bad[:AFTER_FAULTS] == ["digest_mismatch"] * AFTER_FAULTS and found.kinds[-1] == "finish"
     assert found.kinds.count("quarantine") == 1 and "applied" not in bad
     assert set(bad[AFTER_FAULTS:]) <= {"digest_mismatch", "quarantined", "superseded", "run_over"}
@@ -83,39 +83,39 @@ def test_a_new_process_of_the_learner_is_kept_out_too() -> None:
     for actor in fleet.living(BAD):
         fleet.world.kill(actor)
     fleet.finish()
-    applied = {learner for (learner, _, _), fate in check(fleet).fated.items() if fate == "applied"}
+    applied = {learner for (learner, _, _), outcome in check(fleet).settled.items() if outcome == "applied"}
     assert applied == {"l0", "l1"} and len(fleet.world.store.list(f"incarnation/{BAD}/")) == 2
 
 
-def test_lifted_it_takes_part_again() -> None:
+def test_readmitted_it_takes_part_again() -> None:
     fleet, bad = quarantined()
     bad[0] = False
-    state = answered(fleet, "lift", learner=BAD)
+    state = answered(fleet, "readmit", learner=BAD)
     assert state.learner(BAD).quarantined is None and state.learner(BAD).faults == 0
     assert "let in again: wanted" in note_texts(state)
     fleet.finish()
     found = check(fleet)
-    assert "applied" in {fate for (learner, _, _), fate in found.fated.items() if learner == BAD}
+    assert "applied" in {outcome for (learner, _, _), outcome in found.settled.items() if learner == BAD}
 
 
-def test_lifted_while_it_is_still_bad_it_is_kept_out_again_after_as_many_faults() -> None:
+def test_readmitted_while_it_is_still_bad_it_is_kept_out_again_after_as_many_faults() -> None:
     fleet, _ = quarantined()
-    answered(fleet, "lift", learner=BAD)
+    answered(fleet, "readmit", learner=BAD)
     fleet.finish()
     found = check(fleet)
     assert found.kinds.count("quarantine") == 2
-    bad = [fate for (learner, _, _), fate in found.fated.items() if learner == BAD]
+    bad = [outcome for (learner, _, _), outcome in found.settled.items() if learner == BAD]
     assert bad.count("digest_mismatch") >= 2 * AFTER_FAULTS
 
 
 @pytest.mark.parametrize("name", ["l0", "nobody", None])
-def test_lifting_what_is_not_quarantined_is_refused_in_the_log(name: str | None) -> None:
+def test_readmitting_what_is_not_quarantined_is_refused_in_the_log(name: str | None) -> None:
     fleet, _ = quarantined()
-    state = answered(fleet, "lift", learner=name)
+    state = answered(fleet, "readmit", learner=name)
     assert f"{name or ''!a} is not quarantined" in note_texts(state)
 
 
-def test_with_no_syncer_alive_the_command_lifts_it_and_may_die_at_every_operation() -> None:
+def test_with_no_syncer_alive_the_command_readmits_it_and_may_die_at_every_operation() -> None:
     total, point = 99, -1
     while point < total:
         faults = {} if point < 0 else {("command", point): Fault.CRASH}
@@ -123,7 +123,7 @@ def test_with_no_syncer_alive_the_command_lifts_it_and_may_die_at_every_operatio
         fleet.restart = False
         kill_syncer(fleet)
         bad[0] = False
-        asked = ask(state_of(fleet), "lift", fleet.nonce(), "then", learner=BAD)
+        asked = ask(state_of(fleet), "readmit", fleet.nonce(), "then", learner=BAD)
         done(fleet, fleet.world.start("operator", asked))
         command = fleet.world.start("command", stand_in(fleet))
         assert fleet.world.run(lambda c=command: c.ended, 30)  # type: ignore[misc]
@@ -131,7 +131,7 @@ def test_with_no_syncer_alive_the_command_lifts_it_and_may_die_at_every_operatio
         fleet.restart = True
         fleet.syncer()
         fleet.finish()
-        assert check(fleet).kinds.count("lift") == 1 and state_of(fleet).learner(BAD).quarantined is None
+        assert check(fleet).kinds.count("readmit") == 1 and state_of(fleet).learner(BAD).quarantined is None
         point += 1 if point < 0 else 5
     assert total > 10
 

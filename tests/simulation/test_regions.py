@@ -264,6 +264,6 @@ def test_a_regions_bucket_forgets_what_home_forgets_and_a_late_mirror_passes_it_
     assert all(int(key.split("/")[2][:12]) > collector.floor - 12 for key in far.list("cast/"))
     assert min(int(key.split("/")[1][:12]) for key in far.list("snapshot/")) >= collector.floor
     deltas = [int(key.split("/")[3][:10]) for key in far.list("delta/")]
-    assert min(deltas) > 10, "payloads with a fate are gone"
+    assert min(deltas) > 10, "payloads with an outcome are gone"
     ends_soundly(fleet)
     assert far.list("snapshot/")[-1] == home.list("snapshot/")[-1]

@@ -44,7 +44,7 @@ def resumed(fleet: Fleet) -> Fleet:
 
 
 def test_a_resume_withdraws_a_stop_with_other_requests_between_them() -> None:
-    fleet = resumed(unserved("stop", "lift"))
+    fleet = resumed(unserved("stop", "readmit"))
     assert answers(fleet) == [(0, "refuse"), (1, "refuse"), (2, "refuse")]
 
 
@@ -54,7 +54,7 @@ def test_a_resume_finds_a_stop_behind_other_requests() -> None:
 
 
 def test_a_stop_that_came_after_a_resume_holds() -> None:
-    fleet = unserved("stop", "resume", "lift", "stop")
+    fleet = unserved("stop", "resume", "readmit", "stop")
     assert done(fleet, fleet.world.start("command", stand_in(fleet))).result.phase == "STOPPED"
     assert answers(fleet) == [(1, "refuse"), (2, "refuse"), (3, "stop")]
 

@@ -86,7 +86,7 @@ def test_offers_from_behind_it_are_refused_and_say_why() -> None:
     fleet = started(RUN, 8)
     answered(fleet, "rollback", to=TO)
     finishes(fleet)
-    assert "before_rollback" in set(check(fleet).fated.values())
+    assert "before_rollback" in set(check(fleet).settled.values())
 
 
 def test_data_is_not_read_again() -> None:

@@ -30,7 +30,7 @@ def test_whatever_befalls_a_signed_run_breaks_nothing_and_every_record_is_signed
             kind, _, rest = key.partition("/")
             signers = {"commit": LOG, "offer": learner_signer(rest.partition("/")[0]), "request": OPERATOR}
             if kind in signers and b'"kind":"join"' not in data:
-                assert keyring.is_genuine(signers[kind], key, data), key
+                assert keyring.authenticates(signers[kind], key, data), key
                 seen[kind] += 1
     assert seen.keys() == {"commit", "offer", "request"}
 
@@ -40,4 +40,4 @@ def test_a_learner_has_its_own_keys_and_nobody_elses() -> None:
     assert run.keyring.holds(LOG) and run.keyring.holds(learner_signer("l0"))
     for other in (OPERATOR, learner_signer("l1")):
         with pytest.raises(RefusedError):
-            run.keyring.seal(other, "offer/l1/00000001/0000000000.json", b'{"a":1}')
+            run.keyring.sign(other, "offer/l1/00000001/0000000000.json", b'{"a":1}')

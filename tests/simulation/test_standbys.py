@@ -19,7 +19,7 @@ from diloco_cli.protocol.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.requests import ask as ask_for
 from diloco_cli.protocol.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
 from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import BEAT_EVERY_S, Syncer
+from diloco_cli.protocol.syncer import HEARTBEAT_EVERY_S, Syncer
 from diloco_cli.simulate.arithmetic import NoEvaluator
 from diloco_cli.simulate.histories.integers import IntegerArithmetic
 from diloco_cli.simulate.world import Actor, Fault, World
@@ -29,7 +29,7 @@ from tests.simulation.test_requests import ask
 from tests.simulation.toy import Fleet, make_run
 
 TAKEOVER_S = 6.0
-LOOKS_S = 3.0  # a look late, and the time that a beat was old when it was first seen
+LOOKS_S = 3.0  # a look late, and the time that a heartbeat was old when it was first seen
 SYNCERS = ("syncer", "standby-1", "standby-2")
 
 
@@ -157,7 +157,7 @@ def test_of_several_standbys_one_takes_over_and_the_others_hear_of_it_before_it_
 
 
 def test_a_syncer_that_serves_or_only_waits_is_never_replaced() -> None:
-    """With one learner of two there is no quorum: nothing is committed for minutes, and the beats are enough."""
+    """With one learner of two there is no quorum: nothing is committed for minutes, and the heartbeats are enough."""
     fleet = StandbyFleet(with_standbys(make_run(merges=30, quorum=2, skip_after_s=1e6)))
     fleet.syncer()
     fleet.learner("l0")
@@ -302,18 +302,18 @@ def test_a_silence_is_four_slots_as_planned_and_fifteen_seconds_at_least() -> No
     assert takeover_s(run) == 15.0
     slow = tuple(replace(island, step_s=10.0) for island in run.islands)
     assert takeover_s(replace(run, islands=slow)) == 4 * 2 * 10.0
-    assert takeover_s(with_standbys(run)) == TAKEOVER_S >= 2 * BEAT_EVERY_S
-    assert SHORTEST_TAKEOVER_S >= 2 * BEAT_EVERY_S, "a syncer that only waits is heard in time"
+    assert takeover_s(with_standbys(run)) == TAKEOVER_S >= 2 * HEARTBEAT_EVERY_S
+    assert SHORTEST_TAKEOVER_S >= 2 * HEARTBEAT_EVERY_S, "a syncer that only waits is heard in time"
 
 
 @pytest.mark.parametrize(
     "said", [b"", b"[]", b'{"slowest_s":"x"}', b'{"slowest_s":1e999}', b'{"slowest_s":-5}', b"\xff"]
 )
-def test_a_strangers_beat_neither_stops_a_standby_nor_makes_it_wait_for_ever(said: bytes) -> None:
+def test_a_strangers_heartbeat_neither_stops_a_standby_nor_makes_it_wait_for_ever(said: bytes) -> None:
     fleet = StandbyFleet(RUN).with_standbys(1)
     fleet.revive = False
     fleet.world.kill(after_commits(fleet, 8))
-    fleet.world.store.put("beat/syncer.json", said)
+    fleet.world.store.put("heartbeat/syncer.json", said)
     fleet.finish(within_s=1000.0)
     assert len(fleet.takeovers) == 1
 

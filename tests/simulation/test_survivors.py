@@ -68,14 +68,14 @@ def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahea
     check(fleet)
 
 
-def test_fates_do_not_wait_for_a_quorum_that_does_not_come() -> None:
+def test_outcomes_do_not_wait_for_a_quorum_that_does_not_come() -> None:
     fleet = Fleet(make_run(learners=2, fragments=2, merges=20, quorum=2, skip_after_s=1000.0))
     fleet.habits["l0"] = Habits(STEP_S, poison=lambda: NOT_FINITE)
     fleet.syncer()
     fleet.learner("l0")
     fleet.world.run(lambda: fleet.world.now_s > 10, 400)
-    fates = [fate["reason"] for record in records(fleet) for fate in record["fates"]]
-    assert "non_finite" in fates
+    outcomes = [outcome["reason"] for record in records(fleet) for outcome in record["outcomes"]]
+    assert "non_finite" in outcomes
 
 
 def test_what_a_syncer_holds_in_memory_does_not_grow_with_skipped_rounds() -> None:

@@ -33,7 +33,7 @@ def test_no_data_is_merged_twice_beside_a_zombie(after_s: float) -> None:
         check(fleet)
 
 
-def test_an_applied_offer_gets_no_second_fate_when_the_floor_rises() -> None:
+def test_an_applied_offer_gets_no_second_outcome_when_the_floor_rises() -> None:
     for _, fleet in histories(RUN, Fault.PAUSE, points_around_writes(RUN, "l0")[:9]):
         woken_beside_successor(fleet, 0.12)
         check(fleet)

@@ -33,9 +33,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import beat_key
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.keys import heartbeat_key
 from diloco_cli.protocol.wire import decode
 from tests.studies.launched import NAME, ROOT, LaunchedRun
 
@@ -109,7 +109,10 @@ def judge(run: LaunchedRun) -> Row:
     merged = Counter[str]()
     for item in (item for commit in merges for item in commit.inputs):
         merged[item.learner] += item.tokens
-    trained = {i.name: decode(LearnerBeat, run.store.get(beat_key(i.name)) or b"", "beat").position for i in islands}
+    trained = {
+        i.name: decode(LearnerHeartbeat, run.store.get(heartbeat_key(i.name)) or b"", "heartbeat").position
+        for i in islands
+    }
     fastest, slowest = max(trained, key=trained.__getitem__), min(trained, key=trained.__getitem__)
     step_s = _seconds(merges[0], merges[-1]) / (merged[fastest] / fragments / batch_tokens)
     last_round = every * batch_tokens * trained[slowest] / trained[fastest]

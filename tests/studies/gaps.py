@@ -9,7 +9,7 @@ there on, the syncer is killed, the syncer stays dead for 20 s. A run goes on un
              must tell what became of it, in the mean over the fragments:
     merged   it is in a version
     late     it was in an offer that missed its slot
-    refused  it was in an offer with another fate, or with none when the run ended
+    refused  it was in an offer with another outcome, or with none when the run ended
     given up it was in no offer, for an adoption took its place
     unsent   it came after its process's last offer: all that the bucket does not tell; a round and what is on its way
 
@@ -46,8 +46,8 @@ STRUCK_AFTER_ROUNDS = 8
 DEAD_S = 20.0
 VICTIM, SYNCER = LEARNERS[-1], "syncer"
 LIMIT_S = 600.0
-MOST_INCARNATIONS = 20
-MOST_UNSENT_ROUNDS = 5  # of each process: the drift bound, up to which it steps while the last evaluation runs; and one
+MAX_INCARNATIONS = 20
+MAX_UNSENT_ROUNDS = 5  # of each process: the drift bound, up to which it steps while the last evaluation runs; and one
 INVENTORY = "version: 1\nstore: {url: bucket, region: here}\nislands:\n" + "".join(
     f'  - {{name: {name}, region: here, accelerators: "cpu:1"}}\n' for name in LEARNERS
 )
@@ -138,7 +138,7 @@ def strike(run: WatchedRun, fault: str) -> None:
 # -- gaps -------------------------------------------------------------------------------------------------------------
 
 
-def longest_gap_s(commits: Sequence[Commit], learners: Iterable[str]) -> float:
+def max_gap_s(commits: Sequence[Commit], learners: Iterable[str]) -> float:
     """Between two merges that the same learner takes part in, of these learners, once all have taken part together."""
     merges = [commit for commit in commits if commit.kind == "merge"]
     together = next((i for i, commit in enumerate(merges) if len(commit.inputs) == len(LEARNERS)), len(merges))
@@ -167,7 +167,7 @@ class Account:
 def account(offers: Sequence[Offer], commits: Sequence[Commit], learners: Iterable[str]) -> Account:
     """Of these learners' steps, from the bucket alone."""
     applied = {(item.learner, item.incarnation, item.seq) for commit in commits for item in commit.inputs}
-    fates = {(f.learner, f.incarnation, f.seq): f.reason for commit in commits for f in commit.fates}
+    outcomes = {(f.learner, f.incarnation, f.seq): f.reason for commit in commits for f in commit.outcomes}
     found, whole = Account(), Counter[str]()
     for name, incarnation in sorted({(o.learner, o.incarnation) for o in offers if o.learner in set(learners)}):
         own = [offer for offer in offers if (offer.learner, offer.incarnation) == (name, incarnation)]
@@ -176,20 +176,20 @@ def account(offers: Sequence[Offer], commits: Sequence[Commit], learners: Iterab
         for fragment in range(FRAGMENTS):
             of_fragment = [offer for offer in own if offer.fragment == fragment]
             left = set(told)
-            for fate in ("merged", "late", "refused"):
-                taken = steps_of(offer for offer in of_fragment if fate_of(offer.id, applied, fates) == fate)
-                whole[fate] += len(taken & left)
+            for outcome in ("merged", "late", "refused"):
+                taken = steps_of(offer for offer in of_fragment if outcome_of(offer.id, applied, outcomes) == outcome)
+                whole[outcome] += len(taken & left)
                 left -= taken
             whole["given_up"] += len(left)
-    for fate, steps in whole.items():
-        setattr(found, fate, steps / FRAGMENTS)
+    for outcome, steps in whole.items():
+        setattr(found, outcome, steps / FRAGMENTS)
     return found
 
 
-def fate_of(offer: OfferId, applied: set[OfferId], fates: dict[OfferId, str]) -> str:
+def outcome_of(offer: OfferId, applied: set[OfferId], outcomes: dict[OfferId, str]) -> str:
     if offer in applied:
         return "merged"
-    return "late" if fates.get(offer) == "late" else "refused"
+    return "late" if outcomes.get(offer) == "late" else "refused"
 
 
 def steps_told(offers: Sequence[Offer]) -> list[int]:
@@ -213,7 +213,7 @@ def steps_of(offers: Iterable[Offer]) -> set[int]:
 def read_offers(store: Store, learners: Iterable[str]) -> Iterator[Offer]:
     """All that lie in the bucket, each incarnation's in its order."""
     for name in learners:
-        for incarnation in range(1, 1 + MOST_INCARNATIONS):
+        for incarnation in range(1, 1 + MAX_INCARNATIONS):
             for seq in count():
                 data = store.get(key := offer_key(name, incarnation, seq))
                 if data is None:
@@ -259,7 +259,7 @@ def judge(run: WatchedRun, mixing: Mixing, fault: str) -> Row:
         mixing=mixing,
         fault=fault,
         merges=sum(commit.kind == "merge" for commit in commits),
-        gap_s=longest_gap_s(commits, others),
+        gap_s=max_gap_s(commits, others),
         trained=journal.total(),
         found=everybody,
         unsent=unsent.total(),
@@ -277,7 +277,7 @@ def problems(run: WatchedRun, journal: Steps, found: Account) -> Iterator[str]:
         yield f"{replay.duplicates} offers applied twice"
     if never:
         yield f"{never.total()} steps that nobody trained"
-    most = run.processes() * MOST_UNSENT_ROUNDS * LOCAL_STEPS
+    most = run.processes() * MAX_UNSENT_ROUNDS * LOCAL_STEPS
     if (unsent := (journal - found.told).total()) > most:
         yield f"{unsent} steps of which nothing is told, where {most} may be on their way"
 

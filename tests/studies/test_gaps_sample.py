@@ -7,18 +7,18 @@ from datetime import UTC, datetime
 import pytest
 
 from diloco_cli.protocol.commits import Commit, Merge, Refuse
-from diloco_cli.protocol.records import Beginning, Event, Fate, Input, Offer, Output
+from diloco_cli.protocol.records import Beginning, Event, FragmentVersion, MergedOffer, Offer, Outcome
 from tests.studies import gaps
-from tests.studies.gaps import BATCH_TOKENS, HEADER, account, longest_gap_s
+from tests.studies.gaps import BATCH_TOKENS, HEADER, account, max_gap_s
 
 
-def commit(at_s: float, *learners: str, fates: tuple[Fate, ...] = (), seq: int = 0) -> Commit:
+def commit(at_s: float, *learners: str, outcomes: tuple[Outcome, ...] = (), seq: int = 0) -> Commit:
     """A merge of the offers `seq` of these learners; of none, a refusal."""
-    inputs = tuple(Input(name, 1, seq, 0, 0, 0, 0, 0, 1.0, "", 0) for name in learners)
+    inputs = tuple(MergedOffer(name, 1, seq, 0, 0, 0, 0, 0, 1.0, "", 0) for name in learners)
     time = datetime.fromtimestamp(at_s, UTC).isoformat()
     if not inputs:
-        return Refuse(time=time, fates=fates)
-    return Merge(slot=0, time=time, inputs=inputs, outputs=(Output(0, 0, 0, 1, "", ""),), fates=fates)
+        return Refuse(time=time, outcomes=outcomes)
+    return Merge(slot=0, time=time, inputs=inputs, outputs=(FragmentVersion(0, 0, 0, 1, "", ""),), outcomes=outcomes)
 
 
 def offer(seq: int, fragment: int, start: int, end: int, *events: Event) -> Offer:
@@ -36,15 +36,15 @@ def steps(number: int) -> Event:
 def test_a_gap_lies_between_two_merges_of_one_learner_once_all_have_taken_part() -> None:
     everybody = ("l0", "l1", "l2")
     log = [commit(0, "l0"), commit(60, *everybody), commit(61, "l0", "l1"), commit(64, "l0"), commit(65, *everybody)]
-    assert [longest_gap_s(log, (name,)) for name in everybody] == [3.0, 4.0, 5.0]
-    assert longest_gap_s(log, everybody) == 5.0
-    assert longest_gap_s(log[:1], everybody) == 0.0
+    assert [max_gap_s(log, (name,)) for name in everybody] == [3.0, 4.0, 5.0]
+    assert max_gap_s(log, everybody) == 5.0
+    assert max_gap_s(log[:1], everybody) == 0.0
 
 
 def test_every_step_is_merged_late_refused_or_given_up_of_each_fragment() -> None:
     """Fragment 0: three steps merged, two given up, one refused. Fragment 1: five late, one given up."""
     offers = [offer(0, 0, 0, 3, steps(3)), offer(1, 1, 0, 5, steps(2)), offer(2, 0, 5, 6, steps(1))]
-    log = [commit(0, "l0", fates=(Fate("l0", 1, 1, 1, "late"), Fate("l0", 1, 2, 0, "bad_payload")))]
+    log = [commit(0, "l0", outcomes=(Outcome("l0", 1, 1, 1, "late"), Outcome("l0", 1, 2, 0, "bad_payload")))]
     found = account(offers, log, ("l0",))
     assert found.told == {("l0", BATCH_TOKENS * step): 1 for step in range(6)}
     assert (found.merged, found.late, found.refused, found.given_up) == (3 / 4, 5 / 4, 1 / 4, (2 + 1 + 2 * 6) / 4)

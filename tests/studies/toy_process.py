@@ -20,7 +20,7 @@ from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.log import read_format
-from diloco_cli.protocol.records import Mixing, Output, ProcessClaim
+from diloco_cli.protocol.records import FragmentVersion, Mixing, ProcessClaim
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.randomness import nonce
@@ -43,7 +43,7 @@ class FloatWire:
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
         return float_payload(float(base - values), self._sizes[fragment])
 
-    def decode(self, output: Output, data: bytes) -> int:
+    def decode(self, output: FragmentVersion, data: bytes) -> int:
         return round(array("f", data[-4:])[0])
 
     def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None) -> int:

@@ -38,7 +38,7 @@ def is_unbounded(node: ast.AST) -> bool:
         return False
     value = node.func.value.func if isinstance(node.func.value, ast.Call) else node.func.value
     name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
-    bounds = [*node.args[1:], *(keyword.value for keyword in node.keywords if keyword.arg == "most_bytes")]
+    bounds = [*node.args[1:], *(keyword.value for keyword in node.keywords if keyword.arg == "max_bytes")]
     return name in STORES and all(isinstance(bound, ast.Constant) and bound.value is None for bound in bounds)
 
 
@@ -54,12 +54,12 @@ def test_every_read_of_a_store_has_a_bound() -> None:
 
 
 def test_the_rule_can_see() -> None:
-    unbounded = ("self.store.get(k)", "store.get(k, None)", "store.get(k, most_bytes=None)", "opened().get(k)")
-    bounded = ("home.get(k, 9)", "home.get(k, most_bytes=MOST)", "table.get(k)", "table.get(k, None)")
+    unbounded = ("self.store.get(k)", "store.get(k, None)", "store.get(k, max_bytes=None)", "opened().get(k)")
+    bounded = ("home.get(k, 9)", "home.get(k, max_bytes=MOST)", "table.get(k)", "table.get(k, None)")
     assert all(is_unbounded(ast.parse(text, mode="eval").body) for text in unbounded)
     assert not any(is_unbounded(ast.parse(text, mode="eval").body) for text in bounded)
 
 
 def test_no_protocol_code_can_read_without_a_bound() -> None:
-    with pytest.raises(TypeError, match="most_bytes"):
+    with pytest.raises(TypeError, match="max_bytes"):
         Get("commit/000000000000.json")  # type: ignore[call-arg]

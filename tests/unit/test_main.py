@@ -11,14 +11,14 @@ import pytest
 
 from diloco_cli.cli import main as boundary
 
-Outcome = tuple[int, str]
+Ending = tuple[int, str]
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[BaseException], Outcome]:
+def ending(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[BaseException], Ending]:
     """What `diloco` ends with if a command raises this: (exit status, stderr)."""
 
-    def end(error: BaseException) -> Outcome:
+    def end(error: BaseException) -> Ending:
         def fail(standalone_mode: bool) -> None:
             raise error
 
@@ -34,22 +34,22 @@ def ending(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "no space left"), (errno.EDQUOT, "quota")])
-def test_a_full_disk_is_said_to_be_one(ending: Callable[[BaseException], Outcome], number: int, words: str) -> None:
+def test_a_full_disk_is_said_to_be_one(ending: Callable[[BaseException], Ending], number: int, words: str) -> None:
     status, text = ending(OSError(number, "whatever the system says", "/somewhere/file"))
     assert status == 13
     assert words in text and "/somewhere/file" in text and "hint: " in text and "bug" not in text
 
 
-def test_a_full_disk_without_a_file_name_is_said_too(ending: Callable[[BaseException], Outcome]) -> None:
+def test_a_full_disk_without_a_file_name_is_said_too(ending: Callable[[BaseException], Ending]) -> None:
     status, text = ending(OSError(errno.ENOSPC, "full"))
     assert status == 13 and text.startswith("error: no space left on the disk\n")
 
 
-def test_a_reader_that_has_gone_is_no_error(ending: Callable[[BaseException], Outcome]) -> None:
+def test_a_reader_that_has_gone_is_no_error(ending: Callable[[BaseException], Ending]) -> None:
     assert ending(BrokenPipeError()) == (0, "")
 
 
-def test_any_other_error_of_the_system_is_a_bug(ending: Callable[[BaseException], Outcome]) -> None:
+def test_any_other_error_of_the_system_is_a_bug(ending: Callable[[BaseException], Ending]) -> None:
     status, text = ending(OSError(errno.EIO, "input/output error"))
     assert status == 1 and "a bug in diloco" in text
 

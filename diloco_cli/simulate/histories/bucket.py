@@ -27,9 +27,9 @@ class Bucket:
         self.objects[check_key(key)] = data
         return Created()
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         data = self.objects.get(key)
-        return None if data is None else beginning(data, most_bytes)
+        return None if data is None else beginning(data, max_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         data = self.objects.get(key)

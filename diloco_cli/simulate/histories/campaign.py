@@ -18,7 +18,7 @@ from diloco_cli.simulate.faulty_calls import Fault, Injected
 from diloco_cli.simulate.histories.folds import no_garbage_collection
 from diloco_cli.simulate.histories.history import History
 from diloco_cli.simulate.histories.options import DisturbanceKind, Options, drawn_options
-from diloco_cli.simulate.histories.outcome import Actors, Outcome
+from diloco_cli.simulate.histories.outcome import Actors, HistoryResult
 from diloco_cli.simulate.histories.replayer import ViolationError
 from diloco_cli.simulate.histories.script import CallFault, Disturbance, Script
 from diloco_cli.simulate.histories.shrinking import Live, Violation, violation_of
@@ -26,9 +26,9 @@ from diloco_cli.simulate.histories.shrinking import Live, Violation, violation_o
 CHUNK = 10
 AHEAD = 4  # pieces of each process
 AGAIN_EVERY = 50  # each so many-th seed is lived through again: with other wall clocks, and with nothing remembered
-MOST_VIOLATIONS = 5  # then a campaign ends: there is work to do
+MAX_VIOLATIONS = 5  # then a campaign ends: there is work to do
 SWEEP_LEARNERS, SWEEP_MERGES = 2, 10
-SWEPT_REQUESTS: tuple[DisturbanceKind, ...] = ("join", "rollback", "collect", "lift")
+SWEPT_REQUESTS: tuple[DisturbanceKind, ...] = ("join", "rollback", "collect", "readmit")
 SWEEP_TAKEOVER_S = 0.5  # so that the standby serves where the syncer dies
 SWEPT = {"before": Fault.CRASH, "after": Fault.CRASH_AFTER}
 OF_WALLS = ("time", "previous", "sum", "signature")
@@ -63,7 +63,7 @@ class Totals:
                 return length
         return 0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: HistoryResult) -> None:
         self.histories += 1
         self.commits += outcome.commits
         self.crashes += outcome.crashes
@@ -99,7 +99,7 @@ def swarm(seeds: range, tell: Tell = _silently, actors: Actors = Actors()) -> To
             command = f"diloco simulate protocol --seed {seed} --histories 1"
             live = _life_of(seed, options, actors)
             totals.violations.append(_told_of(seed, options, outcome, command, live, tell))
-            if len(totals.violations) >= MOST_VIOLATIONS:
+            if len(totals.violations) >= MAX_VIOLATIONS:
                 break
     return totals
 
@@ -108,14 +108,14 @@ def _life_of(seed: int, options: Options, actors: Actors) -> Live:
     return lambda script: lived(seed, options, actors, script=script)
 
 
-def _told_of(seed: int, options: Options, outcome: Outcome, command: str, live: Live, tell: Tell) -> Violation:
+def _told_of(seed: int, options: Options, outcome: HistoryResult, command: str, live: Live, tell: Tell) -> Violation:
     tell(f"seed {seed}: {outcome.violation}; looking for a shorter story of it")
     return violation_of(seed, options, outcome, command, live)
 
 
 def lived(
     seed: int, options: Options, actors: Actors = Actors(), other_walls: bool = False, script: Script | None = None
-) -> Outcome:
+) -> HistoryResult:
     """One history; where its turn is, or `other_walls` says so, a second time (see `_again`)."""
     outcome = _lived_once(seed, options, script, actors)
     if outcome.violation is None and (other_walls or seed % AGAIN_EVERY == 0):
@@ -130,13 +130,13 @@ def _lived_once(
     actors: Actors = Actors(),
     walls: int = 0,
     remembers: bool = True,
-) -> Outcome:
+) -> HistoryResult:
     """A history keeps nearly all that it makes until its end: looking for garbage finds nothing before."""
     with no_garbage_collection():
         return History(seed, options, script, actors, walls, remembers).live()
 
 
-def _again(seed: int, options: Options, outcome: Outcome, script: Script | None, actors: Actors) -> Outcome:
+def _again(seed: int, options: Options, outcome: HistoryResult, script: Script | None, actors: Actors) -> HistoryResult:
     """12: with every process's wall clock shifted, the log says the same, but for the times that it notes. Nor does it
     matter whether the product's code is called each time anew, or what it said is remembered. What that second life
     breaks by itself is the outcome."""
@@ -198,7 +198,7 @@ def sweep(
             command = f"diloco simulate protocol --sweep --seed {seed}{_at(point)}"
             live = _swept_life_of(seed, options, actors)
             totals.violations.append(_told_of(seed, options, outcome, command, live, tell))
-            if len(totals.violations) >= MOST_VIOLATIONS:
+            if len(totals.violations) >= MAX_VIOLATIONS:
                 break
     if last and totals.histories == len(points):
         totals.next_seed = seed + 1
@@ -255,7 +255,7 @@ def campaign(work: Iterator[Work], jobs: int, report: Callable[[Totals], None]) 
         for done in pieces:
             totals.join(done)
             report(totals)
-            if len(totals.violations) >= MOST_VIOLATIONS:
+            if len(totals.violations) >= MAX_VIOLATIONS:
                 break
     except KeyboardInterrupt:
         totals.interrupted = True

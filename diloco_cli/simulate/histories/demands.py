@@ -14,9 +14,9 @@ from diloco_cli.simulate.histories.attendance import Attendances
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.monitor import check_folded
 from diloco_cli.simulate.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
-from diloco_cli.simulate.histories.processes import LARGEST_DRIFT, Process
+from diloco_cli.simulate.histories.processes import MAX_DRIFT, Process
 from diloco_cli.simulate.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
-from diloco_cli.store.retry import LONGEST_PAUSE_S
+from diloco_cli.store.retry import MAX_PAUSE_S
 
 if TYPE_CHECKING:
     from diloco_cli.simulate.histories.history import History
@@ -26,8 +26,8 @@ SAYS_WHY_S = 15.0
 CALLS_OF_EACH = 100  # while a syncer takes in what a learner has offered in the meantime
 FRAGMENT_ROUNDS = 12  # longer than that nobody who offers leaves out a fragment
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # longer than all of these nobody is silent who may offer
-POLLS_A_SECOND = 1.5 * (1 + LARGEST_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
-LOOKS_A_SECOND = (1 + LARGEST_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, where slots are short and nothing comes
+POLLS_A_SECOND = 1.5 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
+LOOKS_A_SECOND = (1 + MAX_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, where slots are short and nothing comes
 COLLECTS_BELOW = 0.03  # of a slot, for a call of the store for each learner: then a syncer has time to collect
 GOOD_ENDS = (0, FencedError.exit_status)
 
@@ -94,9 +94,9 @@ class Healthy:
         history, role = self.history, process.role
         replayer, free_s = history.monitor.replayer, process.free_s
         if history.region is not None and role in history.region.residents:
-            if process.offered is not None and process.offered not in replayer.fated:
+            if process.offered is not None and process.offered not in replayer.settled:
                 return True
-            free_s = self.free_s + LONGEST_PAUSE_S + TRIES_AGAIN_S
+            free_s = self.free_s + MAX_PAUSE_S + TRIES_AGAIN_S
         if history.world.now_s < free_s:
             return True
         if not process.incarnation:
@@ -110,13 +110,13 @@ class Healthy:
         joiner = process.role in self.history.disturber.joiners and process.status == UsageError.exit_status
         if process.status in GOOD_ENDS or joiner:
             return
-        excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + LONGEST_PAUSE_S
+        excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + MAX_PAUSE_S
         expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
 
     def check(self) -> None:
         """The log grows, and with merges: a skip brings nobody forward."""
         history, options = self.history, self.history.options
-        apart_s = 0.0 if history.region is None else LONGEST_PAUSE_S + TRIES_AGAIN_S
+        apart_s = 0.0 if history.region is None else MAX_PAUSE_S + TRIES_AGAIN_S
         waits_s = 2 * options.skip_after_s + 20 * options.slot_s * options.slowest
         bound_s = SETTLES_S + apart_s + self.takes_in_s + waits_s
         gap_s = history.world.now_s - max(self.merged_s, self.free_s)

@@ -59,9 +59,9 @@ class Disturber:
         self.let_in()
 
     def let_in(self) -> None:
-        """Operators lift the quarantine of whoever behaves again: no other learner may need it."""
+        """Operators readmit the quarantine of whoever behaves again: no other learner may need it."""
         for name in sorted(self.history.monitor.replayer.kept_out):
-            self._ask("lift", learner=name)
+            self._ask("readmit", learner=name)
 
     # -- processes ----------------------------------------------------------------------------------------------
 
@@ -187,8 +187,8 @@ class Disturber:
         self._operate(alone)
         self._resume_later(disturbance.for_s)
 
-    def _lift(self, disturbance: Disturbance) -> None:
-        self._ask("lift", learner=disturbance.target)
+    def _readmit(self, disturbance: Disturbance) -> None:
+        self._ask("readmit", learner=disturbance.target)
 
     def _rollback(self, disturbance: Disturbance) -> None:
         """To a commit before the head as this history knows it; the log may refuse it."""

@@ -3,7 +3,7 @@
 Many simulated processes read one log. What the product's own code made of the same bytes is remembered:
 
     encode   a record is frozen, so it gives the same bytes each time
-    decode   the same bytes, sealed or not, as the same kind of record, up to the same schema, give an equal record;
+    decode   the same bytes, signed or not, as the same kind of record, up to the same schema, give an equal record;
              those that were encoded here, the original
     fold     a pure function of (state, bytes): the second process to fold the same bytes onto the very same state
              object gets the object that the first one got; a state of another origin is folded anew
@@ -27,7 +27,7 @@ from typing import Any
 from diloco_cli.protocol import log, wire
 from diloco_cli.protocol.records import SCHEMA, RunFormat
 from diloco_cli.protocol.state import RunState
-from diloco_cli.signing import unsealed
+from diloco_cli.signing import body_of
 
 EMPTY = RunState()
 PROTOCOL = "diloco_cli.protocol."
@@ -90,7 +90,7 @@ def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
     def remembered_decode(kind: type[Any], data: bytes, where: str, schema: int | None = None) -> Any:
         found = known.get((kind, data, schema))
         if found is None:
-            body = unsealed(data)  # readers pass over what seals a record
+            body = body_of(data)  # readers pass over what signs a record
             found = known.get((kind, body, schema)) or decode(kind, data, where, schema)
             known[kind, data, schema] = found
         return found

@@ -20,10 +20,10 @@ from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.demands import Healthy, check_bucket, check_restart
 from diloco_cli.simulate.histories.disturbances import Disturber
 from diloco_cli.simulate.histories.folds import remembered, tuned
-from diloco_cli.simulate.histories.ledger import check_fates, most_lost
+from diloco_cli.simulate.histories.ledger import check_outcomes, max_lost
 from diloco_cli.simulate.histories.monitor import Monitor
 from diloco_cli.simulate.histories.options import REGION, Options, run_of
-from diloco_cli.simulate.histories.outcome import Actors, Moment, Outcome
+from diloco_cli.simulate.histories.outcome import Actors, HistoryResult, Moment
 from diloco_cli.simulate.histories.processes import Process
 from diloco_cli.simulate.histories.region import Region
 from diloco_cli.simulate.histories.replayer import LIVENESS, Replayer, ViolationError, expect
@@ -34,11 +34,11 @@ from diloco_cli.simulate.histories.witness import Beliefs
 from diloco_cli.simulate.world import Actor, World
 from diloco_cli.store.port import Created
 
-LONGEST_FAULTY = 3.0  # times an undisturbed run
+MAX_FAULTY = 3.0  # times an undisturbed run
 TEND_EVERY_S = 1.0
 LEAVE_S = 90.0
 LAST_LOOK_S, LAST_CALLS = 0.1, 40  # from the last look for offers to the run's end: calls for each learner
-MOST_EVENTS, EVENTS_A_MERGE = 400_000, 200  # of a phase; of each learner
+MAX_EVENTS, EVENTS_A_MERGE = 400_000, 200  # of a phase; of each learner
 FRAMES_TOLD = 4
 SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual latency
 
@@ -56,7 +56,7 @@ class WatchedWorld(World):
         if type(operation) is There:
             operation = operation.operation
         if type(operation) is Get:
-            return bucket.get(operation.key, operation.most_bytes)
+            return bucket.get(operation.key, operation.max_bytes)
         before = bucket.get(operation.key) if type(operation) is Delete else None
         answer = self._perform_at(bucket, actor, operation)
         self.history.took_effect(actor, operation, answer, before, watcher)
@@ -100,7 +100,7 @@ class History:
         self._begin()
 
     def _begin(self) -> None:
-        self.bucket.objects[FORMAT_KEY] = self.run.keyring.seal(LOG, FORMAT_KEY, encode(self.run))
+        self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run))
         self.world.on_end = self.supervisor.ended
         self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
         if self.region is not None:
@@ -112,9 +112,9 @@ class History:
 
     # -- from beginning to end ----------------------------------------------------------------------------------
 
-    def live(self) -> Outcome:
+    def live(self) -> HistoryResult:
         """Both phases and the last checks. A violation is part of the outcome, not an error."""
-        outcome = Outcome()
+        outcome = HistoryResult()
         try:
             memory = remembered() if self.remembers else nullcontext()
             with tuned(**self.options.constants), memory:
@@ -150,8 +150,8 @@ class History:
             self.supervisor.start_learner(name, self.draw.uniform() * self.options.slot_s)
         for disturbance in self.disturbances:
             self.world.call_at(disturbance.at_s, lambda d=disturbance: self.disturber.strike(d))  # type: ignore[misc]
-        longest_s = LONGEST_FAULTY * self.options.merges * self.options.slot_s
-        self._go_on(self._faulty_phase_over, longest_s if self.options.faulty_share <= 1.0 else LEAVE_S)
+        max_s = MAX_FAULTY * self.options.merges * self.options.slot_s
+        self._go_on(self._faulty_phase_over, max_s if self.options.faulty_share <= 1.0 else LEAVE_S)
         self._heal()
         self._go_on(self._over, LEAVE_S + 60 * self.options.merges * max(1.0, self.options.slot_s))
         expect(self._over(), LIVENESS, f"the run does not end: {self.standing()}")
@@ -164,7 +164,7 @@ class History:
         """`until` is asked whenever something has changed: a commit, the end of a process."""
         world, next_one, advance = self.world, self.world.next_due, self.world.advance
         deadline_s, events, seen = world.now_s + within_s, 0, -1
-        most = MOST_EVENTS + EVENTS_A_MERGE * self.options.merges * self.options.learners
+        most = MAX_EVENTS + EVENTS_A_MERGE * self.options.merges * self.options.learners
         while True:
             if seen != self.changes:
                 seen = self.changes
@@ -287,8 +287,8 @@ class History:
         replayer = Replayer(self.bucket, self.run).read().check_published(at_home)
         if self.region is not None:
             self.region.check_at_the_end(apart)
-        most = most_lost(self.run, max(replayer.batches.values()))
-        self.lost_tokens = check_fates(self.beliefs.accounts, replayer, self.run.num_fragments, most)
+        most = max_lost(self.run, max(replayer.batches.values()))
+        self.lost_tokens = check_outcomes(self.beliefs.accounts, replayer, self.run.num_fragments, most)
         check_restart(self, replayer)
         if self.healthy is not None:
             self.healthy.check_operations()

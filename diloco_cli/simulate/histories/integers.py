@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.ports import Merged, Refused
-from diloco_cli.protocol.records import Offer, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Offer, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
@@ -147,7 +147,7 @@ class FailingEvaluator:
     def __init__(self) -> None:
         self.asked: int | None = None
 
-    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
         self.asked = n
         return True
 

@@ -13,7 +13,7 @@ from diloco_cli.protocol import learner as product
 from diloco_cli.protocol.learner import PAUSE_S
 from diloco_cli.protocol.operations import Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped
-from diloco_cli.protocol.records import Mixing, Offer, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.integers import delta_bytes, gradient, numbers, rounded
 from diloco_cli.simulate.histories.moments import FRESH, moments_bytes, read_moments
@@ -88,7 +88,7 @@ class IntegerWire:
 
     def __init__(self, habits: Habits, feeds_back: bool) -> None:
         self.habits, self.feeds_back = habits, feeds_back
-        self.casts: dict[Output, bytes] = {}
+        self.casts: dict[FragmentVersion, bytes] = {}
         self.left: dict[tuple[int, int | None], int] = {}
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
@@ -99,7 +99,7 @@ class IntegerWire:
             self.left[fragment, seq] = wanted - delta
         return delta_bytes(delta if poison is None else poison)
 
-    def decode(self, output: Output, data: bytes) -> int:
+    def decode(self, output: FragmentVersion, data: bytes) -> int:
         self.casts[output] = data
         (value,) = numbers(data, "cast")
         return value

@@ -1,4 +1,4 @@
-"""What became of all data that learners processed: each range has one fate in each fragment.
+"""What became of all data that learners processed: each range has one outcome in each fragment.
 
     applied     a merge used an offer that holds it (a rollback may have gone behind that merge: it is applied still)
     discarded   its learner gave it up, with a reason: an adoption took its place, a predecessor's offer was ahead
@@ -61,15 +61,15 @@ class Account:
         self.held[fragment] = self.unsent[fragment] = position
 
 
-def most_lost(run: RunFormat, batch_tokens: int) -> int:
+def max_lost(run: RunFormat, batch_tokens: int) -> int:
     """Tokens that one incarnation can take with it: those of as many steps as may lie between two adoptions of a
     fragment, by the drift bound and by the age of what an offer may be based on."""
     sync = run.settings.sync
     return (sync.drift_rounds + sync.staleness_rounds + 2) * sync.every * batch_tokens
 
 
-def check_fates(accounts: Iterable[Account], replayer: Replayer, fragments: int, most: int) -> int:
-    """4: raises at the first range with no fate, or with two, and where an incarnation took more than `most` tokens
+def check_outcomes(accounts: Iterable[Account], replayer: Replayer, fragments: int, most: int) -> int:
+    """4: raises at the first range with no outcome, or with two, and where an incarnation took more than `most` tokens
     with it. Returns how many were lost like that, in the fragment of which most were."""
     applied: dict[tuple[str, int], list[Applied]] = {}
     for item in replayer.applied:

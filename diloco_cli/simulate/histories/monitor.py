@@ -1,7 +1,7 @@
 """Watches every write of a history as it takes effect, and every belief as it arises; the replayer does the sums.
 
 Invariants that only show while things happen: 1 (each key of the log has had one content, ever), 6 (adoptions), 7 (own
-offers), 9 (deletions), 11 (who writes where); and liveness: fates, gaps between commits, operations a round.
+offers), 9 (deletions), 11 (who writes where); and liveness: outcomes, gaps between commits, operations a round.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 from diloco_cli.digests import digest
 from diloco_cli.protocol.collection import KEPT_MOMENTS
 from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import STANDBY_BEATS, SYNCER
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.keys import STANDBY_HEARTBEATS, SYNCER
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.moments import MomentsWatch
-from diloco_cli.simulate.histories.processes import LARGEST_DRIFT
+from diloco_cli.simulate.histories.processes import MAX_DRIFT
 from diloco_cli.simulate.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect
 
 OPERATOR = "operator"
-OF_SYNCERS = ("epoch/", "commit/", "state/", "cast/", "snapshot/", "hint/", f"beat/{SYNCER}", STANDBY_BEATS)
+OF_SYNCERS = ("epoch/", "commit/", "state/", "cast/", "snapshot/", "hint/", f"heartbeat/{SYNCER}", STANDBY_HEARTBEATS)
 OF_OPERATORS = ("request/", "epoch/", "commit/", "state/", "cast/")  # with no syncer alive a command commits itself
-OVERWRITTEN = ("hint/", "beat/")
+OVERWRITTEN = ("hint/", "heartbeat/")
 NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/")
 INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be refused
     "late", "too_early", "old_incarnation", "superseded", "before_rollback", "unknown_base", "base_consumed",
     "data_overlap", "run_over",
 })  # fmt: skip
-FATE_ROUNDS = 2  # of merges: fates travel with them, and a skip leaves the offers of its slot to the next merge
-FATE_APART_S = 25.0  # of what was carried home: a call of that thread may have been slow since before faults ceased
+OUTCOME_ROUNDS = 2  # of merges: outcomes travel with them, and a skip leaves the offers of its slot to the next merge
+OUTCOME_APART_S = 25.0  # of what was carried home: a call of that thread may have been slow since before faults ceased
 ANSWER_MERGES, ANSWER_S = 4, 20.0  # longer than both no request waits for its answer, with somebody serving
-FATE_S = 4.0  # at the least: a new incarnation is looked for only every second of the syncer's own clock
+OUTCOME_S = 4.0  # at the least: a new incarnation is looked for only every second of the syncer's own clock
 
 
 def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ..
     if role == OPERATOR:
         return OF_OPERATORS
     own = tuple(f"{kind}/{role}/" for kind in ("incarnation", "offer", "delta", "inner"))
-    return (*own, f"beat/{role}.json", "request/")
+    return (*own, f"heartbeat/{role}.json", "request/")
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Floors:
 
     def past_grace(self, now_s: float) -> int:
         """The newest one behind which readers have had their time, by the fastest of all clocks; 0 if there is none."""
-        since_s = now_s - self.grace_s / (1.0 + LARGEST_DRIFT)
+        since_s = now_s - self.grace_s / (1.0 + MAX_DRIFT)
         return next((floor for floor, shown_s in reversed(self.shown) if shown_s <= since_s), 0)
 
 
@@ -69,9 +69,9 @@ class Monitor:
     """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more, and `_grows`: the log
     has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end.
     `suspects`: learners that said what no honest one says, or whose payload the store has damaged.
-    `_fresh`: of each offer without a fate, the merges after which its slot is due, and when it appeared; `_asked`: of
-    each request without an answer, how many merges there were when it came, or when the one before it got its answer,
-    and when that was; `_serving`: the same of when the newest syncer began to serve."""
+    `_fresh`: of each offer without an outcome, the merges after which its slot is due, and when it appeared;
+    `_asked`: of each request without an answer, how many merges there were when it came, or when the one before it got
+    its answer, and when that was; `_serving`: the same of when the newest syncer began to serve."""
 
     bucket: Bucket
     run: RunFormat
@@ -149,10 +149,10 @@ class Monitor:
             self._check_version(kind, int(rest[:4]), int(rest[5:17]), int(rest[18:28]), key, floor)
         elif kind == "delta":
             learner, incarnation, name = rest.split("/")
-            fated_n = self.replayer.fated_at.get((learner, int(incarnation), int(name[:10])))
+            settled_n = self.replayer.settled_at.get((learner, int(incarnation), int(name[:10])))
             old = int(incarnation) < self.replayer.floors[learner]
-            known = old or (fated_n is not None and fated_n <= floor)
-            expect(known, "9", f"{key} was deleted, which has no fate behind the floor {floor}")
+            known = old or (settled_n is not None and settled_n <= floor)
+            expect(known, "9", f"{key} was deleted, which has no outcome behind the floor {floor}")
         elif kind == "inner":
             enough = _later_moments(key, floors.bucket) >= KEPT_MOMENTS
             expect(enough, "9", f"{key} was deleted, which a restart may ask for")
@@ -191,7 +191,7 @@ class Monitor:
         if commit["request"] is not None:
             later = {number: at for number, at in self._asked.items() if number > commit["request"]}
             self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other
-        for item in (*commit.get("inputs", ()), *commit["fates"]):
+        for item in (*commit.get("inputs", ()), *commit["outcomes"]):
             self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
         if commit["kind"] == "epoch_start":
             self._serving = self.replayer.merges, now_s
@@ -200,13 +200,13 @@ class Monitor:
         if commit["kind"] == "finish" and self._grows:
             self._check_finish(now_s)
         self._grows = True
-        rounds = FATE_ROUNDS * self.run.num_fragments
+        rounds = OUTCOME_ROUNDS * self.run.num_fragments
         for (learner, incarnation, seq), (merges, since_s) in self._fresh.items():
-            within_s = FATE_APART_S if learner in self._apart else FATE_S
+            within_s = OUTCOME_APART_S if learner in self._apart else OUTCOME_S
             merged = self.replayer.merges - max(merges, self._serving[0])
             late = merged > rounds + 1 and now_s - max(since_s, self._serving[1]) > within_s
             current = incarnation >= self.replayer.floors[learner]
-            text = f"offer {incarnation}/{seq} of {learner} has no fate after {merged} merges"
+            text = f"offer {incarnation}/{seq} of {learner} has no outcome after {merged} merges"
             expect(not (late and current), LIVENESS, text)
 
     def check_answers(self, free_s: float, now_s: float) -> None:
@@ -218,23 +218,24 @@ class Monitor:
 
     def _check_blame(self, commit: Plain) -> None:
         """Nobody is blamed for what it has not done."""
-        for fate in commit["fates"]:
-            fair = fate["reason"] in INNOCENT or fate["learner"] in self.suspects
-            text = f"offer {fate['incarnation']}/{fate['seq']} of {fate['learner']} was refused: {fate['reason']}"
+        for outcome in commit["outcomes"]:
+            fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects
+            offer = f"offer {outcome['incarnation']}/{outcome['seq']} of {outcome['learner']}"
+            text = f"{offer} was refused: {outcome['reason']}"
             expect(fair, BLAME, f"{text}, and nothing was wrong with it")
         if commit["kind"] == "quarantine":
             expect(commit["learner"] in self.suspects, BLAME, f"{commit['learner']} is kept out, and did nothing wrong")
 
     def _check_finish(self, now_s: float) -> None:
-        """4: the run's end gives a fate to all that a syncer could find by then: it looks before it ends the run."""
+        """4: the run's end settles all that a syncer could find by then: it looks before it ends the run."""
         for (learner, incarnation, seq), (_, since_s) in self._fresh.items():
             home = learner not in self._apart and incarnation >= self.replayer.floors[learner]
-            text = f"offer {incarnation}/{seq} of {learner} has no fate, {now_s - since_s:.2f} s before the end"
+            text = f"offer {incarnation}/{seq} of {learner} has no outcome, {now_s - since_s:.2f} s before the end"
             expect(not home or now_s - since_s <= self.last_look_s(), "4", text)
 
     # -- beliefs ------------------------------------------------------------------------------------------------
 
-    def on_adoption(self, learner: str, output: Output, cast: bytes) -> None:
+    def on_adoption(self, learner: str, output: FragmentVersion, cast: bytes) -> None:
         """6: nobody ever adopts a version that is not in the log."""
         self.adopted += 1
         known = next((v for v in self.replayer.versions[output.fragment] if v.number == output.version), None)
@@ -278,10 +279,12 @@ def check_folded(state: RunState, replayer: Replayer, run: RunFormat) -> None:
         share = replayer.shares.get(name, 0)
         expect(known.token_parameters == share, "10", f"{name}: a share of {known.token_parameters} instead of {share}")
         next_seq = 0
-        while (name, known.floor, next_seq) in replayer.fated:
+        while (name, known.floor, next_seq) in replayer.settled:
             next_seq += 1
         expect(known.next_seq == next_seq, "10", f"{name}: watermark {known.next_seq} instead of {next_seq}")
-        later = {s for who, of, s in replayer.fated if (who, of) == (name, known.floor) and s > next_seq}
-        expect(set(known.fated) == later, "10", f"{name}: fates of {set(known.fated)} beyond it instead of {later}")
+        later = {s for who, of, s in replayer.settled if (who, of) == (name, known.floor) and s > next_seq}
+        expect(
+            set(known.settled) == later, "10", f"{name}: outcomes of {set(known.settled)} beyond it instead of {later}"
+        )
     ends = {(n, fragment): a.data_end for n, known in state.learners.items() for fragment, a in known.applied.items()}
     expect(ends == dict(replayer.ends), "10", f"applied data ends at {ends} instead of {dict(replayer.ends)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, get_args
 
-from diloco_cli.config.impossible import longest_overlap
+from diloco_cli.config.impossible import max_overlap
 from diloco_cli.config.settings import (
     ColdStartSettings,
     DataSettings,
@@ -32,14 +32,14 @@ GRACE_S = 1.0  # of readers, before anything is deleted
 REGION = "apart"  # the one with a bucket of its own, in some histories
 SLOWEST = "l0"  # its steps take `slowest` times as long
 SPARE_SHARDS = 2  # for islands that join
-MOST_LEARNERS = 16
+MAX_LEARNERS = 16
 SHORT_MERGES, LONG_MERGES, LONG_SHARE = (5, 8), (100, 300), 0.01
 SECRET = Secret("of histories, " * 3, "a history")
 POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
 
 DisturbanceKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
-    "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "lift", "rollback",
+    "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
     "collect",
 ]  # fmt: skip
 MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
@@ -146,14 +146,14 @@ def drawn_options(seed: int) -> Options:
     draw = Stream(seed, "options")
     learners = draw.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 4))
     if draw.chance(0.04):
-        learners = draw.choice((5, 6, 7, 8, 8, MOST_LEARNERS))
+        learners = draw.choice((5, 6, 7, 8, 8, MAX_LEARNERS))
     fragments = draw.choice((1, 1, 2, 2, 3, 4))
     quorum = 1 if draw.chance(0.6) else draw.whole(1, min(learners, 4))
     step_s = draw.choice((0.05, 0.05, 0.1, 0.5))
     steps_a_slot = draw.choice((1, 2, 2, 3))
     every = steps_a_slot * fragments
     at_tau = draw.chance(0.1)
-    longest = longest_overlap(every, fragments)
+    longest = max_overlap(every, fragments)
     return Options(
         learners=learners,
         syncers=draw.choice((1, 1, 1, 1, 2, 3)),

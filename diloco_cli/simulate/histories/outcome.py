@@ -32,7 +32,7 @@ class Actors:
 
 
 @dataclass
-class Outcome:
+class HistoryResult:
     """How a history ended. `lost_tokens`: that processes took with them when they ended, of all `processed_tokens`, in
     the fragment of which most were lost. `tail`: everything worth telling, in its order; `objects`: what then lies in
     the bucket, and under `apart/` in the region's, if there is one."""

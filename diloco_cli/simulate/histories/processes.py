@@ -10,16 +10,16 @@ from math import inf
 from typing import Any
 
 from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import OfferId, Output, ProcessClaim
+from diloco_cli.protocol.records import FragmentVersion, OfferId, ProcessClaim
 from diloco_cli.protocol.syncer import Syncer
 from diloco_cli.simulate.histories.client import Client
 from diloco_cli.simulate.histories.stream import Stream
 from diloco_cli.simulate.world import Actor, World
-from diloco_cli.store.retry import LONGEST_PAUSE_S
+from diloco_cli.store.retry import MAX_PAUSE_S
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: histories carry no real date
-LARGEST_OFFSET_S = 1e6
-LARGEST_DRIFT = 0.2  # of a process's own clock
+MAX_OFFSET_S = 1e6
+MAX_DRIFT = 0.2  # of a process's own clock
 EVALUATION_ASKS = 3
 MakeClient = Callable[[Callable[[], float], Callable[[], float]], Client]
 
@@ -65,9 +65,9 @@ class Process:
     def __post_init__(self) -> None:
         self.name = f"{self.role}.{self.number}"
         draw = Stream(self.seed, f"clock of {self.name}")
-        self.clock_s = draw.between(0.0, LARGEST_OFFSET_S)
-        self.clock_rate = 1.0 + LARGEST_DRIFT * draw.between(-1.0, 1.0)
-        self.wall_s = LARGEST_OFFSET_S * Stream(self.seed, f"wall {self.walls} of {self.name}").between(-1.0, 1.0)
+        self.clock_s = draw.between(0.0, MAX_OFFSET_S)
+        self.clock_rate = 1.0 + MAX_DRIFT * draw.between(-1.0, 1.0)
+        self.wall_s = MAX_OFFSET_S * Stream(self.seed, f"wall {self.walls} of {self.name}").between(-1.0, 1.0)
         self.started_s = self.world.now_s
 
     def start(self, steps: Steps[Any], thread: str = "", delay_s: float = 0.0) -> Actor:
@@ -98,7 +98,7 @@ class Process:
     def held_until_s(self) -> float:
         """From then on no thread waits for a call that a fault has struck by now; an error that is still on its way
         costs one more of the client's pauses."""
-        pauses_s = (LONGEST_PAUSE_S / actor.clock_rate if actor.thrown is not None else 0.0 for actor in self.threads)
+        pauses_s = (MAX_PAUSE_S / actor.clock_rate if actor.thrown is not None else 0.0 for actor in self.threads)
         waits = zip(self.threads, pauses_s, strict=True)
         return max((actor.wake_s + pause_s for actor, pause_s in waits if not actor.ended), default=0.0)
 
@@ -135,7 +135,7 @@ class Process:
 
     def time_text(self) -> str:
         """This process's wall clock, which may be off by days, and jump."""
-        at = START + timedelta(seconds=LARGEST_OFFSET_S * 2 + self.wall_s + self.world.now_s)
+        at = START + timedelta(seconds=MAX_OFFSET_S * 2 + self.wall_s + self.world.now_s)
         return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -146,7 +146,7 @@ class SlowEvaluator:
         self._n: int | None = None
         self._asked = 0
 
-    def submit(self, n: int, outputs: tuple[Output, ...], final: bool) -> bool:
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
         if self._n is not None:
             return False
         self._n, self._asked = n, 0

@@ -86,13 +86,13 @@ class Replayer:
         self.n = -1
         self.previous = ""
         self.epoch = 0
-        self.fated: dict[OfferId, str] = {}
+        self.settled: dict[OfferId, str] = {}
         self.bases: set[tuple[str, int, int]] = set()
         self.ends: dict[tuple[str, int], int] = defaultdict(int)
         self.floors: dict[str, int] = defaultdict(int)
         self.versions: dict[int, list[Version]] = defaultdict(list)
         self.token_parameters = 0
-        self.fated_at: dict[OfferId, int] = {}
+        self.settled_at: dict[OfferId, int] = {}
         self.slot = self.merges = 0
         self.kinds: list[str] = []
         self.batches = {island.name: island.batch_tokens for island in run.islands}
@@ -144,11 +144,11 @@ class Replayer:
         if commit["kind"] in ("merge", "skip"):
             expect(commit["slot"] == self.slot, "1", f"slot {commit['slot']} where {self.slot} was due")
             self.slot += 1
-        for fate in commit["fates"]:
-            self._settle(fate, fate["reason"])
+        for outcome in commit["outcomes"]:
+            self._settle(outcome, outcome["reason"])
         if commit["kind"] == "membership":
             self._membership(commit["island"])
-        if commit["kind"] in ("quarantine", "lift"):
+        if commit["kind"] in ("quarantine", "readmit"):
             out = commit["kind"] == "quarantine"
             expect((commit["learner"] in self.kept_out) != out, "1", f"commit {n}, a {commit['kind']}, changes nothing")
             self.kept_out ^= {commit["learner"]}
@@ -164,7 +164,7 @@ class Replayer:
         self.shares_after.append(self.shares)
         for output in commit.get("outputs", ()):
             self._output(output, n)
-        for item in (*commit.get("inputs", ()), *commit["fates"]):
+        for item in (*commit.get("inputs", ()), *commit["outcomes"]):
             self.floors[item["learner"]] = max(self.floors[item["learner"]], item["incarnation"])
         if commit["kind"] == "finish":
             target = self.run.settings.train.tokens
@@ -184,10 +184,10 @@ class Replayer:
         self.batches[island["name"]] = island["batch_tokens"]
         expect(len(self.batches) <= self.shards, "2", "two islands would read one shard")
 
-    def _settle(self, item: Plain, fate: str) -> None:
+    def _settle(self, item: Plain, outcome: str) -> None:
         offer_id = (item["learner"], item["incarnation"], item["seq"])
-        expect(offer_id not in self.fated, "2", f"offer {offer_id} was {self.fated.get(offer_id)}, now {fate}")
-        self.fated[offer_id], self.fated_at[offer_id] = fate, self.n
+        expect(offer_id not in self.settled, "2", f"offer {offer_id} was {self.settled.get(offer_id)}, now {outcome}")
+        self.settled[offer_id], self.settled_at[offer_id] = outcome, self.n
 
     def _roll_back(self, rollback: Plain, n: int) -> None:
         """Every fragment is what it was, under a new number; what was merged since counts no more."""

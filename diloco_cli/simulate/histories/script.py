@@ -11,12 +11,12 @@ from diloco_cli.simulate.faulty_calls import OF_READ_BACK, OF_READS, Fault, Inje
 from diloco_cli.simulate.histories.options import DisturbanceKind, Options
 from diloco_cli.simulate.histories.stream import Stream
 
-LONGEST_LATE_S = (0.05, 0.5, 2.0, 20.0)
-LONGEST_PAUSE_S = (0.1, 0.5, 2.0, 10.0)
-LONGEST_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
+MAX_LATE_S = (0.05, 0.5, 2.0, 20.0)
+MAX_PAUSE_S = (0.1, 0.5, 2.0, 10.0)
+MAX_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
 OF_PROCESSES = frozenset({"kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump"})
 WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
-OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "lift"})
+OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "readmit"})
 CHECKED = (  # bytes that may come damaged
     "delta/", "state/", "cast/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
 )  # fmt: skip
@@ -80,7 +80,7 @@ def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tup
     for kind in options.disturbances:
         for _ in range(draw.whole(1, 3)):
             target = SYNCER if draw.chance(0.4) and kind not in OF_LEARNERS else draw.choice(names)
-            at_s, for_s = draw.between(0.0, span_s), draw.choice(LONGEST_AWAY_S) * draw.uniform()
+            at_s, for_s = draw.between(0.0, span_s), draw.choice(MAX_AWAY_S) * draw.uniform()
             which = draw.choice(WHICH) if kind in OF_PROCESSES else 0
             for_s *= draw.choice((-1, 1)) if kind == "wall_jump" else 1
             found.append(Disturbance(round(at_s, 6), kind, target, round(for_s, 6), which))
@@ -139,9 +139,9 @@ def _seconds(kind: Fault, bits: int) -> float:
     """How long the fault delays what it delays; where a flipped bit is."""
     scale, share = bits & 3, (bits >> 2 & 0xFF) / 256
     if kind in (Fault.LATE, Fault.CRASH_LATE, Fault.SLOW):
-        return LONGEST_LATE_S[scale] * (share + 0.01)
+        return MAX_LATE_S[scale] * (share + 0.01)
     if kind is Fault.FLIPPED:
         return bits / (1 << _SECONDS_BITS)
     if kind is Fault.TWICE:
-        return LONGEST_LATE_S[scale] * share if scale else 0.0
-    return LONGEST_PAUSE_S[scale] * (share + 0.01) if kind is Fault.PAUSE else 0.0
+        return MAX_LATE_S[scale] * share if scale else 0.0
+    return MAX_PAUSE_S[scale] * (share + 0.01) if kind is Fault.PAUSE else 0.0

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diloco_cli.simulate.histories.options import Options
-from diloco_cli.simulate.histories.outcome import Outcome
+from diloco_cli.simulate.histories.outcome import HistoryResult
 from diloco_cli.simulate.histories.script import Script
 from diloco_cli.simulate.histories.telling import told
 
-MOST_RUNS = 150
+MAX_RUNS = 150
 TAIL = 12
-Live = Callable[[Script], Outcome]
+Live = Callable[[Script], HistoryResult]
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Violation:
     command: str
 
 
-def shortest(outcome: Outcome, live: Live) -> tuple[Script, Outcome]:
+def shortest(outcome: HistoryResult, live: Live) -> tuple[Script, HistoryResult]:
     """The fewest of its faults with which the same invariant breaks, as far as so many runs can tell. `live`: the same
     history with these faults only, lived as the one of `outcome` was."""
     found, script, runs = outcome, outcome.faulty, 0
     kept = list(range(len(script)))
     size = len(kept)
-    while size >= 1 and runs < MOST_RUNS:
+    while size >= 1 and runs < MAX_RUNS:
         removed = False
         for start in range(0, len(kept), size):
             fewer = kept[:start] + kept[start + size :]
@@ -41,17 +41,17 @@ def shortest(outcome: Outcome, live: Live) -> tuple[Script, Outcome]:
             if _invariant_of(again) == _invariant_of(found):
                 kept, found, removed = fewer, again, True
                 break
-            if runs >= MOST_RUNS:
+            if runs >= MAX_RUNS:
                 break
         size = min(size, len(kept)) if removed else size // 2
     return script.kept(kept), found
 
 
-def _invariant_of(outcome: Outcome) -> str | None:
+def _invariant_of(outcome: HistoryResult) -> str | None:
     return None if outcome.violation is None else outcome.violation.invariant
 
 
-def violation_of(seed: int, options: Options, outcome: Outcome, command: str, live: Live) -> Violation:
+def violation_of(seed: int, options: Options, outcome: HistoryResult, command: str, live: Live) -> Violation:
     """The story of a history that broke an invariant."""
     assert outcome.violation is not None
     script, shown = shortest(outcome, live)

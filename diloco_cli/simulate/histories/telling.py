@@ -8,17 +8,17 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.simulate.histories.options import REGION
-from diloco_cli.simulate.histories.outcome import Moment, Outcome
+from diloco_cli.simulate.histories.outcome import HistoryResult, Moment
 
 _HEX = re.compile(r"(-[a-z0-9]+-[0-9a-f]{8})[0-9a-f]{56}")
 
 
-def told(outcome: Outcome, last: int) -> list[str]:
+def told(outcome: HistoryResult, last: int) -> list[str]:
     """The last so many moments."""
     return [_line(moment, outcome.objects) for moment in outcome.tail[-last:]]
 
 
-def trace_of(outcome: Outcome) -> str:
+def trace_of(outcome: HistoryResult) -> str:
     """A digest of everything that happened and of all that was written."""
     happened = [f"{when_s!r} {text} {key}" for when_s, text, key in outcome.tail]
     lies = [f"{key} {digest(data)}" for key, data in sorted(outcome.objects.items())]
@@ -50,5 +50,5 @@ def _commit(commit: dict[str, Any]) -> str:
     parts = [commit["kind"]]
     parts += [f"slot {commit['slot']}"] if "slot" in commit else []
     parts += [f"{item['learner']} {item['incarnation']}/{item['seq']}" for item in commit.get("inputs", ())]
-    parts += [f"{item['learner']} {item['incarnation']}/{item['seq']} {item['reason']}" for item in commit["fates"]]
+    parts += [f"{item['learner']} {item['incarnation']}/{item['seq']} {item['reason']}" for item in commit["outcomes"]]
     return ", ".join(parts)

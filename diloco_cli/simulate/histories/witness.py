@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from diloco_cli.protocol import learner as product
 from diloco_cli.protocol.cold_start import beginners
 from diloco_cli.protocol.observer import Observer, Phase
-from diloco_cli.protocol.progress import Draft
-from diloco_cli.protocol.records import Offer, OfferId, Output
+from diloco_cli.protocol.progress import OfferDraft
+from diloco_cli.protocol.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.training import is_over
 from diloco_cli.simulate.histories.ledger import Account
@@ -29,7 +29,7 @@ class Beliefs:
 
     offers: dict[OfferId, bytes] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)
-    on_adoption: Callable[[str, Output, bytes], None] = lambda learner, output, cast: None
+    on_adoption: Callable[[str, FragmentVersion, bytes], None] = lambda learner, output, cast: None
     on_publication: Callable[[OfferId, bytes], None] = lambda offer_id, data: None
     moments: MomentsWatch | None = None
 
@@ -50,8 +50,8 @@ class Witness(Observer):
         self.stepped_at: list[int] = []
         self.since_news = 0
         self.local_steps = 1.0
-        self.versions: dict[int, Output] = {}
-        self.offered: dict[int, Draft] = {}
+        self.versions: dict[int, FragmentVersion] = {}
+        self.offered: dict[int, OfferDraft] = {}
         self._merges = self._floor = 0
         self._kept_out = self._went_back = False
 
@@ -122,7 +122,7 @@ class Witness(Observer):
         steps, most = min(self.since_news, drifted), sync.drift_rounds * sync.every
         expect(steps <= most, "drift", f"{self.learner.name} has stepped {steps} times without news, more than {most}")
 
-    def sent(self, draft: Draft) -> None:
+    def sent(self, draft: OfferDraft) -> None:
         assert self.account is not None
         who, fragment = f"{self.learner.name}, offer {draft.seq}", draft.fragment
         adopted, floor = self.versions[fragment].version, self.learner.state.base_floor
@@ -137,7 +137,7 @@ class Witness(Observer):
         expect(offer.steps == steps, "4", text)
         self.seen.published(offer.id, data)
 
-    def adopted(self, output: Output, since: Draft | None) -> None:
+    def adopted(self, output: FragmentVersion, since: OfferDraft | None) -> None:
         before = self.versions.get(output.fragment)
         newer = before is None or output.version > before.version
         expect(newer, "6", f"{self.learner.name} adopted version {output.version} where it had a newer one")
@@ -157,5 +157,7 @@ class Witness(Observer):
             return
         known = state.learner(learner.name)
         for draft in self.offered.values():
-            settled = draft.slot < state.slot or known.floor > learner.joined.incarnation or known.has_fate(draft.seq)
+            settled = (
+                draft.slot < state.slot or known.floor > learner.joined.incarnation or known.has_outcome(draft.seq)
+            )
             expect(settled, "loss", f"{learner.name} left, and did not wait for what became of its offer {draft.seq}")

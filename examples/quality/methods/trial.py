@@ -35,7 +35,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """`curve`: (processed tokens of the schedule, held-out loss). `merged`: tokens, weighted by fragment."""
 
     loss: float
@@ -47,7 +47,7 @@ class Outcome:
     wall_s: float
 
 
-def run_trial(trial: Trial) -> Outcome:
+def run_trial(trial: Trial) -> TrialResult:
     run = make_run(trial)
     return _data_parallel(trial, run) if trial.kind == "data_parallel" else _play(trial, run)
 
@@ -63,7 +63,7 @@ def make_run(trial: Trial) -> RunFormat:
     return RunFormat("trial", settings.name, "", settings, islands, layout, "trial")
 
 
-def _play(trial: Trial, run: RunFormat) -> Outcome:
+def _play(trial: Trial, run: RunFormat) -> TrialResult:
     started_s = monotonic_s()
     tape, processed = make_tape(run, trial.pacings, run.settings.train.tokens, trial.quantum_tokens)
     player = Player(tape)
@@ -74,7 +74,7 @@ def _play(trial: Trial, run: RunFormat) -> Outcome:
             curve.append((processed * index // total, player.held_out_loss(trial.sequences // 4)))
     loss = player.held_out_loss(trial.sequences)
     taken = sum(len(merge.inputs) for merge in tape.merges) / (total * len(run.islands))
-    return Outcome(
+    return TrialResult(
         loss=loss,
         curve=(*curve, (processed, loss)),
         processed=processed,
@@ -85,7 +85,7 @@ def _play(trial: Trial, run: RunFormat) -> Outcome:
     )
 
 
-def _data_parallel(trial: Trial, run: RunFormat) -> Outcome:
+def _data_parallel(trial: Trial, run: RunFormat) -> TrialResult:
     started_s = monotonic_s()
     job = DataParallel(run)
     target, curve = trial.settings.train.tokens, []
@@ -94,4 +94,4 @@ def _data_parallel(trial: Trial, run: RunFormat) -> Outcome:
             job.step()
         loss = job.held_out_loss(trial.sequences if point == POINTS else trial.sequences // 4)
         curve.append((job.tokens, loss))
-    return Outcome(loss, tuple(curve), job.tokens, job.tokens, job.steps, 1.0, monotonic_s() - started_s)
+    return TrialResult(loss, tuple(curve), job.tokens, job.tokens, job.steps, 1.0, monotonic_s() - started_s)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.impossible import longest_overlap, overlap_problem, refuse_together
+from diloco_cli.config.impossible import max_overlap, overlap_problem, refuse_together
 from diloco_cli.config.run_file import load_run_with_origins
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, MachineSettings, StoreSettings
 from diloco_cli.errors import UsageError
@@ -179,4 +179,4 @@ def test_an_overlap_is_allowed_if_a_step_lies_between_adoption_and_the_next_send
     due = [-(-(slot + 1) * every // fragments) for slot in range(3 * fragments + overlap)]  # in steps
     gaps = [due[slot + fragments] - due[slot + overlap] for slot in range(2 * fragments)]
     allowed = overlap_problem(overlap, every, fragments) is None
-    assert allowed == (min(gaps) >= 1) == (overlap <= longest_overlap(every, fragments))
+    assert allowed == (min(gaps) >= 1) == (overlap <= max_overlap(every, fragments))

@@ -87,11 +87,11 @@ class RemembersAbsence(MemoryStore):
         super().__init__()
         self.remembered: Counter[str] = Counter()
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         if self.remembered[key] > 0:
             self.remembered[key] -= 1
             return None
-        found = super().get(key, most_bytes)
+        found = super().get(key, max_bytes)
         if found is None:
             self.remembered[key] = 2
         return found
@@ -104,8 +104,8 @@ class ShowsOldBytes(MemoryStore):
         super().__init__()
         self.cached: dict[str, bytes] = {}
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        found = super().get(key, most_bytes)
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        found = super().get(key, max_bytes)
         return None if found is None else self.cached.setdefault(key, found)
 
 
@@ -174,9 +174,9 @@ class Hiccups(MemoryStore):
         self._maybe_fail()
         return outcome
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         self._maybe_fail()
-        return super().get(key, most_bytes)
+        return super().get(key, max_bytes)
 
     def _maybe_fail(self) -> None:
         self.count += 1

@@ -17,7 +17,7 @@ from diloco_cli.store.time_box import TimeBox
 from tests.unit.doctor import broken_stores as broken
 
 URL = "memory://examined"
-SMALL = Effort(racers=4, rounds=3, processes=0, reads=12, largest_bytes=1_000_000)
+SMALL = Effort(racers=4, rounds=3, processes=0, reads=12, max_bytes=1_000_000)
 
 
 def examined(store: Store, timeout_s: float = 60) -> Examination:

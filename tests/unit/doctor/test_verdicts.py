@@ -76,4 +76,4 @@ def test_what_is_kept_for_a_week_costs_seven_days_of_writing() -> None:
 def test_credentials_fit_the_roles_whose_needs_they_cover(allowed: tuple[str, ...], level: str, said: str) -> None:
     found = finding_of(allowed)
     assert (found.level, said in found.detail) == (level, True)
-    assert ("no beats" in found.hint) == ("overwrite" not in allowed)
+    assert ("no heartbeats" in found.hint) == ("overwrite" not in allowed)

@@ -16,7 +16,7 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.launch.detach import start_detached
-from diloco_cli.launch.ending import Event, Outcome, StopPolicy
+from diloco_cli.launch.ending import Event, StopPolicy, SupervisionResult
 from diloco_cli.launch.restart import RestartPolicy
 from diloco_cli.launch.supervisor import supervise
 from diloco_cli.launch.units import UnitSpec, learner_unit, start_unit, syncer_unit
@@ -68,7 +68,7 @@ class Supervision:
         self.events: list[Event] = []
         self.state = "RUNNING"
         self.signals = SignalCount()
-        self.outcome: Outcome | None = None
+        self.outcome: SupervisionResult | None = None
         self.error: Exception | None = None
         self._units = units
         self._options = {"poll_s": 0.02, "state_every_s": 0.05, "stop": STOP, **options}
@@ -86,7 +86,7 @@ class Supervision:
         """As if one signal had come."""
         self.signals.count = 1
 
-    def join(self) -> Outcome | None:
+    def join(self) -> SupervisionResult | None:
         self._thread.join(15)
         assert not self._thread.is_alive()
         return self.outcome

@@ -16,7 +16,7 @@ from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.fragments import Fragments
 from diloco_cli.protocol.ports import Progression
-from diloco_cli.protocol.records import Mixing, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import ROWS
@@ -47,7 +47,7 @@ class Device:
     def version(self, fragment: int, value: float) -> Any:
         size = self.run.layout.fragments[fragment].num_parameters
         data = TensorWire(self.run)._broadcast.to_bytes(torch.linspace(-value, value, size))
-        return self.wire.decode(Output(fragment, 1, 0, 1, "", ""), data)
+        return self.wire.decode(FragmentVersion(fragment, 1, 0, 1, "", ""), data)
 
     def parameters(self, fragment: int) -> torch.Tensor:
         values = self.training.read(fragment)

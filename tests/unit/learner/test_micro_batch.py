@@ -221,7 +221,7 @@ class Kept:
         Kept.now -= self.size
 
 
-def most_kept(step: Callable[[], object]) -> int:
+def max_kept(step: Callable[[], object]) -> int:
     """Bytes that autograd keeps at once for backward passes, at most."""
     Kept.now = Kept.most = 0
     with saved_tensors_hooks(Kept, lambda kept: kept.tensor):
@@ -230,7 +230,7 @@ def most_kept(step: Callable[[], object]) -> int:
 
 
 def test_what_is_kept_for_the_backward_pass_falls_with_the_micro_batch() -> None:
-    kept = {n: most_kept(lambda n=n: replica_of("gpt-pico", 64 * n).step(0, BATCH, 1e-3)) for n in (8, 4, 2, 1)}  # type: ignore[misc]
+    kept = {n: max_kept(lambda n=n: replica_of("gpt-pico", 64 * n).step(0, BATCH, 1e-3)) for n in (8, 4, 2, 1)}  # type: ignore[misc]
     weights = 2 * kept[4] - kept[8]  # they are kept too, whatever the micro-batch
     for n in (2, 1):
         assert kept[n] - weights == pytest.approx((kept[8] - weights) * n / 8, rel=0.02)

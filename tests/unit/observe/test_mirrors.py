@@ -11,16 +11,16 @@ from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
 from diloco_cli.observe.status import LOST_S, MirrorStatus, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
-from diloco_cli.protocol.beats import MirrorBeat
+from diloco_cli.protocol.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.records import RegionStore
 from tests.unit.observe.test_status import RUN, STATE, SYNCER, facts
 
-EU = MirrorBeat("eu", n=9, offers=4, up_bytes=2_000_000_000, down_bytes=3_000_000_000, requests=1200, writes=300)
+EU = MirrorHeartbeat("eu", n=9, offers=4, up_bytes=2_000_000_000, down_bytes=3_000_000_000, requests=1200, writes=300)
 
 
-def with_region(beat: MirrorBeat | None, syncer_age_s: float = 1.0, phase: str = "RUNNING") -> RunFacts:
+def with_region(heartbeat: MirrorHeartbeat | None, syncer_age_s: float = 1.0, phase: str = "RUNNING") -> RunFacts:
     run = replace(RUN, regions=(RegionStore("eu", "s3://far/nano", 0.1),), home_egress_per_gb=0.5)
-    said = replace(SYNCER, mirrors=() if beat is None else (beat,))
+    said = replace(SYNCER, mirrors=() if heartbeat is None else (heartbeat,))
     state = structs.replace(STATE, phase=phase)  # type: ignore[arg-type]
     return replace(facts(), run=run, state=state, syncer=Heard(said, syncer_age_s))
 
@@ -30,10 +30,10 @@ def mirror_of(known: RunFacts) -> MirrorStatus:
 
 
 @pytest.mark.parametrize(
-    ("beat", "age_s", "phase", "state", "behind"),
+    ("heartbeat", "age_s", "phase", "state", "behind"),
     [
         (EU, 1.0, "RUNNING", "FOLLOWS", 0),
-        (replace(EU, n=7), 1.0, "RUNNING", "FOLLOWS", 0),  # the beat is older than the newest commits
+        (replace(EU, n=7), 1.0, "RUNNING", "FOLLOWS", 0),  # the heartbeat is older than the newest commits
         (replace(EU, n=8, behind=1, behind_s=0.2), 1.0, "RUNNING", "FOLLOWS", 1),
         (replace(EU, n=5, behind=4, behind_s=20.0), 1.0, "RUNNING", "BEHIND", 4),
         (replace(EU, n=5, behind=4, error="put fails"), 1.0, "RUNNING", "BEHIND", 4),
@@ -45,9 +45,9 @@ def mirror_of(known: RunFacts) -> MirrorStatus:
     ],
 )
 def test_a_mirror_is_as_far_as_the_syncer_says(
-    beat: MirrorBeat | None, age_s: float, phase: str, state: str, behind: int
+    heartbeat: MirrorHeartbeat | None, age_s: float, phase: str, state: str, behind: int
 ) -> None:
-    found = mirror_of(with_region(beat, age_s, phase))
+    found = mirror_of(with_region(heartbeat, age_s, phase))
     assert (found.state, found.commits_behind) == (state, behind)
 
 

@@ -10,14 +10,14 @@ from msgspec import structs
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
 from diloco_cli.observe.status import FORGOTTEN_S, LOST_S, SUSPECT_S, status_of
-from diloco_cli.protocol.beats import SyncerBeat
+from diloco_cli.protocol.heartbeats import SyncerHeartbeat
 from tests.unit.observe.test_status import STATE, facts
 
-WAITING = SyncerBeat("STANDING_BY", 2, 9, "laptop", "takes over after 18 s of silence", unit="standby-1")
+WAITING = SyncerHeartbeat("STANDING_BY", 2, 9, "laptop", "takes over after 18 s of silence", unit="standby-1")
 
 
-def with_standby(spoken: RunFacts, age_s: float = 1.0, **beat: str) -> RunFacts:
-    return replace(spoken, standbys={"standby-1": Heard(replace(WAITING, **beat), age_s)})  # type: ignore[arg-type]
+def with_standby(spoken: RunFacts, age_s: float = 1.0, **heartbeat: str) -> RunFacts:
+    return replace(spoken, standbys={"standby-1": Heard(replace(WAITING, **heartbeat), age_s)})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_where_no_syncer_serves_the_reason_says_so_and_what_comes_next() -> None
 def test_the_screen_names_who_serves_and_who_waits() -> None:
     spoken = with_standby(facts())
     assert spoken.syncer is not None
-    serving = replace(spoken.syncer, beat=replace(spoken.syncer.beat, unit="standby-iowa"))
+    serving = replace(spoken.syncer, heartbeat=replace(spoken.syncer.heartbeat, unit="standby-iowa"))
     rows = status_text(status_of(replace(spoken, syncer=serving))).splitlines()
     assert any(row.startswith("syncer ") and "epoch 2 by standby-iowa" in row for row in rows)
     assert any(row.startswith("standby-1 ") and "STANDING_BY" in row and "on laptop" in row for row in rows)

@@ -14,7 +14,7 @@ from diloco_cli.observe.facts import Heard, RunFacts, store_time
 from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import LOST_S, SUSPECT_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
-from diloco_cli.protocol.beats import LearnerBeat, SyncerBeat
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.records import Island, RunFormat
 from diloco_cli.protocol.state import LearnerRecord, RunState
@@ -24,8 +24,8 @@ NOW_S = START_S + 100.0
 LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)
 ISLANDS = tuple(Island(name, region, 1024, 40, 100.0, 1.0) for name, region in (("iowa", "us"), ("rhine", "eu")))
 RUN = RunFormat("id", "nano", "t", RunSettings("nano", train=TrainSettings(tokens=20_000)), ISLANDS, LAYOUT, "0")
-BEAT = LearnerBeat("TRAINING", 1, 9, 200, 0, 95.0, 0, loss=1.5, up_bytes=10, down_bytes=20)
-SYNCER = SyncerBeat("SERVING", 2, 9, "box", "2 of 2", up_bytes=5, down_bytes=7)
+HEARTBEAT = LearnerHeartbeat("TRAINING", 1, 9, 200, 0, 95.0, 0, loss=1.5, up_bytes=10, down_bytes=20)
+SYNCER = SyncerHeartbeat("SERVING", 2, 9, "box", "2 of 2", up_bytes=5, down_bytes=7)
 
 
 def at(seconds: float) -> str:
@@ -53,10 +53,14 @@ def measured(**changes) -> RunState:
     return structs.replace(STATE, metrics=structs.replace(STATE.metrics, **changes))
 
 
-def facts(state=STATE, iowa=1.0, rhine=1.0, syncer: float | None = 1.0, **beat) -> RunFacts:
-    """Ages in seconds; None: never heard. `beat` changes iowa's."""
+def facts(state=STATE, iowa=1.0, rhine=1.0, syncer: float | None = 1.0, **heartbeat) -> RunFacts:
+    """Ages in seconds; None: never heard. `heartbeat` changes iowa's."""
     ages = {"iowa": iowa, "rhine": rhine}
-    learners = {n: Heard(replace(BEAT, **beat) if n == "iowa" else BEAT, a) for n, a in ages.items() if a is not None}
+    learners = {
+        n: Heard(replace(HEARTBEAT, **heartbeat) if n == "iowa" else HEARTBEAT, a)
+        for n, a in ages.items()
+        if a is not None
+    }
     return RunFacts("file:///b/nano", RUN, state, learners, Heard(SYNCER, syncer) if syncer else None, NOW_S)
 
 
@@ -67,7 +71,7 @@ def state_of_iowa(*words, **more) -> str:
 @pytest.mark.parametrize("said", ["STARTING", "TRAINING", "UPLOADING", "WAITING", "RECOVERING", "DRAINING"])
 def test_a_learner_that_is_heard_is_in_the_state_it_says(said):
     spoken = facts()
-    spoken.learners["iowa"] = Heard(replace(BEAT, state=said), 1.0)
+    spoken.learners["iowa"] = Heard(replace(HEARTBEAT, state=said), 1.0)
     assert status_of(spoken).learners[0].state == said
 
 
@@ -88,7 +92,7 @@ def test_silence_makes_suspect_and_then_lost(age_s, state):
 def test_who_left_is_done_or_failed_however_long_ago():
     for said in ("DONE", "FAILED"):
         left = facts(iowa=1e6)
-        left.learners["iowa"] = Heard(replace(BEAT, state=said), 1e6)
+        left.learners["iowa"] = Heard(replace(HEARTBEAT, state=said), 1e6)
         assert status_of(left).learners[0].state == said
     finished = facts(structs.replace(STATE, phase="FINISHED"), iowa=1e6)
     assert status_of(finished).learners[0].state == "DONE"
@@ -189,7 +193,7 @@ def test_the_summary_tells_shares_bytes_and_what_data_parallel_would_move():
     summary = summary_of(facts(structs.replace(STATE, phase="FINISHED")))
     assert (summary.tokens, summary.commits, summary.merges, summary.wall_s) == (9000, 10, 3, 90.0)
     assert [learner.share for learner in summary.learners] == [pytest.approx(2 / 3), 0.0]
-    assert (summary.bytes_up, summary.bytes_down, summary.syncer_bytes_up) == (20, 40, 5)
+    assert (summary.up_bytes, summary.down_bytes, summary.syncer_bytes_up) == (20, 40, 5)
     steps = 9000 / 2048
     assert summary.data_parallel_bytes == int(2 * steps * 2 * LAYOUT.num_parameters * 2)
     text = summary_text(summary)

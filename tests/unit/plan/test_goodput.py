@@ -57,7 +57,7 @@ def test_who_steps_on_up_to_a_drift_bound_loses_only_the_long_absences():
 def test_for_many_islands_who_exactly_is_left_out_makes_no_difference(monkeypatch):
     availabilities, rates = [0.5 + 0.004 * i for i in range(100)], [1e-4] * 100
     exact = waiting(70, availabilities, rates, 1000.0)
-    monkeypatch.setattr(goodput, "MOST_TERMS", 0)
+    monkeypatch.setattr(goodput, "MAX_TERMS", 0)
     quick = waiting(70, availabilities, rates, 1000.0)
     assert 0.01 < exact.still < 0.99 and len(set(quick.moving)) == 1 < len(set(exact.moving))
     assert quick.still == pytest.approx(exact.still, abs=0.01)

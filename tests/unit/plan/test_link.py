@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.plan.link import BEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes
+from diloco_cli.plan.link import HEARTBEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.protocol.beats import LearnerBeat
 from diloco_cli.protocol.commits import Merge
-from diloco_cli.protocol.records import Event, Fate, Input, Offer, Output, Timings
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.records import Event, FragmentVersion, MergedOffer, Offer, Outcome, Timings
 from diloco_cli.protocol.wire import encode
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
 
@@ -18,9 +18,9 @@ SECONDS = 0.4190106668647197
 PAYLOAD = (123_456_789, DIGEST, 154_244)
 
 
-def some_input(learner: str) -> Input:
+def some_input(learner: str) -> MergedOffer:
     data = {"base": 1190, "data_start": 934_912, "data_end": 961_536, "tokens": 26_624, "steps": 26}
-    return Input(
+    return MergedOffer(
         learner, 1, 100, **data, weight=20971520.0, payload_digest=DIGEST, payload_bytes=154_244, step_s=SECONDS
     )
 
@@ -29,7 +29,8 @@ def some_commit(num_islands: int) -> Merge:
     return Merge(
         n=1220, epoch=1, nonce=NONCE, previous=DIGEST, time="2026-11-21T05:49:12.591Z", software="0.2.0",
         slot=1170, inputs=tuple(some_input(f"iowa{i}") for i in range(num_islands)),
-        fates=(Fate("iowa", 1, 99, 1, "superseded"),), outputs=(Output(1, 1220, 1170, 1, DIGEST, DIGEST),),
+        outcomes=(Outcome("iowa", 1, 99, 1, "superseded"),),
+        outputs=(FragmentVersion(1, 1220, 1170, 1, DIGEST, DIGEST),),
         tokens=79_872, quorum=1, alive=3, grace_s=0.297751, grace_used_s=0.316144,
         reason="2 of 3 after 0.15 s of grace (0.5 of 0.29 s slack, at most one slot of 0.29 s)",
     )  # fmt: skip
@@ -54,8 +55,8 @@ def test_records_are_as_large_as_the_protocol_writes_them(num_islands: int) -> N
     assert commit_bytes(num_islands) == pytest.approx(len(encode(some_commit(num_islands))), rel=0.12)
     assert pytest.approx(len(encode(some_offer())), rel=0.12) == OFFER_BYTES
     counters = (35_365_664, 30_246_518, 4952)
-    beat = LearnerBeat("TRAINING", 1, 238, 1896, 1_941_504, 23172.3, 0, 20913.0, 1.5395443, *counters)
-    assert pytest.approx(len(encode(beat)), rel=0.12) == BEAT_BYTES
+    heartbeat = LearnerHeartbeat("TRAINING", 1, 238, 1896, 1_941_504, 23172.3, 0, 20913.0, 1.5395443, *counters)
+    assert pytest.approx(len(encode(heartbeat)), rel=0.12) == HEARTBEAT_BYTES
 
 
 def test_a_round_of_a_large_model_is_fragments_and_a_little() -> None:

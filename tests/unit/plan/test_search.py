@@ -99,7 +99,7 @@ def test_many_islands_are_searched_greedily_within_a_bound_and_not_much_worse(mo
     everyone = candidates(RUN, fleet(), MODEL)
     exact = search(everyone, RUN, MODEL, frozenset(SEARCHED), Goal())
     monkeypatch.delattr(searching._Search, "exact")
-    greedy = search(everyone, RUN, MODEL, frozenset(SEARCHED), Goal(), most_work=100)
+    greedy = search(everyone, RUN, MODEL, frozenset(SEARCHED), Goal(), max_work=100)
     assert exact is not None
     assert greedy is not None
     best = score(exact, RUN, MODEL, Goal()) or 0.0

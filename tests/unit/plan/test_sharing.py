@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, LocalMachine, StoreSettings
 from diloco_cli.plan.sharing import (
-    MOST_SLEEPERS,
+    MAX_SLEEPERS,
     busy_cores,
     crowd,
     left,
@@ -127,5 +127,5 @@ def test_probabilities_of_a_view_add_up_and_very_many_sleepers_are_taken_at_thei
     few = list(woken_threads([core(f"n{i}", slowdown=4.0) for i in range(8)]))
     assert sum(probability for probability, _ in few) == pytest.approx(1.0)
     assert sum(probability * awake for probability, awake in few) == pytest.approx(8 / 4)
-    many = [core(f"n{i}", slowdown=4.0) for i in range(4 * MOST_SLEEPERS)]
-    assert list(woken_threads(many)) == [(1.0, MOST_SLEEPERS)]
+    many = [core(f"n{i}", slowdown=4.0) for i in range(4 * MAX_SLEEPERS)]
+    assert list(woken_threads(many)) == [(1.0, MAX_SLEEPERS)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from diloco_cli.protocol.progress import Draft, Progress
+from diloco_cli.protocol.progress import OfferDraft, Progress
 from diloco_cli.protocol.records import Mixing
 from diloco_cli.protocol.state import RunState
 from tests.unit.protocol.records import BATCH
 
 
-def stepped(progress: Progress, steps: int, tokens: int = BATCH) -> list[Draft]:
+def stepped(progress: Progress, steps: int, tokens: int = BATCH) -> list[OfferDraft]:
     """Take so many steps; the offers that came due on the way."""
     drafts = []
     for _ in range(steps):
@@ -26,7 +26,7 @@ def hear(progress: Progress, state: RunState) -> bool:
     return progress.heard(state)
 
 
-def adopt(progress: Progress, state: RunState, fragment: int = 0, **changes: Any) -> tuple[Mixing, Draft | None]:
+def adopt(progress: Progress, state: RunState, fragment: int = 0, **changes: Any) -> tuple[Mixing, OfferDraft | None]:
     """Adopt the fragment's newest version as a learner does: (by what rule, the send since which progress is kept)."""
     output = replace(state.outputs[fragment], **changes)
     mixing = progress.mixing_of(output, state)

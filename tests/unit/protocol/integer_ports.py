@@ -9,7 +9,7 @@ from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key
 from diloco_cli.protocol.log import fold
 from diloco_cli.protocol.operations import Sleep, Steps
 from diloco_cli.protocol.ports import Moments, Progression, Stepped
-from diloco_cli.protocol.records import Input, Mixing, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, MergedOffer, Mixing, RunFormat
 from diloco_cli.protocol.schedule import fragment_of_slot
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
@@ -64,7 +64,7 @@ class IntegerWire:
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
         return b"%d" % (base - values)
 
-    def decode(self, output: Output, data: bytes) -> int:
+    def decode(self, output: FragmentVersion, data: bytes) -> int:
         return int(data)
 
     def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None) -> int:
@@ -83,10 +83,10 @@ class WrittenLog:
         outputs = tuple(self.version(fragment, 0, -1, first) for fragment in range(run.num_fragments))
         self.append("epoch_start", outputs=outputs)
 
-    def version(self, fragment: int, version: int, slot: int, value: int) -> Output:
+    def version(self, fragment: int, version: int, slot: int, value: int) -> FragmentVersion:
         data = b"%d" % value
         self.store.create(cast_key(fragment, version, 1, digest(data)), data)
-        return Output(fragment, version, slot, 1, "state", digest(data))
+        return FragmentVersion(fragment, version, slot, 1, "state", digest(data))
 
     def append(self, kind: Any, **fields: Any) -> RunState:
         data = encode(commit(self.state, kind, **fields))
@@ -94,14 +94,14 @@ class WrittenLog:
         self.state = fold(self.run, self.state, data)
         return self.state
 
-    def merge(self, value: int, *inputs: Input, **fields: Any) -> Output:
+    def merge(self, value: int, *inputs: MergedOffer, **fields: Any) -> FragmentVersion:
         """The slot that is due, to this value."""
         slot = self.state.slot
         made = self.version(fragment_of_slot(slot, self.run.num_fragments), self.state.n + 1, slot, value)
         self.append("merge", slot=slot, inputs=inputs, outputs=(made,), alive=2, **fields)
         return made
 
-    def roll_back(self, value: int, to: int = 0) -> tuple[Output, ...]:
+    def roll_back(self, value: int, to: int = 0) -> tuple[FragmentVersion, ...]:
         """Every fragment to this value."""
         made = tuple(
             self.version(fragment, self.state.n + 1, self.state.slot - 1, value)
@@ -110,12 +110,12 @@ class WrittenLog:
         self.append("rollback", outputs=made, to=to)
         return made
 
-    def hide(self, output: Output) -> bytes:
+    def hide(self, output: FragmentVersion) -> bytes:
         """Nobody can read this version any more; its bytes."""
         key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
         data = self.store.get(key) or b""
         self.store.delete(key)
         return data
 
-    def show(self, output: Output, data: bytes) -> None:
+    def show(self, output: FragmentVersion, data: bytes) -> None:
         self.store.create(cast_key(output.fragment, output.version, output.epoch, output.cast_digest), data)

@@ -9,8 +9,8 @@ from diloco_cli.protocol.keys import offer_key
 from diloco_cli.protocol.learner import Learner
 from diloco_cli.protocol.observer import Observer
 from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.progress import Draft
-from diloco_cli.protocol.records import Offer, Output, ProcessClaim, RunFormat
+from diloco_cli.protocol.progress import OfferDraft
+from diloco_cli.protocol.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.wire import decode
 from diloco_cli.simulate.lanes import VirtualLanes
 from diloco_cli.simulate.world import World
@@ -31,7 +31,7 @@ class Seen(Observer):
     def began(self, learner: Learner) -> None:
         self.begun = True
 
-    def adopted(self, output: Output, since: Draft | None) -> None:
+    def adopted(self, output: FragmentVersion, since: OfferDraft | None) -> None:
         self.adoptions.append((output.fragment, output.version))
 
     def gave_up(self, fragment: int, reason: str) -> None:

@@ -9,7 +9,7 @@ from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.log import kept_versions
-from diloco_cli.protocol.records import Fate, Input, Island, Offer, Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, Island, MergedOffer, Offer, Outcome, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 
 BATCH = 4
@@ -25,8 +25,8 @@ def make_run(fragments: int = 2, **sync: Any) -> RunFormat:
 RUN = make_run()
 
 
-def output(fragment: int, version: int, slot: int) -> Output:
-    return Output(fragment, version, slot, 1, f"state-{version}", f"cast-{fragment}-{version}")
+def output(fragment: int, version: int, slot: int) -> FragmentVersion:
+    return FragmentVersion(fragment, version, slot, 1, f"state-{version}", f"cast-{fragment}-{version}")
 
 
 KINDS = {str(kind.__struct_config__.tag): kind for kind in Commit.__subclasses__()}
@@ -49,18 +49,18 @@ def genesis(run: RunFormat = RUN) -> RunState:
     return follow(RunState(), "epoch_start", run, outputs=tuple(output(f, 0, -1) for f in range(run.num_fragments)))
 
 
-def applied(learner: str = "l0", seq: int = 0, **fields: Any) -> Input:
+def applied(learner: str = "l0", seq: int = 0, **fields: Any) -> MergedOffer:
     defaults: dict[str, Any] = {
         "incarnation": 1, "base": 0, "data_start": 0, "data_end": 8, "tokens": 8, "steps": 2, "weight": 32.0,
         "payload_digest": "d", "payload_bytes": 1,
     }  # fmt: skip
-    return Input(learner=learner, seq=seq, **{**defaults, **fields})
+    return MergedOffer(learner=learner, seq=seq, **{**defaults, **fields})
 
 
-def merge(state: RunState, *inputs: Input, fates: tuple[Fate, ...] = (), run: RunFormat = RUN) -> RunState:
+def merge(state: RunState, *inputs: MergedOffer, outcomes: tuple[Outcome, ...] = (), run: RunFormat = RUN) -> RunState:
     fragment = state.slot % run.num_fragments
     made = output(fragment, state.n + 1, state.slot)
-    return follow(state, "merge", run, slot=state.slot, inputs=inputs, fates=fates, outputs=(made,), alive=2)
+    return follow(state, "merge", run, slot=state.slot, inputs=inputs, outcomes=outcomes, outputs=(made,), alive=2)
 
 
 def next_slot(state: RunState, fragment: int, run: RunFormat = RUN) -> int:

@@ -225,9 +225,9 @@ def test_nobody_offers_earlier_than_a_slot_or_a_step_before_the_window_less_its_
     for upload_s, step_s in ((0.25, 1.0), (0.25, 4.0), (9.0, 1.0)):
         aim = delivering(aim_at(10), upload_s)
         slots = slots_after(aim, 100, 100.0, step_s)
-        most_s = 100.0 + upload_s + max(step_s, EARLY * SLOT_S)
-        assert slots and all(aim.opens_s(slot, 100.0) <= most_s for slot in slots)
-        assert aim.opens_s(aim.next_slot, 100.0) > most_s
+        max_s = 100.0 + upload_s + max(step_s, EARLY * SLOT_S)
+        assert slots and all(aim.opens_s(slot, 100.0) <= max_s for slot in slots)
+        assert aim.opens_s(aim.next_slot, 100.0) > max_s
 
 
 # -- passed by --------------------------------------------------------------------------------------------------
@@ -338,10 +338,10 @@ def test_one_that_has_missed_a_round_comes_to_a_slot_that_is_open_without_its_st
 
 def test_no_slot_is_named_that_is_further_ahead_than_a_base_may_be_old() -> None:
     """However much it has trained, and however long its uploads take."""
-    aim = aim_at(10, most_ahead=6)
+    aim = aim_at(10, max_ahead=6)
     assert slots_after(aim, 40, step_s=100.0) == [10, 11, 12, 13, 14, 15, 16]
-    aim = delivering(aim_at(10, most_ahead=6), 100 * SLOT_S)
-    assert slots_after(aim, 40, step_s=1000.0) == [] and aim.first_reachable(100.0) == 10 + aim.most_ahead + 1
+    aim = delivering(aim_at(10, max_ahead=6), 100 * SLOT_S)
+    assert slots_after(aim, 40, step_s=1000.0) == [] and aim.first_reachable(100.0) == 10 + aim.max_ahead + 1
 
 
 def test_after_a_rollback_the_outcomes_of_offers_from_before_it_say_nothing() -> None:

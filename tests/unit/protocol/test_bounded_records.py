@@ -8,9 +8,9 @@ import pytest
 
 from diloco_cli.protocol import wire
 from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.inbox import MAX_FATES_A_COMMIT, Inbox
+from diloco_cli.protocol.inbox import MAX_OUTCOMES_A_COMMIT, Inbox
 from diloco_cli.protocol.log import read_log, write_snapshot
-from diloco_cli.protocol.records import Fate
+from diloco_cli.protocol.records import Outcome
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.wire import encode
 from diloco_cli.store.memory import MemoryStore
@@ -24,13 +24,13 @@ CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
 
 def test_what_is_too_much_for_one_commit_goes_with_the_next_in_the_order_of_arrival() -> None:
     inbox = Inbox(RUN)
-    flood = [Fate("l1", 1, seq, 0, "bad_signature") for seq in range(2 * MAX_FATES_A_COMMIT)]
-    inbox.fates = [*flood, Fate("l0", 1, 0, 0, "norm_cap")]
-    taken: list[Any] = [inbox.take_fates() for _ in range(4)]
-    assert [len(fates) for fates in taken] == [MAX_FATES_A_COMMIT, MAX_FATES_A_COMMIT, 1, 0]
-    assert taken[0] == tuple(flood[:MAX_FATES_A_COMMIT]) and taken[2][0].learner == "l0"
-    longest = Fate("l" * 63, 10**7, 10**9, 10**4, "digest_mismatch")
-    record = encode(commit(genesis(), "refuse", fates=(longest,) * MAX_FATES_A_COMMIT))
+    flood = [Outcome("l1", 1, seq, 0, "bad_signature") for seq in range(2 * MAX_OUTCOMES_A_COMMIT)]
+    inbox.outcomes = [*flood, Outcome("l0", 1, 0, 0, "norm_cap")]
+    taken: list[Any] = [inbox.take_outcomes() for _ in range(4)]
+    assert [len(outcomes) for outcomes in taken] == [MAX_OUTCOMES_A_COMMIT, MAX_OUTCOMES_A_COMMIT, 1, 0]
+    assert taken[0] == tuple(flood[:MAX_OUTCOMES_A_COMMIT]) and taken[2][0].learner == "l0"
+    longest = Outcome("l" * 63, 10**7, 10**9, 10**4, "digest_mismatch")
+    record = encode(commit(genesis(), "refuse", outcomes=(longest,) * MAX_OUTCOMES_A_COMMIT))
     assert len(record) < wire.MAX_RECORD_BYTES / 4
 
 
@@ -49,21 +49,21 @@ def test_a_state_too_long_for_a_record_is_read_from_the_log(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("last", ["stop", "finish"])
-def test_the_last_commit_leaves_no_fate_behind(last: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    flood = [Fate("l1", 1, 1000 + seq, 0, "bad_signature") for seq in range(7)]
+def test_the_last_commit_leaves_no_outcome_behind(last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = [Outcome("l1", 1, 1000 + seq, 0, "bad_signature") for seq in range(7)]
     refuse_all = Inbox.refuse_all
 
     def flooded(inbox: Inbox, reason: str) -> None:
         refuse_all(inbox, reason)
-        inbox.fates += flood
+        inbox.outcomes += flood
 
     monkeypatch.setattr(Inbox, "refuse_all", flooded)
-    monkeypatch.setattr("diloco_cli.protocol.inbox.MAX_FATES_A_COMMIT", 3)
+    monkeypatch.setattr("diloco_cli.protocol.inbox.MAX_OUTCOMES_A_COMMIT", 3)
     fleet = started(make_run(merges=40 if last == "stop" else 6), 3)
     if last == "stop":
         request(fleet, "stop")
     fleet.finish()
     commits = commits_of(fleet.world.store)
-    assert commits[-1]["kind"] == last and all(len(commit["fates"]) <= 3 for commit in commits)
-    told = [fate["seq"] for commit in commits for fate in commit["fates"] if fate["seq"] >= 1000]
-    assert sorted(told) == [fate.seq for fate in flood]
+    assert commits[-1]["kind"] == last and all(len(commit["outcomes"]) <= 3 for commit in commits)
+    told = [outcome["seq"] for commit in commits for outcome in commit["outcomes"] if outcome["seq"] >= 1000]
+    assert sorted(told) == [outcome.seq for outcome in flood]

@@ -12,7 +12,7 @@ from diloco_cli.protocol.commits import Commit
 from diloco_cli.protocol.driver import SystemClock, perform
 from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, offer_key
 from diloco_cli.protocol.log import (
-    create_sealed,
+    create_signed,
     fold,
     is_whole,
     next_commit,
@@ -35,7 +35,7 @@ from tests.unit.protocol.records import commit, genesis, make_run, offer
 T = TypeVar("T")
 Damages = Callable[[int, str, bytes], bytes]
 RUN = replace(make_run(), checksums=True, keyring=Checksummed("id"))
-SEAL = RUN.keyring.seal
+SIGN = RUN.keyring.sign
 
 
 def log_of(*more: str) -> MemoryStore:
@@ -43,7 +43,7 @@ def log_of(*more: str) -> MemoryStore:
     bucket, state = MemoryStore(), RunState()
     for kind in ("epoch_start", *more):
         fields: dict[str, Any] = {"outputs": genesis().outputs} if kind == "epoch_start" else {"slot": state.slot}
-        data = SEAL(LOG, commit_key(state.n + 1), encode(commit(state, kind, **fields)))
+        data = SIGN(LOG, commit_key(state.n + 1), encode(commit(state, kind, **fields)))
         bucket.create(commit_key(state.n + 1), data)
         state = fold(RUN, state, data)
     return bucket
@@ -60,8 +60,8 @@ class DamagingStore(MemoryStore):
         super().__init__()
         self._bucket, self._damages, self._reads = bucket, damages, 0
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        data = self._bucket.get(key, most_bytes)
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        data = self._bucket.get(key, max_bytes)
         if data is None:
             return None
         self._reads += 1
@@ -78,24 +78,24 @@ def read(steps: Steps[T], bucket: MemoryStore, damages: Damages = lambda n, key,
 def test_a_sealed_record_is_the_record() -> None:
     record = offer(genesis())
     key = offer_key(*record.id)
-    data = SEAL("learner/l0", key, encode(record))
-    assert RUN.keyring.is_genuine("learner/l0", key, data)
+    data = SIGN("learner/l0", key, encode(record))
+    assert RUN.keyring.authenticates("learner/l0", key, data)
     assert decode(Offer, data, key) == record
 
 
 def test_no_flipped_bit_passes() -> None:
     key = commit_key(0)
-    data = SEAL(LOG, key, encode(commit(RunState(), "epoch_start", outputs=genesis().outputs)))
-    passed = [bit for bit in range(8 * len(data)) if RUN.keyring.is_genuine(LOG, key, flipped(data, bit))]
+    data = SIGN(LOG, key, encode(commit(RunState(), "epoch_start", outputs=genesis().outputs)))
+    passed = [bit for bit in range(8 * len(data)) if RUN.keyring.authenticates(LOG, key, flipped(data, bit))]
     assert passed == [], "each of the record's bits, those of the checksum too"
-    assert not any(RUN.keyring.is_genuine(LOG, key, data[:length]) for length in range(len(data)))
+    assert not any(RUN.keyring.authenticates(LOG, key, data[:length]) for length in range(len(data)))
 
 
 def test_a_record_of_another_key_or_run_is_not_genuine() -> None:
-    data = SEAL(LOG, commit_key(3), b'{"n":3}')
-    assert not RUN.keyring.is_genuine(LOG, commit_key(4), data)
-    assert not Checksummed("another").is_genuine(LOG, commit_key(3), data)
-    assert not RUN.keyring.is_genuine(LOG, commit_key(3), b'{"n":3}')
+    data = SIGN(LOG, commit_key(3), b'{"n":3}')
+    assert not RUN.keyring.authenticates(LOG, commit_key(4), data)
+    assert not Checksummed("another").authenticates(LOG, commit_key(3), data)
+    assert not RUN.keyring.authenticates(LOG, commit_key(3), b'{"n":3}')
 
 
 @pytest.mark.parametrize("bit", range(0, 4000, 397))
@@ -139,7 +139,7 @@ def test_a_request_that_came_damaged_is_read_again() -> None:
 
 
 def test_the_format_says_whether_records_have_checksums() -> None:
-    data = SEAL(LOG, FORMAT_KEY, encode(RUN))
+    data = SIGN(LOG, FORMAT_KEY, encode(RUN))
     assert isinstance(parse_format(data, "file:///run").keyring, Checksummed)
     with pytest.raises(RecordError, match="the run's format is damaged"):
         parse_format(data.replace(b'"software":"test"', b'"software":"tesu"'), "file:///run")
@@ -147,14 +147,14 @@ def test_the_format_says_whether_records_have_checksums() -> None:
 
 def test_no_flipped_bit_switches_them_off() -> None:
     """Readers pass over what they do not know: a format that has lost the word would be believed, and nothing after."""
-    data = SEAL(LOG, FORMAT_KEY, encode(RUN))
+    data = SIGN(LOG, FORMAT_KEY, encode(RUN))
     formats = [flipped(data, bit) for bit in range(8 * len(data))]
     assert [changed for changed in formats if is_whole(changed, "file:///run")] == []
 
 
 def test_a_format_that_came_damaged_is_read_again() -> None:
     bucket = MemoryStore()
-    bucket.create(FORMAT_KEY, SEAL(LOG, FORMAT_KEY, encode(RUN)))
+    bucket.create(FORMAT_KEY, SIGN(LOG, FORMAT_KEY, encode(RUN)))
     run = read(read_format("file:///run"), bucket, lambda n, key, data: flipped(data, 300) if n == 0 else data)
     assert run == RUN and isinstance(run.keyring, Checksummed)
     with pytest.raises(RecordError):
@@ -166,18 +166,18 @@ def test_a_damaged_answer_is_nobody_elses_record() -> None:
     record = offer(genesis())
     key = offer_key(*record.id)
     bucket, store = MemoryStore(), MemoryStore()
-    mine = SEAL("learner/l0", key, encode(record))
+    mine = SIGN("learner/l0", key, encode(record))
     store.create(key, mine)
     bucket.create = lambda key, data: Exists(flipped(mine, 100))  # type: ignore[method-assign]
     bucket.get = store.get  # type: ignore[method-assign]
-    assert read(create_sealed(RUN.keyring, "learner/l0", key, mine), bucket) == mine
+    assert read(create_signed(RUN.keyring, "learner/l0", key, mine), bucket) == mine
 
 
 def test_who_writes_no_checksums_takes_no_part() -> None:
     """A version that knows of none reads up to schema 2, and says how to upgrade."""
     fresh = replace(RUN, schema=FORMAT_SCHEMA)
     with pytest.raises(RecordError, match=f"written with schema {FORMAT_SCHEMA}; this version reads up to 2"):
-        decode(RunFormat, SEAL(LOG, FORMAT_KEY, encode(fresh)), FORMAT_KEY, 2)
+        decode(RunFormat, SIGN(LOG, FORMAT_KEY, encode(fresh)), FORMAT_KEY, 2)
 
 
 def test_a_run_that_was_created_without_goes_on_without() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.eligibility import REASONS, most_ahead, refusal
-from diloco_cli.protocol.records import Fate
+from diloco_cli.protocol.eligibility import REASONS, max_ahead, refusal
+from diloco_cli.protocol.records import Outcome
 from tests.unit.protocol.records import RUN, applied, follow, genesis, merge, next_slot, offer
 
 
@@ -31,11 +31,11 @@ def test_an_older_incarnation_is_refused_once_a_newer_one_was_merged() -> None:
 
 
 def test_a_refusal_of_a_newer_incarnation_raises_the_floor_too() -> None:
-    state = merge(genesis(), applied("l1"), fates=(Fate("l0", 2, 0, 0, "non_finite"),))
+    state = merge(genesis(), applied("l1"), outcomes=(Outcome("l0", 2, 0, 0, "non_finite"),))
     assert refusal(offer(state, fragment=1, incarnation=1), state, RUN) == "old_incarnation"
 
 
-def test_an_offer_with_a_fate_is_settled() -> None:
+def test_an_offer_with_a_outcome_is_settled() -> None:
     state = merge(genesis(), applied(seq=1))
     assert refusal(offer(state, fragment=1, seq=1), state, RUN) == "settled"
     assert refusal(offer(state, fragment=1, seq=0), state, RUN) is None
@@ -91,7 +91,7 @@ def test_a_late_offer_of_an_impossible_claim_is_a_bad_claim() -> None:
 
 def test_an_offer_for_a_slot_that_makes_any_base_too_old_is_refused() -> None:
     """One learner that names a slot far ahead must not make others' slots be skipped until then."""
-    state, most = genesis(), most_ahead(RUN)
+    state, most = genesis(), max_ahead(RUN)
     assert refusal(offer(state, slot=most), state, RUN) is None
     assert refusal(offer(state, slot=most + RUN.num_fragments), state, RUN) == "too_early"
 

@@ -11,7 +11,7 @@ import pytest
 from diloco_cli.protocol.follower import LOOKS_FOR_ROLLBACK
 from diloco_cli.protocol.keys import commit_key
 from diloco_cli.protocol.operations import Get, Operation
-from diloco_cli.protocol.polling import DENSE_BOUNDS_S, EARLY, MOST_REQUESTS
+from diloco_cli.protocol.polling import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS
 from diloco_cli.simulate.world import Actor
 from tests.unit.protocol.integer_ports import IntegerTraining, WrittenLog
 from tests.unit.protocol.living import Living
@@ -67,14 +67,14 @@ def test_in_long_slots_it_looks_at_once_for_more_and_then_about_when_the_next_co
     found_s, looks_s = looked(2.5, 11.0)
     after_s = [look_s - found_s for look_s in looks_s]
     assert after_s[0] < 0.1, "what comes may not come alone"
-    assert after_s[1] == pytest.approx(10.0 * EARLY, abs=0.5) and 3 <= len(after_s) <= 1 + MOST_REQUESTS
+    assert after_s[1] == pytest.approx(10.0 * EARLY, abs=0.5) and 3 <= len(after_s) <= 1 + MAX_REQUESTS
 
 
 def test_in_short_slots_it_looks_all_the_time() -> None:
     _, looks_s = looked(0.1, 10.0)
     pauses_s = [later_s - look_s for look_s, later_s in pairwise(looks_s)]
-    shortest_s, longest_s = DENSE_BOUNDS_S
-    assert len(pauses_s) > 100 and shortest_s <= min(pauses_s[1:]) and max(pauses_s) < longest_s + 0.01
+    shortest_s, max_s = DENSE_BOUNDS_S
+    assert len(pauses_s) > 100 and shortest_s <= min(pauses_s[1:]) and max(pauses_s) < max_s + 0.01
 
 
 def test_when_it_looks_again_follows_what_steps_turn_out_to_take() -> None:

@@ -13,31 +13,31 @@ from typing import Any
 import pytest
 from msgspec.structs import fields
 
-from diloco_cli.protocol.beats import LearnerBeat, MirrorBeat, SyncerBeat
 from diloco_cli.protocol.commits import (
     CollectionFloor,
     Commit,
     EpochStart,
     Evaluation,
     Finish,
-    Lift,
     Membership,
     Merge,
     Quarantine,
+    Readmit,
     Refuse,
     Rollback,
     Skip,
     Stop,
 )
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log import HeadHint, Snapshot
 from diloco_cli.protocol.records import (
     Beginning,
     Event,
-    Fate,
-    Input,
+    FragmentVersion,
     Island,
+    MergedOffer,
     Offer,
-    Output,
+    Outcome,
     ProcessClaim,
     Request,
     Timings,
@@ -49,10 +49,13 @@ GOLDEN = Path(__file__).parent / "golden"
 TIME = "2026-01-02T03:04:05.678Z"
 HEADER: dict[str, Any] = {
     "n": 7, "epoch": 2, "nonce": "c0ffee", "previous": "blake3-1111", "time": TIME, "software": "diloco 1.2.3",
-    "reason": "why", "request": 3, "fates": (Fate("l1", 2, 3, 1, "norm_cap"),),
+    "reason": "why", "request": 3, "outcomes": (Outcome("l1", 2, 3, 1, "norm_cap"),),
 }  # fmt: skip
-VERSIONS = (Output(0, 7, 5, 2, "blake3-2222", "blake3-3333"), Output(1, 7, 5, 2, "blake3-4444", "blake3-5555", True))
-INPUT = Input("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5)
+VERSIONS = (
+    FragmentVersion(0, 7, 5, 2, "blake3-2222", "blake3-3333"),
+    FragmentVersion(1, 7, 5, 2, "blake3-4444", "blake3-5555", True),
+)
+INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5)
 ISLAND = Island("iowa", "us", 4, 12, 100.5, 0.125, "h100", 8, micro_batch_tokens=2)
 COMMITS: list[Commit] = [
     EpochStart(**HEADER, outputs=VERSIONS, serves=False),
@@ -75,7 +78,7 @@ COMMITS: list[Commit] = [
     Membership(**HEADER, island=ISLAND),
     Evaluation(**HEADER, evaluated=6, loss=2.5, tokens=1024),
     Quarantine(**HEADER, learner="l1"),
-    Lift(**HEADER, learner="l1"),
+    Readmit(**HEADER, learner="l1"),
     Rollback(**HEADER, to=4, outputs=VERSIONS, shares=(("l0", 1024), ("l1", 512))),
     CollectionFloor(**HEADER, floor=5),
     Stop(**HEADER),
@@ -99,8 +102,10 @@ OTHERS: dict[str, Any] = {
     "request": Request(3, "rollback", "c0ffee", TIME, "a spike", ISLAND, "l1", 4),
     "snapshot": Snapshot(merge(genesis(), applied(), applied("l1")), "blake3-8888", "id"),
     "hint": HeadHint(64),
-    "learner-beat": LearnerBeat("TRAINING", 1, 7, 96, 384, 100.5, 1, 99.5, 2.25, 4096, 2048, 12, 0.5, "", "", 6),
-    "syncer-beat": SyncerBeat("SERVING", 2, 7, "host", mirrors=(MirrorBeat("eu", 6, 1, 0.5),)),
+    "learner-heartbeat": LearnerHeartbeat(
+        "TRAINING", 1, 7, 96, 384, 100.5, 1, 99.5, 2.25, 4096, 2048, 12, 0.5, "", "", 6
+    ),
+    "syncer-heartbeat": SyncerHeartbeat("SERVING", 2, 7, "host", mirrors=(MirrorHeartbeat("eu", 6, 1, 0.5),)),
 }
 RECORDS: dict[str, Any] = {f"commit-{commit.kind}": commit for commit in COMMITS} | OTHERS
 

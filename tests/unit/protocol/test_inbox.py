@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.inbox import MOST_PORTIONS, Inbox
+from diloco_cli.protocol.inbox import MAX_PORTIONS, Inbox
 from diloco_cli.protocol.keys import incarnation_key, offer_key
 from diloco_cli.protocol.mailboxes import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS
 from diloco_cli.protocol.operations import Get
@@ -39,15 +39,15 @@ def emptied(inbox: Inbox, store: MemoryStore, offering: str = "") -> list[str]:
         return asked
 
 
-def test_whatever_lies_there_gets_a_fate(inbox: Inbox) -> None:
+def test_whatever_lies_there_gets_a_outcome(inbox: Inbox) -> None:
     store, backlog = MemoryStore(), 2 * MAX_OFFERS_PER_POLL + 3
     store.create(incarnation_key("l0", 2), b"{}")
     store.create(offer_key("l0", 2, 0), b"{}")
     for seq in range(backlog):
         store.create(offer_key("l1", 1, seq), b"{}")
     asked = emptied(inbox, store)
-    fates = [(fate.learner, fate.incarnation, fate.seq) for fate in inbox.take_fates()]
-    assert fates == [("l0", 2, 0), *(("l1", 1, seq) for seq in range(backlog))]
+    outcomes = [(outcome.learner, outcome.incarnation, outcome.seq) for outcome in inbox.take_outcomes()]
+    assert outcomes == [("l0", 2, 0), *(("l1", 1, seq) for seq in range(backlog))]
     assert asked.count(offer_key("l0", 1, 0)) == 1, "a mailbox that was found empty is not asked again"
 
 
@@ -60,11 +60,11 @@ def test_a_learner_that_goes_on_offering_does_not_hold_up_the_end(inbox: Inbox) 
 
 
 def test_a_flood_does_not_hold_up_the_end(inbox: Inbox) -> None:
-    store, most = MemoryStore(), MOST_PORTIONS * MAX_OFFERS_PER_POLL
+    store, most = MemoryStore(), MAX_PORTIONS * MAX_OFFERS_PER_POLL
     for seq in range(most + 5):
         store.create(offer_key("l1", 1, seq), b"{}")
     emptied(inbox, store)
-    assert len(inbox.take_fates()) == most
+    assert len(inbox.take_outcomes()) == most
 
 
 def test_refused_offers_make_room_for_those_behind_them(inbox: Inbox) -> None:
@@ -74,7 +74,7 @@ def test_refused_offers_make_room_for_those_behind_them(inbox: Inbox) -> None:
     for seq in range(room + 3):
         store.create(offer_key("l1", 1, seq), encode(replace(stale, seq=seq)))
     emptied(inbox, store)
-    assert len(inbox.take_fates()) == room + 3
+    assert len(inbox.take_outcomes()) == room + 3
 
 
 def test_what_a_relay_has_yet_to_bring_is_not_asked_for(inbox: Inbox) -> None:
@@ -90,7 +90,7 @@ def test_an_offer_is_a_candidate_for_the_slot_that_it_names_and_for_no_other(inb
     for made in (mine, later):
         inbox.deliver(made)
     assert [inbox.candidates(slot) for slot in range(4)] == [[mine], [], [later], []]
-    assert inbox.fates == []
+    assert inbox.outcomes == []
 
 
 def test_of_two_offers_for_one_slot_the_newer_one_counts_and_the_older_is_superseded(inbox: Inbox) -> None:
@@ -101,8 +101,10 @@ def test_of_two_offers_for_one_slot_the_newer_one_counts_and_the_older_is_supers
     for made in (newer, other, older):
         inbox.deliver(made)
     assert inbox.candidates(0) == [newer, other]
-    assert [(fate.incarnation, fate.seq, fate.reason) for fate in inbox.take_fates()] == [(1, 7, "superseded")]
-    assert inbox.candidates(0) == [newer, other] and inbox.fates == []
+    assert [(outcome.incarnation, outcome.seq, outcome.reason) for outcome in inbox.take_outcomes()] == [
+        (1, 7, "superseded")
+    ]
+    assert inbox.candidates(0) == [newer, other] and inbox.outcomes == []
 
 
 def test_who_has_offered_for_later_slots_is_ahead(inbox: Inbox) -> None:
@@ -111,11 +113,11 @@ def test_who_has_offered_for_later_slots_is_ahead(inbox: Inbox) -> None:
     assert [inbox.ahead(slot) for slot in range(4)] == [{"l0", "l1"}, {"l0"}, set(), set()]
 
 
-def test_what_the_log_has_passed_gets_its_fate_when_it_is_sorted_out(inbox: Inbox) -> None:
+def test_what_the_log_has_passed_gets_its_outcome_when_it_is_sorted_out(inbox: Inbox) -> None:
     state = genesis()
     for made in (offer(state), offer(state, 1, seq=1), offer(state, slot=2, seq=2)):
         inbox.deliver(made)
     state = merge(state, applied("l1"))
     inbox.sort_out(state)
-    assert [(fate.seq, fate.reason) for fate in inbox.take_fates()] == [(0, "late")]
+    assert [(outcome.seq, outcome.reason) for outcome in inbox.take_outcomes()] == [(0, "late")]
     assert [offer.seq for slot in (1, 2) for offer in inbox.candidates(slot)] == [1, 2]

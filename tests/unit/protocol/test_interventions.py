@@ -17,7 +17,7 @@ from diloco_cli.protocol.log import fold
 from diloco_cli.protocol.mixing import mixing_of
 from diloco_cli.protocol.progress import Progress
 from diloco_cli.protocol.quarantine import HOSTILE, faults_after, faults_for_quarantine
-from diloco_cli.protocol.records import SCHEMA, Fate, Output, RunFormat
+from diloco_cli.protocol.records import SCHEMA, FragmentVersion, Outcome, RunFormat
 from diloco_cli.protocol.state import RunState, apply
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from diloco_cli.syncer.bookkeeping import Books
@@ -131,7 +131,7 @@ def test_offers_from_before_a_rollback_hold_nothing_up_once_they_are_refused_or_
     for fragment in range(2):
         assert adopt(progress, back, fragment) == ("replace", None)
     assert stepped(progress, 4) == [] and progress.awaits_outcomes(), "what became of them is not known yet"
-    refused = follow(back, "refuse", fates=(Fate("l0", 2, 0, 1, "before_rollback"),))
+    refused = follow(back, "refuse", outcomes=(Outcome("l0", 2, 0, 1, "before_rollback"),))
     hear(progress, refused)
     (anew,) = stepped(progress, 4)
     passed = merge(merge(refused, applied("l1", base=4)), applied("l1", 1, base=4, data_start=8))
@@ -158,8 +158,8 @@ def test_error_feedback_owes_nothing_for_what_a_rollback_took_back() -> None:
     hear(progress, back)
     for fragment in range(2):
         assert adopt(progress, back, fragment) == ("replace", None)
-    fates = tuple(Fate("l0", 1, seq, 0, "before_rollback") for seq in range(1, progress.next_seq))
-    back = follow(back, "refuse", run, fates=fates)
+    outcomes = tuple(Outcome("l0", 1, seq, 0, "before_rollback") for seq in range(1, progress.next_seq))
+    back = follow(back, "refuse", run, outcomes=outcomes)
     hear(progress, back)
     assert owed_after(4) == [None], "the log still names the merge that was taken back"
 
@@ -189,14 +189,14 @@ def test_without_a_rollback_a_version_is_adopted_as_the_run_says(mixing: str) ->
 def test_faults_are_counted_and_merged_offers_take_them_back(
     faults: int, reasons: list[str], num_applied: int, expected: int
 ) -> None:
-    fates = tuple(Fate(name, 1, seq, 0, why) for seq, why in enumerate(reasons) for name in ("l0", "l1"))
+    outcomes = tuple(Outcome(name, 1, seq, 0, why) for seq, why in enumerate(reasons) for name in ("l0", "l1"))
     inputs = tuple(applied("l0", seq) for seq in range(num_applied))
     kind = {"kind": "merge", "inputs": inputs} if inputs else {"kind": "refuse"}
-    assert faults_after(faults, commit(genesis(), fates=fates, **kind), "l0") == expected
+    assert faults_after(faults, commit(genesis(), outcomes=outcomes, **kind), "l0") == expected
 
 
-@pytest.mark.parametrize("kind", ["quarantine", "lift"])
-def test_a_quarantine_and_a_lift_begin_anew_for_that_learner_alone(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["quarantine", "readmit"])
+def test_a_quarantine_and_a_readmission_begin_anew_for_that_learner_alone(kind: str) -> None:
     made = commit(genesis(), kind, learner="l0")
     assert (faults_after(9, made, "l0"), faults_after(9, made, "l1")) == (0, 9)
 
@@ -205,11 +205,11 @@ def test_the_log_and_a_verifiers_books_count_the_same_faults() -> None:
     """Whatever a commit says: a quarantine that one of them finds due is due for the other."""
     books, state = Books(RUN, lambda holds, otherwise: None), genesis()
     for n, (kind, reasons, name) in enumerate(
-        [("refuse", 9, None), ("merge", 2, None), ("quarantine", 1, "l0"), ("refuse", 3, None), ("lift", 2, "l0")]
+        [("refuse", 9, None), ("merge", 2, None), ("quarantine", 1, "l0"), ("refuse", 3, None), ("readmit", 2, "l0")]
     ):
-        fates = tuple(Fate("l0", 1, 100 * n + k, 0, "non_finite") for k in range(reasons))
+        outcomes = tuple(Outcome("l0", 1, 100 * n + k, 0, "non_finite") for k in range(reasons))
         own: dict[str, Any] = {"inputs": (applied("l0", n),)} if kind == "merge" else {}
-        made = commit(state, kind, fates=fates, **own, **({} if name is None else {"learner": name}))
+        made = commit(state, kind, outcomes=outcomes, **own, **({} if name is None else {"learner": name}))
         books.settle(made)
         state = apply(state, made, "d", RUN.layout, 4)
         assert state.learner("l0").faults == books.faults["l0"], kind
@@ -222,8 +222,8 @@ def test_how_many_faults_are_two_rounds_of_offers_and_at_least_eight() -> None:
 def with_faults(name: str, count: int, state: RunState | None = None) -> RunState:
     state = state or genesis()
     first = state.learner(name).next_seq
-    fates = tuple(Fate(name, 1, first + k, 0, "bad_payload") for k in range(count))
-    return follow(state, "refuse", fates=fates)
+    outcomes = tuple(Outcome(name, 1, first + k, 0, "bad_payload") for k in range(count))
+    return follow(state, "refuse", outcomes=outcomes)
 
 
 def test_after_so_many_faults_it_is_due_and_after_one_fewer_it_is_not() -> None:
@@ -236,17 +236,17 @@ def test_nobody_is_due_where_too_few_would_be_left() -> None:
     assert to_quarantine(with_faults("l1", 50), demanding) is None
 
 
-def test_quarantined_its_offers_are_refused_whatever_they_are_and_lifted_they_are_not() -> None:
+def test_quarantined_its_offers_are_refused_whatever_they_are_and_readmitted_they_are_not() -> None:
     state = follow(with_faults("l0", 8), "quarantine", learner="l0", reason="bad")
     assert state.learner("l0").quarantined == state.n and state.metrics.notes[-1].text == "quarantined: bad"
     fresh = offer(state, seq=8)
     assert refusal(fresh, state, RUN) == "quarantined"
-    state = follow(state, "lift", learner="l0", reason="mended")
+    state = follow(state, "readmit", learner="l0", reason="mended")
     assert refusal(fresh, state, RUN) is None and state.learner("l0").faults == 0
 
 
-@pytest.mark.parametrize("kinds", [["lift"], ["quarantine", "quarantine"]])
-def test_a_lift_of_one_who_is_not_kept_out_and_a_second_quarantine_do_not_fit(kinds: list[str]) -> None:
+@pytest.mark.parametrize("kinds", [["readmit"], ["quarantine", "quarantine"]])
+def test_a_readmission_of_one_who_is_not_kept_out_and_a_second_quarantine_do_not_fit(kinds: list[str]) -> None:
     state = genesis()
     for kind in kinds[:-1]:
         state = follow(state, kind, learner="l0")
@@ -261,9 +261,9 @@ def test_a_quarantined_learner_neither_steps_nor_offers_and_starts_anew_when_it_
     kept_out = follow(state, "quarantine", learner="l0")
     assert progress.heard(kept_out) is False
     permit = progress.may_step()
-    assert not permit.allowed and "diloco lift l0" in permit.reason
+    assert not permit.allowed and "diloco readmit l0" in permit.reason
     assert stepped(progress, 4) == progress.everything(0.0) == []
-    assert progress.heard(follow(kept_out, "lift", learner="l0")) is True, "parameters go back to what was adopted"
+    assert progress.heard(follow(kept_out, "readmit", learner="l0")) is True, "parameters go back to what was adopted"
     assert progress.may_step().allowed and [book.steps for book in progress.books] == [0, 0]
 
 
@@ -308,7 +308,7 @@ def test_behind_a_floor_nobody_goes_back() -> None:
         rolled_back(state, 4)
 
 
-def key_of(what: str, made: Output, epoch: int = 1) -> str:
+def key_of(what: str, made: FragmentVersion, epoch: int = 1) -> str:
     if what == "state":
         return state_key(made.fragment, made.version, epoch, made.state_digest)
     return cast_key(made.fragment, made.version, epoch, made.cast_digest)
@@ -332,8 +332,8 @@ def test_what_nobody_committed_is_garbage_once_its_epoch_is_over() -> None:
     assert not is_garbage(key_of("state", replace(orphan, version=10), epoch=2), state, 3), "not behind the floor"
 
 
-def test_deltas_are_garbage_once_they_have_a_fate() -> None:
-    state = follow(after_merges(2), "refuse", fates=(Fate("l1", 2, 0, 0, "superseded"),))
+def test_deltas_are_garbage_once_they_have_a_outcome() -> None:
+    state = follow(after_merges(2), "refuse", outcomes=(Outcome("l1", 2, 0, 0, "superseded"),))
     cases = {("l0", 1, 0): True, ("l0", 1, 1): True, ("l0", 1, 2): False, ("l0", 2, 0): False, ("l1", 1, 7): True,
              ("l1", 2, 0): True, ("l1", 2, 1): False, ("nobody", 1, 0): False}  # fmt: skip
     assert {case: is_garbage(delta_key(*case, "d"), state, 9) for case in cases} == cases

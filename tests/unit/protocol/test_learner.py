@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.beats import LearnerBeat
-from diloco_cli.protocol.eligibility import most_steps
-from diloco_cli.protocol.keys import beat_key, delta_key, incarnation_key, read_inner_key
+from diloco_cli.protocol.eligibility import max_steps
+from diloco_cli.protocol.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.keys import delta_key, heartbeat_key, incarnation_key, read_inner_key
 from diloco_cli.protocol.learner import PAUSE_S
 from diloco_cli.protocol.operations import Create
-from diloco_cli.protocol.records import Event, Fate, Input, Offer, RunFormat
+from diloco_cli.protocol.records import Event, MergedOffer, Offer, Outcome, RunFormat
 from diloco_cli.protocol.wire import decode
 from tests.unit.protocol.integer_ports import STEP_S, IntegerTraining, WrittenLog
 from tests.unit.protocol.living import Living
@@ -23,7 +23,7 @@ AT_TAU = make_run(adoption="at_tau", overlap=0)
 REBASE = make_run(fragments=1, mixing="rebase")
 
 
-def took(offer: Offer) -> Input:
+def took(offer: Offer) -> MergedOffer:
     """This offer, as a merge takes it."""
     return applied(
         offer.learner, offer.seq, incarnation=offer.incarnation, base=offer.base, data_start=offer.data_start,
@@ -76,11 +76,11 @@ def test_one_that_has_nothing_to_offer_any_more_steps_on() -> None:
     """Its offer was refused and it was quarantined; let in again it has given up all progress, and so have the others:
     there is no merge to wait for before somebody trains."""
     living = waiting()
-    living.log.append("refuse", fates=tuple(Fate("l0", 1, n, 0, "digest_mismatch") for n in range(8)))
+    living.log.append("refuse", outcomes=tuple(Outcome("l0", 1, n, 0, "digest_mismatch") for n in range(8)))
     living.log.append("quarantine", learner="l0")
     living.world.run_for(5.0)
     assert living.training.steps == 2
-    living.log.append("lift", learner="l0")
+    living.log.append("readmit", learner="l0")
     living.until(lambda: living.training.steps > 2)
 
 
@@ -224,7 +224,7 @@ def test_of_an_offer_that_the_log_has_passed_only_the_record_is_uploaded() -> No
 def test_progress_that_outgrows_an_offer_is_dropped_before_the_next_step_with_news_or_without(every: int) -> None:
     """All its offers come late: the log goes on, and its merges are without this learner. Between two news it steps on
     for several rounds; whatever it offers, it never claims more than an honest learner may."""
-    living, most = Living(WrittenLog(REBASE)), most_steps(REBASE)
+    living, most = Living(WrittenLog(REBASE)), max_steps(REBASE)
     for seq in range(8):
         start = 8 * seq
         living.until(lambda until=every * (seq + 1): living.training.steps >= until)
@@ -248,14 +248,14 @@ def test_at_the_drift_bound_everything_is_offered_and_nothing_is_trained() -> No
 def test_a_quarantined_learner_pauses_and_goes_back_to_what_was_adopted_when_it_is_let_in() -> None:
     living = Living(WrittenLog(REBASE))
     living.until(lambda: living.training.steps == 3)
-    living.log.append("refuse", fates=tuple(Fate("l0", 1, 100 + n, 0, "norm_cap") for n in range(8)))
+    living.log.append("refuse", outcomes=tuple(Outcome("l0", 1, 100 + n, 0, "norm_cap") for n in range(8)))
     living.log.append("quarantine", learner="l0")
     living.until(lambda: living.learner.doing == "WAITING")
     living.world.run_for(1.0)
     steps, offers = living.training.steps, len(living.offers())
     living.world.run_for(30.0)
     assert (living.training.steps, len(living.offers())) == (steps, offers) and "quarantined" in living.learner.note
-    living.log.append("lift", learner="l0")
+    living.log.append("readmit", learner="l0")
     living.until(lambda: living.training.steps == steps + 1)
     assert living.training.values == [99] and living.learner.progress.position == 4 * (steps + 1)
 
@@ -455,5 +455,10 @@ def test_a_heartbeat_says_what_it_does() -> None:
         states.append(living.learner.follower.heartbeat().state)
     assert set(states) == {"TRAINING", "UPLOADING", "WAITING"} and states[-1] == "WAITING"
     living.world.run_for(10.0)
-    beat = decode(LearnerBeat, living.store.get(beat_key("l0")) or b"", "beat")
-    assert (beat.state, beat.step, beat.position, beat.loss) == ("WAITING", 4, 16, 1.5) and "drift" in beat.note
+    heartbeat = decode(LearnerHeartbeat, living.store.get(heartbeat_key("l0")) or b"", "heartbeat")
+    assert (heartbeat.state, heartbeat.step, heartbeat.position, heartbeat.loss) == (
+        "WAITING",
+        4,
+        16,
+        1.5,
+    ) and "drift" in heartbeat.note

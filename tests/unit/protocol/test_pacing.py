@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.protocol.pacing import MOST_FASTER, MOST_SLOWER, TIMES_SEEN, Gap, Pacer, believed_slot_s
+from diloco_cli.protocol.pacing import MAX_FASTER, MAX_SLOWER, TIMES_SEEN, Gap, Pacer, believed_slot_s
 from diloco_cli.protocol.quorum import SlotFacts
 from diloco_cli.protocol.records import Timings
 from diloco_cli.protocol.state import Window
@@ -28,7 +28,7 @@ def paced(claims_s: Iterable[float], step_s: float, grace_s: float = 0.0) -> Pac
 
 @pytest.mark.parametrize("step_s", [0.0, SLOT_S / 2, 1e4], ids=["no plan", "as planned", "planned too long"])
 @pytest.mark.parametrize(
-    ("claimed_s", "believed_s"), [(1e-9, SLOT_S / MOST_FASTER), (SLOT_S, SLOT_S), (1e6, SLOT_S * MOST_SLOWER)]
+    ("claimed_s", "believed_s"), [(1e-9, SLOT_S / MAX_FASTER), (SLOT_S, SLOT_S), (1e6, SLOT_S * MAX_SLOWER)]
 )
 def test_a_word_on_the_pace_counts_beside_what_slots_take_however_often_it_is_said(
     claimed_s: float, believed_s: float, step_s: float
@@ -55,7 +55,7 @@ def test_a_successor_begins_with_what_the_log_tells_if_it_tells_anything() -> No
 
 def test_without_a_plan_the_first_word_waits_for_something_to_compare_it_with() -> None:
     assert paced([1e6], 0.0).pace.slot_s == 0.0
-    assert paced([1e6, 1e6], 0.0).pace.slot_s <= SLOT_S * MOST_SLOWER
+    assert paced([1e6, 1e6], 0.0).pace.slot_s <= SLOT_S * MAX_SLOWER
 
 
 def test_grace_that_a_false_pace_has_made_long_does_not_make_the_pace_longer() -> None:
@@ -101,4 +101,4 @@ def test_where_the_syncer_is_the_slowest_words_are_held_against_what_it_does() -
         due_s = k * merge_s
         facts = SlotFacts(1, 2, 1, due_s, True, due_s, due_s)
         pacer.merged([offer(genesis(), timings=Timings(0.1, 1e6))], facts, due_s + merge_s)
-    assert pacer.pace.slot_s == pytest.approx(MOST_SLOWER * merge_s)
+    assert pacer.pace.slot_s == pytest.approx(MAX_SLOWER * merge_s)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.protocol.polling import (
     DENSE,
-    MOST_REQUESTS,
+    MAX_REQUESTS,
     SHORT_SLOT_S,
     expected_slot_s,
     next_request_s,
@@ -45,9 +45,9 @@ def test_with_nothing_known_it_is_asked_for_eight_times_a_slot() -> None:
 @given(slots, st.floats(0.0, 1e6))
 def test_no_stretch_of_a_slot_has_more_requests_than_the_bound(slot_s: float, found_s: float) -> None:
     times = asked(found_s, slot_s, found_s, found_s + 6 * slot_s)
-    assert max(sum(start <= at < start + slot_s for at in times) for start in times) <= MOST_REQUESTS
+    assert max(sum(start <= at < start + slot_s for at in times) for start in times) <= MAX_REQUESTS
     unknown = asked(None, slot_s, 0.0, 6 * slot_s)
-    assert max(sum(start <= at < start + slot_s * 0.999 for at in unknown) for start in unknown) <= MOST_REQUESTS
+    assert max(sum(start <= at < start + slot_s * 0.999 for at in unknown) for start in unknown) <= MAX_REQUESTS
 
 
 @quick

@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.protocol.aim import TAKEN
-from diloco_cli.protocol.eligibility import most_ahead, most_steps, refusal
-from diloco_cli.protocol.progress import Draft, Progress
-from diloco_cli.protocol.records import Fate, Input, RunFormat, Timings
+from diloco_cli.protocol.eligibility import max_ahead, max_steps, refusal
+from diloco_cli.protocol.progress import OfferDraft, Progress
+from diloco_cli.protocol.records import MergedOffer, Outcome, RunFormat, Timings
 from diloco_cli.protocol.state import LearnerRecord, RunState, Window
 from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import BATCH, applied, follow, genesis, make_run, merge, output
@@ -18,7 +18,7 @@ from tests.unit.protocol.records import BATCH, applied, follow, genesis, make_ru
 RUN = make_run(fragments=1, mixing="rebase")
 
 
-def took(draft: Draft, learner: str = "l0") -> Input:
+def took(draft: OfferDraft, learner: str = "l0") -> MergedOffer:
     """This offer, as a merge takes it."""
     return applied(
         learner, draft.seq, base=draft.base.version, data_start=draft.data_start, data_end=draft.data_end,
@@ -34,7 +34,7 @@ def merged_without(state: RunState, seq: int, run: RunFormat = RUN) -> RunState:
     )
 
 
-def ready(run: RunFormat = RUN) -> tuple[Progress, RunState, Draft]:
+def ready(run: RunFormat = RUN) -> tuple[Progress, RunState, OfferDraft]:
     """After its first round of four steps, its first offer on its way."""
     state = genesis(run)
     progress = Progress(run, "l0", 1, state, 0)
@@ -66,7 +66,7 @@ def test_an_outcome_is_known_as_soon_as_the_log_has_passed_the_slot_before_any_r
 
 def test_a_refusal_before_its_slot_is_an_outcome_too() -> None:
     progress, state, draft = ready()
-    hear(progress, follow(state, "refuse", RUN, fates=(Fate("l0", 1, draft.seq, 0, "digest_mismatch"),)))
+    hear(progress, follow(state, "refuse", RUN, outcomes=(Outcome("l0", 1, draft.seq, 0, "digest_mismatch"),)))
     assert progress.books[0].waits is None and progress.kept_since(0) is None
     assert [draft.seq for draft in progress.everything(0.0)] == [1]
 
@@ -78,9 +78,9 @@ def test_once_all_its_offers_are_refused_a_learner_that_stands_offers_for_the_sl
     progress = Progress(run, "l0", 1, state, 0)
     progress.stepped(BATCH)
     sent = progress.everything(0.0)
-    progress.aim.next_slot = most_ahead(run) + 1
-    fates = tuple(Fate("l0", 1, draft.seq, 0, "wrong_base") for draft in sent)
-    hear(progress, follow(state, "refuse", run, fates=fates))
+    progress.aim.next_slot = max_ahead(run) + 1
+    outcomes = tuple(Outcome("l0", 1, draft.seq, 0, "wrong_base") for draft in sent)
+    hear(progress, follow(state, "refuse", run, outcomes=outcomes))
     assert [draft.slot for draft in progress.everything(0.0)] == [0, 1]
 
 
@@ -210,14 +210,14 @@ def test_an_offer_for_a_slot_that_was_skipped_was_not_too_late(skipped: bool) ->
 def test_what_an_outgrown_stretch_held_is_not_offered_again_when_its_offer_is_merged_after_all() -> None:
     """An offer on its way stays so when the books begin anew, and nothing else of the fragment is offered meanwhile."""
     progress, state, draft = ready()
-    stepped(progress, most_steps(RUN) - 4)
+    stepped(progress, max_steps(RUN) - 4)
     assert progress.overgrown() == [0] and progress.books[0].waits is draft
     stepped(progress, 2)
     state = merge(state, took(draft), run=RUN)
     hear(progress, state)
     assert adopt(progress, state) == ("replace", None), "what it held was dropped before it was merged"
     (after,) = [*stepped(progress, 1), *progress.everything(0.0)]
-    assert (after.steps, after.data_start) == (1, (most_steps(RUN) + 2) * BATCH)
+    assert (after.steps, after.data_start) == (1, (max_steps(RUN) + 2) * BATCH)
 
 
 def test_steps_on_smaller_batches_count_as_the_tokens_that_they_took() -> None:
@@ -348,7 +348,7 @@ def test_a_learner_whose_progress_was_dropped_at_the_drift_bound_may_step_again(
     """All its offers were refused, it may not step, and what it has is more than an offer may claim: it starts anew."""
     run = make_run(fragments=1, drift_rounds=4)
     progress = Progress(run, "l0", 1, genesis(run), 0)
-    while progress.may_step().allowed or not progress.books[0].steps >= most_steps(run):
+    while progress.may_step().allowed or not progress.books[0].steps >= max_steps(run):
         progress.stepped(BATCH)
     assert progress.overgrown() == [0]
     assert progress.may_step().allowed and progress.books[0].steps == 0

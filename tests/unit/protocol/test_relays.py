@@ -13,7 +13,7 @@ from diloco_cli.protocol import relays
 from diloco_cli.protocol.keys import delta_key, incarnation_key, offer_key, request_key
 from diloco_cli.protocol.mailboxes import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.operations import Operation, There
-from diloco_cli.protocol.polling import MOST_REQUESTS
+from diloco_cli.protocol.polling import MAX_REQUESTS
 from diloco_cli.protocol.records import Island, Offer, RegionStore, Request, RunFormat, Timings
 from diloco_cli.protocol.relays import LISTS_AGAIN_S, Relay
 from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode, encode
@@ -62,8 +62,8 @@ class DamagedOnce(MemoryStore):
             return Exists(data[::-1])
         return answer
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
-        data = super().get(key, most_bytes)
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        data = super().get(key, max_bytes)
         if self.verb == "get" and data is not None:
             self.verb, data = "", data[::-1]
         return data
@@ -135,10 +135,10 @@ def test_a_learners_word_on_its_pace_neither_hides_its_offers_nor_costs_more(cla
     began_s = bench.world.now_s
     bench.world.run_for(40 * PACE_S)
     count = bench.count(began_s, bench.world.now_s)
-    assert 10 <= count["get", "offer"] <= 2 * MOST_REQUESTS * 40
+    assert 10 <= count["get", "offer"] <= 2 * MAX_REQUESTS * 40
     assert count["get", "incarnation"] == 2 * 40, "two learners, once a slot"
     assert count["list", "request"] == 40
-    assert sum(count.values()) <= (2 * MOST_REQUESTS + 3 + 4) * 40
+    assert sum(count.values()) <= (2 * MAX_REQUESTS + 3 + 4) * 40
 
 
 def test_operations_do_not_grow_with_the_runs_age() -> None:
@@ -246,7 +246,7 @@ def test_one_damaged_answer_from_home_silences_nobody(verb: str) -> None:
 
 
 def test_memory_does_not_grow_with_the_requests_that_strangers_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relays, "MOST_ANSWERED", 8)
+    monkeypatch.setattr(relays, "MAX_ANSWERED", 8)
     bench = Bench()
     for number in range(40):
         bench.request(number, f"stranger{number}", region="elsewhere")

@@ -10,7 +10,7 @@ from diloco_cli.protocol import repair
 from diloco_cli.protocol.inbox import Inbox, Mailbox
 from diloco_cli.protocol.operations import Steps
 from diloco_cli.protocol.past import Pulse, no_pulse
-from diloco_cli.protocol.records import Output, RunFormat
+from diloco_cli.protocol.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.repair import LOOKS, ROUNDS, SOONEST_S, Repairer
 from diloco_cli.protocol.state import RunState
 from tests.unit.protocol.records import genesis, make_run, output
@@ -28,7 +28,7 @@ class Serving:
         self.slot_s, self.now_s, self.merges = slot_s, 0.0, 0
         self.looks: list[float] = []
 
-        def is_readable(run: RunFormat, output: Output, pulse: Pulse) -> Steps[bool]:
+        def is_readable(run: RunFormat, output: FragmentVersion, pulse: Pulse) -> Steps[bool]:
             self.looks.append(self.now_s)
             yield from ()
             return readable

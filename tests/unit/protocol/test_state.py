@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.protocol.log import Snapshot, kept_versions
 from diloco_cli.protocol.metrics import RECENT_MERGES, RECENT_NOTES
-from diloco_cli.protocol.records import Fate
+from diloco_cli.protocol.records import Outcome
 from diloco_cli.protocol.state import RunState, Window, apply
 from diloco_cli.protocol.wire import RecordError, decode, encode
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, merge, output
@@ -74,22 +74,22 @@ def test_tokens_are_counted_without_rounding() -> None:
     assert state.token_parameters == 27 and state.tokens(RUN.layout) == 4
 
 
-def test_a_fate_settles_only_its_offer_and_the_first_gap_stays_open() -> None:
-    state = merge(genesis(), applied(seq=2), fates=(Fate("l0", 1, 0, 0, "superseded"),))
+def test_a_outcome_settles_only_its_offer_and_the_first_gap_stays_open() -> None:
+    state = merge(genesis(), applied(seq=2), outcomes=(Outcome("l0", 1, 0, 0, "superseded"),))
     known = state.learner("l0")
-    assert [known.has_fate(seq) for seq in range(4)] == [True, False, True, False]
-    assert (known.next_seq, known.fated, known.refused) == (1, (2,), 1)
+    assert [known.has_outcome(seq) for seq in range(4)] == [True, False, True, False]
+    assert (known.next_seq, known.settled, known.refused) == (1, (2,), 1)
 
 
 def test_a_new_incarnation_starts_its_numbers_anew_and_forgets_older_ones() -> None:
-    state = merge(genesis(), applied(seq=0), fates=(Fate("l0", 2, 1, 0, "bad_record"),))
+    state = merge(genesis(), applied(seq=0), outcomes=(Outcome("l0", 2, 1, 0, "bad_record"),))
     known = state.learner("l0")
-    assert (known.floor, known.next_seq, known.fated) == (2, 0, (1,))
-    again = merge(state, applied("l1"), fates=(Fate("l0", 1, 5, 0, "superseded"),)).learner("l0")
-    assert (again.floor, again.next_seq, again.fated) == (2, 0, (1,))
+    assert (known.floor, known.next_seq, known.settled) == (2, 0, (1,))
+    again = merge(state, applied("l1"), outcomes=(Outcome("l0", 1, 5, 0, "superseded"),)).learner("l0")
+    assert (again.floor, again.next_seq, again.settled) == (2, 0, (1,))
 
 
-def test_fates_in_any_order_leave_a_bounded_memory() -> None:
+def test_outcomes_in_any_order_leave_a_bounded_memory() -> None:
     shuffled = list(range(300))
     generator = random.Random(7)
     for start in range(0, 300, 10):  # as the bound of outstanding offers lets them come: out of order, but nearby
@@ -98,9 +98,9 @@ def test_fates_in_any_order_leave_a_bounded_memory() -> None:
         shuffled[start : start + 10] = block
     state = genesis()
     for seq in shuffled:
-        state = follow(state, "skip", slot=state.slot, fates=(Fate("l0", 1, seq, 0, "late"),))
-        assert len(state.learner("l0").fated) < 10
-    assert (state.learner("l0").next_seq, state.learner("l0").fated) == (300, ())
+        state = follow(state, "skip", slot=state.slot, outcomes=(Outcome("l0", 1, seq, 0, "late"),))
+        assert len(state.learner("l0").settled) < 10
+    assert (state.learner("l0").next_seq, state.learner("l0").settled) == (300, ())
     assert len(state.metrics.notes) == RECENT_NOTES
 
 
@@ -132,14 +132,14 @@ def test_stop_start_and_finish_move_the_phase() -> None:
 def test_apply_changes_nothing_of_the_state_before() -> None:
     state = genesis()
     before = encode(Snapshot(state, "", ""))
-    merge(state, applied(), fates=(Fate("l1", 1, 0, 0, "superseded"),))
+    merge(state, applied(), outcomes=(Outcome("l1", 1, 0, 0, "superseded"),))
     assert encode(Snapshot(state, "", "")) == before
 
 
 def test_a_snapshot_holds_the_whole_state_through_its_bytes() -> None:
     state = genesis()
     for seq in range(15):
-        state = merge(state, applied(seq=seq), applied("l1", seq + 1), fates=(Fate("l1", 2, 3, 1, "norm_cap"),))
+        state = merge(state, applied(seq=seq), applied("l1", seq + 1), outcomes=(Outcome("l1", 2, 3, 1, "norm_cap"),))
         state = follow(state, "eval", loss=0.5, evaluated=state.n, tokens=seq)
     snapshot = Snapshot(state, state.digest, "id")
     assert decode(Snapshot, encode(snapshot), "snapshot") == snapshot

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.beats import UNIT_STATES
+from diloco_cli.protocol.heartbeats import UNIT_STATES
 from diloco_cli.protocol.states import (
     LEARNER,
     RUN,
@@ -69,7 +69,7 @@ def test_after_the_end_of_a_run_its_log_does_not_go_on_but_for_an_epoch_after_a_
         "merge": {"inputs": (None,)},
         "membership": {"island": None},
         "quarantine": {"learner": "l0"},
-        "lift": {"learner": "l0"},
+        "readmit": {"learner": "l0"},
         "rollback": {"to": 0, "outputs": genesis().outputs},
         "gc_floor": {"floor": 1},
     }

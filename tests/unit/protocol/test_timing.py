@@ -19,7 +19,7 @@ from diloco_cli.protocol.quorum import (
     Watch,
     decide_slot,
     grace_window,
-    longest_exchange_s,
+    max_exchange_s,
     measured_pace,
     moving_average,
     next_window_s,
@@ -170,8 +170,8 @@ def test_one_merge_changes_the_pace_by_a_factor_at_most(claimed_s: float, believ
 
 
 def test_an_exchange_is_believed_as_long_as_its_offer_can_count() -> None:
-    assert longest_exchange_s(Pace(2.0), 8) == 16.0 + MIN_ALIVE_S
-    assert longest_exchange_s(Pace(2.0), 0) == 2.0 + MIN_ALIVE_S
+    assert max_exchange_s(Pace(2.0), 8) == 16.0 + MIN_ALIVE_S
+    assert max_exchange_s(Pace(2.0), 0) == 2.0 + MIN_ALIVE_S
 
 
 def test_overlap_of_an_unknown_pace_is_one() -> None:

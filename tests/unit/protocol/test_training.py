@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.progress import Draft
+from diloco_cli.protocol.progress import OfferDraft
 from diloco_cli.protocol.state import RunState
 from diloco_cli.protocol.training import awaits_last, is_over, merge_is_due, save_is_due, waited_for
 from tests.unit.protocol.records import follow, genesis, output
@@ -16,8 +16,8 @@ from tests.unit.protocol.records import follow, genesis, output
 AT_TAU = replace(SyncSettings(), adoption="at_tau", overlap=2)
 
 
-def draft(slot: int, base: int = 0) -> Draft:
-    return Draft(0, slot, 0, output(0, base, -1), 0, 8, 2, None, (), None)
+def draft(slot: int, base: int = 0) -> OfferDraft:
+    return OfferDraft(0, slot, 0, output(0, base, -1), 0, 8, 2, None, (), None)
 
 
 def log(head: int, *merged: int, base_floor: int = 0) -> RunState:
@@ -42,11 +42,15 @@ def test_a_stop_from_before_does_not_end_the_run(kind: str, began_before: bool, 
     assert is_over(state, state.n - 1 if began_before else state.n) is over
 
 
-@pytest.mark.parametrize(("fates", "time", "stays"), [(True, True, True), (False, True, False), (True, False, False)])
-def test_a_leaver_stays_for_the_fates_of_its_offers_while_there_is_time(fates: bool, time: bool, stays: bool) -> None:
+@pytest.mark.parametrize(
+    ("outcomes", "time", "stays"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_a_leaver_stays_for_the_outcomes_of_its_offers_while_there_is_time(
+    outcomes: bool, time: bool, stays: bool
+) -> None:
     state = genesis()
-    assert awaits_last(fates, time, state, state.n) is stays
-    assert not awaits_last(fates, time, follow(state, "finish"), state.n)
+    assert awaits_last(outcomes, time, state, state.n) is stays
+    assert not awaits_last(outcomes, time, follow(state, "finish"), state.n)
 
 
 def test_a_merge_is_adopted_tau_slots_after_its_own() -> None:

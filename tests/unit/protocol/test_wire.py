@@ -87,7 +87,7 @@ def test_the_longest_record_is_read_also_when_it_is_signed() -> None:
         return {"reason": "x" * length}
 
     longest = MAX_RECORD_BYTES - MAX_TAIL_BYTES - len(encode(record(0)))
-    signed = Keyring("id", {SIGNER: bytes(32)}).seal(SIGNER, "key", encode(record(longest)))
+    signed = Keyring("id", {SIGNER: bytes(32)}).sign(SIGNER, "key", encode(record(longest)))
     assert decode_plain(signed, "here")["reason"] == "x" * longest
     with pytest.raises(RecordError, match="more than"):
         encode(record(longest + 1))

@@ -21,7 +21,7 @@ from diloco_cli.simulate.bandwidth import (
     data_parallel_gbps,
     decoupled_gbps,
     exchange_of_plan,
-    longest_busy_s,
+    max_busy_s,
     ring_factor,
     rows_of,
     rows_of_plan,
@@ -153,7 +153,7 @@ def rounds_end_at(exchange: Exchange, step_s: float, busy_s: float, rounds: int)
 def test_steps_that_follow_each_other_reach_that_utilisation_and_with_less_they_do_not(
     exchange: Exchange, utilisation: float
 ) -> None:
-    busy_s = longest_busy_s(1.0, exchange, utilisation)
+    busy_s = max_busy_s(1.0, exchange, utilisation)
     round_s = exchange.sync_every / utilisation
     ends = rounds_end_at(exchange, 1.0, busy_s, 100)
     assert ends[-1] - ends[49] <= 50 * round_s * (1 + 1e-6) + 1e-6

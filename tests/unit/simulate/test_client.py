@@ -62,7 +62,7 @@ class Scripted(MemoryStore):
             raise answer
         return answer
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         found: bytes | None = self._next()
         return found
 

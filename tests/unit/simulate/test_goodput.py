@@ -222,14 +222,14 @@ def test_the_closed_form_is_a_share_however_much_fails() -> None:
 def test_what_would_take_all_memory_or_hours_is_refused_with_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = equal_learners(1_200_000, 8, PUBLISHED)
     failing, steps = 10 * 1_200_000 / 365, 10 * 8 * 17_280  # of ten days
-    monkeypatch.setattr(goodput, "MOST_FAILURES", ceil(failing / 2))
+    monkeypatch.setattr(goodput, "MAX_FAILURES", ceil(failing / 2))
     with pytest.raises(UsageError) as refused:
         check_work(fleet, 10.0, 1, "fast")
     assert refused.value.hint == "--days 5.00"
     with pytest.raises(UsageError, match="failures"):
         list(all_methods(fleet, 1_200_000, PUBLISHED, 10.0, (0,), "fast", MergeRules()))
-    monkeypatch.setattr(goodput, "MOST_FAILURES", round(2 * failing))
-    monkeypatch.setattr(goodput, "MOST_STEPS", steps)
+    monkeypatch.setattr(goodput, "MAX_FAILURES", round(2 * failing))
+    monkeypatch.setattr(goodput, "MAX_STEPS", steps)
     check_work(fleet, 10.0, 1, "stepwise")
     check_work(fleet, 10.0, 2, "fast")  # makes no steps
     with pytest.raises(UsageError, match="steps") as refused:

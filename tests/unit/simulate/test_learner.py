@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_cli.protocol.records import Output
+from diloco_cli.protocol.records import FragmentVersion
 from diloco_cli.protocol.state import RunState
 from diloco_cli.simulate.histories.learner import DRAIN_S, Habits
 from tests.simulation.toy import STEP_S, Fleet, make_run
@@ -25,7 +25,7 @@ def test_a_leaver_hears_of_its_offers_and_adopts_nothing_any_more() -> None:
     adopted_s: list[float] = []
     offered_s: list[float] = []
 
-    def on_adoption(name: str, _: Output, __: bytes) -> None:
+    def on_adoption(name: str, _: FragmentVersion, __: bytes) -> None:
         adopted_s.extend([fleet.world.now_s] if name == "l1" else [])
 
     fleet.published.on_adoption = on_adoption
@@ -42,7 +42,7 @@ def test_a_leaver_hears_of_its_offers_and_adopts_nothing_any_more() -> None:
     assert max(offered_s) > left_s[0], "what no offer held yet"
     assert adopted_s and max(adopted_s) <= left_s[0]
     mine = [offer_id for offer_id in fleet.published.offers if offer_id[0] == "l1"]
-    assert mine and all(state.learner("l1").has_fate(seq) for _, _, seq in mine)
+    assert mine and all(state.learner("l1").has_outcome(seq) for _, _, seq in mine)
 
 
 def test_where_all_of_a_quorum_leave_together_they_stay_for_some_seconds_at_most() -> None:

@@ -1,4 +1,4 @@
-"""Every range that a learner processed has one fate in each fragment, or the account does not balance."""
+"""Every range that a learner processed has one outcome in each fragment, or the account does not balance."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from diloco_cli.simulate.histories.ledger import Account, check_fates
+from diloco_cli.simulate.histories.ledger import Account, check_outcomes
 from diloco_cli.simulate.histories.replayer import Applied, Replayer, ViolationError
 
 BATCH = 4
-MOST_LOST = 40
+MAX_LOST = 40
 
 
 def account(steps: int) -> Account:
@@ -23,7 +23,7 @@ def account(steps: int) -> Account:
 
 
 def check(*accounts: Account, applied: tuple[Applied, ...] = ()) -> int:
-    return check_fates(accounts, cast(Replayer, SimpleNamespace(applied=list(applied))), 1, MOST_LOST)
+    return check_outcomes(accounts, cast(Replayer, SimpleNamespace(applied=list(applied))), 1, MAX_LOST)
 
 
 def merged(start: int, end: int, **other: Any) -> Applied:
@@ -73,7 +73,7 @@ def test_a_range_that_a_predecessor_brought_is_a_gap_in_what_is_processed() -> N
 
 
 def test_what_goes_with_an_incarnation_is_bounded() -> None:
-    assert check(account(10)) == MOST_LOST
+    assert check(account(10)) == MAX_LOST
     with pytest.raises(ViolationError, match="invariant loss: l0 1, fragment 0: 44 tokens are lost, more than 40"):
         check(account(11))
 
@@ -95,7 +95,7 @@ def test_giving_up_nothing_is_no_entry() -> None:
         ((merged(4, 8, incarnation=2),), "no such process"),
     ],
 )
-def test_what_has_no_fate_or_two_shows(applied: tuple[Applied, ...], says: str) -> None:
+def test_what_has_no_outcome_or_two_shows(applied: tuple[Applied, ...], says: str) -> None:
     """Four batches: the first two were offered, the third was given up. Of the first nobody says anything more."""
     books = account(4)
     if "in no merge" in says:

@@ -1,4 +1,4 @@
-"""How long an offer may lie there without a fate, while no faults strike."""
+"""How long an offer may lie there without an outcome, while no faults strike."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from diloco_cli.protocol.keys import SYNCER
 from diloco_cli.simulate.histories.bucket import Bucket
 from diloco_cli.simulate.histories.history import History
-from diloco_cli.simulate.histories.monitor import FATE_ROUNDS, FATE_S, Monitor
+from diloco_cli.simulate.histories.monitor import OUTCOME_ROUNDS, OUTCOME_S, Monitor
 from diloco_cli.simulate.histories.options import drawn_options
 from diloco_cli.simulate.histories.replayer import Plain, ViolationError
 from tests.simulation.toy import make_run
 
 REFUSAL = {
     "kind": "refuse", "inputs": [], "request": None,
-    "fates": [{"learner": "l0", "incarnation": 1, "seq": 0, "reason": "late"}],
+    "outcomes": [{"learner": "l0", "incarnation": 1, "seq": 0, "reason": "late"}],
 }  # fmt: skip
-ROUNDS = FATE_ROUNDS + 1  # of one fragment; one merge more is too late
+ROUNDS = OUTCOME_ROUNDS + 1  # of one fragment; one merge more is too late
 
 
 class Books:
@@ -53,17 +53,17 @@ def offers(monitor: Monitor, seq: int, slot: int) -> None:
 
 def commits(monitor: Monitor, number: int, now_s: float, kind: str = "merge") -> None:
     for _ in range(number):
-        data = json.dumps({"kind": kind, "inputs": [], "fates": [], "request": None}).encode()
+        data = json.dumps({"kind": kind, "inputs": [], "outcomes": [], "request": None}).encode()
         monitor.created(SYNCER, f"commit/{monitor.replayer.n + 1:012d}.json", data, now_s)
 
 
 def test_an_offer_is_late_after_some_merges_and_some_time(monitor: Monitor) -> None:
-    commits(monitor, ROUNDS, FATE_S + 1)
-    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no fate after 4 merges"):
-        commits(monitor, 1, FATE_S + 1)
+    commits(monitor, ROUNDS, OUTCOME_S + 1)
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no outcome after 4 merges"):
+        commits(monitor, 1, OUTCOME_S + 1)
 
 
-@pytest.mark.parametrize(("merges", "now_s"), [(ROUNDS, 10 * FATE_S), (10 * ROUNDS, FATE_S)])
+@pytest.mark.parametrize(("merges", "now_s"), [(ROUNDS, 10 * OUTCOME_S), (10 * ROUNDS, OUTCOME_S)])
 def test_it_is_not_late_after_one_of_both(monitor: Monitor, merges: int, now_s: float) -> None:
     commits(monitor, merges, now_s)
 
@@ -71,9 +71,9 @@ def test_it_is_not_late_after_one_of_both(monitor: Monitor, merges: int, now_s: 
 def test_an_offer_for_a_later_slot_has_the_merges_until_then_besides(monitor: Monitor) -> None:
     monitor.created(SYNCER, "commit/000000000000.json", json.dumps(REFUSAL).encode(), 0.0)
     offers(monitor, 1, slot=5)
-    commits(monitor, 5 + ROUNDS, FATE_S + 1)
-    with pytest.raises(ViolationError, match=r"offer 1/1 of l0 has no fate after 4 merges"):
-        commits(monitor, 1, FATE_S + 1)
+    commits(monitor, 5 + ROUNDS, OUTCOME_S + 1)
+    with pytest.raises(ViolationError, match=r"offer 1/1 of l0 has no outcome after 4 merges"):
+        commits(monitor, 1, OUTCOME_S + 1)
 
 
 def test_time_without_a_syncer_makes_nothing_late_and_the_next_one_has_its_own(monitor: Monitor) -> None:
@@ -81,22 +81,22 @@ def test_time_without_a_syncer_makes_nothing_late_and_the_next_one_has_its_own(m
     commits(monitor, ROUNDS + 1, 1.0)
     commits(monitor, 1, 1.0, "stop")
     commits(monitor, 1, 60.0, "epoch_start")
-    commits(monitor, ROUNDS + 1, 60.0 + FATE_S)
-    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no fate after 5 merges"):
-        commits(monitor, 1, 61.0 + FATE_S)
+    commits(monitor, ROUNDS + 1, 60.0 + OUTCOME_S)
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no outcome after 5 merges"):
+        commits(monitor, 1, 61.0 + OUTCOME_S)
 
 
 def test_the_next_syncer_has_some_merges_of_its_own(monitor: Monitor) -> None:
     commits(monitor, ROUNDS + 1, 1.0)
     commits(monitor, 1, 60.0, "epoch_start")
-    commits(monitor, ROUNDS, 61.0 + FATE_S)
+    commits(monitor, ROUNDS, 61.0 + OUTCOME_S)
 
 
-def test_the_end_has_a_fate_for_what_a_syncer_could_find(monitor: Monitor) -> None:
+def test_the_end_has_a_outcome_for_what_a_syncer_could_find(monitor: Monitor) -> None:
     monitor.last_look_s = lambda: 2.0
     commits(monitor, 1, 1.0)
     commits(monitor, 1, 1.9, "finish")
-    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no fate, 2\.10 s before the end"):
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no outcome, 2\.10 s before the end"):
         commits(monitor, 1, 2.1, "finish")
 
 

@@ -87,10 +87,10 @@ def test_bytes_and_money_are_counted() -> None:
     first = found.islands[0]
     offers = first.merges + first.offers_refused
     saves = first.tokens_processed // BATCH // (5 * 24)
-    assert first.bytes_up == pytest.approx(offers * FRAGMENT_BYTES + saves * 4_000_000 * 8, abs=2 * FRAGMENT_BYTES)
-    assert first.cost == pytest.approx(found.simulated_s + first.bytes_up / 1e9)
+    assert first.up_bytes == pytest.approx(offers * FRAGMENT_BYTES + saves * 4_000_000 * 8, abs=2 * FRAGMENT_BYTES)
+    assert first.cost == pytest.approx(found.simulated_s + first.up_bytes / 1e9)
     assert found.cost == first.cost  # nobody else has a price
-    assert found.bytes_up == sum(island.bytes_up for island in found.islands)
+    assert found.up_bytes == sum(island.up_bytes for island in found.islands)
     assert first.tokens_merged == fleet.state.learner("l0").token_parameters // 4_000_000
 
 
@@ -169,9 +169,9 @@ def test_damaged_deltas_are_refused_and_the_run_goes_on() -> None:
     faults = (Injection(0, 5.0, "corrupt", ("l0",)), Injection(1, 8.0, "poison", ("l1",)))
     found, fleet = play(make_run(), *faults)
     assert found.finished
-    fates = {(fate.learner, fate.reason) for record in _commits(fleet) for fate in record.fates}
-    assert {("l0", "digest_mismatch"), ("l1", "norm_cap")} <= fates
-    assert not any(reason in ("digest_mismatch", "norm_cap") for learner, reason in fates if learner == "l2")
+    outcomes = {(outcome.learner, outcome.reason) for record in _commits(fleet) for outcome in record.outcomes}
+    assert {("l0", "digest_mismatch"), ("l1", "norm_cap")} <= outcomes
+    assert not any(reason in ("digest_mismatch", "norm_cap") for learner, reason in outcomes if learner == "l2")
 
 
 def test_a_second_syncer_takes_over_and_the_first_is_fenced() -> None:

@@ -102,7 +102,7 @@ def test_a_memory_that_is_full_starts_anew_and_changes_nothing(monkeypatch: pyte
     timelines = [walk(learner, DAY_MS // 10, generator(i)) for i, learner in enumerate(learners)]
     for rules in (MergeRules(), MergeRules(quorum=2)):
         anew = merge_all(timelines, rules, SlotMemory(remember=False))
-        monkeypatch.setattr(slots, "MOST_REMEMBERED", 500)
+        monkeypatch.setattr(slots, "MAX_REMEMBERED", 500)
         memory = SlotMemory()
         small = merge_all(timelines, rules, memory)
         assert (small.at_ms, small.present, small.shares) == (anew.at_ms, anew.present, anew.shares)

@@ -10,7 +10,7 @@ import pytest
 
 from diloco_cli.store import local
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.paging import KEPT_S, MOST_WALKS, Paging
+from diloco_cli.store.paging import KEPT_S, MAX_WALKS, Paging
 
 KEYS = [f"k{number:03d}" for number in range(100)]
 
@@ -63,13 +63,13 @@ def test_a_new_sequence_shows_everything_that_is_there() -> None:
 
 def test_several_sequences_go_on_beside_each_other_and_few_are_remembered() -> None:
     counted = Counted()
-    for number in range(MOST_WALKS + 1):
+    for number in range(MAX_WALKS + 1):
         assert counted.paging.page("k", f"k0{number}0", 1) == [f"k0{number}1"]
-    assert counted.begun == MOST_WALKS + 1
-    assert counted.paging.page("k", f"k0{MOST_WALKS}1", 1) == [f"k0{MOST_WALKS}2"]
-    assert counted.begun == MOST_WALKS + 1
+    assert counted.begun == MAX_WALKS + 1
+    assert counted.paging.page("k", f"k0{MAX_WALKS}1", 1) == [f"k0{MAX_WALKS}2"]
+    assert counted.begun == MAX_WALKS + 1
     assert counted.paging.page("k", "k001", 1) == ["k002"]
-    assert counted.begun == MOST_WALKS + 2
+    assert counted.begun == MAX_WALKS + 2
 
 
 def test_nothing_is_listed_where_nothing_is_wanted() -> None:

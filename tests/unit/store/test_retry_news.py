@@ -45,9 +45,9 @@ def test_a_new_reason_is_told_sooner(listener: Listener) -> None:
     assert [line.rsplit(" ")[-1] for line in listener.lines] == ["503", "403"]
 
 
-def test_the_beat_goes_on_while_a_call_is_repeated(listener: Listener) -> None:
-    beats: list[float] = []
-    listener.news.beat = lambda: beats.append(listener.now_s)
+def test_the_heartbeat_goes_on_while_a_call_is_repeated(listener: Listener) -> None:
+    heartbeats: list[float] = []
+    listener.news.heartbeat = lambda: heartbeats.append(listener.now_s)
     for listener.now_s in (0.0, 1.0, 2.9, 3.0, 4.0, 6.5):
         listener.fail(0.1)
-    assert beats == [0.0, 3.0, 6.5]
+    assert heartbeats == [0.0, 3.0, 6.5]

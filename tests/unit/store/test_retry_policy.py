@@ -9,7 +9,7 @@ from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.retry import (
-    LONGEST_REASON,
+    MAX_REASON,
     RetryBudget,
     Retrying,
     RetryingStore,
@@ -38,10 +38,10 @@ class Fails(MemoryStore):
         super().__init__()
         self.error, self.left, self.calls = error, times, 0
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         self.calls += 1
         if self.left == 0:
-            return super().get(key, most_bytes)
+            return super().get(key, max_bytes)
         self.left -= 1
         raise self.error
 
@@ -115,4 +115,4 @@ def test_long_pauses_are_told_of_all_the_while_and_the_answer_is_too() -> None:
 
 def test_a_long_reason_is_cut_to_fit_a_screen() -> None:
     text = failing_text(Retrying(0.0, 1, "get", "x" * 1000))
-    assert text.endswith("xxx...") and len(text) < LONGEST_REASON + 50
+    assert text.endswith("xxx...") and len(text) < MAX_REASON + 50

@@ -19,9 +19,9 @@ class Hangs(MemoryStore):
         super().__init__()
         self.released = threading.Event()
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         self.released.wait(20)
-        return super().get(key, most_bytes)
+        return super().get(key, max_bytes)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.protocol.commits import Merge
 from diloco_cli.protocol.membership import refusal_of_island
-from diloco_cli.protocol.records import Fate, Input, Island, Output
+from diloco_cli.protocol.records import FragmentVersion, Island, MergedOffer, Outcome
 from diloco_cli.syncer.bookkeeping import Books
 from tests.unit.protocol.records import KINDS, applied, make_run, output
 
@@ -37,13 +37,13 @@ class Ledger:
             self.books.check_merge(commit, "c")
             for item in commit.inputs:
                 self.books.check_input(item, commit.outputs[0].fragment, "c")
-        self.books.check_fates(commit, "c")
+        self.books.check_outcomes(commit, "c")
         self.books.settle(commit)
         return self.problems
 
-    def merge(self, item: Input, **made: Any) -> list[str]:
+    def merge(self, item: MergedOffer, **made: Any) -> list[str]:
         slot = self.books.slot
-        outputs = (Output(**{**vars(output(slot % 2, self.n + 1, slot)), **made}),)
+        outputs = (FragmentVersion(**{**vars(output(slot % 2, self.n + 1, slot)), **made}),)
         return self.enter("merge", slot=slot, inputs=(item,), outputs=outputs, quorum=1, tokens=item.tokens)
 
     def merges(self, count: int) -> Ledger:
@@ -54,15 +54,15 @@ class Ledger:
         return self
 
     def faults(self, name: str, count: int, seq: int = 100) -> None:
-        fates = tuple(Fate(name, 1, seq + k, 0, "non_finite") for k in range(count))
-        assert self.enter("refuse", fates=fates) == []
+        outcomes = tuple(Outcome(name, 1, seq + k, 0, "non_finite") for k in range(count))
+        assert self.enter("refuse", outcomes=outcomes) == []
 
 
 def rollback(ledger: Ledger, to: int, shares: tuple[tuple[str, int], ...], **changed: Any) -> list[str]:
     then = [ledger.books.version_at(f, to) for f in range(2)]
     slot = ledger.books.slot - 1
     outputs = tuple(
-        Output(**{**vars(o), "version": ledger.n + 1, "slot": slot, **changed}) for o in then if o is not None
+        FragmentVersion(**{**vars(o), "version": ledger.n + 1, "slot": slot, **changed}) for o in then if o is not None
     )
     return ledger.enter("rollback", outputs=outputs, to=to, shares=shares)
 
@@ -71,7 +71,7 @@ def test_an_honest_log_has_no_problems() -> None:
     ledger = Ledger().merges(4)
     assert rollback(ledger, 2, (("l0", 16 * P),)) == []
     ledger.faults("l0", 8)
-    assert ledger.enter("quarantine", learner="l0") == ledger.enter("lift", learner="l0", request=0) == []
+    assert ledger.enter("quarantine", learner="l0") == ledger.enter("readmit", learner="l0", request=0) == []
     assert ledger.enter("gc_floor", floor=3, request=2) == []
     assert ledger.books.token_parameters == 16 * P
 
@@ -106,10 +106,10 @@ def test_nobody_is_quarantined_where_the_quorum_needs_everybody() -> None:
         ("quarantine", "l1", "after 0 faults"),
         ("quarantine", "nobody", "whom nobody knows"),
         ("quarantine", "l0", "a second quarantine"),
-        ("lift", "l1", "a second lift"),
+        ("readmit", "l1", "a second readmit"),
     ],
 )
-def test_quarantines_and_lifts_without_a_cause_are_named(kind: str, learner: str, words: str) -> None:
+def test_quarantines_and_readmissions_without_a_cause_are_named(kind: str, learner: str, words: str) -> None:
     ledger = Ledger()
     ledger.faults("l0", 8)
     assert ledger.enter("quarantine", learner="l0") == []

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import from_plain, to_plain
-from diloco_cli.protocol.beats import MirrorBeat
+from diloco_cli.protocol.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.keys import commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log import read_log
 from diloco_cli.protocol.records import RegionStore, RunFormat
@@ -25,7 +25,7 @@ from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created, Exists, Store, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.syncer import regions
 from diloco_cli.syncer.mirror_check import check_mirror
-from diloco_cli.syncer.regions import MOST_UNHEARD, PROVEN_S, RegionServices, Trouble
+from diloco_cli.syncer.regions import MAX_UNHEARD, PROVEN_S, RegionServices, Trouble
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
 
@@ -43,7 +43,7 @@ def ended_run() -> tuple[RunFormat, Store, MemoryStore, RunState]:
 
 def services_at(name: str, run: RunFormat, home: Store, head: RunState) -> RegionServices:
     own = replace(run, regions=(RegionStore(FAR, f"memory://{name}", 0.1),))
-    return RegionServices(own, home, Home(lambda: head, lambda: 0.1), [MirrorBeat(FAR, offers=2, up_bytes=1000)])
+    return RegionServices(own, home, Home(lambda: head, lambda: 0.1), [MirrorHeartbeat(FAR, offers=2, up_bytes=1000)])
 
 
 def wait_for(holds: Callable[[], object]) -> None:
@@ -60,10 +60,16 @@ def test_an_empty_region_is_filled_and_what_crossed_is_counted_on() -> None:
     services.end(over=True)
     there = open_store("memory://filled")
     assert there.list("commit/") == home.list("commit/")
-    (beat,) = services.beats()
-    assert (beat.region, beat.n, beat.behind, beat.stopped, beat.error) == (FAR, head.n, 0, False, "")
+    (heartbeat,) = services.heartbeats()
+    assert (heartbeat.region, heartbeat.n, heartbeat.behind, heartbeat.stopped, heartbeat.error) == (
+        FAR,
+        head.n,
+        0,
+        False,
+        "",
+    )
     sent = sum(len(there.get(key) or b"") for key in there.list(""))
-    assert beat.up_bytes >= 1000 + sent - len(there.get("hint/head.json") or b"") and beat.offers == 2
+    assert heartbeat.up_bytes >= 1000 + sent - len(there.get("hint/head.json") or b"") and heartbeat.offers == 2
 
 
 def test_a_stopped_mirror_says_so_and_writes_nothing_more() -> None:
@@ -74,8 +80,10 @@ def test_a_stopped_mirror_says_so_and_writes_nothing_more() -> None:
     services.start()
     wait_for(lambda: services.services[0].stopped)
     services.end(over=False)
-    (beat,) = services.beats()
-    assert beat.stopped and beat.n == 2 and beat.behind == head.n - 2 and commit_key(3) in beat.error
+    (heartbeat,) = services.heartbeats()
+    assert (
+        heartbeat.stopped and heartbeat.n == 2 and heartbeat.behind == head.n - 2 and commit_key(3) in heartbeat.error
+    )
     assert there.list("commit/")[-1] == commit_key(3) and there.get(commit_key(3)) == b"{}"
 
 
@@ -115,10 +123,10 @@ class FailingStore(MemoryStore):
 
     error: Exception | None = None
 
-    def get(self, key: str, most_bytes: int | None = None) -> bytes | None:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         if self.error is not None:
             raise self.error
-        return super().get(key, most_bytes)
+        return super().get(key, max_bytes)
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         if self.error is not None:
@@ -143,23 +151,26 @@ def test_a_region_that_fails_says_why_and_for_how_long_and_is_completed_later(
     monkeypatch.setattr(retry, "pause_s", lambda attempt, error, jitter: 0.02)
     services = services_at("failing", run, home, structs.replace(head, phase="RUNNING"))
     services.start()
-    wait_for(lambda: services.beats()[0].error)
-    (beat,) = services.beats()
-    assert "fails for 0 s" in beat.error and str(error) in beat.error
-    assert (beat.n, beat.behind, beat.stopped) == (-1, head.n + 1, False)
+    wait_for(lambda: services.heartbeats()[0].error)
+    (heartbeat,) = services.heartbeats()
+    assert "fails for 0 s" in heartbeat.error and str(error) in heartbeat.error
+    assert (heartbeat.n, heartbeat.behind, heartbeat.stopped) == (-1, head.n + 1, False)
     assert all(thread.is_alive() for thread in services.services[0].threads)
     there.error = None
-    wait_for(lambda: services.beats()[0].behind == 0 and not services.beats()[0].error)
+    wait_for(lambda: services.heartbeats()[0].behind == 0 and not services.heartbeats()[0].error)
     services.end(over=True)
     assert there.list("commit/") == home.list("commit/")
-    assert services.beats()[0].requests > 2 * head.n and 0 < services.beats()[0].writes < services.beats()[0].requests
+    assert (
+        services.heartbeats()[0].requests > 2 * head.n
+        and 0 < services.heartbeats()[0].writes < services.heartbeats()[0].requests
+    )
 
 
 def test_what_a_region_cannot_read_any_more_is_told() -> None:
     run, home, _, head = ended_run()
     services = services_at("damaged", run, home, head)
     services.services[0].link.mirror.casts.damaged[1] = "cast/0001/that cannot be read in the region's bucket"
-    assert services.beats()[0].error == "cast/0001/that cannot be read in the region's bucket"
+    assert services.heartbeats()[0].error == "cast/0001/that cannot be read in the region's bucket"
 
 
 def test_how_long_something_fails_counts_from_when_it_last_went_well_for_a_while() -> None:
@@ -182,15 +193,15 @@ def test_a_stopped_region_ends_both_its_threads_at_once() -> None:
     services = services_at("stops", run, home, structs.replace(head, phase="RUNNING"))
     services.start()
     wait_for(lambda: not any(thread.is_alive() for thread in services.services[0].threads))
-    assert services.beats()[0].stopped
+    assert services.heartbeats()[0].stopped
 
 
-def test_a_beat_names_some_of_those_who_are_not_heard_not_all() -> None:
+def test_a_heartbeat_names_some_of_those_who_are_not_heard_not_all() -> None:
     run, home, _, head = ended_run()
     services = services_at("crowd", run, home, head)
     (service,) = services.services
     service.link.relay.unheard |= {(f"l{i:04}", 1): "why " * 50 for i in range(1000)}
-    assert sorted(services.beats()[0].unheard) == [f"l{i:04}" for i in range(MOST_UNHEARD)]
+    assert sorted(services.heartbeats()[0].unheard) == [f"l{i:04}" for i in range(MAX_UNHEARD)]
 
 
 def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
@@ -205,9 +216,14 @@ def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
     running = structs.replace(head, phase="RUNNING")
     services = RegionServices(own, home, Home(lambda: running, lambda: 0.1), tell=told.append)
     services.start()
-    wait_for(lambda: services.beats()[0].unheard)
+    wait_for(lambda: services.heartbeats()[0].unheard)
     services.end(over=False)
-    (beat,) = services.beats()
-    assert list(beat.unheard) == ["l1"] and claim in beat.unheard["l1"] and not beat.stopped and beat.behind == 0
-    assert from_plain(MirrorBeat, to_plain(beat)) == beat
+    (heartbeat,) = services.heartbeats()
+    assert (
+        list(heartbeat.unheard) == ["l1"]
+        and claim in heartbeat.unheard["l1"]
+        and not heartbeat.stopped
+        and heartbeat.behind == 0
+    )
+    assert from_plain(MirrorHeartbeat, to_plain(heartbeat)) == heartbeat
     assert any("region eu: l1 is not heard" in line and "start l1 again" in line for line in told)

@@ -11,7 +11,7 @@ import pytest
 
 from diloco_cli.algorithm.merge import Source
 from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.records import Fate
+from diloco_cli.protocol.records import Outcome
 from diloco_cli.syncer.norms import CAP, MEMORY, NormCap, ScaleBooks
 from tests.unit.protocol.records import applied, commit, genesis
 
@@ -49,7 +49,7 @@ class Served:
 
 
 def refusal(seq: int, fragment: int) -> Commit:
-    return commit(genesis(), "refuse", fates=(Fate("l0", 1, seq, fragment, "norm_cap"),))
+    return commit(genesis(), "refuse", outcomes=(Outcome("l0", 1, seq, fragment, "norm_cap"),))
 
 
 def delta(norm: float) -> Source:

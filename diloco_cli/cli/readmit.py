@@ -1,4 +1,4 @@
-"""`diloco lift`: lets a quarantined learner take part again."""
+"""`diloco readmit`: lets a quarantined learner take part again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diloco_cli.cli.run_argument import RunArgument
 from diloco_cli.errors import UsageError
 
 
-def lift(
+def readmit(
     learner: str = typer.Argument(..., metavar="LEARNER", help="Its name, as `diloco status` shows it."),
     run: str | None = RunArgument,
     timeout_s: float | None = TimeoutOption,
@@ -22,8 +22,8 @@ def lift(
     if learner not in kept_out:
         names = ", ".join(kept_out) or "nobody"
         raise UsageError(f"{learner!a} is not quarantined in run {opened.name}; quarantined: {names}")
-    state = carry_out(opened, "lift", timeout_s, "diloco lift", learner=learner)
+    state = carry_out(opened, "readmit", timeout_s, "diloco readmit", learner=learner)
     if as_json:
-        print_json("lift", {"run": opened.name, "learner": learner, "commit": state.n})
+        print_json("readmit", {"run": opened.name, "learner": learner, "commit": state.n})
     else:
         print(f"run {opened.name}: {learner} is let in again, as of commit {state.n}")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.access import Role, access_policy
+from diloco_cli.launch.bucket_policy import Role, policy_of
 from diloco_cli.paths import templates_directory
 from diloco_cli.protocol.keys import offer_key
 from diloco_cli.protocol.operations import Steps
@@ -29,8 +29,8 @@ EVERY_KIND = [
     "FORMAT.json", "epoch/0000000001.json", "incarnation/{}/00000001.json", "offer/{}/00000001/0000000000.json",
     "delta/{}/00000001/0000000000-x", "inner/{}/00000001/000000000001-x", "state/0000/000000000001-0000000001-x",
     "cast/0000/000000000001-0000000001-x", "commit/000000000001.json", "snapshot/000000000001.json",
-    "request/0000000000.json", "beat/{}.json", "beat/syncer.json", "beat/standby/a.json", "hint/head.json",
-    "doctor-1/x", "elsewhere",
+    "request/0000000000.json", "heartbeat/{}.json", "heartbeat/syncer.json", "heartbeat/standby/a.json",
+    "hint/head.json", "doctor-1/x", "elsewhere",
 ]  # fmt: skip
 
 
@@ -104,10 +104,10 @@ def may(role: Role, verb: Verb) -> set[str]:
 def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
     own = {"incarnation/iowa/", "offer/iowa/", "delta/iowa/", "inner/iowa/", "request/"}
     assert {key.rpartition("iowa/")[0] + "iowa/" if "iowa" in key else "request/" for key in may("learner", "create")
-            if key != "beat/iowa.json"} == own  # fmt: skip
+            if key != "heartbeat/iowa.json"} == own  # fmt: skip
     assert not any("rhine" in key for key in may("learner", "create"))
-    assert may("learner", "put") == {"beat/iowa.json"}
-    assert may("learner", "delete") <= {"beat/iowa.json"}  # GCS: who may replace may delete
+    assert may("learner", "put") == {"heartbeat/iowa.json"}
+    assert may("learner", "delete") <= {"heartbeat/iowa.json"}  # GCS: who may replace may delete
     assert not JUDGE.allows("learner", "iowa", "create", "offer/iowa2/00000001/0000000000.json")
     assert not JUDGE.allows("learner", "iowa", "put", offer_key("iowa", 1, 0))
 
@@ -116,7 +116,7 @@ def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
 def test_nobody_replaces_or_deletes_the_log_or_what_others_claimed(role: Role) -> None:
     """Only hints, and what the log lets go of."""
     touched = {key.partition("/")[0] for verb in ("put", "delete") for key in may(role, verb)}
-    assert touched <= {"beat", "hint", "delta", "cast", "state", "inner", "snapshot", "doctor-1"}
+    assert touched <= {"heartbeat", "hint", "delta", "cast", "state", "inner", "snapshot", "doctor-1"}
     assert "commit/000000000001.json" in may(role, "get")
 
 
@@ -126,23 +126,23 @@ def test_a_reader_reads() -> None:
 
 
 def test_every_template_parses_and_leaves_no_placeholder() -> None:
-    paths = sorted((templates_directory() / "access").rglob("*.json"))
+    paths = sorted((templates_directory() / "bucket-policy").rglob("*.json"))
     assert len(paths) == 9 and all(json.loads(path.read_text()) for path in paths)
     for role in ("learner", "syncer", "operator", "reader"):
         for url in ("s3://bucket/runs/toy", "gs://bucket/runs/toy"):
-            assert "@" not in access_policy(url, role, "iowa", "p", "user:me").replace("user:me", "")
+            assert "@" not in policy_of(url, role, "iowa", "p", "user:me").replace("user:me", "")
 
 
 @pytest.mark.parametrize(
     "asks",
     [
-        lambda: access_policy("file:///tmp/x", "learner", "iowa"),
-        lambda: access_policy("s3://bucket", "reader"),
-        lambda: access_policy("s3://bucket/runs/toy", "learner", ""),
-        lambda: access_policy("s3://bucket/runs/toy", "learner", "iowa/*"),
-        lambda: access_policy("gs://bucket/runs/toy", "reader", "", "p", ""),
-        lambda: access_policy("gs://bucket/runs/toy", "reader", "", 'p"', "user:me"),
-        lambda: access_policy('gs://bucket/runs/t") || true', "reader", "", "p", "user:me"),
+        lambda: policy_of("file:///tmp/x", "learner", "iowa"),
+        lambda: policy_of("s3://bucket", "reader"),
+        lambda: policy_of("s3://bucket/runs/toy", "learner", ""),
+        lambda: policy_of("s3://bucket/runs/toy", "learner", "iowa/*"),
+        lambda: policy_of("gs://bucket/runs/toy", "reader", "", "p", ""),
+        lambda: policy_of("gs://bucket/runs/toy", "reader", "", 'p"', "user:me"),
+        lambda: policy_of('gs://bucket/runs/t") || true', "reader", "", "p", "user:me"),
     ],
 )
 def test_what_is_missing_or_could_change_a_policys_meaning_is_refused(asks: Callable[[], str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-LARGEST_BEAT_BYTES = 1 << 16
-SLOWEST_KEPT = 0.995  # a beat: an outage is forgotten within the hour, a slow merge comes again
+MAX_HEARTBEAT_BYTES = 1 << 16
+SLOWEST_KEPT = 0.995  # a heartbeat: an outage is forgotten within the hour, a slow merge comes again
 
 UNIT_STATES: dict[str, str] = {
     "STARTING": "the process is up and loads model, data and the newest committed versions",
@@ -13,10 +13,10 @@ UNIT_STATES: dict[str, str] = {
     "UPLOADING": "it steps while a delta is on its way",
     "WAITING": "it pauses: the drift bound without news from the log, or `at_tau` waits for a merge",
     "RECOVERING": "a new incarnation is catching up after a failure",
-    "SUSPECT": "one expected beat is missing",
+    "SUSPECT": "one expected heartbeat is missing",
     "LOST": "nothing was heard for long",
     "STANDING_BY": "a syncer that takes over when the one that serves falls silent",
-    "QUARANTINED": "its offers are refused, and it pauses, until `diloco lift` lets it in again",
+    "QUARANTINED": "its offers are refused, and it pauses, until `diloco readmit` lets it in again",
     "DRAINING": "it was told to leave and finishes what it does",
     "STUCK": "a step does not end",
     "FENCED": "a newer process has its place",
@@ -26,7 +26,7 @@ UNIT_STATES: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class LearnerBeat:
+class LearnerHeartbeat:
     """One learner's own words. Rates are per second of its own clock; byte counts are since its first incarnation."""
 
     state: str
@@ -48,7 +48,7 @@ class LearnerBeat:
 
 
 @dataclass(frozen=True)
-class MirrorBeat:
+class MirrorHeartbeat:
     """A syncer's words on one region's bucket: its log goes up to commit `n`, `behind` commits short of home's, and
     that for `behind_s`. `offers`: carried home. Bytes are what the syncers sent to that bucket, and received from it,
     in so many `requests`; `writes`: those of them that write or list. `stopped`: it has bytes in it that are not
@@ -69,9 +69,9 @@ class MirrorBeat:
 
 
 @dataclass(frozen=True)
-class SyncerBeat:
-    """The syncer's own words, or a standby's. `unit`: which process it is, `syncer` or a standby's name. `beats`: how
-    many it has said; `slowest_s`: the longest time between two of them lately, on its own clock."""
+class SyncerHeartbeat:
+    """The syncer's own words, or a standby's. `unit`: which process it is, `syncer` or a standby's name.
+    `heartbeats`: how many it has said; `slowest_s`: the longest time between two of them lately, on its own clock."""
 
     state: str
     epoch: int
@@ -84,15 +84,15 @@ class SyncerBeat:
     retrying: str = ""
     memory_bytes: int = 0
     unit: str = "syncer"
-    beats: int = 0
+    heartbeats: int = 0
     slowest_s: float = 0.0
-    mirrors: tuple[MirrorBeat, ...] = ()
+    mirrors: tuple[MirrorHeartbeat, ...] = ()
     writes: int = 0
 
 
 @dataclass
 class Cadence:
-    """When a process says its next beat, how many it has said, and the longest time between two of them lately."""
+    """When a process says its next heartbeat, how many it has said, and the longest time between two of them lately."""
 
     every_s: float
     count: int = 0

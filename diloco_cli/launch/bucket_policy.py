@@ -1,4 +1,4 @@
-"""Bucket policies per role, filled in from templates/access."""
+"""Bucket policies per role, filled in from templates/bucket-policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRINCIPAL = re.compile(r"[A-Za-z0-9._:/@-]+")
 _PLACEHOLDER = re.compile(r"@[A-Z]+@")
 
 
-def access_policy(url: str, role: Role, learner: str = "", project: str = "", member: str = "") -> str:
+def policy_of(url: str, role: Role, learner: str = "", project: str = "", member: str = "") -> str:
     """JSON text of what `role` may do in the run at `url`; for s3:// an IAM policy, for gs:// bindings of a bucket.
 
     Raises UsageError where a name is missing, or is none, or the store has no policies."""
@@ -27,7 +27,7 @@ def access_policy(url: str, role: Role, learner: str = "", project: str = "", me
     values = {"BUCKET": place.place, "RUN": place.prefix, "PROJECT": project, "MEMBER": member}
     if role == "learner":
         values["LEARNER"] = checked_name(learner, "the name of a learner (--name)")
-    text = (templates_directory() / "access" / FOLDERS[place.scheme] / f"{role}.json").read_text()
+    text = (templates_directory() / "bucket-policy" / FOLDERS[place.scheme] / f"{role}.json").read_text()
     for name in sorted({found[1:-1] for found in _PLACEHOLDER.findall(text)}):
         text = text.replace(f"@{name}@", _checked(name, values[name], url))
     return text
