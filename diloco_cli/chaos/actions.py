@@ -13,7 +13,7 @@ from diloco_cli.chaos.journal import Entry, read_entries, record, record_plan
 from diloco_cli.chaos.rails import Action, hint_for, refusal
 from diloco_cli.chaos.targets import Target, find_target, list_targets
 from diloco_cli.errors import RefusedError
-from diloco_cli.processes.registry import release
+from diloco_cli.runtime.registry import release
 
 
 def plan_kill(run: str, unit: str, *, hold: bool = False) -> Kill:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from diloco_cli.chaos.faults import resume_process
 from diloco_cli.chaos.journal import Entry, read_entries, record
 from diloco_cli.errors import TryAgainError
-from diloco_cli.processes.child import Child, end_all
-from diloco_cli.processes.identity import Identity, identity_from_json, identity_to_json
+from diloco_cli.runtime.child import Child, end_all
+from diloco_cli.runtime.identity import Identity, identity_from_json, identity_to_json
 
 READY, GO = "ready", "go"
 START_S = 15.0

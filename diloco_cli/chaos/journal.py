@@ -16,8 +16,8 @@ from diloco_cli.config.codec import from_plain
 from diloco_cli.config.strict_json import parse_object
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import run_directory
-from diloco_cli.processes.files import checked_name, make_directory
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.files import checked_name, make_directory
 
 MAX_READ_BYTES = 4 * 1024 * 1024
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from diloco_cli.chaos.targets import Target
-from diloco_cli.processes.registry import SUPERVISOR
+from diloco_cli.runtime.registry import SUPERVISOR
 
 Action = Literal["kill", "pause", "revive"]
 MIN_PAUSE_S = 0.05

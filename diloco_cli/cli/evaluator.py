@@ -15,9 +15,9 @@ REGISTRATION = {"hidden": True}
 
 def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix.")) -> None:
     """Started by the syncer: evaluates committed versions."""
-    from diloco_cli.processes.signing_key import signing_secret
-    from diloco_cli.protocol.driver import SystemClock, perform
-    from diloco_cli.protocol.log import read_format
+    from diloco_cli.protocol.log.commit_log import read_format
+    from diloco_cli.runtime.driver import SystemClock, perform
+    from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore
     from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout

@@ -11,7 +11,7 @@ import typer
 from diloco_cli.cli.output import print_json
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
 from diloco_cli.errors import DataCheckError, NoSpaceError, UsageError
-from diloco_cli.processes.files import NO_SPACE_ERRNOS
+from diloco_cli.runtime.files import NO_SPACE_ERRNOS
 
 MODEL = Path("model.safetensors")
 

@@ -21,7 +21,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.state import RunState
+    from diloco_cli.protocol.log.state import RunState
 
 LEFTOVERS_WITHIN_S = 60.0
 SAMPLE = 8  # objects of a kind whose size is asked for
@@ -69,7 +69,7 @@ def _discard_leftovers(url: str) -> None:
 
 
 def _survey(opened: OpenRun, state: RunState) -> tuple[int, dict[str, list[str]]]:
-    from diloco_cli.protocol.collection import floor_by_request, survey
+    from diloco_cli.protocol.actors.collection import floor_by_request, survey
 
     floor = opened.perform(floor_by_request(state))
     if isinstance(floor, str):

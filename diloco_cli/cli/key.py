@@ -19,7 +19,7 @@ key = typer.Typer(help="Keys with which records are signed.", no_args_is_help=Tr
 @key.command("new")
 def new(file: Path = FileArgument) -> None:
     """Make the secret of one or more runs: for whoever launches them, and for their syncers and operators."""
-    from diloco_cli.processes.signing_key import write_key
+    from diloco_cli.runtime.signing_key import write_key
     from diloco_cli.signing import KEY_FILE_VARIABLE
 
     write_key(file, nonce() + nonce())
@@ -34,8 +34,8 @@ def learner(
     file: Path = FileArgument,
 ) -> None:
     """Make the keys of one learner of a signed run, out of the run's secret in the environment."""
-    from diloco_cli.processes.files import checked_name
-    from diloco_cli.processes.signing_key import signing_secret, write_key
+    from diloco_cli.runtime.files import checked_name
+    from diloco_cli.runtime.signing_key import signing_secret, write_key
     from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_HINT
 
     checked_name(name, "the name of a learner")

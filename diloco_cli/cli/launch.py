@@ -83,8 +83,8 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
         signed,
     )
     from diloco_cli.layout import layout_warning
-    from diloco_cli.processes.runs import remember_run
-    from diloco_cli.processes.signing_key import signing_secret
+    from diloco_cli.runtime.runs import remember_run
+    from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import join_url
     from diloco_cli.tasks.build import search_first
     from diloco_cli.tasks.check import check_task, is_worth_a_try
@@ -117,8 +117,8 @@ def _trusted_store(url: str) -> Store:
     creates, on which every guarantee rests; each launch of a new run asks anew, for a bucket may have changed its
     proxy or its server since. Raises StoreError (exit 6)."""
     from diloco_cli.doctor.examine import prove_exclusive_create
-    from diloco_cli.protocol.keys import FORMAT_KEY
-    from diloco_cli.protocol.wire import MAX_RECORD_BYTES
+    from diloco_cli.protocol.log.keys import FORMAT_KEY
+    from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
     from diloco_cli.store.open import open_store
     from diloco_cli.store.time_box import TimeBox
 

@@ -14,8 +14,8 @@ def logs(
     follow: bool = typer.Option(False, "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:
     """Print the logs that a run's units wrote on this machine."""
-    from diloco_cli.launch.logs import Line, log_files, tail
-    from diloco_cli.launch.logs import follow as follow_logs
+    from diloco_cli.runtime.logs import Line, log_files, tail
+    from diloco_cli.runtime.logs import follow as follow_logs
 
     files = log_files(find_run(run).name, unit)
     width = max(map(len, files)) if len(files) > 1 else 0

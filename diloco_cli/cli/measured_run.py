@@ -5,9 +5,9 @@ from __future__ import annotations
 from diloco_cli.cli.run_argument import OpenRun, open_run
 from diloco_cli.observe.status import rate_between, status_of, wall_seconds
 from diloco_cli.plan.calibrate import MeasuredIsland, MeasuredRun
-from diloco_cli.protocol.log import next_commit
-from diloco_cli.protocol.metrics import MergeNote
-from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.log.commit_log import next_commit
+from diloco_cli.protocol.log.metrics import MergeNote
+from diloco_cli.protocol.log.state import RunState
 
 MAX_BEFORE_A_MERGE = 100  # commits that are looked through for the first merge
 

@@ -17,8 +17,8 @@ from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageErr
 from diloco_cli.randomness import nonce
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.records import RequestKind
-    from diloco_cli.protocol.state import RunState
+    from diloco_cli.protocol.log.records import RequestKind
+    from diloco_cli.protocol.log.state import RunState
 
 SYNCER_ANSWERS_S = 10.0
 LOOK_EVERY_S = 0.1
@@ -66,7 +66,7 @@ def carry_out(
     to: int | None = None,
 ) -> RunState:  # fmt: skip
     """The head of the log after the answer. Raises UsageError with the log's own words if it was a refusal."""
-    from diloco_cli.protocol.requests import ask
+    from diloco_cli.protocol.actors.requests import ask
 
     before = head_of(opened)
     asked = ask(before, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=opened.format.keyring)
@@ -86,8 +86,8 @@ def carry_out(
 
 def answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | None) -> RunState:
     """Wait as long as a syncer lives: its heartbeat changes every few seconds, also while it copies a large model."""
-    from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES
-    from diloco_cli.protocol.keys import SYNCER, heartbeat_key
+    from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES
+    from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 
     heartbeat, heard_s = opened.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES), monotonic_s()
     bear_s = silence_to_bear_s(timeout_s, heartbeat)
@@ -104,8 +104,8 @@ def answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | N
 
 def answer_here(opened: OpenRun) -> RunState:
     """Whatever waits for an answer gets it from this command, which serves the log for that long."""
-    from diloco_cli.protocol.operators import StandIn
-    from diloco_cli.protocol.records import ProcessClaim
+    from diloco_cli.protocol.actors.operators import StandIn
+    from diloco_cli.protocol.log.records import ProcessClaim
 
     claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
     try:
@@ -121,7 +121,7 @@ def tell_regions(opened: OpenRun, head: RunState) -> None:
     within some seconds; the next syncer completes what is left."""
     if not opened.format.regions:
         return
-    from diloco_cli.protocol.regional import Home
+    from diloco_cli.protocol.regions.regional import Home
     from diloco_cli.syncer.regions import RegionServices
 
     services = RegionServices(opened.format, opened.store, Home(lambda: head), tell=talk)
@@ -132,7 +132,7 @@ def tell_regions(opened: OpenRun, head: RunState) -> None:
 def silence_to_bear_s(timeout_s: float | None, heartbeat: bytes | None) -> float:
     """How long a syncer with these last words may be silent. One that is only slow (a large fragment, a slow link) must
     not be fenced by a command that leaves again: the run would be without any."""
-    from diloco_cli.protocol.standby import LONGER_THAN_USUAL, slowest_s
+    from diloco_cli.protocol.actors.standby import LONGER_THAN_USUAL, slowest_s
 
     return max(SYNCER_ANSWERS_S, LONGER_THAN_USUAL * slowest_s(heartbeat)) if timeout_s is None else timeout_s
 
@@ -140,9 +140,9 @@ def silence_to_bear_s(timeout_s: float | None, heartbeat: bytes | None) -> float
 def _refusal_of(opened: OpenRun, since: range, number: int, answer: str) -> str | None:
     """Why the request was not carried out, in the words of the commit that settled it, one of `since`; None if it was.
     That is the first one to name this number or a higher one."""
-    from diloco_cli.protocol.commits import Commit, Refuse
-    from diloco_cli.protocol.keys import commit_key
-    from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
+    from diloco_cli.protocol.log.commits import Commit, Refuse
+    from diloco_cli.protocol.log.keys import commit_key
+    from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 
     for n in since:
         data = opened.store.get(commit_key(n), MAX_RECORD_BYTES)

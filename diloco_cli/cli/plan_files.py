@@ -73,8 +73,8 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
         return _facts_of_huggingface(run.model.huggingface, run.model.sequence, folder)
     if not run.model.entrypoint or run.model.parameters:
         return model_facts(run.model)
-    from diloco_cli.algorithm.flat import parameter_facts
     from diloco_cli.tasks.build import build_model_on_meta, search_first
+    from diloco_cli.tensors.flat import parameter_facts
 
     search_first(folder)
     return facts_from_parameters(parameter_facts(build_model_on_meta(run)), _sequence(run))

@@ -8,11 +8,11 @@ from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any
 
+from diloco_cli.forecast.chips import DAY_MS
+from diloco_cli.forecast.goodput import METHOD_NUMBERS, learners_of_plan, run_fleet
+from diloco_cli.forecast.timeline import presence
 from diloco_cli.plan.flow import drift_s
 from diloco_cli.plan.plan import Plan
-from diloco_cli.simulate.chips import DAY_MS
-from diloco_cli.simulate.goodput import METHOD_NUMBERS, learners_of_plan, run_fleet
-from diloco_cli.simulate.timeline import presence
 from diloco_cli.units import format_count
 
 DAYS, SEEDS = 30.0, (0, 1, 2)

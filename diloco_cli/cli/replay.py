@@ -14,7 +14,7 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DataCheckError
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.tape import Tape
+    from diloco_cli.protocol.log.tape import Tape
     from diloco_cli.tapes.player import PlayedMerge
 
 

@@ -20,7 +20,7 @@ def resume(
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
 ) -> None:
     """Go on with a run from its bucket alone; living units are adopted."""
-    from diloco_cli.processes.runs import remember_run
+    from diloco_cli.runtime.runs import remember_run
 
     opened = open_run(run, at_home=False)
     remember_run(opened.name, opened.url)
@@ -48,7 +48,7 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
 
 def withdraw_stop_requests(opened: OpenRun) -> None:
     """A stop that nobody was there to carry out (Ctrl-C while the syncer was down) must not stop what starts now."""
-    from diloco_cli.protocol.requests import withdraw_stop
+    from diloco_cli.protocol.actors.requests import withdraw_stop
 
     if opened.perform(withdraw_stop(opened.format, head_of(opened), nonce(), utc_now_text())):
         talk("an earlier stop request was never carried out: withdrawn")
@@ -56,7 +56,7 @@ def withdraw_stop_requests(opened: OpenRun) -> None:
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, folder: Path | None) -> int:
     from diloco_cli.cli.supervision import module_environment
-    from diloco_cli.launch.detach import start_detached
+    from diloco_cli.runtime.detach import start_detached
 
     words = [sys.executable, "-m", "diloco_cli", "resume", opened.url]
     words += [f"--region={region}"] if region else []

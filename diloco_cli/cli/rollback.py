@@ -22,8 +22,8 @@ from diloco_cli.cli.run_argument import OpenRun, RunArgument
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.rollback import Return
-    from diloco_cli.protocol.state import RunState
+    from diloco_cli.protocol.actors.rollback import Return
+    from diloco_cli.protocol.log.state import RunState
 
 
 def rollback(
@@ -52,7 +52,7 @@ def rollback(
 
 
 def _plan(opened: OpenRun, state: RunState, to: int) -> Return:
-    from diloco_cli.protocol.rollback import missing_objects, return_to
+    from diloco_cli.protocol.actors.rollback import missing_objects, return_to
 
     plan = opened.perform(return_to(opened.format, state, to))
     if isinstance(plan, str):

@@ -13,11 +13,11 @@ from diloco_cli.errors import NotFoundError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.facts import RunFacts
-    from diloco_cli.processes.runs import KnownRun
-    from diloco_cli.protocol.driver import SystemClock
-    from diloco_cli.protocol.operations import Steps
-    from diloco_cli.protocol.records import RunFormat
-    from diloco_cli.protocol.state import RunState
+    from diloco_cli.protocol.log.operations import Steps
+    from diloco_cli.protocol.log.records import RunFormat
+    from diloco_cli.protocol.log.state import RunState
+    from diloco_cli.runtime.driver import SystemClock
+    from diloco_cli.runtime.runs import KnownRun
     from diloco_cli.store.port import Store
     from diloco_cli.store.time_box import TimeBox
 
@@ -42,7 +42,7 @@ class OpenRun:
 
     def perform(self, steps: Steps[Result]) -> Result:
         """Run a protocol generator to its end on the run's store."""
-        from diloco_cli.protocol.driver import perform
+        from diloco_cli.runtime.driver import perform
 
         return perform(steps, self.store, self.clock)
 
@@ -57,7 +57,7 @@ def find_run(text: str | None) -> KnownRun:
     """Where the run meant by `text` lives. A bucket's URL or path, and a run file with its inventory, need no
     knowledge of this directory."""
     from diloco_cli.cli.output import talk
-    from diloco_cli.processes.runs import KnownRun, known_runs, resolve_run
+    from diloco_cli.runtime.runs import KnownRun, known_runs, resolve_run
     from diloco_cli.store.open import parse_url, split_url
 
     if text is not None and "://" in text:
@@ -83,16 +83,16 @@ def open_run(text: str | None, box: TimeBox | None = None, at_home: bool = True)
     if not at_home or home == opened.url:
         return opened
     from diloco_cli.cli.output import talk
-    from diloco_cli.processes.runs import KnownRun
+    from diloco_cli.runtime.runs import KnownRun
 
     talk(f"{opened.url} follows the home bucket: reading {home}")
     return open_known_run(KnownRun(opened.name, home, 0.0), box)
 
 
 def open_known_run(known: KnownRun, box: TimeBox | None = None) -> OpenRun:
-    from diloco_cli.processes.signing_key import signing_secret
-    from diloco_cli.protocol.driver import SystemClock, perform
-    from diloco_cli.protocol.log import read_format
+    from diloco_cli.protocol.log.commit_log import read_format
+    from diloco_cli.runtime.driver import SystemClock, perform
+    from diloco_cli.runtime.signing_key import signing_secret
 
     store = foreground_store(known.url, box)
     clock = SystemClock(monotonic_s, sleep_s, lambda: None)
@@ -120,7 +120,7 @@ def foreground_store(url: str, box: TimeBox | None = None, quiet: bool = False) 
 
 def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
     """The log, read to its end; what `known` holds is not read again."""
-    from diloco_cli.protocol.log import read_log
+    from diloco_cli.protocol.log.commit_log import read_log
 
     return opened.perform(read_log(opened.format, known))
 
@@ -129,7 +129,7 @@ def _run_of_file(path: Path) -> KnownRun:
     """As this directory knows the run of that name; else in the bucket that the file's inventory names."""
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
-    from diloco_cli.processes.runs import KnownRun, read_run
+    from diloco_cli.runtime.runs import KnownRun, read_run
     from diloco_cli.store.open import join_url
 
     run = load_run(path)

@@ -19,9 +19,9 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
-    from diloco_cli.simulate.chips import Constants, Learner
-    from diloco_cli.simulate.goodput import Form, Row
-    from diloco_cli.simulate.slots import MergeRules
+    from diloco_cli.forecast.chips import Constants, Learner
+    from diloco_cli.forecast.goodput import Form, Row
+    from diloco_cli.forecast.slots import MergeRules
 
 GRID_DAYS, GRID_SEEDS = 2.0, 3
 FLEET_DAYS, FLEET_SEEDS = 30.0, 1
@@ -58,8 +58,8 @@ def goodput(
 
     Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell.
     """
-    from diloco_cli.simulate.goodput import all_methods, published_grid
-    from diloco_cli.simulate.slots import MergeRules
+    from diloco_cli.forecast.goodput import all_methods, published_grid
+    from diloco_cli.forecast.slots import MergeRules
 
     own = chips is not None or learners is not None or plan is not None
     form = _form(fast, unmemoised)
@@ -102,7 +102,7 @@ def _refuse_unused(own: bool, stragglers: int, slowdown: float | None) -> None:
 
 
 def _constants(plan: Path | None, mtbi: str | None, repair: str | None) -> Constants:
-    from diloco_cli.simulate.published import PUBLISHED
+    from diloco_cli.forecast.published import PUBLISHED
 
     if plan is not None and (mtbi is not None or repair is not None):
         raise UsageError(
@@ -127,12 +127,12 @@ def _fleet(
     plan: Path | None, chips: str | None, learners: int | None, constants: Constants, slowdowns: tuple[float, ...]
 ) -> tuple[tuple[Learner, ...], int, MergeRules]:
     """The learners, how many chips they have, and how they merge."""
-    from diloco_cli.simulate.chips import equal_learners
-    from diloco_cli.simulate.slots import MergeRules
+    from diloco_cli.forecast.chips import equal_learners
+    from diloco_cli.forecast.slots import MergeRules
 
     if plan is not None:
+        from diloco_cli.forecast.goodput import learners_of_plan, rules_of_plan
         from diloco_cli.plan.plan_file import load_plan
-        from diloco_cli.simulate.goodput import learners_of_plan, rules_of_plan
 
         if chips is not None or learners is not None or slowdowns:
             raise UsageError("--plan says which islands there are", hint="leave out --chips, --learners, --stragglers")
@@ -181,7 +181,7 @@ def _goodput_data(
 def _constants_data(constants: Constants, planned: bool, own_mtbi: bool, own_repair: bool) -> dict[str, Any]:
     """The constants that entered, and which of them are fitted: neither published, nor the user's own. A plan states
     failures, restarts and the length of a slot."""
-    from diloco_cli.simulate.chips import FITTED
+    from diloco_cli.forecast.chips import FITTED
 
     repair = constants.repair
     named = {

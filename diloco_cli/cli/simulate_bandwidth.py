@@ -14,8 +14,8 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
+    from diloco_cli.forecast.bandwidth import Row
     from diloco_cli.plan.plan import Plan, PlannedIsland
-    from diloco_cli.simulate.bandwidth import Row
 
 FITTED_NOTE = (
     "In percent: the difference to the published figure (arXiv 2604.21428, table 13; 5B parameters, a ring). "
@@ -82,7 +82,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _published() -> Answer:
-    from diloco_cli.simulate.bandwidth import FITTED, published_rows
+    from diloco_cli.forecast.bandwidth import FITTED, published_rows
 
     setting = {"sync_every": FITTED.sync_every, "fragments": FITTED.fragments, "overlap": FITTED.overlap}
     data = {"constants": {**setting, **_constants()}, "fitted": ["sync_every", "fragments", "buckets"]}
@@ -91,8 +91,8 @@ def _published() -> Answer:
 
 def _constants() -> dict[str, float]:
     """Of the data-parallel rows."""
+    from diloco_cli.forecast.bandwidth import BUCKETS
     from diloco_cli.plan.goodput import BACKWARD_SHARE
-    from diloco_cli.simulate.bandwidth import BUCKETS
 
     return {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
 
@@ -102,8 +102,8 @@ def _buckets() -> str:
 
 
 def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> Answer:
+    from diloco_cli.forecast.bandwidth import Exchange, rows_of
     from diloco_cli.plan.link import CODEC_BITS
-    from diloco_cli.simulate.bandwidth import Exchange, rows_of
 
     count, step_s = parse_count(parameters), parse_duration(step)
     if count <= 0:
@@ -122,8 +122,8 @@ def _of_options(parameters: str, step: str, sites: int, every: int, fragments: i
 
 def _of_plan(path: Path) -> Answer:
     """Rows, and what each island has."""
+    from diloco_cli.forecast.bandwidth import rows_of_plan
     from diloco_cli.plan.plan_file import load_plan
-    from diloco_cli.simulate.bandwidth import rows_of_plan
 
     plan = load_plan(path)
     lines = [_plan_note(plan), *map(_island_line, plan.islands)]
@@ -134,7 +134,7 @@ def _of_plan(path: Path) -> Answer:
 
 
 def _plan_note(plan: Plan) -> str:
-    from diloco_cli.simulate.bandwidth import exchange_of_plan
+    from diloco_cli.forecast.bandwidth import exchange_of_plan
 
     schedule, share = plan.schedule, exchange_of_plan(plan).embedding_share
     alone = f"; the embedding is one fragment, {100 * share:.0f} % of the model" if share else ""

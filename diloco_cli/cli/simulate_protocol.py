@@ -14,7 +14,7 @@ from diloco_cli.cli.output import print_json, talk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from diloco_cli.simulate.histories.campaign import Totals
+    from diloco_cli.histories.campaign import Totals
 
 COMMAND = "simulate protocol"
 DEFAULT_HISTORIES, DEFAULT_SWEEPS = 100, 1
@@ -45,7 +45,7 @@ def protocol(
     """
     from diloco_cli.clock import monotonic_s
     from diloco_cli.errors import DataCheckError, UsageError
-    from diloco_cli.simulate.histories.campaign import campaign, point_at, work_of
+    from diloco_cli.histories.campaign import campaign, point_at, work_of
 
     if at is not None and (not sweep or histories is not None):
         raise UsageError("--at is one crash of a sweep: it goes with --sweep, and without --histories")

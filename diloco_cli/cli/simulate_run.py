@@ -20,10 +20,10 @@ from diloco_cli.units import format_duration, parse_duration
 if TYPE_CHECKING:
     from diloco_cli.faults.scenario import Scenario
     from diloco_cli.faults.timetable import Injection
+    from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
+    from diloco_cli.forecast.what_if import Price
     from diloco_cli.plan.plan import Plan
-    from diloco_cli.protocol.records import RunFormat
-    from diloco_cli.simulate.fleet import Hardware, SimulatedFleet
-    from diloco_cli.simulate.what_if import Price
+    from diloco_cli.protocol.log.records import RunFormat
 
 DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
 MAX_DAYS = 30.0
@@ -69,7 +69,7 @@ def run(
         _print_timetable(faults, json)
         return
     seconds = _seconds(duration, story, found)
-    from diloco_cli.simulate.what_if import report, simulated
+    from diloco_cli.forecast.what_if import report, simulated
 
     if tape is not None:
         found = replace(found, run=_with_real_tensors(found))
@@ -91,7 +91,7 @@ def run(
 
 def _subject(text: str) -> _Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
-    from diloco_cli.simulate.what_if import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
+    from diloco_cli.forecast.what_if import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
 
     path = Path(text)
     if path.is_file():
@@ -127,7 +127,7 @@ def _scenario(text: str | None) -> Scenario | None:
 
 def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
     from diloco_cli.faults.timetable import timetable
-    from diloco_cli.simulate.fleet import refuse_impossible_faults, units_of
+    from diloco_cli.forecast.fleet import refuse_impossible_faults, units_of
 
     number = seed if seed is not None else story.seed if story is not None else 0
     faults = () if story is None else timetable(story, units_of(found.run), number)

@@ -12,9 +12,9 @@ from diloco_cli.plots import Axis, Series, bar_chart, line_chart
 from diloco_cli.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from diloco_cli.simulate.bandwidth import Row as BandwidthRow
-    from diloco_cli.simulate.goodput import Row
-    from diloco_cli.simulate.what_if import IslandReport, WhatIf
+    from diloco_cli.forecast.bandwidth import Row as BandwidthRow
+    from diloco_cli.forecast.goodput import Row
+    from diloco_cli.forecast.what_if import IslandReport, WhatIf
 
 COLUMNS = 80
 RUN_HEADINGS = ("ISLAND", "GOODPUT", "MERGED", "TRAINED", "MERGES", "STALL", "DOWN", "STARTS", "UP/DOWNLOAD")

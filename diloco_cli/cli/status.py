@@ -17,7 +17,7 @@ from diloco_cli.errors import DegradedError, StoreError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
-    from diloco_cli.protocol.state import RunState
+    from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.time_box import TimeBox
 
 DEGRADED = frozenset({"DEGRADED", "SILENT"})

@@ -12,7 +12,7 @@ from diloco_cli.errors import TryAgainError
 from diloco_cli.randomness import nonce
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.state import RunState
+    from diloco_cli.protocol.log.state import RunState
 
 
 def stop(
@@ -47,6 +47,6 @@ def _stop(opened: OpenRun, state: RunState, timeout_s: float | None) -> RunState
 
 def request_stop(opened: OpenRun, reason: str, state: RunState) -> int:
     """Write the request and return its number; the syncer carries it out."""
-    from diloco_cli.protocol.requests import ask_to_stop
+    from diloco_cli.protocol.actors.requests import ask_to_stop
 
     return opened.perform(ask_to_stop(state, nonce(), utc_now_text(), reason, opened.format.keyring))

@@ -16,15 +16,15 @@ from diloco_cli.cli.status import read_status
 from diloco_cli.cli.stop import request_stop
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.launch.ending import Event, SupervisionResult
-from diloco_cli.launch.logs import StoreWords
-from diloco_cli.launch.supervisor import supervise
-from diloco_cli.launch.units import UnitSpec, learner_unit, syncer_units
-from diloco_cli.processes.signing_key import signing_secret
-from diloco_cli.protocol.log import require_keys
-from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.training import is_over
+from diloco_cli.protocol.actors.training import is_over
+from diloco_cli.protocol.log.commit_log import require_keys
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.runtime.ending import Event, SupervisionResult
+from diloco_cli.runtime.logs import StoreWords
+from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.units import UnitSpec, learner_unit, syncer_units
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret
 from diloco_cli.store.time_box import TimeBox
 

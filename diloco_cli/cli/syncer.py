@@ -27,7 +27,7 @@ def syncer(
         from diloco_cli.syncer.daemon import run_syncer
 
         sys.exit(run_syncer(place))
-    from diloco_cli.processes.files import checked_name
+    from diloco_cli.runtime.files import checked_name
     from diloco_cli.syncer.waiting import run_standby
 
     sys.exit(run_standby(place, checked_name(name or "standby", "name of a standby"), instead_of, hosted))

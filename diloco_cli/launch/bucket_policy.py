@@ -7,7 +7,7 @@ from typing import Literal
 
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import templates_directory
-from diloco_cli.processes.files import checked_name
+from diloco_cli.runtime.files import checked_name
 from diloco_cli.store.open import parse_url
 
 Role = Literal["learner", "syncer", "operator", "reader"]

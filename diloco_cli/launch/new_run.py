@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from diloco_cli import __version__
-from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.impossible import overlap_problem
@@ -15,15 +14,16 @@ from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.layout import Layout, make_layout
 from diloco_cli.plan.plan import Plan
-from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.log import parse_format, with_keys
-from diloco_cli.protocol.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.wire import MAX_RECORD_BYTES, encode
+from diloco_cli.protocol.log.commit_log import parse_format, with_keys
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.signing import LOG, Checksummed, Secret
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store
 from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.tensors.flat import parameter_facts
 
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens")
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import torch
 
-from diloco_cli.algorithm.flat import gather_into, scatter
-from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.learner.inner import keeps_moments, moments_of
 from diloco_cli.learner.replica import Replica
 from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire, mixed
-from diloco_cli.protocol.ports import Moments, Values
-from diloco_cli.protocol.records import FragmentVersion, Mixing, RunFormat
+from diloco_cli.protocol.actors.ports import Moments, Values
+from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
+from diloco_cli.tensors.flat import gather_into, scatter
+from diloco_cli.tensors.payload import to_bytes
 
 
 class Placed:

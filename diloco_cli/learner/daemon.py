@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from diloco_cli import __version__
-from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, TerminatedError, UsageError
 from diloco_cli.layout import make_layout
@@ -23,18 +22,18 @@ from diloco_cli.learner.prefetch import Prefetched
 from diloco_cli.learner.replica import Replica
 from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire
-from diloco_cli.processes.daemon import Stopping, say
-from diloco_cli.processes.signing_key import signing_secret
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
-from diloco_cli.protocol.keys import heartbeat_key
-from diloco_cli.protocol.learner import Learner
-from diloco_cli.protocol.log import read_format, read_log
-from diloco_cli.protocol.membership import enter
-from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
-from diloco_cli.protocol.states import LearnerState
-from diloco_cli.protocol.wire import RecordError, decode, encode
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
+from diloco_cli.protocol.log.keys import heartbeat_key
+from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.states import LearnerState
+from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store, parse_url
@@ -43,6 +42,7 @@ from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.retry_news import HEARTBEAT_EVERY_S, RetryNews
 from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors.flat import parameter_facts
 
 HOSTED_LEAVE_S = 3.0
 CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 4 s after SIGTERM

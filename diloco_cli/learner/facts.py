@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from diloco_cli.clock import utc_now_text
-from diloco_cli.processes.daemon import say
-from diloco_cli.protocol.learner import Learner
-from diloco_cli.protocol.observer import Observer, Phase
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.runtime.daemon import say
 
 RATE_SMOOTHING = 0.05
 BEHIND_THE_LOOP: tuple[Phase, ...] = ("hear", "offer", "wait", "save")  # what training would not do without an exchange

@@ -9,11 +9,11 @@ from math import cos, inf, isfinite, pi
 import torch
 from torch import nn
 
-from diloco_cli.algorithm.payload import PayloadError, Spec, from_bytes
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.eager import SGD, AdamW
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes
 
 FLOOR = 0.1  # the cosine ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost

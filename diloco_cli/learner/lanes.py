@@ -9,9 +9,9 @@ import queue
 import threading
 from typing import Any
 
-from diloco_cli.protocol.driver import Clock, perform
-from diloco_cli.protocol.learner import Lane
-from diloco_cli.protocol.operations import Steps
+from diloco_cli.protocol.actors.learner import Lane
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.runtime.driver import Clock, perform
 from diloco_cli.store.port import Store
 
 

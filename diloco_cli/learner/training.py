@@ -1,4 +1,4 @@
-"""The training port of an island with one device: a replica in this process (protocol/ports.py, `Training`)."""
+"""The training port of an island with one device: a replica in this process (protocol/actors/ports.py, `Training`)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from math import isfinite
 
 import torch
 
-from diloco_cli.algorithm.flat import gather, scatter
-from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.inner import inner_state, keeps_moments, restore_inner_state, step_learning_rate
 from diloco_cli.learner.replica import Replica
-from diloco_cli.protocol.operations import Now, Sleep, Steps
-from diloco_cli.protocol.ports import Moments, Progression, Stepped
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
+from diloco_cli.protocol.log.operations import Now, Sleep, Steps
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.tensors.flat import gather, scatter
+from diloco_cli.tensors.payload import to_bytes
 
 
 class DeviceTraining:

@@ -1,4 +1,4 @@
-"""Deltas and versions as bytes, and what a learner does with a merged fragment (protocol/ports.py, `Wire`)."""
+"""Deltas and versions as bytes, and what a learner does with a merged fragment (protocol/actors/ports.py, `Wire`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from diloco_cli.algorithm.codecs import codec
-from diloco_cli.algorithm.delta import DeltaFormat, delta_formats
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.records import FragmentVersion, Mixing, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
+from diloco_cli.tensors.codecs import codec
+from diloco_cli.tensors.delta import DeltaFormat, delta_formats
 
 
 class TensorWire:

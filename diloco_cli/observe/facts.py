@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from diloco_cli.clock import wall_s
-from diloco_cli.protocol.driver import Clock, perform
-from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.keys import STANDBY_HEARTBEATS, SYNCER, heartbeat_key
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER, heartbeat_key
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import RecordError, decode
+from diloco_cli.runtime.driver import Clock, perform
 from diloco_cli.store.port import Store
 
 TOLERATED_SKEW_S = 5.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import Heard, RunFacts, moment
-from diloco_cli.protocol.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.metrics import MergeNote, Note
-from diloco_cli.protocol.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.state import LearnerRecord, RunState
-from diloco_cli.protocol.states import RunPhase
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.metrics import MergeNote, Note
+from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.protocol.log.states import RunPhase
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 30.0

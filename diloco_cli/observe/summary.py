@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.render import mirror_line
 from diloco_cli.observe.status import MirrorStatus, status_of, wall_seconds
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.units import format_duration, format_size
 
 GRADIENT_BYTES = 2  # data-parallel training exchanges bf16 gradients

@@ -15,7 +15,7 @@ from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
-from diloco_cli.protocol.polling import requests_every_s, watch_every_s
+from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 
 MAX_WRITTEN = 12  # islands up to which sums and products over all of them are written out
 

@@ -8,7 +8,7 @@ Requests, counted from the protocol (M islands, slots of s seconds):
                       the syncer a slot: its looks into M mailboxes, M deltas, state and cast read back; about once a
                       slot M incarnations; each 2 s the log and requests
 
-Who looks for what comes once a slot looks about the time at which it is due (protocol/polling.py).
+Who looks for what comes once a slot looks about the time at which it is due (protocol/rules/polling.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from diloco_cli.plan.flow import Fleet
 from diloco_cli.plan.link import CODEC_BITS, HEARTBEAT_EVERY_S, moment_bytes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money
-from diloco_cli.protocol.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
+from diloco_cli.protocol.rules.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
 
 DAY_S = 86_400.0
 GB = 1e9

@@ -18,7 +18,7 @@ from diloco_cli.config.codec import to_plain
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import RunFailedError
 from diloco_cli.probe.spread import Spread, spread_of
-from diloco_cli.processes.child import Child, end_all
+from diloco_cli.runtime.child import Child, end_all
 
 READY_WITHIN_S = 180.0
 LATE_BY_S = 60.0

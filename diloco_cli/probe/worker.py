@@ -16,7 +16,6 @@ from typing import IO
 
 import torch
 
-from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain
 from diloco_cli.config.settings import RunSettings
@@ -24,6 +23,7 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.learner.micro_batch import micro_batch_here
 from diloco_cli.learner.replica import Replica
 from diloco_cli.tasks.build import build_data, build_model, search_first
+from diloco_cli.tensors.flat import parameter_facts
 
 WARM_UP_STEPS = 3
 

@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from diloco_cli.algorithm.codecs import codec
-from diloco_cli.algorithm.delta import anchored_anew, delta_formats
-from diloco_cli.algorithm.flat import gather, parameter_facts
-from diloco_cli.algorithm.merge import Merging, Source, rule_of
-from diloco_cli.algorithm.norms import measured_norms
-from diloco_cli.algorithm.outer import apply_merge
-from diloco_cli.algorithm.payload import Blank, PayloadError, views
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import make_layout
-from diloco_cli.protocol.cold_start import outer_at
-from diloco_cli.protocol.ports import Merged, Refused
-from diloco_cli.protocol.records import Offer, RunFormat
-from diloco_cli.protocol.schedule import fragment_of_slot
+from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.log.records import Offer, RunFormat
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.rules.cold_start import outer_at
 from diloco_cli.syncer.norms import NormCap
 from diloco_cli.syncer.spool import Spool
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tensors.codecs import codec
+from diloco_cli.tensors.delta import anchored_anew, delta_formats
+from diloco_cli.tensors.flat import gather, parameter_facts
+from diloco_cli.tensors.merge import Merging, Source, rule_of
+from diloco_cli.tensors.norms import measured_norms
+from diloco_cli.tensors.outer import apply_merge
+from diloco_cli.tensors.payload import Blank, PayloadError, views
 
 
 @dataclass

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from diloco_cli.protocol.commits import (
+from diloco_cli.protocol.actors.membership import contradiction_of_member
+from diloco_cli.protocol.log.commits import (
     CollectionFloor,
     Commit,
     EpochStart,
@@ -20,13 +21,12 @@ from diloco_cli.protocol.commits import (
     Rollback,
     Skip,
 )
-from diloco_cli.protocol.eligibility import max_steps
-from diloco_cli.protocol.membership import contradiction_of_member
-from diloco_cli.protocol.mixing import rebase_of_next
-from diloco_cli.protocol.quarantine import faults_after, faults_for_quarantine
-from diloco_cli.protocol.records import MOST, FragmentVersion, MergedOffer, Offer, RunFormat
-from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.weights import token_weight
+from diloco_cli.protocol.log.quarantine import faults_after, faults_for_quarantine
+from diloco_cli.protocol.log.records import MOST, FragmentVersion, MergedOffer, Offer, RunFormat
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.rules.eligibility import max_steps
+from diloco_cli.protocol.rules.mixing import rebase_of_next
+from diloco_cli.protocol.rules.weights import token_weight
 
 Expect = Callable[[bool, str], None]
 

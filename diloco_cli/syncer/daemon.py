@@ -12,20 +12,20 @@ from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.paths import run_directory
-from diloco_cli.processes.daemon import Stopping, say
-from diloco_cli.processes.signing_key import signing_secret
-from diloco_cli.protocol.commits import Commit, Evaluation, Finish, Merge, Skip
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.keys import SYNCER, heartbeat_key
-from diloco_cli.protocol.log import read_format
-from diloco_cli.protocol.records import ProcessClaim, RunFormat
-from diloco_cli.protocol.regional import home_of, read_after_relays
-from diloco_cli.protocol.standby import counts_of
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import RecordError, decode
+from diloco_cli.protocol.actors.standby import counts_of
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commit_log import read_format
+from diloco_cli.protocol.log.commits import Commit, Evaluation, Finish, Merge, Skip
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import RecordError, decode
+from diloco_cli.protocol.regions.regional import home_of, read_after_relays
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, OPERATOR
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.metered import MeteredStore

@@ -22,7 +22,7 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from diloco_cli.algorithm.merge import Source
-from diloco_cli.protocol.commits import Commit, EpochStart
-from diloco_cli.protocol.records import MergedOffer
+from diloco_cli.protocol.log.commits import Commit, EpochStart
+from diloco_cli.protocol.log.records import MergedOffer
+from diloco_cli.tensors.merge import Source
 
 CAP = 8.0  # times the running median of a fragment's accepted deltas
 MEMORY = 31

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError, TerminatedError
-from diloco_cli.processes.daemon import say
-from diloco_cli.protocol.driver import Side, SystemClock, perform
-from diloco_cli.protocol.heartbeats import MirrorHeartbeat
-from diloco_cli.protocol.mirrors import RegionStoppedError
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import RegionStore, RunFormat
-from diloco_cli.protocol.regional import TRIES_AGAIN_S, Home, RegionLink
-from diloco_cli.protocol.relays import Tell
+from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import RegionStore, RunFormat
+from diloco_cli.protocol.regions.mirrors import RegionStoppedError
+from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, Home, RegionLink
+from diloco_cli.protocol.regions.relays import Tell
+from diloco_cli.runtime.daemon import say
+from diloco_cli.runtime.driver import Side, SystemClock, perform
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store

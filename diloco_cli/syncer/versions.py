@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from diloco_cli.algorithm.flat import scatter
-from diloco_cli.algorithm.payload import Spec, views
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, TryAgainError
-from diloco_cli.protocol.keys import state_key
-from diloco_cli.protocol.records import FragmentVersion, RunFormat
-from diloco_cli.protocol.sizes import max_fragment_bytes
-from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.log.keys import state_key
+from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
+from diloco_cli.tensors.flat import scatter
+from diloco_cli.tensors.payload import Spec, views
 
 
 def state_spec(num_parameters: int) -> Spec:

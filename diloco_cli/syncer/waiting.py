@@ -11,13 +11,13 @@ import psutil
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import NoSpaceError, StoreError
-from diloco_cli.processes.daemon import Stopping, say
-from diloco_cli.processes.signing_key import signing_secret
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.log import read_format
-from diloco_cli.protocol.records import ProcessClaim
-from diloco_cli.protocol.standby import Standby
+from diloco_cli.protocol.actors.standby import Standby
+from diloco_cli.protocol.log.commit_log import read_format
+from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.randomness import jitter, nonce
+from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, OPERATOR
 from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store

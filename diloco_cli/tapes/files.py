@@ -13,9 +13,9 @@ from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.config.strict_json import parse_object
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
-from diloco_cli.processes.files import NO_SPACE_ERRNOS
-from diloco_cli.protocol.keys import is_name
-from diloco_cli.protocol.tape import TAPE_SCHEMA, Tape
+from diloco_cli.protocol.log.keys import is_name
+from diloco_cli.protocol.log.tape import TAPE_SCHEMA, Tape
+from diloco_cli.runtime.files import NO_SPACE_ERRNOS
 from diloco_cli.tapes.needs import needs_of
 
 MAX_TAPE_BYTES = 1 << 30  # unpacked

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.records import MOST, Event, OfferId, RunFormat
-from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.tape import Tape, Track
+from diloco_cli.protocol.log.records import MOST, Event, OfferId, RunFormat
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.tape import Tape, Track
 
 TrackId = tuple[str, int]
 Version = tuple[int, int]  # (fragment, version)

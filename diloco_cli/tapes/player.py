@@ -14,20 +14,20 @@ from functools import partial
 
 import torch
 
-from diloco_cli.algorithm.flat import scatter
-from diloco_cli.algorithm.merge import Source
 from diloco_cli.digests import digest
 from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.learner.inner import restore_inner_state
 from diloco_cli.learner.replica import CPU, Replica
-from diloco_cli.protocol.ports import Merged, Refused
-from diloco_cli.protocol.records import Event, Offer, OfferId
-from diloco_cli.protocol.tape import Tape, TapeMerge
+from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.log.records import Event, Offer, OfferId
+from diloco_cli.protocol.log.tape import Tape, TapeMerge
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss
 from diloco_cli.tapes.needs import Save, TrackId, needs_of, save_restored
 from diloco_cli.tapes.performer import Performer, Sent, Versions, World
 from diloco_cli.tasks.build import Data, build_data, build_model
+from diloco_cli.tensors.flat import scatter
+from diloco_cli.tensors.merge import Source
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diloco_cli.errors import DataCheckError, TryAgainError
-from diloco_cli.protocol.commits import Commit, Merge, Rollback
-from diloco_cli.protocol.keys import commit_key, offer_key, read_inner_key
-from diloco_cli.protocol.log import fold
-from diloco_cli.protocol.records import Beginning, Event, MergedOffer, Offer, OfferId, RunFormat
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.tape import Tape, TapeMerge, Track
-from diloco_cli.protocol.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.protocol.log.commit_log import fold
+from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
+from diloco_cli.protocol.log.keys import commit_key, offer_key, read_inner_key
+from diloco_cli.protocol.log.records import Beginning, Event, MergedOffer, Offer, OfferId, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.bookkeeping import disagreements
 from diloco_cli.tapes.needs import Save, TrackId

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from diloco_cli.errors import UsageError
 from diloco_cli.learner.replica import CPU
-from diloco_cli.protocol.tape import Tape
+from diloco_cli.protocol.log.tape import Tape
 from diloco_cli.tapes.files import tape_digest
 from diloco_cli.tapes.performer import Performer, Sent
 from diloco_cli.tapes.player import Player

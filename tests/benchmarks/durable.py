@@ -10,17 +10,17 @@ from statistics import median
 
 import torch
 
-from diloco_cli.algorithm.delta import delta_formats
-from diloco_cli.algorithm.payload import Blank
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, make_layout
-from diloco_cli.protocol.ports import Merged
-from diloco_cli.protocol.records import Offer, RunFormat
+from diloco_cli.protocol.actors.ports import Merged
+from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.versions import state_spec
+from diloco_cli.tensors.delta import delta_formats
+from diloco_cli.tensors.payload import Blank
 from tests.benchmarks.measure import interleaved, ratios, row
 
 CODEC = "int8"

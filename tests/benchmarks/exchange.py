@@ -21,7 +21,7 @@ from statistics import median
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.launch.new_run import create_run, make_format
-from diloco_cli.protocol.records import Island
+from diloco_cli.protocol.log.records import Island
 from diloco_cli.store.open import open_store
 from tests.benchmarks.measure import machine, spread
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
+from diloco_cli.forecast.arithmetic import NoEvaluator, TraceArithmetic
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.keys import FORMAT_KEY, incarnation_key
-from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import encode
-from diloco_cli.simulate.arithmetic import NoEvaluator, TraceArithmetic
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.keys import FORMAT_KEY, incarnation_key
+from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.runtime.driver import perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.metered import MeteredStore
 from tests.benchmarks.measure import machine, row

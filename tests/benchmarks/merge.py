@@ -21,13 +21,13 @@ from statistics import median
 
 import torch
 
-from diloco_cli.algorithm.codecs import codec
-from diloco_cli.algorithm.delta import DeltaFormat
-from diloco_cli.algorithm.merge import MergeRule, Merging, Source
-from diloco_cli.algorithm.outer import apply_merge
-from diloco_cli.algorithm.payload import from_bytes
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.layout import Fragment, TensorSlot
+from diloco_cli.tensors.codecs import codec
+from diloco_cli.tensors.delta import DeltaFormat
+from diloco_cli.tensors.merge import MergeRule, Merging, Source
+from diloco_cli.tensors.outer import apply_merge
+from diloco_cli.tensors.payload import from_bytes
 from tests.benchmarks import durable
 from tests.benchmarks.measure import interleaved, machine, ratios, row
 

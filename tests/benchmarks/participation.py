@@ -19,12 +19,12 @@ from itertools import product
 from statistics import mean
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
+from diloco_cli.forecast.published import PUBLISHED
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Island, MergedOffer, Mixing, RunFormat
-from diloco_cli.protocol.wire import decode
-from diloco_cli.simulate.published import PUBLISHED
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.records import Island, MergedOffer, Mixing, RunFormat
+from diloco_cli.protocol.log.wire import decode
 from examples.quality.methods.fleets import PacedFleet, play_fleet
 from examples.quality.methods.pacing import Pacing
 from examples.quality.methods.schedules import LINK_STEPS, failing
@@ -40,7 +40,7 @@ LEARNERS, FRAGMENTS = (2, 4, 8), (4, 12, 24)
 SPREADS = (0.0, 0.002, 0.01, 0.03, 0.1)
 MIXINGS: tuple[Mixing, ...] = ("replace", "rebase")
 LEAST, MAX_LATE, LEAST_OF_SLOW = 0.95, 0.05, 0.9
-LATE = "late"  # protocol/eligibility.py
+LATE = "late"  # protocol/rules/eligibility.py
 
 
 @dataclass(frozen=True)

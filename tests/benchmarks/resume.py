@@ -18,14 +18,14 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.commits import Commit, EpochStart, Merge
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.keys import HEAD_HINT_KEY, commit_key, snapshot_key
-from diloco_cli.protocol.log import SNAPSHOT_EVERY, HeadHint, Snapshot, fold, read_log
-from diloco_cli.protocol.records import FragmentVersion, Island, MergedOffer, RunFormat
-from diloco_cli.protocol.schedule import fragment_of_slot
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, HeadHint, Snapshot, fold, read_log
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
+from diloco_cli.protocol.log.keys import HEAD_HINT_KEY, commit_key, snapshot_key
+from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, RunFormat
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.metered import MeteredStore
 from tests.benchmarks.measure import machine, row

@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TypeVar
 
+from diloco_cli.forecast.chips import DAY_MS, equal_learners
+from diloco_cli.forecast.goodput import Form, published_grid, run_fleet
+from diloco_cli.forecast.published import PUBLISHED
+from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
+from diloco_cli.forecast.timeline import fleet_goodput
+from diloco_cli.histories.campaign import Totals, swarm
 from diloco_cli.plots import Axis, Series, line_chart, save_svg
-from diloco_cli.simulate.chips import DAY_MS, equal_learners
-from diloco_cli.simulate.goodput import Form, published_grid, run_fleet
-from diloco_cli.simulate.histories.campaign import Totals, swarm
-from diloco_cli.simulate.published import PUBLISHED
-from diloco_cli.simulate.slots import MergeRules, SlotMemory, merge_all
-from diloco_cli.simulate.timeline import fleet_goodput
 from tests.benchmarks.measure import machine, spread
 
 CHIPS, LEARNERS, DAYS = 1_200_000, 8, 30.0

@@ -18,20 +18,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from diloco_cli.algorithm.delta import delta_formats
-from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import ModelSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.digests import digest
 from diloco_cli.layout import make_layout
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.joining import publish
-from diloco_cli.protocol.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import SCHEMA, Island, Offer, RunFormat, Timings
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.actors.joining import publish
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
+from diloco_cli.protocol.log.records import SCHEMA, Island, Offer, RunFormat, Timings
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
+from diloco_cli.tensors.delta import delta_formats
+from diloco_cli.tensors.flat import parameter_facts
 from tests.benchmarks.measure import machine, row
 
 BATCH = 8

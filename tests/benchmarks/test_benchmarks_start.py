@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.learner.facts import Facts
-from diloco_cli.protocol.log import parse_format
+from diloco_cli.protocol.log.commit_log import parse_format
 from tests.benchmarks import exchange, inner_step, micro_batch, prefetch, recovery, simulate, startup
 from tests.benchmarks.measure import spread
 from tests.unit.protocol.integer_ports import WrittenLog

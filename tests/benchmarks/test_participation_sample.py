@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.protocol.records import Mixing
+from diloco_cli.protocol.log.records import Mixing
 from tests.benchmarks import participation
 from tests.benchmarks.participation import LEAST, LEAST_OF_SLOW, MAX_LATE, MIXINGS, Marked, linked, play
 

@@ -12,14 +12,14 @@ from msgspec import structs
 from diloco_cli.cli.operators import carry_out, silence_to_bear_s
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol import collection, housekeeping, syncer
-from diloco_cli.protocol.commits import Finish, Quarantine, Refuse, Stop
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.keys import request_key
-from diloco_cli.protocol.log import append, read_log
-from diloco_cli.protocol.records import Outcome, Request
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.actors import collection, housekeeping, syncer
+from diloco_cli.protocol.log.commit_log import append, read_log
+from diloco_cli.protocol.log.commits import Finish, Quarantine, Refuse, Stop
+from diloco_cli.protocol.log.keys import request_key
+from diloco_cli.protocol.log.records import Outcome, Request
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Created, Exists
 from tests.cli.conftest import Diloco

@@ -11,9 +11,9 @@ import pytest
 from diloco_cli.cli.operators import tell_regions
 from diloco_cli.cli.run_argument import head_of, open_run
 from diloco_cli.cli.verify import check_mirrors
-from diloco_cli.protocol.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.records import RegionStore
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
+from diloco_cli.protocol.log.records import RegionStore
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.local import LocalStore
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
 

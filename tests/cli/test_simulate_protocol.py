@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from diloco_cli.cli import main
-from diloco_cli.simulate.histories import campaign
-from diloco_cli.simulate.histories.shrinking import Violation
+from diloco_cli.histories import campaign
+from diloco_cli.histories.shrinking import Violation
 
 FIELDS = {
     "seed", "next_seed", "interrupted", "histories", "commits", "commits_min", "commits_median", "crashes",

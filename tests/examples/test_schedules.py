@@ -9,12 +9,12 @@ import pytest
 
 from diloco_cli.config.settings import GraceSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import RunFailedError, UsageError
+from diloco_cli.forecast.chips import equal_learners
+from diloco_cli.forecast.failing import generator, walk
+from diloco_cli.forecast.published import PUBLISHED
 from diloco_cli.layout import ParameterFact, make_layout
-from diloco_cli.protocol.records import Event, Island, RunFormat
-from diloco_cli.protocol.tape import Tape
-from diloco_cli.simulate.chips import equal_learners
-from diloco_cli.simulate.failing import generator, walk
-from diloco_cli.simulate.published import PUBLISHED
+from diloco_cli.protocol.log.records import Event, Island, RunFormat
+from diloco_cli.protocol.log.tape import Tape
 from diloco_cli.tapes.needs import needs_of
 from examples.quality.methods.fleets import play_fleet
 from examples.quality.methods.pacing import Pacing, Spell, StepClock

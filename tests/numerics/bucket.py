@@ -8,10 +8,10 @@ from pathlib import Path
 from diloco_cli.config.settings import InnerSettings, ModelSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.protocol.commits import EpochStart
-from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key, state_key
-from diloco_cli.protocol.records import FragmentVersion, RunFormat
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.log.commits import EpochStart
+from diloco_cli.protocol.log.keys import FORMAT_KEY, cast_key, commit_key, state_key
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic

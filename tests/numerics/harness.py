@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from diloco_cli.algorithm.flat import gather
-from diloco_cli.algorithm.payload import from_bytes
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.settings import (
     DataSettings,
@@ -20,28 +18,30 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )  # fmt: skip
+from diloco_cli.histories.integers import FailingEvaluator
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.lanes import Lanes
 from diloco_cli.learner.replica import Replica
 from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, state_key
-from diloco_cli.protocol.learner import Learner
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.observer import Observer
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import Island, ProcessClaim, RunFormat
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import decode, encode
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.observer import Observer
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, state_key
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.randomness import nonce
-from diloco_cli.simulate.histories.integers import FailingEvaluator
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.versions import load_versions, state_spec
 from diloco_cli.tasks.build import Data, build_data, build_model
+from diloco_cli.tensors.flat import gather
+from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.tiny import ROWS
 
 CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)

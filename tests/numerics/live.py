@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.learner import Learner
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists
 from diloco_cli.tasks.build import Batch, Data, build_data

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from diloco_cli.algorithm.flat import gather
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.follower import Cast, Mail
-from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.records import FragmentVersion
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import encode
+from diloco_cli.histories.integers import FailingEvaluator
+from diloco_cli.protocol.actors.follower import Cast, Mail
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.records import FragmentVersion
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
-from diloco_cli.simulate.histories.integers import FailingEvaluator
+from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.tensors.flat import gather
 from tests.numerics.harness import CLOCK, Process, claim, make_run, process_of
 from tests.numerics.tiny import ROWS
 

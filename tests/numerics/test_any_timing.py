@@ -15,20 +15,20 @@ from itertools import pairwise
 import pytest
 import torch
 
-from diloco_cli.algorithm.flat import gather
-from diloco_cli.algorithm.payload import from_bytes
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.inner import build_optimizer
-from diloco_cli.protocol.keys import delta_key, state_key
-from diloco_cli.protocol.records import Event, Offer, OfferId, RunFormat
-from diloco_cli.protocol.tape import Tape, Track
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.log.keys import delta_key, state_key
+from diloco_cli.protocol.log.records import Event, Offer, OfferId, RunFormat
+from diloco_cli.protocol.log.tape import Tape, Track
+from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.replay import Replayer
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tapes.player import Player
 from diloco_cli.tapes.recorder import record
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors.flat import gather
+from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.harness import commits, make_run
 from tests.numerics.test_identities import CONSTANT, DYADIC, inner_step
 from tests.numerics.tiny import ROWS

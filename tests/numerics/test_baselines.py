@@ -22,7 +22,7 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tapes.player import Player
 from diloco_cli.tasks.build import build_data, build_model
 from examples.quality.methods.data_parallel import DataParallel, train

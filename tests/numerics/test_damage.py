@@ -11,10 +11,10 @@ import pytest
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.digests import digest
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, offer_key, state_key
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.protocol.wire import decode, encode
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import cast_key, commit_key, delta_key, offer_key, state_key
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.rebuild import rebuilt_state

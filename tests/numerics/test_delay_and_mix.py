@@ -11,7 +11,7 @@ from diloco_cli.config.impossible import max_overlap
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.learner.wire import mixed
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.syncer.replay import Replayer
 from diloco_cli.tasks.build import build_model
 from tests.numerics.harness import flat, make_run, run_to_end, versions

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.config.settings import DataSettings, OuterSettings, SyncSettings
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.membership import enter
-from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.protocol.requests import ask_to_stop
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.actors.requests import ask_to_stop
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.replay import Replayer
 from tests.numerics.harness import CLOCK, commits, learn, make_run, process_of, serve

@@ -9,16 +9,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from diloco_cli.algorithm.payload import from_bytes
 from diloco_cli.errors import DataCheckError, TryAgainError
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.keys import state_key
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import FragmentVersion, RunFormat
-from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import state_key
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.runtime.driver import perform
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import export, state_spec
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK
 

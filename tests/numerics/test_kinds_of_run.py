@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import FragmentVersion, MergedOffer, RunFormat
-from diloco_cli.protocol.weights import token_weight
-from diloco_cli.protocol.wire import decode, encode
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, RunFormat
+from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.rules.weights import token_weight
 from diloco_cli.store.port import Store
 from diloco_cli.syncer import arithmetic
 from diloco_cli.syncer.bookkeeping import Books

@@ -14,12 +14,12 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.environment import environment_with
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.heartbeats import LearnerHeartbeat
-from diloco_cli.protocol.joining import fetch_moments
-from diloco_cli.protocol.keys import FORMAT_KEY, heartbeat_key
-from diloco_cli.protocol.records import Offer
-from diloco_cli.protocol.wire import decode, encode
+from diloco_cli.protocol.actors.joining import fetch_moments
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.keys import FORMAT_KEY, heartbeat_key
+from diloco_cli.protocol.log.records import Offer
+from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.bucket import ROOT, begun_run

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diloco_cli.algorithm.codecs import CHUNK, Read, codec
-from diloco_cli.algorithm.merge import MergeRule, Merging, Source
-from diloco_cli.algorithm.norms import Cut, Granularity, Span, measured_norms, spans
-from diloco_cli.algorithm.payload import views
 from diloco_cli.layout import Fragment, TensorSlot
+from diloco_cli.tensors.codecs import CHUNK, Read, codec
+from diloco_cli.tensors.merge import MergeRule, Merging, Source
+from diloco_cli.tensors.norms import Cut, Granularity, Span, measured_norms, spans
+from diloco_cli.tensors.payload import views
 
 SHAPES = [("bias", (5,)), ("matrix", (4, 6)), ("stack", (2, 3, 2))]
 GRANULARITIES: list[Granularity] = ["fragment", "tensor", "row"]

@@ -12,16 +12,16 @@ import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
-from diloco_cli.protocol import collection, housekeeping, syncer
-from diloco_cli.protocol.driver import perform
-from diloco_cli.protocol.keys import FORMAT_KEY, cast_key, commit_key, delta_key, state_key
-from diloco_cli.protocol.learner import Learner
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.observer import Observer, Phase
-from diloco_cli.protocol.records import RequestKind, RunFormat
-from diloco_cli.protocol.requests import ask
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.actors import collection, housekeeping, syncer
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import FORMAT_KEY, cast_key, commit_key, delta_key, state_key
+from diloco_cli.protocol.log.records import RequestKind, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.rebuild import rebuilt_state

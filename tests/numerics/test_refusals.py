@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
-from diloco_cli.protocol.eligibility import REASONS
-from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import Offer, RunFormat
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import encode
-from diloco_cli.simulate.histories.integers import FailingEvaluator
-from diloco_cli.simulate.world import World
+from diloco_cli.histories.integers import FailingEvaluator
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key
+from diloco_cli.protocol.log.records import Offer, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.rules.eligibility import REASONS
 from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.virtual.world import World
 from tests.numerics.harness import claim, make_run
 from tests.numerics.tiny import ROWS
 

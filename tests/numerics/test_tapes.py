@@ -13,8 +13,8 @@ from msgspec import structs
 
 from diloco_cli.config.settings import ColdStartSettings, SyncSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.records import Event, RunFormat
-from diloco_cli.protocol.tape import Tape, TapeMerge, Track
+from diloco_cli.protocol.log.records import Event, RunFormat
+from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.replay import Replayer, verified
 from diloco_cli.tapes.files import read_tape, write_tape
@@ -123,9 +123,9 @@ def test_what_the_replay_says_of_losses_is_what_the_learners_said() -> None:
 
 
 def offer_loss(store: MemoryStore, merge: TapeMerge) -> list[float]:
-    from diloco_cli.protocol.keys import offer_key
-    from diloco_cli.protocol.records import Offer
-    from diloco_cli.protocol.wire import decode
+    from diloco_cli.protocol.log.keys import offer_key
+    from diloco_cli.protocol.log.records import Offer
+    from diloco_cli.protocol.log.wire import decode
 
     offers = [decode(Offer, store.get(offer_key(*offer)) or b"", "offer") for offer, _ in merge.inputs]
     return [offer.loss for offer in offers if offer.loss is not None]

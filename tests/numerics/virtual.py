@@ -6,23 +6,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
+from diloco_cli.histories.integers import FailingEvaluator
 from diloco_cli.learner.replica import Replica
 from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire
-from diloco_cli.protocol.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.learner import Learner
-from diloco_cli.protocol.operations import Create, Get, Operation, Sleep, Steps
-from diloco_cli.protocol.ports import Progression, Stepped
-from diloco_cli.protocol.records import ProcessClaim, RunFormat
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import encode
-from diloco_cli.simulate.histories.integers import FailingEvaluator
-from diloco_cli.simulate.lanes import VirtualLanes
-from diloco_cli.simulate.world import LATENCY_S, Actor, World
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.ports import Progression, Stepped
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
+from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
+from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.virtual.lanes import VirtualLanes
+from diloco_cli.virtual.world import LATENCY_S, Actor, World
 
 ENDS_WITHIN_S = 10_000.0
 Seconds = Callable[[str, int], float]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from diloco_cli.simulate.histories.replayer import Replayer
+from diloco_cli.histories.replayer import Replayer
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store

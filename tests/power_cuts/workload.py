@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.simulate.world import World
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created, Exists, Store
 from diloco_cli.store.wrapper import StoreWrapper
+from diloco_cli.virtual.world import World
 from tests.power_cuts.disk import Op
 from tests.power_cuts.recorder import KilledError, RecordingOs, recorded
 from tests.simulation.toy import Fleet, make_run

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from diloco_cli.algorithm.codecs import CODECS
-from diloco_cli.algorithm.delta import delta_formats
 from diloco_cli.chaos.journal import read_entries
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import to_plain
@@ -36,15 +34,15 @@ from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan_file import load_plan, plan_from_text, plan_to_text
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.processes.files import read_json
-from diloco_cli.processes.identity import identity_from_json
-from diloco_cli.protocol.eligibility import is_well_formed, refusal
-from diloco_cli.protocol.heartbeats import LearnerHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.keys import is_name, read_inner_key
-from diloco_cli.protocol.log import HeadHint, Snapshot, fold, parse_format
-from diloco_cli.protocol.records import Offer, ProcessClaim, Request
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import decode, encode
+from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot, fold, parse_format
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.keys import is_name, read_inner_key
+from diloco_cli.protocol.log.records import Offer, ProcessClaim, Request
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal
+from diloco_cli.runtime.files import read_json
+from diloco_cli.runtime.identity import identity_from_json
 from diloco_cli.signing import Secret
 from diloco_cli.store.gcs import GCSStore
 from diloco_cli.store.keys import check_key, check_prefix
@@ -53,6 +51,8 @@ from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import read_answer
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tapes.files import read_tape, write_tape
+from diloco_cli.tensors.codecs import CODECS
+from diloco_cli.tensors.delta import delta_formats
 from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, fleet
 from tests.unit.plan.fleets import RUN as PLANNED_RUN
@@ -176,14 +176,14 @@ def _with_norms(payload: bytes) -> bytes:
 
 
 def _state_bytes(size: int) -> bytes:
-    from diloco_cli.algorithm.payload import to_bytes
+    from diloco_cli.tensors.payload import to_bytes
 
     return to_bytes({name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in state_spec(size).items()})
 
 
 def _moments() -> Parser:
-    from diloco_cli.algorithm.payload import to_bytes
     from diloco_cli.learner.inner import inner_state
+    from diloco_cli.tensors.payload import to_bytes
 
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())

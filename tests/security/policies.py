@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from diloco_cli.launch.bucket_policy import Role, policy_of
 from diloco_cli.paths import templates_directory
-from diloco_cli.protocol.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep
+from diloco_cli.protocol.log.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep
 
 Verb = Literal["get", "create", "put", "delete", "list"]
 BUCKET, RUN = "bucket", "runs/toy"

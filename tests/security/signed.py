@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from diloco_cli.histories.learner import Learner
 from diloco_cli.launch.new_run import signed
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import Secret
-from diloco_cli.simulate.histories.learner import Learner
 from tests.simulation.toy import Fleet, StartThreads, make_run
 
 SECRET = Secret("the run's own secret, 32 letters or more", "TEST")

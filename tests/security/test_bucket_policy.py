@@ -13,11 +13,11 @@ import pytest
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.bucket_policy import Role, policy_of
 from diloco_cli.paths import templates_directory
-from diloco_cli.protocol.keys import offer_key
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.operators import StandIn
-from diloco_cli.protocol.requests import ask
-from diloco_cli.simulate.world import Actor, World
+from diloco_cli.protocol.actors.operators import StandIn
+from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.log.keys import offer_key
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.virtual.world import Actor, World
 from tests.security.policies import Judge, Verb, verb_of
 from tests.security.signed import SignedFleet, signed_run
 from tests.simulation.operated import done, frequent_snapshots, run_that_keeps, state_of, until_commit

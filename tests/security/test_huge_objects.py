@@ -14,9 +14,9 @@ import pytest
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.observe.facts import read_facts
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.keys import (
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import (
     HEAD_HINT_KEY,
     commit_key,
     delta_key,
@@ -25,15 +25,15 @@ from diloco_cli.protocol.keys import (
     offer_key,
     request_key,
 )
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import Offer, RegionStore, RunFormat
-from diloco_cli.protocol.sizes import max_fragment_bytes
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import decode, encode
-from diloco_cli.simulate.world import World
+from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.records import Offer, RegionStore, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.replay import Replayer
+from diloco_cli.virtual.world import World
 from tests.simulation.regional import FAR, RegionalFleet
 from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
 
@@ -170,7 +170,7 @@ def test_a_replay_names_what_is_too_long(fleet: Fleet) -> None:
 
 
 def test_a_run_whose_format_is_huge_cannot_be_opened_and_says_why(fleet: Fleet) -> None:
-    from diloco_cli.protocol.log import read_format
+    from diloco_cli.protocol.log.commit_log import read_format
 
     make_huge(fleet, "FORMAT.json")
     with pytest.raises(DataCheckError, match="more than"):

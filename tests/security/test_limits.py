@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.launch.ending import Event, StopPolicy
-from diloco_cli.launch.supervisor import supervise
-from diloco_cli.launch.units import UnitSpec
-from diloco_cli.processes.registry import log_path
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.simulate.arithmetic import NoEvaluator
-from diloco_cli.simulate.histories.integers import IntegerArithmetic
-from diloco_cli.simulate.world import Actor
+from diloco_cli.forecast.arithmetic import NoEvaluator
+from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.runtime.ending import Event, StopPolicy
+from diloco_cli.runtime.registry import log_path
+from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.units import UnitSpec
+from diloco_cli.virtual.world import Actor
 from tests.simulation.toy import Fleet, make_run
 
 TAKES_MEMORY = "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 28, 1 << 28)); bytearray(1 << 30)"

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
-from diloco_cli.protocol.keys import commit_key, offer_key
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.keys import commit_key, offer_key
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import KEYLESS
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store

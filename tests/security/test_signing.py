@@ -14,15 +14,15 @@ from diloco_cli.config.codec import to_plain
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError, UsageError
-from diloco_cli.processes.signing_key import signing_secret, write_key
-from diloco_cli.protocol.joining import newer_incarnation
-from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key, request_key, snapshot_key
-from diloco_cli.protocol.log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys
-from diloco_cli.protocol.quarantine import HOSTILE
-from diloco_cli.protocol.records import ProcessClaim, Request, RunFormat
-from diloco_cli.protocol.requests import ask
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.actors.joining import newer_incarnation
+from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key, request_key, snapshot_key
+from diloco_cli.protocol.log.quarantine import HOSTILE
+from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.runtime.signing_key import signing_secret, write_key
 from diloco_cli.signing import KEYLESS, LOG, OPERATOR, Secret, SignatureError, learner_signer
 from diloco_cli.store.memory import MemoryStore
 from tests.security.signed import SECRET, SignedFleet, as_learner, signed_run
@@ -91,7 +91,7 @@ def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_wri
     ids=["own", "none", "another's", "the log's", "of another key", "of another run", "changed", "shifted", "zeros"],
 )  # fmt: skip
 def test_an_offer_counts_only_with_its_own_learners_signature(forged: Sealed, reason: str | None) -> None:
-    from diloco_cli.protocol.inbox import Inbox
+    from diloco_cli.protocol.actors.inbox import Inbox
 
     store, inbox = MemoryStore(), Inbox(RUN)
     inbox.open(genesis(RUN), 0.0)

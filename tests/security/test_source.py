@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.launch.units import learner_unit, standby_unit, syncer_unit
+from diloco_cli.runtime.units import learner_unit, standby_unit, syncer_unit
 
 PACKAGE = Path(__file__).resolve().parents[2] / "diloco_cli"
 FORBIDDEN_MODULES = {
@@ -34,8 +34,8 @@ KEY_FAMILIES = (
     "request/", "heartbeat/", "hint/",
 )  # fmt: skip
 OTHERS = (
-    "protocol/keys.py",  # the one module
-    "simulate/histories/",  # reads a simulated bucket without any of the daemons' own modules
+    "protocol/log/keys.py",  # the one module
+    "histories/",  # reads a simulated bucket without any of the daemons' own modules
     "tapes/snapshot.py",  # names of tensors inside one file
 )
 

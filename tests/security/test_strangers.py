@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.algorithm.payload import PayloadError, header_bytes, views
 from diloco_cli.chaos.journal import read_entries
 from diloco_cli.cli.output import talk
 from diloco_cli.config.hostlist import expand_hostlist
@@ -26,20 +25,21 @@ from diloco_cli.errors import DataCheckError, DilocoError, UsageError
 from diloco_cli.faults.scenario import load_scenario
 from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.plan.plan_file import plan_from_text
-from diloco_cli.processes.daemon import say
-from diloco_cli.protocol.eligibility import is_well_formed
-from diloco_cli.protocol.inbox import Inbox
-from diloco_cli.protocol.keys import incarnation_key, offer_key
-from diloco_cli.protocol.log import fold, parse_format
-from diloco_cli.protocol.mailboxes import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES
-from diloco_cli.protocol.operations import Get, Steps
-from diloco_cli.protocol.records import FORMAT_SCHEMA, MOST, SCHEMA
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.actors.inbox import Inbox
+from diloco_cli.protocol.actors.mailboxes import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES
+from diloco_cli.protocol.log.commit_log import fold, parse_format
+from diloco_cli.protocol.log.keys import incarnation_key, offer_key
+from diloco_cli.protocol.log.operations import Get, Steps
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MOST, SCHEMA
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.rules.eligibility import is_well_formed
+from diloco_cli.runtime.daemon import say
 from diloco_cli.store.endpoints import check_endpoint
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import StoreForbiddenError
 from diloco_cli.tapes.files import read_tape
+from diloco_cli.tensors.payload import PayloadError, header_bytes, views
 from tests.security.parsers import AnsweringGcs
 from tests.unit.protocol.records import RUN, commit, genesis, offer
 

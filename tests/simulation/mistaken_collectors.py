@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from diloco_cli.protocol.collection import Collector, Sweep
-from diloco_cli.protocol.commits import CollectionFloor, Commit
-from diloco_cli.protocol.log import snapshots_between
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.past import state_after
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.protocol.actors.collection import Collector, Sweep
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commit_log import snapshots_between
+from diloco_cli.protocol.log.commits import CollectionFloor, Commit
+from diloco_cli.protocol.log.earlier_states import state_after
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.state import RunState
 
 
 class HastyCollector(Collector):

@@ -9,23 +9,23 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol import log
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.inbox import Inbox, Mailbox
-from diloco_cli.protocol.keys import cast_key, commit_key, delta_key, state_key
-from diloco_cli.protocol.loading import make_resident
-from diloco_cli.protocol.mirrors import Mirror
-from diloco_cli.protocol.mixing import as_logged, rebase_of_next
-from diloco_cli.protocol.operations import Create, Delete, Get, Now, Put, Sleep, Steps
-from diloco_cli.protocol.ports import Merged
-from diloco_cli.protocol.records import FragmentVersion, Offer
-from diloco_cli.protocol.standby import Standby
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import MAX_RECORD_BYTES
+from diloco_cli.histories.client import Client
+from diloco_cli.histories.integers import Delta, IntegerArithmetic
+from diloco_cli.protocol.actors.inbox import Inbox, Mailbox
+from diloco_cli.protocol.actors.loading import make_resident
+from diloco_cli.protocol.actors.ports import Merged
+from diloco_cli.protocol.actors.standby import Standby
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log import commit_log as log
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import cast_key, commit_key, delta_key, state_key
+from diloco_cli.protocol.log.operations import Create, Delete, Get, Now, Put, Sleep, Steps
+from diloco_cli.protocol.log.records import FragmentVersion, Offer
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.protocol.regions.mirrors import Mirror
+from diloco_cli.protocol.rules.mixing import as_logged, rebase_of_next
 from diloco_cli.signing import LOG, Checksummed
-from diloco_cli.simulate.histories.client import Client
-from diloco_cli.simulate.histories.integers import Delta, IntegerArithmetic
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
 
 FOR_EVER = 1 << 60

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from diloco_cli.protocol.progress import Progress
-from diloco_cli.simulate.faulty_calls import Fault
-from diloco_cli.simulate.histories.demands import COLLECTS_BELOW
-from diloco_cli.simulate.histories.options import Options
-from diloco_cli.simulate.histories.outcome import Actors
+from diloco_cli.histories.demands import COLLECTS_BELOW
+from diloco_cli.histories.options import Options
+from diloco_cli.histories.outcome import Actors
+from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.virtual.faulty_calls import Fault
 from tests.simulation import mistaken_collectors as collectors
 from tests.simulation import mistaken_learners as learners
 from tests.simulation import mistaken_logs as logs

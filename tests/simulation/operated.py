@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.config.settings import RetentionSettings
-from diloco_cli.protocol import collection, housekeeping, syncer
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.operators import StandIn
-from diloco_cli.protocol.records import RequestKind, RunFormat
-from diloco_cli.protocol.requests import ask
-from diloco_cli.protocol.state import RunState
-from diloco_cli.simulate.world import Actor, World
+from diloco_cli.protocol.actors import collection, housekeeping, syncer
+from diloco_cli.protocol.actors.operators import StandIn
+from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import RequestKind, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.virtual.world import Actor, World
 from tests.simulation.toy import Fleet, make_run
 
 SNAPSHOTS_EVERY = 5  # commits: histories of 30 have some

@@ -8,17 +8,17 @@ from typing import Any
 
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.membership import enter
-from diloco_cli.protocol.mirrors import RegionStoppedError
-from diloco_cli.protocol.operations import Operation, Sleep, Steps, There
-from diloco_cli.protocol.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.regional import RegionLink, home_of, read_after_relays
-from diloco_cli.protocol.state import RunState
-from diloco_cli.simulate.histories.client import Client
-from diloco_cli.simulate.histories.learner import Learner
-from diloco_cli.simulate.world import Actor, Fault, Injected, World
+from diloco_cli.histories.client import Client
+from diloco_cli.histories.learner import Learner
+from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.log.operations import Operation, Sleep, Steps, There
+from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.regions.mirrors import RegionStoppedError
+from diloco_cli.protocol.regions.regional import RegionLink, home_of, read_after_relays
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
+from diloco_cli.virtual.world import Actor, Fault, Injected, World
 from tests.simulation.toy import BATCH_TOKENS, Fleet, Process, make_run
 
 FAR = "eu"

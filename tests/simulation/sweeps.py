@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.simulate.histories.replayer import Replayer
-from diloco_cli.simulate.world import Fault, World
+from diloco_cli.histories.replayer import Replayer
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.virtual.world import Fault, World
 from tests.simulation.toy import Fleet
 
 Point = tuple[str, int]

@@ -11,10 +11,10 @@ import pytest
 
 from diloco_cli.config.settings import ColdStartSettings, GraceSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.records import Island, Offer, RunFormat
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.records import Island, Offer, RunFormat
+from diloco_cli.protocol.log.wire import decode
 from examples.quality.methods.fleets import play_fleet
 from examples.quality.methods.pacing import Pacing, Spell
 

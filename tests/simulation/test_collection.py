@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.config.settings import InnerSettings
-from diloco_cli.protocol.collection import KEPT_MOMENTS
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import commit_key
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.past import state_after
-from diloco_cli.protocol.records import FragmentVersion
-from diloco_cli.protocol.requests import ask
-from diloco_cli.protocol.wire import decode
-from diloco_cli.simulate.world import Fault, World
+from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
+from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.earlier_states import state_after
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import FragmentVersion
+from diloco_cli.protocol.log.wire import decode
+from diloco_cli.virtual.world import Fault, World
 from tests.simulation.operated import (
     answered,
     done,

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.protocol.log import write_snapshot
-from diloco_cli.protocol.operations import Create
-from diloco_cli.protocol.state import RunState
-from diloco_cli.simulate.histories.bucket import Bucket
-from diloco_cli.simulate.histories.history import History
-from diloco_cli.simulate.histories.monitor import Floors, Monitor
-from diloco_cli.simulate.histories.options import GRACE_S, REGION, drawn_options, run_of
-from diloco_cli.simulate.histories.processes import MAX_DRIFT
-from diloco_cli.simulate.histories.replayer import ViolationError
+from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.history import History
+from diloco_cli.histories.monitor import Floors, Monitor
+from diloco_cli.histories.options import GRACE_S, REGION, drawn_options, run_of
+from diloco_cli.histories.processes import MAX_DRIFT
+from diloco_cli.histories.replayer import ViolationError
+from diloco_cli.protocol.log.commit_log import write_snapshot
+from diloco_cli.protocol.log.operations import Create
+from diloco_cli.protocol.log.state import RunState
 
 SEEDS = range(12)
 SHORTEST_GRACE_S = GRACE_S / (1 + MAX_DRIFT)

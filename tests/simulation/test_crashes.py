@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.simulate.world import Fault, World
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.virtual.world import Fault, World
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.sweeps import check, histories, points_around_writes
 from tests.simulation.toy import Fleet, make_run

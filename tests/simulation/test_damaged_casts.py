@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol import repair
-from diloco_cli.protocol.joining import join
-from diloco_cli.protocol.loading import READS
-from diloco_cli.protocol.operations import Get, Now, Steps
-from diloco_cli.protocol.past import Pulse
-from diloco_cli.protocol.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.actors import repair
+from diloco_cli.protocol.actors.joining import join
+from diloco_cli.protocol.actors.loading import READS
+from diloco_cli.protocol.log.earlier_states import Pulse
+from diloco_cli.protocol.log.operations import Get, Now, Steps
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from tests.simulation.operated import (
     SNAPSHOTS_EVERY,
     answered,

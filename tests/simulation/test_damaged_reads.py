@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol import joining
-from diloco_cli.protocol.operations import Create, Steps
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.histories.campaign import lived
+from diloco_cli.histories.options import Options, drawn_options
+from diloco_cli.histories.outcome import Actors
+from diloco_cli.protocol.actors import joining
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.operations import Create, Steps
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import Checksummed, Unsigned
-from diloco_cli.simulate.faulty_calls import Fault
-from diloco_cli.simulate.histories.campaign import lived
-from diloco_cli.simulate.histories.options import Options, drawn_options
-from diloco_cli.simulate.histories.outcome import Actors
 from diloco_cli.store.port import Created
+from diloco_cli.virtual.faulty_calls import Fault
 
 
 class Trusting(Checksummed):

@@ -7,11 +7,8 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.errors import DataCheckError, UsageError
-from diloco_cli.protocol.commits import Skip
-from diloco_cli.protocol.operations import Sleep, Steps
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.simulate.histories import campaign as campaigns
-from diloco_cli.simulate.histories.campaign import (
+from diloco_cli.histories import campaign as campaigns
+from diloco_cli.histories.campaign import (
     AGAIN_EVERY,
     MAX_VIOLATIONS,
     campaign,
@@ -23,11 +20,14 @@ from diloco_cli.simulate.histories.campaign import (
     swept_options,
     work_of,
 )
-from diloco_cli.simulate.histories.history import History
-from diloco_cli.simulate.histories.learner import Learner
-from diloco_cli.simulate.histories.options import Options, drawn_options
-from diloco_cli.simulate.histories.outcome import Actors, HistoryResult
-from diloco_cli.simulate.histories.replayer import Plain, Replayer, ViolationError
+from diloco_cli.histories.history import History
+from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.options import Options, drawn_options
+from diloco_cli.histories.outcome import Actors, HistoryResult
+from diloco_cli.histories.replayer import Plain, Replayer, ViolationError
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commits import Skip
+from diloco_cli.protocol.log.operations import Sleep, Steps
 
 MAX_FITTING = 80
 WITHIN_SEEDS = 1000

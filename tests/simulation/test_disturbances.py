@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.protocol.keys import SYNCER
-from diloco_cli.simulate.histories.history import History
-from diloco_cli.simulate.histories.options import DisturbanceKind, Options, drawn_options
-from diloco_cli.simulate.histories.outcome import HistoryResult
-from diloco_cli.simulate.histories.script import OF_PROCESSES, Disturbance, Script, drawn_disturbances
-from diloco_cli.simulate.histories.telling import trace_of
+from diloco_cli.histories.history import History
+from diloco_cli.histories.options import DisturbanceKind, Options, drawn_options
+from diloco_cli.histories.outcome import HistoryResult
+from diloco_cli.histories.script import OF_PROCESSES, Disturbance, Script, drawn_disturbances
+from diloco_cli.histories.telling import trace_of
+from diloco_cli.protocol.log.keys import SYNCER
 
 AT_S, FOR_S = 0.5, 20.0
 SEED = 3

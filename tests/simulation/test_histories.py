@@ -15,11 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.simulate.faulty_calls import Fault, Injected
-from diloco_cli.simulate.histories.campaign import (
+from diloco_cli.histories.campaign import (
     AGAIN_EVERY,
     Totals,
     campaign,
@@ -31,8 +27,8 @@ from diloco_cli.simulate.histories.campaign import (
     swept_script,
     work_of,
 )
-from diloco_cli.simulate.histories.history import History
-from diloco_cli.simulate.histories.options import (
+from diloco_cli.histories.history import History
+from diloco_cli.histories.options import (
     BATCH_TOKENS,
     LONG_MERGES,
     REGION,
@@ -40,9 +36,13 @@ from diloco_cli.simulate.histories.options import (
     Options,
     drawn_options,
 )
-from diloco_cli.simulate.histories.outcome import Actors, HistoryResult
-from diloco_cli.simulate.histories.script import CallFault, Script
-from diloco_cli.simulate.histories.telling import trace_of
+from diloco_cli.histories.outcome import Actors, HistoryResult
+from diloco_cli.histories.script import CallFault, Script
+from diloco_cli.histories.telling import trace_of
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.simulation.mistaken_logs import Gullible
 
 DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have drawn that is to show this
@@ -62,9 +62,9 @@ OF_EACH, OF_LONG = 8, 2
 OVER = ("stop", "finish")
 FEEDS_BACK = re.compile(rb'"feeds_back": ?[0-9]')
 TRACE = (
-    "from diloco_cli.simulate.histories.history import History\n"
-    "from diloco_cli.simulate.histories.options import drawn_options\n"
-    "from diloco_cli.simulate.histories.telling import trace_of\n"
+    "from diloco_cli.histories.history import History\n"
+    "from diloco_cli.histories.options import drawn_options\n"
+    "from diloco_cli.histories.telling import trace_of\n"
     "for seed in (3, 11): print(trace_of(History(seed, drawn_options(seed)).live()))"
 )
 

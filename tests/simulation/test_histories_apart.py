@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.simulate.faulty_calls import Fault
-from diloco_cli.simulate.histories.campaign import lived
-from diloco_cli.simulate.histories.history import History
-from diloco_cli.simulate.histories.options import REGION, Options, drawn_options
-from diloco_cli.simulate.histories.replayer import ViolationError
-from diloco_cli.simulate.histories.telling import told
+from diloco_cli.histories.campaign import lived
+from diloco_cli.histories.history import History
+from diloco_cli.histories.options import REGION, Options, drawn_options
+from diloco_cli.histories.replayer import ViolationError
+from diloco_cli.histories.telling import told
+from diloco_cli.virtual.faulty_calls import Fault
 
 SEEDS = 20
 

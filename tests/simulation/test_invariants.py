@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.follower import Follower
-from diloco_cli.protocol.inbox import Inbox
-from diloco_cli.protocol.keys import SYNCER, heartbeat_key
-from diloco_cli.protocol.operations import Delete, Put, Sleep, Steps
-from diloco_cli.protocol.ports import Merged, Refused
-from diloco_cli.protocol.records import Offer
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.simulate.histories.campaign import lived, swept_options
-from diloco_cli.simulate.histories.history import History
-from diloco_cli.simulate.histories.integers import IntegerArithmetic
-from diloco_cli.simulate.histories.learner import Learner
-from diloco_cli.simulate.histories.options import drawn_options
-from diloco_cli.simulate.histories.outcome import Actors
-from diloco_cli.simulate.histories.replayer import Replayer, ViolationError
-from diloco_cli.simulate.histories.script import Script
+from diloco_cli.histories.campaign import lived, swept_options
+from diloco_cli.histories.history import History
+from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.options import drawn_options
+from diloco_cli.histories.outcome import Actors
+from diloco_cli.histories.replayer import Replayer, ViolationError
+from diloco_cli.histories.script import Script
+from diloco_cli.protocol.actors.follower import Follower
+from diloco_cli.protocol.actors.inbox import Inbox
+from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.protocol.log.operations import Delete, Put, Sleep, Steps
+from diloco_cli.protocol.log.records import Offer
+from diloco_cli.protocol.log.state import RunState
 
 SEEDS = 40
 

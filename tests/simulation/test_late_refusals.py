@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from diloco_cli.protocol.ports import Merged, Refused
-from diloco_cli.protocol.records import Offer, RunFormat
-from diloco_cli.simulate.histories.integers import IntegerArithmetic
+from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.log.records import Offer, RunFormat
 from tests.simulation.sweeps import check
 from tests.simulation.toy import Fleet, make_run
 

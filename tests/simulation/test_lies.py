@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.eligibility import MAX_S
-from diloco_cli.protocol.progress import Progress
-from diloco_cli.protocol.records import Offer, Timings
+from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.protocol.log.records import Offer, Timings
+from diloco_cli.protocol.rules.eligibility import MAX_S
 from tests.simulation.sweeps import check
 from tests.simulation.toy import STEP_S, Fleet, make_run
 

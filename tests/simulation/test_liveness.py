@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.keys import delta_key, offer_key
-from diloco_cli.protocol.records import Offer
-from diloco_cli.protocol.wire import encode
-from diloco_cli.simulate.histories.integers import gradient
+from diloco_cli.histories.integers import gradient
+from diloco_cli.protocol.log.keys import delta_key, offer_key
+from diloco_cli.protocol.log.records import Offer
+from diloco_cli.protocol.log.wire import encode
 from tests.simulation.sweeps import check
 from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
 

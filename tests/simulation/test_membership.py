@@ -11,10 +11,10 @@ import pytest
 
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.protocol.requests import ask as ask_for
-from diloco_cli.protocol.wire import MAX_RECORD_BYTES
-from diloco_cli.simulate.world import Actor, Fault, World
+from diloco_cli.protocol.actors.requests import ask as ask_for
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import done, kill_syncer, stand_in
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask, commits, state_of

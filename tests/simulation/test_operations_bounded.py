@@ -10,13 +10,13 @@ from functools import cache
 import pytest
 
 from diloco_cli.config.settings import Link, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.forecast.fleet import SimulatedFleet
+from diloco_cli.forecast.island import Sizes
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.operations import Operation
-from diloco_cli.protocol.polling import MAX_REQUESTS
-from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.simulate.fleet import SimulatedFleet
-from diloco_cli.simulate.island import Sizes
-from diloco_cli.simulate.world import Actor, World
+from diloco_cli.protocol.log.operations import Operation
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.rules.polling import MAX_REQUESTS
+from diloco_cli.virtual.world import Actor, World
 
 FRAGMENTS = 4
 BATCH = 100

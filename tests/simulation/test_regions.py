@@ -9,13 +9,15 @@ import pytest
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol import collection, housekeeping, log, membership, mirrors, syncer
-from diloco_cli.protocol.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key
-from diloco_cli.protocol.wire import encode
-from diloco_cli.simulate.histories.learner import Habits
-from diloco_cli.simulate.histories.replayer import Replayer
-from diloco_cli.simulate.world import Fault, World
+from diloco_cli.histories.learner import Habits
+from diloco_cli.histories.replayer import Replayer
+from diloco_cli.protocol.actors import collection, housekeeping, membership, syncer
+from diloco_cli.protocol.log import commit_log as log
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.regions import mirrors
 from diloco_cli.store.port import Store
+from diloco_cli.virtual.world import Fault, World
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import RegionalFleet, regional_run
 

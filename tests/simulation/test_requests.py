@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.operators import StandIn
-from diloco_cli.protocol.requests import ask_to_stop, withdraw_stop
-from diloco_cli.protocol.state import RunState
-from diloco_cli.simulate.world import Actor, Fault, World
+from diloco_cli.protocol.actors.operators import StandIn
+from diloco_cli.protocol.actors.requests import ask_to_stop, withdraw_stop
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.sweeps import check
 from tests.simulation.toy import Fleet, make_run
 

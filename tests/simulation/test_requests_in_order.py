@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 
-from diloco_cli.protocol.operators import StandIn
-from diloco_cli.protocol.records import RequestKind
-from diloco_cli.protocol.requests import ask, withdraw_stop
+from diloco_cli.protocol.actors.operators import StandIn
+from diloco_cli.protocol.actors.requests import ask, withdraw_stop
+from diloco_cli.protocol.log.records import RequestKind
 from tests.simulation.operated import done, kill_syncer, stand_in, started, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.toy import Fleet, make_run

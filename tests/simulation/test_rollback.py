@@ -9,11 +9,11 @@ import pytest
 
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.joining import Joined, join
-from diloco_cli.protocol.operations import Create, Sleep, Steps
-from diloco_cli.protocol.requests import ask
-from diloco_cli.simulate.histories.moments import read_moments
-from diloco_cli.simulate.world import Actor, Fault, World
+from diloco_cli.histories.moments import read_moments
+from diloco_cli.protocol.actors.joining import Joined, join
+from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.log.operations import Create, Sleep, Steps
+from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import (
     answered,
     done,

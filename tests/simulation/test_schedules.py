@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import commits
 from tests.simulation.test_survivors import records

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.errors import RefusedError
+from diloco_cli.histories.campaign import lived
+from diloco_cli.histories.options import as_learner, drawn_options, run_of
 from diloco_cli.signing import LOG, OPERATOR, learner_signer
-from diloco_cli.simulate.histories.campaign import lived
-from diloco_cli.simulate.histories.options import as_learner, drawn_options, run_of
 
 SEEDS = range(0, 60, 3)
 

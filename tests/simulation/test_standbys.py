@@ -14,15 +14,15 @@ import pytest
 from diloco_cli.config.run_file import SHORTEST_TAKEOVER_S
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.operations import Create, Sleep, Steps
-from diloco_cli.protocol.records import ProcessClaim, RunFormat
-from diloco_cli.protocol.requests import ask as ask_for
-from diloco_cli.protocol.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import HEARTBEAT_EVERY_S, Syncer
-from diloco_cli.simulate.arithmetic import NoEvaluator
-from diloco_cli.simulate.histories.integers import IntegerArithmetic
-from diloco_cli.simulate.world import Actor, Fault, World
+from diloco_cli.forecast.arithmetic import NoEvaluator
+from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.protocol.actors.requests import ask as ask_for
+from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
+from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, Syncer
+from diloco_cli.protocol.log.operations import Create, Sleep, Steps
+from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import done, stand_in, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.requests import withdraw_stop
-from diloco_cli.simulate.histories.integers import NOT_FINITE
+from diloco_cli.histories.integers import NOT_FINITE
+from diloco_cli.protocol.actors.requests import withdraw_stop
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import RUN, ask, done, started, state_of
 from tests.simulation.toy import STEP_S, Fleet, Habits, make_run

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol import collection, log
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import MOST, RunFormat
-from diloco_cli.simulate.histories.campaign import swarm
-from diloco_cli.simulate.histories.folds import tuned
-from diloco_cli.simulate.histories.options import drawn_options
+from diloco_cli.histories.campaign import swarm
+from diloco_cli.histories.folds import tuned
+from diloco_cli.histories.options import drawn_options
+from diloco_cli.protocol.actors import collection
+from diloco_cli.protocol.log import commit_log as log
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import MOST, RunFormat
 
 SEEDS = range(40)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.errors import FencedError
-from diloco_cli.simulate.world import Actor, Fault, World
+from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.sweeps import Point, check, histories, points_around_writes
 from tests.simulation.toy import Fleet, make_run

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from diloco_cli.simulate.world import Fault, World
+from diloco_cli.virtual.world import Fault, World
 from tests.simulation.sweeps import check, histories, points_around_writes
 from tests.simulation.toy import Fleet, make_run
 

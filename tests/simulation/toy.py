@@ -8,19 +8,19 @@ from itertools import count
 from typing import Any
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
+from diloco_cli.forecast.arithmetic import NoEvaluator
+from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.histories.learner import Habits, Learner
+from diloco_cli.histories.witness import Beliefs
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.membership import enter
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.records import Island, Offer, ProcessClaim, RunFormat
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import Syncer
-from diloco_cli.protocol.wire import encode
-from diloco_cli.simulate.arithmetic import NoEvaluator
-from diloco_cli.simulate.histories.integers import IntegerArithmetic
-from diloco_cli.simulate.histories.learner import Habits, Learner
-from diloco_cli.simulate.histories.witness import Beliefs
-from diloco_cli.simulate.world import Actor, World
+from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.virtual.world import Actor, World
 
 Refusal = Callable[[Offer], str | None]
 StartThreads = Callable[[list[Steps[Any]]], None]

@@ -33,10 +33,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.heartbeats import LearnerHeartbeat
-from diloco_cli.protocol.keys import heartbeat_key
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.keys import heartbeat_key
+from diloco_cli.protocol.log.wire import decode
 from tests.studies.launched import NAME, ROOT, LaunchedRun
 
 ISLANDS = ("l0", "l1", "l2")

@@ -32,10 +32,10 @@ from datetime import datetime
 from itertools import count, pairwise
 from pathlib import Path
 
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import offer_key
-from diloco_cli.protocol.records import Mixing, Offer, OfferId
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import offer_key
+from diloco_cli.protocol.log.records import Mixing, Offer, OfferId
+from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.port import Store
 from tests.studies.launched import NAME, LaunchedRun
 from tests.studies.toy_runs import FRAGMENTS, LEARNERS

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from diloco_cli.processes.identity import Identity, identity_from_json, is_alive
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.log import read_format
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.commit_log import read_format
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.identity import Identity, identity_from_json, is_alive
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.replay import Replay, verified

@@ -25,13 +25,13 @@ from typing import Literal, get_args
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.log import read_log
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.replay import Replay, verified

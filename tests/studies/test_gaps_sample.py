@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from diloco_cli.protocol.commits import Commit, Merge, Refuse
-from diloco_cli.protocol.records import Beginning, Event, FragmentVersion, MergedOffer, Offer, Outcome
+from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
+from diloco_cli.protocol.log.records import Beginning, Event, FragmentVersion, MergedOffer, Offer, Outcome
 from tests.studies import gaps
 from tests.studies.gaps import BATCH_TOKENS, HEADER, account, max_gap_s
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco_cli.algorithm.codecs import codec
 from diloco_cli.config.settings import RetentionSettings
-from diloco_cli.processes.identity import identify, identity_to_json, own_identity
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.keys import delta_key
-from diloco_cli.protocol.wire import decode
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import delta_key
+from diloco_cli.protocol.log.wire import decode
+from diloco_cli.runtime.identity import identify, identity_to_json, own_identity
+from diloco_cli.tensors.codecs import codec
 from tests.studies import kills
 from tests.studies.kills import EVERYBODY, HEADER, Role, Study, ToyRun
 from tests.studies.launched import NAME, LaunchedRun, run_file

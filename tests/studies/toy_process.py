@@ -14,18 +14,18 @@ from array import array
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
+from diloco_cli.histories.integers import FailingEvaluator, IntegerArithmetic
+from diloco_cli.histories.learner import Habits, IntegerTraining, IntegerWire
 from diloco_cli.learner.lanes import Lanes
-from diloco_cli.processes.daemon import Stopping, say
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.driver import SystemClock, perform
-from diloco_cli.protocol.learner import Learner
-from diloco_cli.protocol.log import read_format
-from diloco_cli.protocol.records import FragmentVersion, Mixing, ProcessClaim
-from diloco_cli.protocol.state import RunState
-from diloco_cli.protocol.syncer import Syncer
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commit_log import read_format
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.records import FragmentVersion, Mixing, ProcessClaim
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
-from diloco_cli.simulate.histories.integers import FailingEvaluator, IntegerArithmetic
-from diloco_cli.simulate.histories.learner import Habits, IntegerTraining, IntegerWire
+from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore

@@ -15,7 +15,7 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
 
 LEARNERS = ("l0", "l1", "l2")
@@ -28,7 +28,7 @@ SYNC = SyncSettings(every=LOCAL_STEPS, fragments=FRAGMENTS, quorum=2, skip_after
 
 
 def integer_run(rounds: int, step_s: float, retention: RetentionSettings) -> RunFormat:
-    """Everything without torch: a fragment is one integer (simulate/histories/integers.py)."""
+    """Everything without torch: a fragment is one integer (histories/integers.py)."""
     settings = RunSettings(
         name="toy",
         train=TrainSettings(tokens=rounds * ROUND_TOKENS, batch_tokens=BATCH_TOKENS),

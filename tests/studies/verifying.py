@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from diloco_cli.protocol.ports import Merged, Refused
-from diloco_cli.protocol.records import Offer, RunFormat
-from diloco_cli.simulate.histories.integers import IntegerArithmetic
+from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.replay import Replay, Replayer
 

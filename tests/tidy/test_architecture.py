@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from diloco_cli.launch import states as units
-from diloco_cli.protocol import states
-from diloco_cli.protocol.commits import Commit
+from diloco_cli.protocol.log import states
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.runtime import unit_states as units
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "ARCHITECTURE.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.protocol.operations import Get
+from diloco_cli.protocol.log.operations import Get
 
 PACKAGE = Path(__file__).resolve().parents[2] / "diloco_cli"
 STORES = {
@@ -28,7 +28,7 @@ OWN_OBJECTS = {
     "store": "passes on what it is asked",
     "doctor": "reads what it has just written, below a prefix that nobody knows",
     "probe": "likewise",
-    "simulate/histories": "its bucket is a dictionary",
+    "histories": "its bucket is a dictionary",
 }
 
 

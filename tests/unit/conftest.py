@@ -11,9 +11,9 @@ import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
-from diloco_cli.processes.identity import Identity, identify
-from diloco_cli.processes.kernel import TOKEN_VARIABLE
-from diloco_cli.processes.registry import UnitRecord, write_unit
+from diloco_cli.runtime.identity import Identity, identify
+from diloco_cli.runtime.kernel import TOKEN_VARIABLE
+from diloco_cli.runtime.registry import UnitRecord, write_unit
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 Child = subprocess.Popen[bytes]

@@ -12,12 +12,12 @@ from math import inf
 
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import RunFailedError, UsageError
-from diloco_cli.protocol.operations import Now, Sleep, Steps
-from diloco_cli.protocol.ports import Progression, Stepped
-from diloco_cli.protocol.records import MOST, RunFormat
-from diloco_cli.protocol.tape import Tape
-from diloco_cli.simulate.fleet import SimulatedFleet
-from diloco_cli.simulate.island import BITS, Condition, Sizes, VirtualTraining
+from diloco_cli.forecast.fleet import SimulatedFleet
+from diloco_cli.forecast.island import BITS, Condition, Sizes, VirtualTraining
+from diloco_cli.protocol.actors.ports import Progression, Stepped
+from diloco_cli.protocol.log.operations import Now, Sleep, Steps
+from diloco_cli.protocol.log.records import MOST, RunFormat
+from diloco_cli.protocol.log.tape import Tape
 from diloco_cli.tapes.recorder import record
 
 from .pacing import TOLERANCE_S, Pacing, StepClock

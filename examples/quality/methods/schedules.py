@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.records import RunFormat
-from diloco_cli.protocol.tape import Tape
-from diloco_cli.simulate.chips import MS, Constants, equal_learners
-from diloco_cli.simulate.failing import generator, walk
-from diloco_cli.simulate.published import PUBLISHED
-from diloco_cli.simulate.timeline import Timeline
+from diloco_cli.forecast.chips import MS, Constants, equal_learners
+from diloco_cli.forecast.failing import generator, walk
+from diloco_cli.forecast.published import PUBLISHED
+from diloco_cli.forecast.timeline import Timeline
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.tape import Tape
 
 from .fleets import play_fleet, tape_of
 from .pacing import Pacing, Spell

@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.layout import make_layout
-from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tapes.player import Player
 from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.tensors.flat import parameter_facts
 
 from .data_parallel import DataParallel
 from .pacing import Pacing

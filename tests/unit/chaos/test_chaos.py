@@ -26,9 +26,9 @@ from diloco_cli.chaos.targets import Target, find_target
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError
-from diloco_cli.launch.restart import RestartPolicy
-from diloco_cli.processes.identity import Identity, is_alive, is_paused, own_identity
-from diloco_cli.processes.registry import UnitRecord, hold, is_held, write_unit
+from diloco_cli.runtime.identity import Identity, is_alive, is_paused, own_identity
+from diloco_cli.runtime.registry import UnitRecord, hold, is_held, write_unit
+from diloco_cli.runtime.restart import RestartPolicy
 
 pytestmark = pytest.mark.usefixtures("home")
 RUN = "nano"
@@ -212,8 +212,8 @@ def test_torn_lines_of_the_journal_hide_no_others(home):
 
 SUPERVISED = """
 import sys
-from diloco_cli.launch.supervisor import supervise
-from diloco_cli.launch.units import UnitSpec
+from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.units import UnitSpec
 unit = UnitSpec("iowa", "learner", (sys.executable, "-S", "-c", "import time; time.sleep(60)"))
 supervise("nano", [unit], run_state=lambda: "RUNNING", on_event=lambda event: None, poll_s=0.02)
 """

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from diloco_cli.cli.main import add_command
 from diloco_cli.errors import NotFoundError, RefusedError
-from diloco_cli.processes.registry import log_path
-from diloco_cli.processes.runs import remember_run
+from diloco_cli.runtime.registry import log_path
+from diloco_cli.runtime.runs import remember_run
 
 pytestmark = pytest.mark.usefixtures("home")
 

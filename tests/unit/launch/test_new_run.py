@@ -10,7 +10,7 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.new_run import create_run, differences
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.records import Island, RunFormat
+from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.store.memory import MemoryStore
 
 IOWA = Island("iowa", "us", 1024, 40, 1000.0, 1.0)

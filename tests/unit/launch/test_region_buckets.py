@@ -13,10 +13,10 @@ from diloco_cli.config.inventory_text import inventory_to_text
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.new_run import create_in_region, differences, refuse_another_run, region_fields
 from diloco_cli.learner.daemon import refuse_another_regions_bucket
-from diloco_cli.protocol.keys import FORMAT_KEY
-from diloco_cli.protocol.log import parse_format
-from diloco_cli.protocol.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.log.commit_log import parse_format
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.records import RUN
 

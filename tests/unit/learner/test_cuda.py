@@ -14,9 +14,9 @@ from diloco_cli.learner.inner import inner_state
 from diloco_cli.learner.replica import Replica
 from diloco_cli.learner.training import DeviceTraining
 from diloco_cli.learner.wire import TensorWire
-from diloco_cli.protocol.fragments import Fragments
-from diloco_cli.protocol.ports import Progression
-from diloco_cli.protocol.records import FragmentVersion, Mixing, RunFormat
+from diloco_cli.protocol.actors.fragments import Fragments
+from diloco_cli.protocol.actors.ports import Progression
+from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import ROWS

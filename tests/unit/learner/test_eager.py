@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LIFE = """
 import sys
 import torch
-from diloco_cli.algorithm.payload import to_bytes
+from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.learner.inner import build_optimizer, inner_state, restore_inner_state
 from tests.benchmarks.inner_step import replica_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.learner.facts import Facts
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat
 from tests.unit.protocol.integer_ports import IntegerTraining, WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import applied, make_run

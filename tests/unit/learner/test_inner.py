@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.config.settings import InnerSettings, RunSettings, TrainSettings
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.inner import (
@@ -21,6 +20,7 @@ from diloco_cli.learner.inner import (
     restore_inner_state,
 )
 from diloco_cli.learner.replica import Replica
+from diloco_cli.tensors.payload import to_bytes
 
 Tensors = dict[str, torch.Tensor]
 

@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.config.settings import DataSettings, ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.learner.daemon import check_batch
-from diloco_cli.protocol.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat
 from tests.unit.protocol.records import RUN
 
 

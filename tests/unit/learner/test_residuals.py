@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diloco_cli.algorithm.codecs import codec
-from diloco_cli.algorithm.delta import DeltaFormat
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import Fragment, TensorSlot
 from diloco_cli.learner.wire import Residuals
+from diloco_cli.tensors.codecs import codec
+from diloco_cli.tensors.delta import DeltaFormat
 
 ROUNDS = 6
 

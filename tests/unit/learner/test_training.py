@@ -11,8 +11,8 @@ from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSetting
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.replica import Replica
 from diloco_cli.learner.training import DeviceTraining
-from diloco_cli.protocol.operations import Now, Sleep
-from diloco_cli.protocol.ports import Progression, Stepped
+from diloco_cli.protocol.actors.ports import Progression, Stepped
+from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.tasks.build import build_data, build_model
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import ROWS

@@ -11,8 +11,8 @@ from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
 from diloco_cli.observe.status import LOST_S, MirrorStatus, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
-from diloco_cli.protocol.heartbeats import MirrorHeartbeat
-from diloco_cli.protocol.records import RegionStore
+from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
+from diloco_cli.protocol.log.records import RegionStore
 from tests.unit.observe.test_status import RUN, STATE, SYNCER, facts
 
 EU = MirrorHeartbeat("eu", n=9, offers=4, up_bytes=2_000_000_000, down_bytes=3_000_000_000, requests=1200, writes=300)

@@ -10,7 +10,7 @@ from msgspec import structs
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
 from diloco_cli.observe.status import FORGOTTEN_S, LOST_S, SUSPECT_S, status_of
-from diloco_cli.protocol.heartbeats import SyncerHeartbeat
+from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat
 from tests.unit.observe.test_status import STATE, facts
 
 WAITING = SyncerHeartbeat("STANDING_BY", 2, 9, "laptop", "takes over after 18 s of silence", unit="standby-1")

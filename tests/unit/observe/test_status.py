@@ -14,10 +14,10 @@ from diloco_cli.observe.facts import Heard, RunFacts, store_time
 from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import LOST_S, SUSPECT_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
-from diloco_cli.protocol.heartbeats import LearnerHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.metrics import MergeNote, Metrics, Note
-from diloco_cli.protocol.records import Island, RunFormat
-from diloco_cli.protocol.state import LearnerRecord, RunState
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.state import LearnerRecord, RunState
 
 START_S = 1_800_000_000.0
 NOW_S = START_S + 100.0

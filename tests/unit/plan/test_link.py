@@ -6,10 +6,10 @@ import pytest
 
 from diloco_cli.plan.link import HEARTBEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.protocol.commits import Merge
-from diloco_cli.protocol.heartbeats import LearnerHeartbeat
-from diloco_cli.protocol.records import Event, FragmentVersion, MergedOffer, Offer, Outcome, Timings
-from diloco_cli.protocol.wire import encode
+from diloco_cli.protocol.log.commits import Merge
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.records import Event, FragmentVersion, MergedOffer, Offer, Outcome, Timings
+from diloco_cli.protocol.log.wire import encode
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
 
 DIGEST = "blake3-" + "0123456789abcdef" * 4

@@ -18,9 +18,9 @@ def test_size_is_counted_and_layers_and_width_are_guessed_from_names_and_shapes(
 
 
 def test_a_built_preset_gives_the_facts_that_its_shape_gives():
-    from diloco_cli.algorithm.flat import parameter_facts
     from diloco_cli.config.settings import ModelSettings
     from diloco_cli.tasks.models import build
+    from diloco_cli.tensors.flat import parameter_facts
 
     built = facts_from_parameters(parameter_facts(build(MODEL_PRESETS["gpt-nano"])), sequence=128)
     known = model_facts(ModelSettings(preset="gpt-nano"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from diloco_cli.protocol.progress import OfferDraft, Progress
-from diloco_cli.protocol.records import Mixing
-from diloco_cli.protocol.state import RunState
+from diloco_cli.protocol.actors.progress import OfferDraft, Progress
+from diloco_cli.protocol.log.records import Mixing
+from diloco_cli.protocol.log.state import RunState
 from tests.unit.protocol.records import BATCH
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from diloco_cli.protocol.keys import offer_key
-from diloco_cli.protocol.learner import Learner
-from diloco_cli.protocol.observer import Observer
-from diloco_cli.protocol.operations import Steps
-from diloco_cli.protocol.progress import OfferDraft
-from diloco_cli.protocol.records import FragmentVersion, Offer, ProcessClaim, RunFormat
-from diloco_cli.protocol.wire import decode
-from diloco_cli.simulate.lanes import VirtualLanes
-from diloco_cli.simulate.world import World
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.observer import Observer
+from diloco_cli.protocol.actors.progress import OfferDraft
+from diloco_cli.protocol.log.keys import offer_key
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.memory import MemoryStore
+from diloco_cli.virtual.lanes import VirtualLanes
+from diloco_cli.virtual.world import World
 from tests.unit.protocol.integer_ports import IntegerTraining, IntegerWire, WrittenLog
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.log import kept_versions
-from diloco_cli.protocol.records import FragmentVersion, Island, MergedOffer, Offer, Outcome, RunFormat
-from diloco_cli.protocol.state import RunState, apply
+from diloco_cli.protocol.log.commit_log import kept_versions
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Offer, Outcome, RunFormat
+from diloco_cli.protocol.log.state import RunState, apply
 
 BATCH = 4
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from diloco_cli.algorithm.delta import delta_formats
-from diloco_cli.algorithm.merge import Source
-from diloco_cli.algorithm.payload import to_bytes
 from diloco_cli.config.settings import ColdStartSettings, InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.ports import Merged, Refused
-from diloco_cli.protocol.records import Offer, RunFormat
+from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.tensors.delta import delta_formats
+from diloco_cli.tensors.merge import Source
+from diloco_cli.tensors.payload import to_bytes
 from tests.numerics.harness import make_run
 
 SIZE = 5

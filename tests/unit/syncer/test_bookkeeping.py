@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import DataSettings
-from diloco_cli.protocol.commits import Merge
-from diloco_cli.protocol.membership import refusal_of_island
-from diloco_cli.protocol.records import FragmentVersion, Island, MergedOffer, Outcome
+from diloco_cli.protocol.actors.membership import refusal_of_island
+from diloco_cli.protocol.log.commits import Merge
+from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Outcome
 from diloco_cli.syncer.bookkeeping import Books
 from tests.unit.protocol.records import KINDS, applied, make_run, output
 

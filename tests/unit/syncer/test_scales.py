@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from diloco_cli.algorithm.merge import Source
-from diloco_cli.protocol.commits import Commit
-from diloco_cli.protocol.records import Outcome
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.records import Outcome
 from diloco_cli.syncer.norms import CAP, MEMORY, NormCap, ScaleBooks
+from diloco_cli.tensors.merge import Source
 from tests.unit.protocol.records import applied, commit, genesis
 
 CLIP = 1.5

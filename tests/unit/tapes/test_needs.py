@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.records import Event, Mixing
-from diloco_cli.protocol.tape import Tape, Track
+from diloco_cli.protocol.log.records import Event, Mixing
+from diloco_cli.protocol.log.tape import Tape, Track
 from diloco_cli.tapes.needs import needs_of
 from tests.unit.tapes.tiny_tape import AGAIN, FIRST, MERGES, OTHER, RUN, TAPE, sent, steps
 

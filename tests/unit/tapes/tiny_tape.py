@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from diloco_cli.protocol.records import Event
-from diloco_cli.protocol.tape import Tape, TapeMerge, Track
+from diloco_cli.protocol.log.records import Event
+from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from tests.unit.protocol.records import BATCH, make_run
 
 RUN = make_run(fragments=2, mixing="rebase")

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco_cli.algorithm.flat import parameter_facts
 from diloco_cli.config.huggingface import facts_of_config
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.learner.replica import Replica
 from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta
 from diloco_cli.tasks.check import check_task
+from diloco_cli.tensors.flat import parameter_facts
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None,

@@ -1,0 +1,67 @@
+"""Arithmetic without numbers: a version is the digest of what it was made from. Nothing is trained, nothing is equal by
+chance, and everything that the protocol decides is decided by the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.actors.ports import Merged
+from diloco_cli.protocol.log.records import FragmentVersion, Offer
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+
+
+class TraceArithmetic:
+    """Implements protocol.ports.Arithmetic. `refuse` may give the reason for refusing an offer's payload."""
+
+    def __init__(self, num_fragments: int, refuse: Callable[[Offer], str | None] = lambda offer: None) -> None:
+        self._num_fragments, self._refuse = num_fragments, refuse
+        self._current: dict[int, bytes] = {}
+        self._candidate: dict[int, bytes] = {}
+
+    def initial(self) -> list[Merged]:
+        return [self._version(fragment, b"initial") for fragment in range(self._num_fragments)]
+
+    def _version(self, fragment: int, made_from: bytes) -> Merged:
+        name = digest(b"%d/" % fragment + made_from).encode()
+        self._candidate[fragment] = b"state " + name
+        return Merged(self._candidate[fragment], b"cast " + name)
+
+    def holds(self, fragment: int, state_digest: str) -> bool:
+        self.settle(fragment, state_digest)
+        return fragment in self._current and digest(self._current[fragment]) == state_digest
+
+    def restore(self, fragment: int, state_digest: str, state: bytes) -> None:
+        self._current[fragment] = state
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+        return self._refuse(offer) or (payload,)
+
+    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged:
+        fragment = fragment_of_slot(slot, self._num_fragments)
+        inputs = b";".join(b"%s*%r" % (delta[0], weight) for delta, weight in deltas)
+        return self._version(fragment, self._current[fragment] + inputs)
+
+    def settled(self, fragment: int) -> Merged:
+        state = self._current[fragment]
+        return Merged(state, b"cast " + state.removeprefix(b"state "))
+
+    def settle(self, fragment: int, state_digest: str) -> None:
+        if fragment in self._candidate and digest(self._candidate[fragment]) == state_digest:
+            self._current[fragment] = self._candidate.pop(fragment)
+
+
+class NoEvaluator:
+    """Implements protocol.ports.Evaluator: there is nothing to evaluate, and that is said at once."""
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        self._asked = n
+        return True
+
+    def result(self) -> tuple[int, float | None] | None:
+        asked, self._asked = self._asked, None
+        return None if asked is None else (asked, None)

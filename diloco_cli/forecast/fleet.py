@@ -1,0 +1,283 @@
+"""A whole run in virtual time: the product's syncer and learners on a simulated bucket, under faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+from diloco_cli.errors import DilocoError, FencedError, UsageError
+from diloco_cli.faults.scenario import FaultKind
+from diloco_cli.faults.timetable import SYNCER, Draws, Injection, Unit
+from diloco_cli.forecast.arithmetic import NoEvaluator, TraceArithmetic
+from diloco_cli.forecast.island import Condition, NamedPayloads, Sizes, Stalls, VirtualLearner, VirtualTraining
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.operations import Create, Operation, Steps
+from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.signing import LOG
+from diloco_cli.units import format_duration
+from diloco_cli.virtual.lanes import VirtualLanes
+from diloco_cli.virtual.world import LATENCY_S, Actor, World
+
+START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: runs in virtual time carry no real date
+RESTART_S = 5.0  # of a process that its supervisor starts again
+CAN: tuple[FaultKind, ...] = ("kill", "pause", "slow", "partition", "corrupt", "poison", "second-syncer")
+OF_LEARNERS: tuple[FaultKind, ...] = ("slow", "corrupt", "poison")  # there is no link and no delta of the syncer's
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a run's format does not say of an island: failures of its own accord (None: none) and how long they last."""
+
+    mtbf_s: float | None = None
+    restart_s: float = RESTART_S
+
+
+@dataclass
+class SimulatedFleet:
+    """Everybody of one run. The same arguments give the same history, to the byte. `injected`: so many faults happened;
+    `without_effect`: what they did not change, and why."""
+
+    run: RunFormat
+    sizes: Sizes
+    hardware: dict[str, Hardware]
+    faults: tuple[Injection, ...] = ()
+    seed: int = 0
+    merge_s: float = 0.0
+    latency_s: float = LATENCY_S
+    world: World = field(default_factory=World)
+    log: list[str] = field(default_factory=list)
+    injected: int = 0
+    without_effect: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        refuse_impossible_faults(self.faults)
+        self._numbers = count()
+        self.conditions = {island.name: Condition(island, self.sizes) for island in self.run.islands}
+        self.incarnations: dict[str, list[Actor]] = {}
+        self.syncers: list[Actor] = []
+        self.state = RunState()
+        self._down_since_s: dict[str, float] = {}
+        self._paused: dict[str, tuple[float, list[Actor]]] = {}  # since when, and who exactly
+        self._cut_off_until_s: dict[str, float] = {}
+        self._failures = {name: Draws(self.seed, f"failures of {name}") for name in self.conditions}
+        self.world.latency_s, self.world.unreachable_until_s = self._latency_s, self._unreachable_until_s
+        self.world.on_end = self._ended
+        self.world.store.create(FORMAT_KEY, self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run)))
+
+    # -- a history ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._start_syncer()
+        for name in self.conditions:
+            self._start_learner(name, 0.0)
+
+    def run_for(self, seconds: float) -> None:
+        """Until the run is over, or so much virtual time has passed. Raises what no fault explains."""
+        self.start()
+        for fault in self.faults:
+            if not fault.skipped:
+                self.world.call_at(fault.at_s, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
+        end_s = self.world.now_s + seconds
+        self.world.call_at(end_s, lambda: None)  # nothing later than this is played to find the end
+        self.world.run(lambda: self.state.phase == RunPhase.FINISHED or self.world.now_s >= end_s, seconds)
+        for name, since_s in self._down_since_s.items():
+            self.conditions[name].down_s += self.world.now_s - since_s
+        for name in list(self._paused):
+            self._book_pause(name)
+
+    def training_of(self, condition: Condition) -> VirtualTraining:
+        """A fleet of other habits overrides it."""
+        return VirtualTraining(condition)
+
+    def nonce(self) -> str:
+        return f"{self.seed & 0xFFFFFFFF:08x}{next(self._numbers):024x}"
+
+    def _claim(self, host: str) -> ProcessClaim:
+        return ProcessClaim(0, self.nonce(), host, 1, self._time_text(), self.run.software)
+
+    def _time_text(self) -> str:
+        at = datetime.fromtimestamp(START.timestamp() + self.world.now_s, UTC)
+        return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    # -- processes ----------------------------------------------------------------------------------------------
+
+    def _start_syncer(self, delay_s: float = 0.0) -> None:
+        arithmetic = TraceArithmetic(self.run.num_fragments, self._refuse)
+        syncer = Syncer(
+            self.run, self._claim(SYNCER), arithmetic, NoEvaluator(), self._time_text, self.nonce,
+            on_commit=lambda state, commit: self._committed(state),
+        )  # fmt: skip
+        self.syncers.append(self.world.start(SYNCER, syncer.serve(), delay_s))
+
+    def _committed(self, state: RunState) -> None:
+        if state.n > self.state.n:
+            self.state = state
+
+    def _start_learner(self, name: str, delay_s: float) -> None:
+        condition, actors = self.conditions[name], list[Actor]()
+        self.incarnations[name] = actors
+
+        def begin(steps: Steps[Any]) -> None:
+            actors[:] = [actor for actor in actors if not actor.ended]
+            actors.append(self.world.start(name, steps))
+
+        learner = VirtualLearner(
+            condition, self.run, name, self._claim(name), self.training_of(condition), NamedPayloads(name),
+            self.nonce, VirtualLanes(begin).start, Stalls(condition),
+        )  # fmt: skip
+        actors.append(self.world.start(name, learner.train(), delay_s))
+        mtbf_s = self.hardware.get(name, Hardware()).mtbf_s
+        if mtbf_s is not None:
+            fails_s = self.world.now_s + delay_s + self._failures[name].exponential(mtbf_s)
+            self.world.call_at(fails_s, lambda: self._fail(name, actors))
+
+    def _fail(self, name: str, incarnation: list[Actor]) -> None:
+        """A failure of the hardware's own, unless something else has ended this process before."""
+        if self.incarnations.get(name) is incarnation:
+            self._say(f"{name} fails")
+            self._kill(name, self.hardware[name].restart_s)
+
+    def _living(self, name: str) -> list[Actor]:
+        actors = self.syncers if name == SYNCER else self.incarnations.get(name, [])
+        return [actor for actor in actors if not actor.ended]
+
+    def _kill(self, name: str, back_after_s: float) -> str | None:
+        """Why that changes nothing, if so: it is down already, and will be back."""
+        living = self._living(name)
+        if not living:
+            return "it is down"
+        self._book_pause(name)
+        for actor in living:
+            self.world.kill(actor)
+        if name != SYNCER:
+            self.incarnations.pop(name)
+            self._down_since_s[name] = self.world.now_s
+        revive = self._start_syncer if name == SYNCER else lambda: self._revive(name)
+        self.world.call_at(self.world.now_s + back_after_s, revive)
+        return None
+
+    def _revive(self, name: str) -> None:
+        self.conditions[name].down_s += self.world.now_s - self._down_since_s.pop(name)
+        self._start_learner(name, 0.0)
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def _inject(self, fault: Injection) -> None:
+        self.injected += 1
+        text, reasons = f"#{fault.number} {fault.kind} ", []
+        for name in fault.targets:
+            reason = self._befall(name, fault)
+            if reason is not None:
+                reasons.append(f"no effect on {name}: {reason}")
+                self.without_effect.append(f"{text}{name} at {format_duration(self.world.now_s)}, since {reason}")
+        self._say("; ".join([text + ", ".join(fault.targets), *reasons]))
+
+    def _befall(self, name: str, fault: Injection) -> str | None:
+        """Why the fault changes nothing for this unit, if so."""
+        match fault.kind:
+            case "kill":
+                return self._kill(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)
+            case "pause":
+                return self._pause(name, fault.for_s or 0.0)
+            case "second-syncer":
+                self._start_syncer()
+            case "slow":
+                return self._slow(self.conditions[name], fault.for_s or 0.0, fault.factor or 1.0)
+            case "partition":
+                until_s = self.world.now_s + (fault.for_s or 0.0)
+                self._cut_off_until_s[name] = max(self._cut_off_until_s.get(name, 0.0), until_s)
+            case "corrupt":
+                self.conditions[name].corrupt += 1
+            case "poison":
+                self.conditions[name].poison += 1
+        return None
+
+    def _pause(self, name: str, for_s: float) -> str | None:
+        frozen = [actor for actor in self._living(name) if not actor.paused]
+        if not frozen:
+            return "it is paused" if self._living(name) else "it is down"
+        for actor in frozen:
+            self.world.pause(actor)
+        self._paused[name] = (self.world.now_s, frozen)
+
+        def wake() -> None:
+            for actor in frozen:
+                self.world.resume(actor)
+            if name in self._paused and self._paused[name][1] is frozen:
+                self._book_pause(name)
+
+        self.world.call_at(self.world.now_s + for_s, wake)
+        return None
+
+    def _book_pause(self, name: str) -> None:
+        """Its end: it wakes, dies, or the history is over."""
+        since_s, _ = self._paused.pop(name, (self.world.now_s, []))
+        if name != SYNCER:
+            self.conditions[name].stalled_s += self.world.now_s - since_s
+
+    def _slow(self, condition: Condition, for_s: float, factor: float) -> str | None:
+        link = condition.island.link
+        if link.up_bps is None and link.down_bps is None:
+            return "the rate of its link is unknown"
+
+        def usual() -> None:
+            condition.slow /= factor
+
+        condition.slow *= factor
+        self.world.call_at(self.world.now_s + for_s, usual)
+        return None
+
+    def _refuse(self, offer: Offer) -> str | None:
+        return "norm_cap" if offer.id in self.conditions[offer.learner].poisoned else None
+
+    # -- the world's questions ----------------------------------------------------------------------------------
+
+    def _latency_s(self, actor: Actor, operation: Operation) -> float:
+        if actor.name in self.conditions:
+            return self.latency_s + self.conditions[actor.name].transfer_s(operation, self.world.now_s)
+        merging = isinstance(operation, Create) and operation.key.startswith("state/") and self.state.n >= 0
+        return self.latency_s + (self.merge_s if merging else 0.0)
+
+    def _unreachable_until_s(self, actor: Actor) -> float:
+        return self._cut_off_until_s.get(actor.name, 0.0)
+
+    def _ended(self, actor: Actor) -> None:
+        """A fenced process leaves in peace; anything else that ends with an error is the code's own."""
+        if actor.error is not None and not isinstance(actor.error, FencedError):
+            if isinstance(actor.error, DilocoError):
+                raise actor.error
+            raise RuntimeError(f"{actor.name or 'a fault'} ended at {self.world.now_s:.3f} s") from actor.error
+
+    def _say(self, text: str) -> None:
+        self.log.append(f"{self.world.now_s:.3f} s  {text}")
+
+
+def units_of(run: RunFormat) -> tuple[Unit, ...]:
+    """What faults can hit."""
+    return (*(Unit(island.name, island.region) for island in run.islands), Unit(SYNCER, None))
+
+
+def refuse_impossible_faults(faults: Sequence[Injection]) -> None:
+    """Before anything is played. Raises UsageError for what a simulated run cannot do at all, or not to this unit."""
+    unable = sorted({fault.kind for fault in faults} - set(CAN))
+    if unable:
+        raise UsageError(
+            f"a simulated run cannot do {', '.join(unable)}; it can do {', '.join(CAN)}",
+            hint="leave it out of the scenario",
+        )
+    for fault in faults:
+        what = f"#{fault.number} at {format_duration(fault.at_s)}: "
+        if fault.kind in OF_LEARNERS and SYNCER in fault.targets:
+            raise UsageError(
+                f"{what}a simulated run cannot do {fault.kind} to the {SYNCER}",
+                hint="target a learner, learners (one of them), regions (one of them) or region:NAME",
+            )
+        if fault.kind == "second-syncer" and fault.targets != (SYNCER,):
+            raise UsageError(f"{what}{fault.kind} starts a {SYNCER}, and nothing else", hint=f"target: {SYNCER}")

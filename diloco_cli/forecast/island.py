@@ -1,0 +1,181 @@
+"""An island in virtual time, for the product's learner: how long its steps and its transfers take, and nothing else.
+
+Nothing is trained. Sizes of payloads are reckoned with; what lies in the simulated bucket is their name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped, Values
+from diloco_cli.protocol.log.keys import read_inner_key, read_version_key
+from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
+from diloco_cli.protocol.log.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat
+
+MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
+BITS = 8.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes on the wire: of each fragment's delta and cast, and of the inner optimizer's moments."""
+
+    delta: tuple[float, ...]
+    cast: tuple[float, ...]
+    moments: float
+
+
+def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
+    """`bits_of`: per parameter, scales included, by codec."""
+    sync, parameters = run.settings.sync, [fragment.num_parameters for fragment in run.layout.fragments]
+    moments = MOMENT_BYTES * sum(parameters) if run.settings.train.inner.name == "adamw" else 0.0
+    return Sizes(
+        delta=tuple(n * bits_of[sync.codec] / BITS for n in parameters),
+        cast=tuple(n * bits_of[sync.broadcast] / BITS for n in parameters),
+        moments=moments,
+    )
+
+
+@dataclass
+class Wire:
+    """One direction of a link: transfers follow each other."""
+
+    bps: float | None
+    free_s: float = 0.0
+
+    def done_s(self, now_s: float, num_bytes: float, slow: float) -> float:
+        """When a transfer that is asked for now has ended; an unknown rate costs nothing."""
+        seconds = num_bytes * BITS / self.bps * slow if self.bps else 0.0
+        self.free_s = max(self.free_s, now_s) + seconds
+        return self.free_s
+
+
+@dataclass
+class Condition:
+    """How an island is, across its incarnations: what faults change, and what is measured."""
+
+    island: Island
+    sizes: Sizes
+    slow: float = 1.0  # times that its link is slower
+    corrupt: int = 0  # so many of its next payloads get a wrong byte
+    poison: int = 0  # so many of its next deltas are far too large
+    tokens: int = 0
+    stalled_s: float = 0.0
+    down_s: float = 0.0
+    incarnations: int = 0
+    up_bytes: float = 0.0
+    down_bytes: float = 0.0
+    poisoned: set[OfferId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.up, self.down = Wire(self.island.link.up_bps), Wire(self.island.link.down_bps)
+
+    def transfer_s(self, operation: Operation, now_s: float) -> float:
+        """How long the payload of this call is on the island's link."""
+        match operation:
+            case Create(key, payload) if key.startswith("delta/") and payload:
+                return self._sent_s(self.sizes.delta[fragment_of(payload)], now_s)
+            case Create(key, _) if key.startswith("inner/"):
+                return self._sent_s(self.sizes.moments, now_s)
+            case Get(key, _) if (version := read_version_key(key)) is not None:
+                return self._received_s(self.sizes.cast[version[0]], now_s)
+            case Get(key, _) if read_inner_key(key) is not None:
+                return self._received_s(self.sizes.moments, now_s)
+        return 0.0
+
+    def _sent_s(self, num_bytes: float, now_s: float) -> float:
+        self.up_bytes += num_bytes
+        return self.up.done_s(now_s, num_bytes, self.slow) - now_s
+
+    def _received_s(self, num_bytes: float, now_s: float) -> float:
+        self.down_bytes += num_bytes
+        return self.down.done_s(now_s, num_bytes, self.slow) - now_s
+
+
+def fragment_of(payload: bytes) -> int:
+    """A payload of this simulation names its fragment."""
+    return int(payload.partition(b":")[0])
+
+
+class VirtualTraining:
+    """Implements protocol.ports.Training: only time passes."""
+
+    def __init__(self, condition: Condition) -> None:
+        self.condition, self.optimizer_steps = condition, 0
+
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
+        yield Sleep(self.condition.island.step_s)
+        return self.stepped(batch_tokens)
+
+    def stepped(self, tokens: int) -> Stepped:
+        self.optimizer_steps += 1
+        self.condition.tokens += tokens
+        return Stepped(tokens)
+
+    def read(self, fragment: int) -> Values:
+        return None
+
+    def write(self, fragment: int, values: Values) -> None: ...
+
+    def save(self) -> Moments | None:
+        step = self.optimizer_steps
+        return Moments(step, lambda: b"%d" % step) if self.condition.sizes.moments else None
+
+    def restore(self, moments: bytes) -> bool:
+        self.optimizer_steps = int(moments)
+        return True
+
+    def reset(self) -> bool:
+        return self.condition.sizes.moments > 0
+
+
+class NamedPayloads:
+    """Implements protocol.ports.Wire."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
+        return f"{fragment}:{self._name}/{seq}".encode()
+
+    def decode(self, output: FragmentVersion, data: bytes) -> Values:
+        return None
+
+    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:
+        return None
+
+
+class VirtualLearner(Learner):
+    """The product's learner; its island's condition may spoil what it publishes, and hears how long it waits."""
+
+    def __init__(self, condition: Condition, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.condition = condition
+
+    def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
+        condition = self.condition
+        if condition.poison:
+            condition.poison -= 1
+            condition.poisoned.add(offer.id)
+        if condition.corrupt:
+            condition.corrupt -= 1
+            offer = replace(offer, payload_digest=digest(payload + b"?"))
+        return (yield from super()._publish(offer, payload))
+
+
+class Stalls(Observer):
+    """Books how long an island stands still: at the drift bound, or waiting for a merge."""
+
+    def __init__(self, condition: Condition) -> None:
+        self._condition = condition
+
+    def began(self, learner: Learner) -> None:
+        self._condition.incarnations += 1
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        if phase == "wait":
+            self._condition.stalled_s += seconds

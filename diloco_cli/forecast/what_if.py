@@ -1,0 +1,235 @@
+"""What a run would do: its report, from a history in virtual time; and a plan's run without building its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from diloco_cli.faults.timetable import Injection
+from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
+from diloco_cli.forecast.island import Condition, sizes_of
+from diloco_cli.layout import ParameterFact, make_layout
+from diloco_cli.plan.candidates import crossing_of, egress_per_gb
+from diloco_cli.plan.goodput import restart_s
+from diloco_cli.plan.link import CODEC_BITS
+from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.schedule import syncer_s
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.units import format_duration
+
+GB = 1e9
+HOUR_S, DAY_S = 3600.0, 86_400.0
+NOT_CHARGED = ("requests", "storage")  # of a bucket: the plan reckons with them, a history does not
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one island, in the inventory's currency. `egress_per_gb`: of what it sends; 0 to a bucket of its region."""
+
+    per_h: float = 0.0
+    egress_per_gb: float = 0.0
+
+
+@dataclass(frozen=True)
+class IslandReport:
+    """`goodput`: its merged tokens over what it would have processed undisturbed in that time. `stalled_s`: standing at
+    the drift bound, waiting at tau, or paused; `down_s`: between a failure and the restart."""
+
+    name: str
+    region: str
+    goodput: float
+    tokens_processed: int
+    tokens_merged: int
+    merges: int
+    offers_refused: int
+    incarnations: int
+    stalled_s: float
+    stalled_percent: float
+    down_s: float
+    up_bytes: int
+    down_bytes: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A whole run, or the first part of it. `goodput` = tokens merged / (undisturbed tokens/s of all islands x time);
+    `participation` as in `status`; `days_to_target` at the rate seen. Money in the inventory's currency: accelerators
+    and egress, without what `not_charged` names. `faults` as planned, of which the first `faults_injected` of those
+    that no constraint forbids happened; `log` says when, and what had no effect."""
+
+    name: str
+    simulated_s: float
+    finished: bool
+    commits: int
+    merges: int
+    skips: int
+    step: int
+    tokens: int
+    tokens_target: int
+    tokens_per_s: float
+    days_to_target: float | None
+    goodput: float
+    participation: float | None
+    offers_applied: int
+    offers_refused: int
+    epochs: int
+    up_bytes: int
+    down_bytes: int
+    cost: float
+    cost_to_target: float | None
+    not_charged: tuple[str, ...]
+    islands: tuple[IslandReport, ...]
+    faults: tuple[Injection, ...]
+    faults_injected: int
+    log: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def hardware_of_plan(plan: Plan) -> dict[str, Hardware]:
+    """Failures and restarts as the inventory states them."""
+    return {island.name: Hardware(island.mtbf_s, restart_s(island)) for island in plan.inventory.islands}
+
+
+def prices_of_plan(plan: Plan) -> dict[str, Price]:
+    """As the plan charges them (plan/money.py)."""
+    inventory = plan.inventory
+    return {island.name: Price(island.price_per_h, egress_per_gb(island, inventory)) for island in inventory.islands}
+
+
+def not_charged(plan: Plan) -> tuple[str, ...]:
+    """What the plan's money has and a history's has not. Mirrors cost where a region has a bucket of its own."""
+    chosen = {island.name for island in plan.islands}
+    crossings = [crossing_of(i, plan.inventory) for i in plan.inventory.islands if i.name in chosen]
+    return (*NOT_CHARGED, "mirrors") if any(crossings) else NOT_CHARGED
+
+
+def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
+    """A run as `launch` would create it, with tensors that stand for the model's: the embedding, and as many equal ones
+    as there are other fragments. Good for a history; a tape to train with needs the real ones."""
+    facts, fragments = plan.model, plan.schedule.fragments
+    others = max(1, fragments - (facts.embedding_parameters > 0)) if fragments > 1 else 1
+    each = max(1, (facts.parameters - facts.embedding_parameters) // others)
+    tensors = [ParameterFact(f"block.{index}.weight", (each,), False) for index in range(others)]
+    if facts.embedding_parameters > 0:
+        tensors.insert(0, ParameterFact("embedding.weight", (facts.embedding_parameters,), True))
+    inventory = {island.name: island for island in plan.inventory.islands}
+    islands = tuple(
+        Island(
+            name=island.name,
+            region=island.region,
+            batch_tokens=island.batch_tokens,
+            local_steps=island.local_steps,
+            tokens_per_s=island.tokens_per_s,
+            step_s=island.step_s,
+            link=inventory[island.name].link,
+        )
+        for island in sorted(plan.islands, key=lambda i: i.name)
+    )
+    layout = make_layout(tensors, plan.run.sync)
+    return RunFormat(run_id, plan.run.name, "2000-01-01T00:00:00.000Z", plan.run, islands, layout, software)
+
+
+def simulated(
+    run: RunFormat, hardware: dict[str, Hardware], faults: Sequence[Injection], seed: int, within_s: float
+) -> SimulatedFleet:
+    """Play a run for so much virtual time, or to its end."""
+    mean_fragment = run.layout.num_parameters / run.num_fragments
+    fleet = SimulatedFleet(
+        run=run,
+        sizes=sizes_of(run, CODEC_BITS),
+        hardware=hardware,
+        faults=tuple(faults),
+        seed=seed,
+        merge_s=syncer_s(mean_fragment, len(run.islands), run.settings.sync),
+    )
+    fleet.run_for(within_s)
+    return fleet
+
+
+def report(
+    fleet: SimulatedFleet, prices: dict[str, Price], without: tuple[str, ...] = (), warnings: tuple[str, ...] = ()
+) -> WhatIf:
+    """What the history amounts to; `without` is not charged, `warnings` are those that came before it."""
+    run, state, seconds = fleet.run, fleet.state, fleet.world.now_s
+    tokens, target = state.tokens(run.layout), run.settings.train.tokens
+    rate = tokens / seconds
+    islands = tuple(
+        _island_report(condition, state, run, prices.get(name, Price()), seconds)
+        for name, condition in sorted(fleet.conditions.items())
+    )
+    cost = sum(island.cost for island in islands)
+    return WhatIf(
+        name=run.name,
+        simulated_s=seconds,
+        finished=state.phase == RunPhase.FINISHED,
+        commits=state.n + 1,
+        merges=state.merges,
+        skips=state.metrics.skips,
+        step=state.slot,
+        tokens=tokens,
+        tokens_target=target,
+        tokens_per_s=rate,
+        days_to_target=target / rate / DAY_S if rate else None,
+        goodput=rate / sum(island.batch_tokens / island.step_s for island in run.islands),
+        participation=state.participation,
+        offers_applied=state.metrics.offers_applied,
+        offers_refused=state.metrics.offers_refused,
+        epochs=state.epoch,
+        up_bytes=sum(island.up_bytes for island in islands),
+        down_bytes=sum(island.down_bytes for island in islands),
+        cost=cost,
+        cost_to_target=cost * target / tokens if tokens else None,
+        not_charged=without,
+        islands=islands,
+        faults=fleet.faults,
+        faults_injected=fleet.injected,
+        log=tuple(fleet.log),
+        warnings=(*warnings, *_fault_warnings(fleet)),
+    )
+
+
+def _fault_warnings(fleet: SimulatedFleet) -> Iterator[str]:
+    """A fault that did not happen, or changed nothing, must not pass for one that was survived."""
+    planned = [fault for fault in fleet.faults if not fault.skipped]
+    missed = planned[fleet.injected :]
+    if missed:
+        end, how = (
+            format_duration(fleet.world.now_s),
+            "run" if fleet.state.phase == RunPhase.FINISHED else "simulated time",
+        )
+        yield (
+            f"{fleet.injected} of {len(planned)} planned faults happened: the {how} ended after {end}, and the next, "
+            f"{missed[0].kind} {', '.join(missed[0].targets)}, was due at {format_duration(missed[0].at_s)}"
+        )
+    if fleet.faults and not planned:
+        yield f"0 of {len(fleet.faults)} faults happened: the scenario's constraints forbid them all"
+    if fleet.without_effect:
+        more = len(fleet.without_effect) - 1
+        yield f"without effect: {fleet.without_effect[0]}" + (f"; and {more} more" if more else "")
+    for name, condition in sorted(fleet.conditions.items()):
+        if condition.corrupt or condition.poison:
+            yield f"without effect: a corrupt or poison of {name}, which sent no delta after it"
+
+
+def _island_report(condition: Condition, state: RunState, run: RunFormat, price: Price, seconds: float) -> IslandReport:
+    island, known = condition.island, state.learner(condition.island.name)
+    merged = known.token_parameters // run.layout.num_parameters
+    return IslandReport(
+        name=island.name,
+        region=island.region,
+        goodput=merged / (island.batch_tokens / island.step_s * seconds),
+        tokens_processed=condition.tokens,
+        tokens_merged=merged,
+        merges=known.merges,
+        offers_refused=known.refused,
+        incarnations=condition.incarnations,
+        stalled_s=condition.stalled_s,
+        stalled_percent=100 * condition.stalled_s / seconds,
+        down_s=condition.down_s,
+        up_bytes=round(condition.up_bytes),
+        down_bytes=round(condition.down_bytes),
+        cost=price.per_h * seconds / HOUR_S + price.egress_per_gb * condition.up_bytes / GB,
+    )

@@ -1,0 +1,106 @@
+"""What a learner may count on while no faults strike: its first merge soon, and a part in nearly every one after that.
+
+The second is demanded where it can be had: of a learner whose offers follow the pace of the others (`local_steps:
+measured`, `adoption: on_arrival`), with a grace for those that come a little later (`overlap: auto`), that can make two
+steps of its own and an exchange within a round (after an adoption that gives up its progress it steps anew), in a run
+whose slots are long beside a call of the store, and of more than one fragment (of a single one nothing is offered
+before the outcome of its last offer is known, and to hear of that late is to be late again).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from diloco_cli.histories.options import CALLS_AN_EXCHANGE, POLL_BOUNDS_S, SLOWEST, Options
+from diloco_cli.histories.processes import Process
+from diloco_cli.histories.replayer import LIVENESS, Plain, expect
+
+if TYPE_CHECKING:
+    from diloco_cli.histories.history import History
+
+FIRST_ROUNDS, FIRST_S, FIRST_SLOTS = 8, 10.0, 20  # longer than all of these nobody waits for its first merge
+ROUNDS_BEFORE = 2  # that a learner has stepped
+FEWEST_MERGES = 20  # that tell how often a learner takes part
+LEAST_SHARE = 0.9
+SHORT_EXCHANGE = 1 / 3  # of a slot
+
+
+@dataclass
+class Attendance:
+    """Of one process: since when it may take part, its first merge, and how often it did take part since it was in
+    step."""
+
+    since_merges: int
+    since_s: float
+    since_offers: int
+    has_merged: bool = False
+    merges: int = 0
+    took_part: int = 0
+
+
+class Attendances:
+    """Of all learners' processes, from when faults have ceased."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.known: dict[str, Attendance] = {}
+
+    def excused(self, process: Process) -> None:
+        """What it did until now does not count."""
+        self.known.pop(process.name, None)
+
+    def merged(self, process: Process, commit: Plain) -> None:
+        """One more merge, of a run that it belongs to."""
+        history, options = self.history, self.history.options
+        merges, now_s = history.monitor.replayer.merges, history.world.now_s
+        mine = self.known.get(process.name)
+        if mine is None:
+            mine = self.known[process.name] = Attendance(merges, now_s, process.offers)
+        takes_part = any(
+            (i["learner"], i["incarnation"]) == (process.role, process.incarnation) for i in commit["inputs"]
+        )
+        mine.has_merged |= takes_part
+        if not mine.has_merged:
+            self._check_first(process, mine)
+        if process.offers - mine.since_offers >= ROUNDS_BEFORE * options.fragments:
+            mine.merges += 1
+            mine.took_part += takes_part
+
+    def _check_first(self, process: Process, mine: Attendance) -> None:
+        history, options = self.history, self.history.options
+        rounds = (history.monitor.replayer.merges - mine.since_merges) / options.fragments
+        waited_s = history.world.now_s - mine.since_s
+        late = rounds > FIRST_ROUNDS and waited_s > FIRST_S + FIRST_SLOTS * options.slot_s * options.slowest
+        stale = step_s(options, process) > options.slot_s * options.fragments  # its base may be too old for good
+        text = f"{process.name} is in no merge after {rounds:.0f} rounds and {waited_s:.1f} s"
+        expect(not late or stale, LIVENESS, text)
+
+    def check_at_the_end(self) -> None:
+        """Nearly every merge had all of those that keep pace."""
+        for process in self.history.supervisor.processes:
+            mine = self.known.get(process.name)
+            if mine is None or mine.merges < FEWEST_MERGES or not self._keeps_pace(process, mine):
+                continue
+            text = f"{process.name} keeps pace, and took part in {mine.took_part} of {mine.merges} merges"
+            once = self.history.options.fragments  # what one hiccup costs: an offer of each fragment
+            expect(mine.took_part >= LEAST_SHARE * mine.merges - once, LIVENESS, text)
+
+    def _keeps_pace(self, process: Process, mine: Attendance) -> bool:
+        """As the run went on in the end, which is slower than planned where its syncer is."""
+        options, region = self.history.options, self.history.region
+        if (options.local_steps, options.adoption, options.overlap) != ("measured", "on_arrival", "auto"):
+            return False
+        if options.fragments == 1 or (region is not None and process.role in region.residents):
+            return False
+        exchange_s = 2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * options.latency_s
+        until_s = min(process.ended_s, self.history.world.now_s)
+        slot_s = (until_s - mine.since_s) / max(1, mine.merges)
+        in_time = 2 * step_s(options, process) + exchange_s <= options.fragments * min(slot_s, options.slot_s)
+        return in_time and exchange_s <= SHORT_EXCHANGE * options.slot_s
+
+
+def step_s(options: Options, process: Process) -> float:
+    """How long one of its steps takes, by the world's clock."""
+    slowest = options.slowest if process.role == SLOWEST else 1.0
+    return options.step_s * slowest / process.clock_rate

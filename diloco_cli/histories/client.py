@@ -1,0 +1,112 @@
+"""A simulated process's way to the store: the product's patience (`store/retry.py`), one event at a time.
+
+The wire below knows HTTP's words only: a create that finds the key taken is told so and nothing more (`Exists` without
+the bytes), whoever wrote them. So here, as in `store/gcs.py`, every doubtful create is settled by reading back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There
+from diloco_cli.store.answers import settled
+from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
+from diloco_cli.store.retry import Patience, Pause, kind_of
+
+Result = TypeVar("Result")
+
+
+class Client:
+    """Of one process. `jitter` gives uniform numbers in [0, 1), `now_s` the time on its own clock."""
+
+    def __init__(self, jitter: Callable[[], float], now_s: Callable[[], float]) -> None:
+        self._patience = Patience(jitter, now_s)
+
+    def drive(self, steps: Steps[Result]) -> Steps[Result]:
+        """Protocol code on this client: its operations go out, their settled answers come back."""
+        answer: Any = None
+        while True:
+            try:
+                operation = steps.send(answer)
+            except StopIteration as stop:
+                result: Result = stop.value
+                return result
+            kind = type(operation)
+            if kind is Now or kind is Sleep:
+                answer = yield operation
+            elif kind is Get:
+                try:
+                    answer = yield operation
+                except (StoreError, NoSpaceError) as error:
+                    answer = yield from self._persist(operation, error)
+            elif kind is Put or (isinstance(operation, There) and type(operation.operation) is Put):
+                yield from self._put(operation)
+                answer = None
+            else:
+                answer = yield from self._persist(operation)
+
+    def _put(self, operation: Operation) -> Steps[None]:
+        """Once: a hint that cannot be written must not hold up the work."""
+        try:
+            yield operation
+        except (StoreError, NoSpaceError) as error:
+            if kind_of(error) == "lasting":
+                raise
+
+    def _persist(self, operation: Operation, failed: StoreError | NoSpaceError | None = None) -> Steps[Any]:
+        """Each pause of the product's patience is a sleep."""
+        steps = self._patience.persist(lambda: self._once(operation), failed)
+        answer: Any = None
+        error: Exception | None = None
+        while True:
+            try:
+                sent = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                return stop.value
+            answer = error = None
+            try:
+                answer = yield Sleep(sent.seconds) if type(sent) is Pause else sent
+            except (StoreError, NoSpaceError) as raised:
+                error = raised
+
+    def _once(self, operation: Operation) -> Steps[Any]:
+        if isinstance(operation, There):
+            return (yield from _over_there(self._once(operation.operation)))
+        if isinstance(operation, Create):
+            return (yield from self.create(operation))
+        return (yield operation)
+
+    def create(self, operation: Create) -> Steps[Created | Exists]:
+        """One try: the key is ours, or somebody else's, or nobody knows (StoreUnavailableError)."""
+        doubt = StoreUnavailableError("412, and then nothing there")
+        try:
+            answer: Created | Exists = yield operation
+            if isinstance(answer, Created):
+                return answer
+        except StoreUnavailableError as error:
+            doubt = error
+        return (yield from self.settle(operation, doubt))
+
+    def settle(self, operation: Create, doubt: StoreUnavailableError) -> Steps[Created | Exists]:
+        """Somebody else's success, or our own whose answer was lost, or no success at all: only reading tells."""
+        holder: bytes | None = yield Get(operation.key, holder_bytes(operation.data))
+        return settled(holder, operation.data, doubt, operation.key)
+
+
+def _over_there(steps: Steps[Result]) -> Steps[Result]:
+    """The same calls, to the other one of two stores, whose errors they hear."""
+    answer: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            operation = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        assert not isinstance(operation, Now | Sleep | There)
+        try:
+            answer, error = (yield There(operation)), None
+        except (StoreError, NoSpaceError) as raised:
+            error = raised

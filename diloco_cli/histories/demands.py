@@ -1,0 +1,204 @@
+"""What is demanded of a history at its end, and while no faults strike: restarts, reasons, work and no spinning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from diloco_cli.errors import FencedError, UsageError
+from diloco_cli.histories.attendance import Attendances
+from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.monitor import check_folded
+from diloco_cli.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
+from diloco_cli.histories.processes import MAX_DRIFT, Process
+from diloco_cli.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
+from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S
+from diloco_cli.runtime.driver import perform
+from diloco_cli.store.retry import MAX_PAUSE_S
+
+if TYPE_CHECKING:
+    from diloco_cli.histories.history import History
+
+SETTLES_S = 20.0  # a rival is fenced, somebody comes back and reads the log, a standby takes over
+SAYS_WHY_S = 15.0
+CALLS_OF_EACH = 100  # while a syncer takes in what a learner has offered in the meantime
+FRAGMENT_ROUNDS = 12  # longer than that nobody who offers leaves out a fragment
+IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # longer than all of these nobody is silent who may offer
+POLLS_A_SECOND = 1.5 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
+LOOKS_A_SECOND = (1 + MAX_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, where slots are short and nothing comes
+COLLECTS_BELOW = 0.03  # of a slot, for a call of the store for each learner: then a syncer has time to collect
+GOOD_ENDS = (0, FencedError.exit_status)
+
+
+class Healthy:
+    """The phase without faults, from when they cease. `free_s`: from then on nothing holds anybody back that began
+    before; `merged_s`: when the last merge was committed; `takes_in_s`: so long may a syncer be busy with offers."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.since_s = self.merged_s = history.world.now_s
+        self.since_n = history.monitor.replayer.n
+        self.operations = {process.name: process.operations for process in history.supervisor.processes}
+        for process in history.supervisor.processes:
+            process.free_s = process.held_until_s()
+            process.heard_s, process.heard_merges = self.since_s, history.monitor.replayer.merges
+            process.offered_of.clear()
+        self.attendances = Attendances(history)
+        self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
+        self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
+
+    def committed(self, commit: Plain) -> None:
+        """Whoever may offer does so, round after round."""
+        history, now_s = self.history, self.history.world.now_s
+        replayer, slot_s = history.monitor.replayer, history.options.slot_s * history.options.slowest
+        if commit["kind"] != "merge":
+            return
+        self.merged_s = now_s
+        history.monitor.check_answers(self.free_s, now_s)
+        for process in history.supervisor.processes:
+            if process.ended or process.role not in history.roles:
+                continue
+            if history.options.outruns_bases and process.role == SLOWEST:
+                continue
+            if self._excused(process):
+                process.heard_merges = replayer.merges
+                process.offered_of.clear()
+                self.attendances.excused(process)
+            else:
+                self.attendances.merged(process, commit)
+            if replayer.merges - process.heard_merges <= 1:
+                process.heard_s = now_s
+            rounds = (replayer.merges - process.heard_merges) / history.options.fragments
+            silent_s = now_s - process.heard_s
+            idle = rounds > IDLE_ROUNDS and silent_s > IDLE_S + IDLE_SLOTS * slot_s
+            text = f"{process.name} is there and offers nothing for {rounds:.0f} rounds and {silent_s:.1f} s"
+            expect(not idle, LIVENESS, text)
+            self._check_fragments(process)
+
+    def _check_fragments(self, process: Process) -> None:
+        """Who offers, offers of all that it trains. (Where learners do not follow the pace of the others, or there is
+        no grace, one that is half as fast may come to every second slot, and that may be the same fragment's for ever.)
+        """
+        merges, options = self.history.monitor.replayer.merges, self.history.options
+        if (options.local_steps, options.adoption) != ("measured", "on_arrival") or options.overlap == 0:
+            return
+        for fragment in range(options.fragments):
+            rounds = (merges - process.offered_of.setdefault(fragment, merges)) / options.fragments
+            text = f"{process.name} offers nothing of fragment {fragment} for {rounds:.0f} rounds"
+            expect(rounds <= FRAGMENT_ROUNDS, LIVENESS, text)
+
+    def _excused(self, process: Process) -> bool:
+        """From offering. Those of a region hear what its mirror brings, and are heard when their relay has come."""
+        history, role = self.history, process.role
+        replayer, free_s = history.monitor.replayer, process.free_s
+        if history.region is not None and role in history.region.residents:
+            if process.offered is not None and process.offered not in replayer.settled:
+                return True
+            free_s = self.free_s + MAX_PAUSE_S + TRIES_AGAIN_S
+        if history.world.now_s < free_s:
+            return True
+        if not process.incarnation:
+            return role in history.disturber.joiners  # which may wait to be admitted
+        newest = max(other.incarnation for other in history.supervisor.processes if other.role == role)
+        return role in replayer.kept_out or process.incarnation < newest
+
+    def left(self, process: Process, error: BaseException | None) -> None:
+        """5: with nothing wrong nobody ends with an error, but for one whose place is taken, and who would join a run
+        that is over or stopped."""
+        joiner = process.role in self.history.disturber.joiners and process.status == UsageError.exit_status
+        if process.status in GOOD_ENDS or joiner:
+            return
+        excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + MAX_PAUSE_S
+        expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
+
+    def check(self) -> None:
+        """The log grows, and with merges: a skip brings nobody forward."""
+        history, options = self.history, self.history.options
+        apart_s = 0.0 if history.region is None else MAX_PAUSE_S + TRIES_AGAIN_S
+        waits_s = 2 * options.skip_after_s + 20 * options.slot_s * options.slowest
+        bound_s = SETTLES_S + apart_s + self.takes_in_s + waits_s
+        gap_s = history.world.now_s - max(self.merged_s, self.free_s)
+        expect(gap_s <= bound_s, LIVENESS, f"no merge for {gap_s:.1f} s without faults, more than {bound_s:.1f} s")
+        self._check_reasons()
+
+    def _check_reasons(self) -> None:
+        """Where nothing was committed for two rounds, whoever serves says why."""
+        history, options = self.history, self.history.options
+        rounds_s = 2 * options.slot_s * options.slowest * options.fragments
+        for process in history.supervisor.processes:
+            serves = process.serves
+            mute = serves is not None and serves.doing == "SERVING" and not serves.reason
+            silent_s = history.world.now_s - max(history.monitor.last_commit_s, process.started_s, process.free_s)
+            if mute and not process.ended and silent_s > rounds_s + self.takes_in_s + SAYS_WHY_S:
+                raise ViolationError(LIVENESS, f"{process.name} waits and gives no reason")
+
+    def check_operations(self) -> None:
+        """Nobody spins."""
+        history, processes = self.history, self.history.supervisor.processes
+        commits = history.monitor.replayer.n - self.since_n
+        learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
+        for process in processes:
+            spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
+            a_second = POLLS_A_SECOND * (learners + 2) if process.role == SYNCER else LOOKS_A_SECOND
+            each = 30 + 6 * learners
+            bound = a_second * max(0.0, spent_s) + each * (commits + 4) + 4 * history.monitor.deletions
+            done = process.operations - self.operations.get(process.name, 0)
+            expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
+
+
+def check_bucket(history: History) -> None:
+    """What nobody needs any more is deleted: what lies there is bounded by what is kept, by how often the floor moves
+    and by the grace of readers, which each syncer process waits anew. Demanded of long histories whose syncer has time
+    between its merges."""
+    options, fragments = history.options, history.options.fragments
+    kept = options.kept_rounds * fragments
+    busy = options.latency_s * len(history.roles) > COLLECTS_BELOW * options.slot_s
+    if busy or options.merges < LONG_MERGES[0]:
+        return
+    syncers = sum(process.role == SYNCER for process in history.supervisor.processes)
+    grace_slots = syncers * (2 * GRACE_S + 2.0) / options.slot_s
+    commits = 1.5 * kept + 4 * options.snapshot_every + grace_slots + 10
+    most = {"state": commits + fragments, "delta": len(history.roles) * (commits + 4 * fragments)}
+    for kind, bound in most.items():
+        there = sum(key.startswith(f"{kind}/") for key in history.bucket.objects)
+        expect(there <= bound, "bucket", f"{there} objects of the kind {kind} are there, more than {bound:.0f}")
+
+
+def check_gave_way(history: History, process: Process) -> None:
+    """5: nobody is fenced but by a successor that is there, with faults or without."""
+    bucket, own = history.bucket, process.incarnation
+    if process.role == SYNCER:
+        own = 0 if process.serves is None else process.serves.epoch
+    elif history.region is not None and process.role in history.region.residents:
+        bucket = history.region.bucket
+    kind = "epoch/" if process.role == SYNCER else f"incarnation/{process.role}/"
+    newest = max((key for key in bucket.objects if key.startswith(kind)), default="")
+    there = newest != "" and int(newest[len(kind) : -len(".json")]) > own
+    expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
+
+
+def check_restart(history: History, replayer: Replayer) -> None:
+    """10: twice from the newest snapshot, and once from the beginning."""
+    for objects in (history.bucket.objects, history.bucket.objects, _without_hints(history.bucket.objects)):
+        copy = Bucket()
+        copy.objects = objects
+        check_folded(perform(read_log(history.run), copy, _Still()), replayer, history.run)
+
+
+class _Still:
+    """A clock for reading only."""
+
+    def now_s(self) -> float:
+        return 0.0
+
+    def sleep_s(self, seconds: float) -> None:
+        raise AssertionError("reading the log never sleeps")
+
+    def check(self) -> None:
+        return
+
+
+def _without_hints(objects: dict[str, bytes]) -> dict[str, bytes]:
+    return {key: data for key, data in objects.items() if not key.startswith("hint/")}

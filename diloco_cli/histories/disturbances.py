@@ -1,0 +1,269 @@
+"""What happens to whole processes: deaths, freezes, outages, operators, islands that join and leave, bad payloads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from diloco_cli.histories.demands import check_restart
+from diloco_cli.histories.integers import MOST, NOT_FINITE
+from diloco_cli.histories.monitor import OPERATOR
+from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS, as_learner
+from diloco_cli.histories.processes import Process
+from diloco_cli.histories.region import JOINS_HERE
+from diloco_cli.histories.script import Disturbance
+from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.actors.operators import StandIn
+from diloco_cli.protocol.actors.requests import ask, withdraw_stop
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.log.operations import Create, Operation, Steps
+from diloco_cli.protocol.log.records import Island, Offer, RequestKind
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.virtual.faulty_calls import Fault, Injected
+
+if TYPE_CHECKING:
+    from diloco_cli.histories.history import History
+
+BAD_PAYLOADS = (2, 12)  # of one disturbance: a few, or enough for a quarantine
+RESUMED_AFTER_S = 0.5
+PART = 0.5
+
+
+class Disturber:
+    """Strikes, and heals. `stopped`: an operator has stopped the run, and nobody brings processes back."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.stopped = False
+        self.joiners: dict[str, Island] = {}
+        self._away: dict[str, tuple[float, Fault]] = {}
+        self._leaving: set[str] = set()
+        self._bad: Counter[tuple[str, str]] = Counter()
+        self._partial_until_s: dict[str, float] = {}
+
+    def strike(self, disturbance: Disturbance) -> None:
+        history = self.history
+        if history.monitor.healthy:
+            return
+        history.note(disturbance.describe())
+        getattr(self, f"_{disturbance.kind}")(disturbance)
+
+    def heal(self) -> None:
+        """Outages end, operators let everybody in, bad payloads are no more."""
+        self._away.clear()
+        self._leaving.clear()
+        self._bad.clear()
+        self._partial_until_s.clear()
+        self.let_in()
+
+    def let_in(self) -> None:
+        """Operators readmit the quarantine of whoever behaves again: no other learner may need it."""
+        for name in sorted(self.history.monitor.replayer.kept_out):
+            self._ask("readmit", learner=name)
+
+    # -- processes ----------------------------------------------------------------------------------------------
+
+    def start(self, role: str) -> None:
+        """A learner's next process; one that joined asks again, and finds itself admitted."""
+        history = self.history
+        if role not in self.joiners:
+            return history.supervisor.start_learner(role)
+        process, island = history.supervisor.new_process(role), self.joiners[role]
+
+        def steps() -> Steps[RunState]:
+            known = yield from enter(as_learner(history.run, role), island, process.nonce(), process.time_text())
+            return (yield from history.supervisor.learner_steps(process, known))
+
+        process.start(steps())
+        return None
+
+    def _struck(self, disturbance: Disturbance) -> list[Process]:
+        """All of the role, or the one of them that is meant."""
+        living = self.history.supervisor.living(disturbance.target)
+        return [living[(disturbance.which - 1) % len(living)]] if disturbance.which and living else living
+
+    def _kill(self, disturbance: Disturbance) -> None:
+        self._end(self._struck(disturbance))
+
+    def crash(self, role: str) -> None:
+        self._end(self.history.supervisor.living(role))
+
+    def _end(self, processes: list[Process]) -> None:
+        for process in processes:
+            process.end(None)
+            self.history.supervisor.crashed(process)
+
+    def _kill_all(self, disturbance: Disturbance) -> None:
+        history = self.history
+        for role in sorted({process.role for process in history.supervisor.processes}):
+            self.crash(role)
+        if history.monitor.replayer.n >= 0:
+            check_restart(history, history.monitor.replayer)
+
+    def _pause(self, disturbance: Disturbance) -> None:
+        for process in self._struck(disturbance):
+            self.history.supervisor.freeze(process, disturbance.for_s)
+
+    def _zombie(self, disturbance: Disturbance) -> None:
+        """Taken for dead and replaced; it wakes up beside its successor."""
+        self._pause(disturbance)
+        if disturbance.target == SYNCER:
+            self.history.supervisor.start_syncer()
+        else:
+            self.start(disturbance.target)
+
+    def _second_syncer(self, disturbance: Disturbance) -> None:
+        self.history.supervisor.start_syncer()
+
+    # -- the store ----------------------------------------------------------------------------------------------
+
+    def away(self, who: str, operation: Operation) -> Injected | None:
+        """What an outage makes of a call by a role, by one process, or to the region."""
+        if who not in self._away:
+            return None
+        until_s, fault = self._away[who]
+        if self.history.world.now_s >= until_s or (fault is Fault.FULL and not isinstance(operation, Create)):
+            return None
+        return Injected(fault)
+
+    def _shut_out(self, disturbance: Disturbance, fault: Fault) -> None:
+        """From the store: a role, with those that start meanwhile, or a process."""
+        those = [process.name for process in self._struck(disturbance)] if disturbance.which else [disturbance.target]
+        self._away |= dict.fromkeys(those, (self.history.world.now_s + disturbance.for_s, fault))
+
+    def _outage(self, disturbance: Disturbance) -> None:
+        self._shut_out(disturbance, Fault.LOST_REQUEST)
+
+    def _region_outage(self, disturbance: Disturbance) -> None:
+        """Nobody reaches the region's bucket, if there is one."""
+        self._away[REGION] = (self.history.world.now_s + disturbance.for_s, Fault.LOST_REQUEST)
+
+    def _forbidden(self, disturbance: Disturbance) -> None:
+        self._shut_out(disturbance, Fault.FORBIDDEN)
+
+    def _full(self, disturbance: Disturbance) -> None:
+        self._shut_out(disturbance, Fault.FULL)
+
+    def _wall_jump(self, disturbance: Disturbance) -> None:
+        for process in self._struck(disturbance):
+            process.wall_s += 1000 * disturbance.for_s
+
+    # -- operators, newcomers, leavers --------------------------------------------------------------------------
+
+    def _operate(self, asks: Callable[[Process, RunState], Steps[Any]]) -> None:
+        """An operator's command: reads the log, asks for something, leaves."""
+        history = self.history
+        process = history.supervisor.new_process(OPERATOR)
+
+        def steps() -> Steps[bool]:
+            state = yield from read_log(history.run)
+            yield from asks(process, state)
+            return True
+
+        process.start(steps())
+
+    def _ask(self, kind: RequestKind, **fields: Any) -> None:
+        self._operate(lambda process, state: self._asked(process, state, kind, **fields))
+
+    def _asked(self, process: Process, state: RunState, kind: RequestKind, **fields: Any) -> Steps[int]:
+        keyring = self.history.run.keyring
+        return ask(state, kind, process.nonce(), process.time_text(), "asked", keyring=keyring, **fields)
+
+    def _stop(self, disturbance: Disturbance) -> None:
+        """Whoever serves is asked to stop; after a while the run is resumed."""
+        self._ask("stop")
+        self._resume_later(disturbance.for_s)
+
+    def _stand_in(self, disturbance: Disturbance) -> None:
+        """The command of an operator who takes the syncer for dead: it stops the run itself."""
+
+        def alone(process: Process, state: RunState) -> Steps[Any]:
+            yield from self._asked(process, state, "stop")
+            stand_in = StandIn(self.history.run, process.claim(), process.time_text(), process.nonce)
+            yield from stand_in.serve()
+
+        self._operate(alone)
+        self._resume_later(disturbance.for_s)
+
+    def _readmit(self, disturbance: Disturbance) -> None:
+        self._ask("readmit", learner=disturbance.target)
+
+    def _rollback(self, disturbance: Disturbance) -> None:
+        """To a commit before the head as this history knows it; the log may refuse it."""
+        self._ask("rollback", to=max(0, self.history.monitor.replayer.n - int(4 * disturbance.for_s)))
+
+    def _collect(self, disturbance: Disturbance) -> None:
+        self._ask("gc")
+
+    def _resume_later(self, after_s: float) -> None:
+        self.history.world.call_at(self.history.world.now_s + after_s + RESUMED_AFTER_S, self._resume)
+
+    def _resume(self) -> None:
+        run = self.history.run
+        self._operate(lambda process, state: withdraw_stop(run, state, process.nonce(), process.time_text()))
+        self.history.world.call_at(self.history.world.now_s + RESUMED_AFTER_S, self._start_all)
+
+    def _start_all(self) -> None:
+        self.stopped = False
+        for role in (SYNCER, *self.history.roles):
+            self.history.supervisor.revive(role)
+
+    def _join(self, disturbance: Disturbance) -> None:
+        history = self.history
+        if len(self.joiners) >= SPARE_SHARDS:
+            return
+        name = f"n{len(self.joiners)}"
+        where = REGION if history.region is not None and name == JOINS_HERE else "elsewhere"
+        self.joiners[name] = Island(name, where, BATCH_TOKENS * 2, 1, 1e9, 1e-9)
+        history.roles.append(name)
+        self.start(name)
+
+    def _leave(self, disturbance: Disturbance) -> None:
+        if disturbance.target == SYNCER:
+            return
+        self._leaving.add(disturbance.target)
+
+    def leaves(self, name: str) -> bool:
+        return name in self._leaving
+
+    def _partial(self, disturbance: Disturbance) -> None:
+        """Some of an island's devices are gone for a while: its steps take a part of its batch."""
+        self._partial_until_s[disturbance.target] = self.history.world.now_s + disturbance.for_s
+
+    def share(self, name: str) -> float:
+        """Of its batch that a step of this learner takes now."""
+        return PART if self.history.world.now_s < self._partial_until_s.get(name, 0.0) else 1.0
+
+    # -- bad payloads -------------------------------------------------------------------------------------------
+
+    def _poison(self, disturbance: Disturbance) -> None:
+        self._bad["poison", disturbance.target] += BAD_PAYLOADS[disturbance.for_s > 1.0]
+
+    def _huge(self, disturbance: Disturbance) -> None:
+        self._bad["huge", disturbance.target] += BAD_PAYLOADS[disturbance.for_s > 1.0]
+
+    def _corrupt(self, disturbance: Disturbance) -> None:
+        self._bad["corrupt", disturbance.target] += BAD_PAYLOADS[disturbance.for_s > 1.0]
+
+    def _unfit(self, disturbance: Disturbance) -> None:
+        self._bad["unfit", disturbance.target] += BAD_PAYLOADS[disturbance.for_s > 1.0]
+
+    def _next_is(self, kind: str, name: str) -> bool:
+        if not self._bad[kind, name]:
+            return False
+        self._bad[kind, name] -= 1
+        self.history.monitor.suspects.add(name)
+        return True
+
+    def poison(self, name: str) -> int | str | None:
+        if self._next_is("poison", name):
+            return NOT_FINITE
+        return 4 * MOST if self._next_is("huge", name) else None
+
+    def corrupts(self, name: str) -> bool:
+        return self._next_is("corrupt", name)
+
+    def unfit(self, offer: Offer) -> str | None:
+        return "bad_norms" if self._next_is("unfit", offer.learner) else None

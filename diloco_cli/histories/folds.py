@@ -1,0 +1,147 @@
+"""What a simulation changes about the protocol's modules for the length of one history, and why that is fair.
+
+Many simulated processes read one log. What the product's own code made of the same bytes is remembered:
+
+    encode   a record is frozen, so it gives the same bytes each time
+    decode   the same bytes, signed or not, as the same kind of record, up to the same schema, give an equal record;
+             those that were encoded here, the original
+    fold     a pure function of (state, bytes): the second process to fold the same bytes onto the very same state
+             object gets the object that the first one got; a state of another origin is folded anew
+
+Histories that are lived through a second time remember nothing, and must end with the same log (campaign.py).
+
+Snapshots are written more often, a quarantine may come sooner, and syncers ask less often, so that short histories see
+what long runs do, and do not spend their time on questions that are asked in vain.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from diloco_cli.protocol.log import commit_log as log
+from diloco_cli.protocol.log import wire
+from diloco_cli.protocol.log.records import SCHEMA, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.signing import body_of
+
+EMPTY = RunState()
+PROTOCOL = "diloco_cli.protocol."
+USERS = (PROTOCOL, "diloco_cli.histories.")
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Garbage that refers to itself stays until the end of this."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """For the length of one history. Not for threads: a simulation has only one."""
+    encode, decode = _remembered_codec()
+    with ExitStack() as changes:
+        changes.enter_context(_everywhere("encode", wire.encode, encode))
+        changes.enter_context(_everywhere("decode", wire.decode, decode))
+        changes.enter_context(_everywhere("fold", log.fold, _remembered_fold()))
+        yield
+
+
+def _remembered_fold() -> Callable[[RunFormat, RunState, bytes], RunState]:
+    fold = log.fold
+    known: dict[tuple[int, bytes], tuple[RunState, RunState]] = {}
+
+    def remembered_fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
+        if state.n < 0 and state == EMPTY:
+            state = EMPTY
+        found = known.get((id(state), data))
+        if found is None:  # the state is held, so that its id stays its own
+            found = known[id(state), data] = (state, fold(run, state, data))
+        return found[1]
+
+    return remembered_fold
+
+
+def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
+    encode, decode = wire.encode, wire.decode
+    written: dict[int, tuple[object, bytes]] = {}
+    known: dict[tuple[type[Any], bytes, int | None], Any] = {}
+
+    def remembered_encode(record: object) -> bytes:
+        if isinstance(record, dict):
+            return encode(record)
+        found = written.get(id(record))
+        if found is None:  # the record is held, so that its id stays its own
+            found = written[id(record)] = (record, encode(record))
+            for schema in _readable_with(record):
+                known[type(record), found[1], schema] = record
+        return found[1]
+
+    def remembered_decode(kind: type[Any], data: bytes, where: str, schema: int | None = None) -> Any:
+        found = known.get((kind, data, schema))
+        if found is None:
+            body = body_of(data)  # readers pass over what signs a record
+            found = known.get((kind, body, schema)) or decode(kind, data, where, schema)
+            known[kind, data, schema] = found
+        return found
+
+    return remembered_encode, remembered_decode
+
+
+def _readable_with(record: object) -> tuple[int | None, ...]:
+    """The schemas that readers ask for, as far as they do not refuse this record as a newer one."""
+    return (None, SCHEMA) if getattr(record, "schema", SCHEMA) <= SCHEMA else (None,)
+
+
+@contextmanager
+def _everywhere(name: str, usual: object, instead: object) -> Iterator[None]:
+    """In every module that knows it by this name."""
+    users = [module for module in _modules(USERS, len(sys.modules)) if getattr(module, name, None) is usual]
+    for module in users:
+        setattr(module, name, instead)
+    try:
+        yield
+    finally:
+        for module in users:
+            setattr(module, name, usual)
+
+
+@contextmanager
+def tuned(**constants: object) -> Iterator[None]:
+    """With these values of the protocol's constants, in every module that knows them. Raises AttributeError if none
+    knows one of them: what has another name by now would be tuned no more, and nobody would see it."""
+    known = _knowing(tuple(constants), len(sys.modules))
+    if unknown := constants.keys() - {name for _, name in known}:
+        raise AttributeError(f"no module of the protocol has the constant {', '.join(sorted(unknown))}")
+    before = [(module, name, getattr(module, name)) for module, name in known]
+    for module, name in known:
+        setattr(module, name, constants[name])
+    try:
+        yield
+    finally:
+        for module, name, usual in before:
+            setattr(module, name, usual)
+
+
+@cache
+def _knowing(names: tuple[str, ...], imported: int) -> list[tuple[ModuleType, str]]:
+    """Which of the protocol's modules know which of these names."""
+    modules = _modules((PROTOCOL,), imported)
+    return [(module, name) for module in modules for name in names if hasattr(module, name)]
+
+
+@cache
+def _modules(prefixes: tuple[str, ...], imported: int) -> list[ModuleType]:
+    """Those that are there; looked up again when more have been `imported`."""
+    return [module for name, module in sys.modules.items() if name.startswith(prefixes)]

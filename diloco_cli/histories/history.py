@@ -1,0 +1,312 @@
+"""One history: a run by simulated processes, a phase of faults, then a phase without in which progress is demanded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.demands import Healthy, check_bucket, check_restart
+from diloco_cli.histories.disturbances import Disturber
+from diloco_cli.histories.folds import remembered, tuned
+from diloco_cli.histories.ledger import check_outcomes, max_lost
+from diloco_cli.histories.monitor import Monitor
+from diloco_cli.histories.options import REGION, Options, run_of
+from diloco_cli.histories.outcome import Actors, HistoryResult, Moment
+from diloco_cli.histories.processes import Process
+from diloco_cli.histories.region import Region
+from diloco_cli.histories.replayer import LIVENESS, Replayer, ViolationError, expect
+from diloco_cli.histories.script import CallFaults, Script, drawn_disturbances
+from diloco_cli.histories.stream import Stream
+from diloco_cli.histories.supervisor import Supervisor
+from diloco_cli.histories.witness import Beliefs
+from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER
+from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.signing import LOG
+from diloco_cli.store.port import Created
+from diloco_cli.virtual.faulty_calls import Fault, Injected
+from diloco_cli.virtual.world import Actor, World
+
+MAX_FAULTY = 3.0  # times an undisturbed run
+TEND_EVERY_S = 1.0
+LEAVE_S = 90.0
+LAST_LOOK_S, LAST_CALLS = 0.1, 40  # from the last look for offers to the run's end: calls for each learner
+MAX_EVENTS, EVENTS_A_MERGE = 400_000, 200  # of a phase; of each learner
+FRAMES_TOLD = 4
+SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual latency
+
+
+class WatchedWorld(World):
+    """A world whose every write is watched, and whose calls have faults."""
+
+    history: History
+
+    def _fault(self, actor: Actor, operation: Operation) -> Injected | None:
+        return self.history.fault_of(actor, operation)
+
+    def _effect(self, actor: Actor, operation: Operation) -> Any:
+        bucket, watcher = self.history.place_of(actor, operation)
+        if type(operation) is There:
+            operation = operation.operation
+        if type(operation) is Get:
+            return bucket.get(operation.key, operation.max_bytes)
+        before = bucket.get(operation.key) if type(operation) is Delete else None
+        answer = self._perform_at(bucket, actor, operation)
+        self.history.took_effect(actor, operation, answer, before, watcher)
+        return answer
+
+
+class History:
+    """The same seed, options and script give the same history, event by event."""
+
+    def __init__(
+        self,
+        seed: int,
+        options: Options,
+        script: Script | None = None,
+        actors: Actors = Actors(),
+        walls: int = 0,
+        remembers: bool = True,
+    ) -> None:
+        """`walls`: another number gives everybody another wall clock, and changes nothing else. `remembers`: what the
+        product's pure functions have said (see `remembered`), which changes nothing either."""
+        self.seed, self.options, self.actors, self.walls, self.remembers = seed, options, actors, walls, remembers
+        self.run: RunFormat = run_of(options)
+        self.world = WatchedWorld(
+            store=(bucket := Bucket(lambda: self.world.now_s)), timeout_s=1.0 + 10 * options.latency_s
+        )
+        self.world.history, self.bucket = self, bucket
+        self.monitor = Monitor(bucket, self.run, last_look_s=self._last_look_s)
+        self.beliefs = Beliefs({}, [], self.monitor.on_adoption, self.monitor.on_publication, self.monitor.moments)
+        given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
+        self.calls = CallFaults(options, given)
+        names = [island.name for island in self.run.islands]
+        drawn = drawn_disturbances(options, seed, names) if script is None else script.disturbances
+        self.disturbances = drawn
+        self.draw = Stream(seed, "history")
+        self.changes = self.lost_tokens = 0
+        self.tail: list[Moment] = []
+        self.roles = names
+        self.disturber, self.supervisor = Disturber(self), Supervisor(self)
+        self.region = Region(self) if self.run.regions else None
+        self.healthy: Healthy | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run))
+        self.world.on_end = self.supervisor.ended
+        self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
+        if self.region is not None:
+            self.monitor.lives_apart(self.region.residents, self.region.bucket)
+
+    def _last_look_s(self) -> float:
+        """With the mailboxes of all that have joined."""
+        return LAST_LOOK_S + LAST_CALLS * len(self.roles) * self.options.latency_s
+
+    # -- from beginning to end ----------------------------------------------------------------------------------
+
+    def live(self) -> HistoryResult:
+        """Both phases and the last checks. A violation is part of the outcome, not an error."""
+        outcome = HistoryResult()
+        try:
+            memory = remembered() if self.remembers else nullcontext()
+            with tuned(**self.options.constants), memory:
+                self._live()
+        except ViolationError as violation:
+            outcome.violation = violation
+        except Exception as error:  # of the checks, or of the world: a campaign has its seed to tell
+            outcome.violation = self._broken_off(error)
+        outcome.commits, outcome.crashes = self.monitor.replayer.n + 1, self.supervisor.crashes
+        outcome.operations = sum(actor.operations for actor in self.world.actors)
+        outcome.per_actor = Counter({actor.name: actor.operations for actor in self.world.actors if actor.name})
+        outcome.faulty = Script(tuple(self.calls.struck), self.disturbances)
+        outcome.lost_tokens = self.lost_tokens
+        outcome.processed_tokens = sum(account.tokens for account in self.beliefs.accounts)
+        outcome.tail, outcome.log, outcome.objects = self.tail, self._log(), dict(self.bucket.objects)
+        if self.region is not None:
+            outcome.objects |= {f"{REGION}/{key}": data for key, data in self.region.bucket.objects.items()}
+        for actor in self.world.actors:
+            actor.steps.close()
+        return outcome
+
+    def _broken_off(self, error: Exception) -> ViolationError:
+        for frame in extract_tb(error.__traceback__)[-FRAMES_TOLD:]:
+            self.note(f"in {Path(frame.filename).name}, line {frame.lineno}, {frame.name}: {frame.line}")
+        return ViolationError("exit", f"the history itself ended with {type(error).__name__}: {error}")
+
+    def _live(self) -> None:
+        for _ in range(self.options.syncers):
+            self.supervisor.start_syncer(self.draw.uniform() * 4 * self.options.latency_s)
+        for _ in range(self.options.standbys):
+            self.supervisor.start_standby()
+        for name in self.roles:
+            self.supervisor.start_learner(name, self.draw.uniform() * self.options.slot_s)
+        for disturbance in self.disturbances:
+            self.world.call_at(disturbance.at_s, lambda d=disturbance: self.disturber.strike(d))  # type: ignore[misc]
+        max_s = MAX_FAULTY * self.options.merges * self.options.slot_s
+        self._go_on(self._faulty_phase_over, max_s if self.options.faulty_share <= 1.0 else LEAVE_S)
+        self._heal()
+        self._go_on(self._over, LEAVE_S + 60 * self.options.merges * max(1.0, self.options.slot_s))
+        expect(self._over(), LIVENESS, f"the run does not end: {self.standing()}")
+        self._go_on(lambda: self.supervisor.all_ended, LEAVE_S)
+        living = [process.name for process in self.supervisor.processes if not process.ended]
+        expect(not living, LIVENESS, f"{living} do not leave, {LEAVE_S:g} s after the run has ended")
+        self._check_at_the_end()
+
+    def _go_on(self, until: Callable[[], bool], within_s: float) -> None:
+        """`until` is asked whenever something has changed: a commit, the end of a process."""
+        world, next_one, advance = self.world, self.world.next_due, self.world.advance
+        deadline_s, events, seen = world.now_s + within_s, 0, -1
+        most = MAX_EVENTS + EVENTS_A_MERGE * self.options.merges * self.options.learners
+        while True:
+            if seen != self.changes:
+                seen = self.changes
+                if until():
+                    return
+            actor = next_one()
+            if actor is None or world.now_s > deadline_s:
+                return
+            advance(actor)
+            events += 1
+            if events > most:
+                raise ViolationError(LIVENESS, f"{events} events, and no end: somebody spins; {self.standing()}")
+
+    def _faulty_phase_over(self) -> bool:
+        if self.options.faulty_share > 1.0:
+            return self.supervisor.all_ended
+        return self.monitor.replayer.slot >= self.options.faulty_share * self.options.merges or self._over()
+
+    def _over(self) -> bool:
+        kinds = self.monitor.replayer.kinds
+        return bool(kinds) and kinds[-1] == "finish"
+
+    def standing(self) -> str:
+        """Who is there, and the reason that a syncer gives for what it does."""
+        living = [process.name for process in self.supervisor.processes if not process.ended]
+        return f"commit {self.monitor.replayer.n}, {self.world.now_s:.1f} s, alive: {', '.join(living) or 'nobody'}"
+
+    # -- the phase without faults -------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        self.note("faults cease")
+        self.monitor.grown_healthy(self.world.now_s)
+        self.disturber.heal()
+        for process in self.supervisor.processes:
+            process.resume()
+        self.healthy = Healthy(self)
+        self._tend(self.healthy)
+
+    def _tend(self, healthy: Healthy) -> None:
+        """Everybody is there, or comes back; and the log grows."""
+        if self._over():
+            return
+        for role in (SYNCER, *self.roles):
+            self.supervisor.revive(role)
+        self.disturber.let_in()
+        healthy.check()
+        self.world.call_at(self.world.now_s + TEND_EVERY_S, lambda: self._tend(healthy))
+
+    # -- the world's questions ----------------------------------------------------------------------------------
+
+    def fault_of(self, actor: Actor, operation: Operation) -> Injected | None:
+        if actor.owner is None or self.monitor.healthy:
+            return None
+        process: Process = actor.owner.process
+        away = self.disturber.away(process.role, operation) or self.disturber.away(process.name, operation)
+        if away is None and self.region is not None and self.region.holds(actor, operation):
+            away = self.disturber.away(REGION, operation)
+        if away is not None:
+            return away
+        fault = self.calls.strike(actor.name, actor.operations, operation, actor.owner.stream.uniform())
+        if fault is not None:
+            self.note(f"{actor.name} {_named(operation)}: {fault.kind.value}")
+            if fault.kind is Fault.TORN_WRITE and (key := getattr(operation, "key", "")).startswith("delta/"):
+                self.monitor.suspects.add(key.split("/")[1])
+            if fault.kind is Fault.PAUSE:
+                self.supervisor.freeze(process, fault.seconds)
+        return fault
+
+    def place_of(self, actor: Actor, operation: Operation) -> tuple[Bucket, Monitor | Region]:
+        """The bucket that an operation goes to, and who watches it."""
+        if self.region is not None and self.region.holds(actor, operation):
+            return self.region.bucket, self.region
+        return self.bucket, self.monitor
+
+    def took_effect(
+        self, actor: Actor, operation: Operation, answer: Any, before: bytes | None, watcher: Monitor | Region
+    ) -> None:
+        role = actor.owner.process.role if actor.owner is not None else SYNCER
+        match operation:
+            case Create(key, data) if isinstance(answer, Created):
+                shown = key if watcher is self.monitor else f"{REGION}/{key}"
+                self.tail.append((self.world.now_s, f"{actor.name} created", shown))
+                if self.options.list_lag_s:
+                    watcher.bucket.listed_from_s[key] = self._listed_at_s()
+                watcher.created(role, key, data, self.world.now_s)
+                self.changes += 1
+                self._heard(actor.owner.process, key, data, watcher)
+            case Put(key, _):
+                watcher.put(role, key)
+            case Delete(key):
+                self.note(f"{actor.name} deleted {key}")
+                if self.options.list_lag_s and before is not None:
+                    watcher.bucket.listed_until_s[key] = self._listed_at_s()
+                watcher.deleted(role, key, before, self.world.now_s)
+
+    def _heard(self, process: Process, key: str, data: bytes, watcher: Monitor | Region) -> None:
+        """What is demanded of a process depends on what it has said by now."""
+        if process.role in self.roles and key.startswith(("offer/", "incarnation/")):
+            process.said(key, data, self.monitor.replayer.merges)
+        elif self.healthy is not None and watcher is self.monitor and key.startswith("commit/"):
+            self.healthy.committed(json.loads(data))
+
+    def _listed_at_s(self) -> float:
+        """When listings show what has happened now."""
+        return self.world.now_s + self.options.list_lag_s * self.draw.uniform()
+
+    def note(self, text: str) -> None:
+        self.tail.append((self.world.now_s, text, ""))
+
+    # -- the last checks ----------------------------------------------------------------------------------------
+
+    def _log(self) -> list[bytes]:
+        keys = (f"commit/{n:012d}.json" for n in range(self.monitor.replayer.n + 1))
+        return [self.bucket.objects.get(key, b"") for key in keys]
+
+    def _check_at_the_end(self) -> None:
+        """A reader that was not there, with nothing but the bucket."""
+        apart = {} if self.region is None else self.region.published(self.beliefs.offers)
+        at_home = {offer_id: data for offer_id, data in self.beliefs.offers.items() if offer_id not in apart}
+        replayer = Replayer(self.bucket, self.run).read().check_published(at_home)
+        if self.region is not None:
+            self.region.check_at_the_end(apart)
+        most = max_lost(self.run, max(replayer.batches.values()))
+        self.lost_tokens = check_outcomes(self.beliefs.accounts, replayer, self.run.num_fragments, most)
+        check_restart(self, replayer)
+        if self.healthy is not None:
+            self.healthy.check_operations()
+            self.healthy.attendances.check_at_the_end()
+            check_bucket(self)
+
+
+def _latency(usual_s: float) -> Callable[[Actor, Operation], float]:
+    """Drawn by each thread for itself: mostly near the usual one, now and then ten times as long."""
+    drawn = [usual_s * times for times in SPREAD]
+    length = len(drawn)
+
+    def latency_s(actor: Actor, operation: Operation) -> float:
+        owner = actor.owner
+        return usual_s if owner is None else drawn[owner.stream.index(length)]
+
+    return latency_s
+
+
+def _named(operation: Operation) -> str:
+    return f"{type(operation).__name__.lower()} {getattr(operation, 'key', '')}"

@@ -1,0 +1,100 @@
+"""Learners' saved moments: what an offer names is there, a restart goes on from what was named last, and nobody goes on
+from what a rollback left behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from diloco_cli.digests import digest
+from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.replayer import Replayer, expect
+
+FRESH = -1  # the commit of moments that were never saved
+
+
+def moments_bytes(step: int, n: int) -> bytes:
+    """Of the optimizer after so many steps, as of commit n."""
+    return f"moments:{step}:{n}".encode()
+
+
+def read_moments(data: bytes) -> tuple[int, int]:
+    step, n = data.decode().removeprefix("moments:").split(":")
+    return int(step), int(n)
+
+
+def digest_of(key: str) -> str:
+    """That the key of saved moments ends with (digests have dashes, too)."""
+    return key.rpartition("/")[2].partition("-")[2]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the newest offer of an incarnation names: moments, and the base that it was made from."""
+
+    incarnation: int
+    base: int
+    key: str
+
+
+@dataclass
+class MomentsWatch:
+    """Of all learners. `named`: by learner and incarnation, what its newest offer names; `promised`: to an incarnation,
+    when it came to be; `outdated`: all that had been named by then, and by no offer since (a predecessor that lives on
+    may still make one, and names what it knows)."""
+
+    replayer: Replayer
+    saved: set[str] = field(default_factory=set)
+    named: dict[str, dict[int, Promise | None]] = field(default_factory=dict)
+    known: dict[str, set[str]] = field(default_factory=dict)
+    promised: dict[tuple[str, int], tuple[Promise, Bucket]] = field(default_factory=dict)
+    outdated: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+
+    def born(self, key: str, data: bytes, bucket: Bucket) -> None:
+        """A learner has written this, in its own bucket."""
+        kind, learner, *rest = key.split("/")
+        if kind == "inner":
+            self.saved.add(key)
+        elif kind == "incarnation":
+            self._came_to_be(learner, int(rest[0].partition(".")[0]), bucket)
+        elif kind == "offer":
+            offer = json.loads(data)
+            inner = offer["inner"]
+            expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which nobody has saved")
+            promise = None if inner is None else Promise(int(rest[0]), offer["base"], inner)
+            self.named.setdefault(learner, {})[int(rest[0])] = promise
+            if inner is not None:
+                self.known.setdefault(learner, set()).add(inner)
+                self._named_again(learner, int(rest[0]), digest_of(inner))
+
+    def _came_to_be(self, learner: str, incarnation: int, bucket: Bucket) -> None:
+        floor = self.replayer.floors[learner]
+        promises = (p for number, p in sorted(self.named.get(learner, {}).items(), reverse=True) if number >= floor)
+        newest = next((promise for promise in promises if promise is not None), None)
+        if newest is not None:
+            self.promised[learner, incarnation] = newest, bucket
+            self.outdated[learner, incarnation] = {digest_of(key) for key in self.known[learner]}
+
+    def _named_again(self, learner: str, by: int, moments: str) -> None:
+        """By an incarnation whose word counts for no less than that of the one that made the promise."""
+        for (of, successor), outdated in self.outdated.items():
+            promise, _ = self.promised[of, successor]
+            if of == learner and by >= promise.incarnation:
+                outdated.discard(moments)
+
+    def restored(self, learner: str, incarnation: int, moments: bytes | None) -> None:
+        """A new incarnation goes on from what was named last before it came, or from later ones. (Where a rollback has
+        come since, or the collector, it may have none.)"""
+        promise, bucket = self.promised.get((learner, incarnation), (None, None))
+        if promise is None or bucket is None or promise.base < self.replayer.base_floor:
+            return
+        fits = bucket.get(promise.key) is None
+        if moments is not None:
+            named = digest(moments)
+            fits = named == digest_of(promise.key) or named not in self.outdated[learner, incarnation]
+        expect(fits, "loss", f"{learner} {incarnation} does not go on from {promise.key}")
+
+    def fitting(self, learner: str, head: int, n: int) -> None:
+        """Who knows the log up to `head` goes on with moments as of commit n."""
+        fits = n == FRESH or n > head or self.replayer.leads_to(head, n)
+        expect(fits, "6", f"{learner} goes on at {head} with the moments of {n}, which a rollback left behind")

@@ -1,0 +1,290 @@
+"""Watches every write of a history as it takes effect, and every belief as it arises; the replayer does the sums.
+
+Invariants that only show while things happen: 1 (each key of the log has had one content, ever), 6 (adoptions), 7 (own
+offers), 9 (deletions), 11 (who writes where); and liveness: outcomes, gaps between commits, operations a round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from diloco_cli.digests import digest
+from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.moments import MomentsWatch
+from diloco_cli.histories.processes import MAX_DRIFT
+from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect
+from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.state import RunState
+
+OPERATOR = "operator"
+OF_SYNCERS = ("epoch/", "commit/", "state/", "cast/", "snapshot/", "hint/", f"heartbeat/{SYNCER}", STANDBY_HEARTBEATS)
+OF_OPERATORS = ("request/", "epoch/", "commit/", "state/", "cast/")  # with no syncer alive a command commits itself
+OVERWRITTEN = ("hint/", "heartbeat/")
+NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/")
+INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be refused
+    "late", "too_early", "old_incarnation", "superseded", "before_rollback", "unknown_base", "base_consumed",
+    "data_overlap", "run_over",
+})  # fmt: skip
+OUTCOME_ROUNDS = 2  # of merges: outcomes travel with them, and a skip leaves the offers of its slot to the next merge
+OUTCOME_APART_S = 25.0  # of what was carried home: a call of that thread may have been slow since before faults ceased
+ANSWER_MERGES, ANSWER_S = 4, 20.0  # longer than both no request waits for its answer, with somebody serving
+OUTCOME_S = 4.0  # at the least: a new incarnation is looked for only every second of the syncer's own clock
+
+
+def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Where a role may write. A syncer's process also writes for learners that live `apart`, in their names."""
+    if role == SYNCER:
+        return OF_SYNCERS + tuple(sorted({prefix for name in apart for prefix in prefixes_of(name)}))
+    if role == OPERATOR:
+        return OF_OPERATORS
+    own = tuple(f"{kind}/{role}/" for kind in ("incarnation", "offer", "delta", "inner"))
+    return (*own, f"heartbeat/{role}.json", "request/")
+
+
+@dataclass
+class Floors:
+    """Those that a bucket's log shows, in its order, each with the time at which its commit appeared there."""
+
+    bucket: Bucket
+    grace_s: float
+    shown: list[tuple[int, float]] = field(default_factory=list)
+
+    def show(self, commit: Plain, now_s: float) -> None:
+        if commit["kind"] == "gc_floor":
+            self.shown.append((commit["floor"], now_s))
+
+    def past_grace(self, now_s: float) -> int:
+        """The newest one behind which readers have had their time, by the fastest of all clocks; 0 if there is none."""
+        since_s = now_s - self.grace_s / (1.0 + MAX_DRIFT)
+        return next((floor for floor, shown_s in reversed(self.shown) if shown_s <= since_s), 0)
+
+
+@dataclass
+class Monitor:
+    """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more, and `_grows`: the log
+    has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end.
+    `suspects`: learners that said what no honest one says, or whose payload the store has damaged.
+    `_fresh`: of each offer without an outcome, the merges after which its slot is due, and when it appeared;
+    `_asked`: of each request without an answer, how many merges there were when it came, or when the one before it got
+    its answer, and when that was; `_serving`: the same of when the newest syncer began to serve."""
+
+    bucket: Bucket
+    run: RunFormat
+    healthy: bool = False
+    last_commit_s: float = 0.0
+    adopted: int = 0
+    deletions: int = 0
+    last_look_s: Callable[[], float] = float
+    suspects: set[str] = field(default_factory=set)
+    _grows: bool = False
+    _apart: frozenset[str] = frozenset()
+    _apart_bucket: Bucket | None = None
+    _prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _fresh: dict[OfferId, tuple[int, float]] = field(default_factory=dict)
+    _asked: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _serving: tuple[int, float] = (0, 0.0)
+
+    def __post_init__(self) -> None:
+        self.replayer = Replayer(self.bucket, self.run)
+        self.floors = self.floors_of(self.bucket)
+        self.moments = MomentsWatch(self.replayer)
+
+    def floors_of(self, bucket: Bucket) -> Floors:
+        return Floors(bucket, self.run.settings.retention.grace_s)
+
+    def lives_apart(self, learners: set[str], bucket: Bucket) -> None:
+        """These publish in a bucket of their region, from where the syncer's process carries it home."""
+        self._apart, self._apart_bucket = frozenset(learners), bucket
+
+    # -- writes -------------------------------------------------------------------------------------------------
+
+    def created(self, role: str, key: str, data: bytes, now_s: float) -> None:
+        self.check_place(role, key)
+        if role not in (SYNCER, OPERATOR):
+            self.moments.born(key, data, self.bucket)
+        if key.startswith("commit/"):
+            expect(key == f"commit/{self.replayer.n + 1:012d}.json", "1", f"{role} created {key} beyond the log's end")
+            self._committed(self.replayer.feed(data), now_s)
+            self.last_commit_s = now_s
+        elif key.startswith("offer/"):
+            self._offered(key, json.loads(data), now_s)
+        elif key.startswith("request/"):
+            self._asked[int(key[8:-5])] = self.replayer.merges, now_s
+
+    def _offered(self, key: str, offer: Plain, now_s: float) -> None:
+        """9: whoever finds it finds the payload that it names, for which nobody else can be blamed."""
+        _, learner, text, name = key.split("/")
+        incarnation, seq = int(text), int(name.partition(".")[0])
+        payload = (
+            f"delta/{learner}/{text}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
+            or not offer["payload_bytes"]
+        )
+        honest = learner not in self.suspects and incarnation >= self.replayer.floors[learner]
+        expect(payload or not honest, "9", f"{key} is there before its payload")
+        due = self.replayer.merges + max(0, offer["slot"] - self.replayer.slot)
+        self._fresh[learner, incarnation, seq] = due, now_s
+
+    def put(self, role: str, key: str) -> None:
+        self.check_place(role, key)
+        expect(key.startswith(OVERWRITTEN), "1", f"{role} overwrote {key}")
+
+    def deleted(self, role: str, key: str, data: bytes | None, now_s: float, apart: Floors | None = None) -> None:
+        """9 and 11: only behind a floor whose readers have had their grace, and nothing that a reader still needs.
+        `apart`: the floors of the bucket that it was in, if not at home."""
+        expect(role in (SYNCER, OPERATOR), "11", f"{role} deleted {key}")
+        expect(not key.startswith(NEVER_DELETED), "1", f"{role} deleted {key}")
+        if data is None:
+            return
+        self.deletions += 1
+        floors = apart or self.floors
+        floor = floors.past_grace(now_s)
+        expect(floor > 0, "9", f"{role} deleted {key} before the grace of any floor was over")
+        kind, _, rest = key.partition("/")
+        if kind in ("state", "cast"):
+            self._check_version(kind, int(rest[:4]), int(rest[5:17]), int(rest[18:28]), key, floor)
+        elif kind == "delta":
+            learner, incarnation, name = rest.split("/")
+            settled_n = self.replayer.settled_at.get((learner, int(incarnation), int(name[:10])))
+            old = int(incarnation) < self.replayer.floors[learner]
+            known = old or (settled_n is not None and settled_n <= floor)
+            expect(known, "9", f"{key} was deleted, which has no outcome behind the floor {floor}")
+        elif kind == "inner":
+            enough = _later_moments(key, floors.bucket) >= KEPT_MOMENTS
+            expect(enough, "9", f"{key} was deleted, which a restart may ask for")
+        elif kind == "snapshot":
+            expect(int(rest[:12]) < floor, "9", f"{key} was deleted, which the floor {floor} needs")
+
+    def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str, floor: int) -> None:
+        """As of the floor, the current version is needed, and casts that a delta may still be based on."""
+        versions = [v.number for v in self.replayer.versions[fragment] if v.number <= floor]
+        kept = versions[-(self.run.settings.sync.staleness_rounds + 2) :] if kind == "cast" else versions[-1:]
+        if self.replayer.rolled_back_behind(floor):
+            kept = [number for number in kept if number >= self.replayer.rolled_back_behind(floor)]
+        committed = any(key in (v.state_key, v.cast_key) for v in self.replayer.versions[fragment])
+        expect(version <= floor, "9", f"{key} was deleted, which lies beyond the floor {floor}")
+        needed = committed and version in kept
+        expect(not needed, "9", f"{key} was deleted, which readers of the floor {floor} need")
+        orphan_of_now = not committed and epoch >= self.replayer.epoch and version > versions[-1]
+        expect(not orphan_of_now, "9", f"{key} was deleted, which this epoch's syncer may be about to commit")
+
+    def check_floor(self, floor: int) -> None:
+        """9: a replay can start from it, and from one more snapshot if that one is damaged."""
+        found = [int(key[9:21]) for key in self.bucket.objects if key.startswith("snapshot/")]
+        expect(floor in found, "9", f"the floor {floor} is no snapshot's")
+        expect(max(found) > floor, "9", f"the floor {floor} is the newest snapshot's, and leaves none in reserve")
+
+    def check_place(self, role: str, key: str) -> None:
+        """11: everybody writes only what is his to write."""
+        prefixes = self._prefixes.get(role) or self._prefixes.setdefault(role, prefixes_of(role, self._apart))
+        expect(key.startswith(prefixes), "11", f"{role} wrote {key}")
+
+    def _committed(self, commit: Plain, now_s: float) -> None:
+        self.floors.show(commit, now_s)
+        if commit["kind"] == "gc_floor":
+            self.check_floor(commit["floor"])
+        self._check_blame(commit)
+        if commit["request"] is not None:
+            later = {number: at for number, at in self._asked.items() if number > commit["request"]}
+            self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other
+        for item in (*commit.get("inputs", ()), *commit["outcomes"]):
+            self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
+        if commit["kind"] == "epoch_start":
+            self._serving = self.replayer.merges, now_s
+        if not self.healthy:
+            return
+        if commit["kind"] == "finish" and self._grows:
+            self._check_finish(now_s)
+        self._grows = True
+        rounds = OUTCOME_ROUNDS * self.run.num_fragments
+        for (learner, incarnation, seq), (merges, since_s) in self._fresh.items():
+            within_s = OUTCOME_APART_S if learner in self._apart else OUTCOME_S
+            merged = self.replayer.merges - max(merges, self._serving[0])
+            late = merged > rounds + 1 and now_s - max(since_s, self._serving[1]) > within_s
+            current = incarnation >= self.replayer.floors[learner]
+            text = f"offer {incarnation}/{seq} of {learner} has no outcome after {merged} merges"
+            expect(not (late and current), LIVENESS, text)
+
+    def check_answers(self, free_s: float, now_s: float) -> None:
+        """Whoever serves answers. `free_s`: from then on no fault holds it back."""
+        for number, (merges, since_s) in self._asked.items():
+            merged = self.replayer.merges - max(merges, self._serving[0])
+            late = merged > ANSWER_MERGES and now_s - max(since_s, self._serving[1], free_s) > ANSWER_S
+            expect(not late, LIVENESS, f"request {number} has no answer after {merged} merges")
+
+    def _check_blame(self, commit: Plain) -> None:
+        """Nobody is blamed for what it has not done."""
+        for outcome in commit["outcomes"]:
+            fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects
+            offer = f"offer {outcome['incarnation']}/{outcome['seq']} of {outcome['learner']}"
+            text = f"{offer} was refused: {outcome['reason']}"
+            expect(fair, BLAME, f"{text}, and nothing was wrong with it")
+        if commit["kind"] == "quarantine":
+            expect(commit["learner"] in self.suspects, BLAME, f"{commit['learner']} is kept out, and did nothing wrong")
+
+    def _check_finish(self, now_s: float) -> None:
+        """4: the run's end settles all that a syncer could find by then: it looks before it ends the run."""
+        for (learner, incarnation, seq), (_, since_s) in self._fresh.items():
+            home = learner not in self._apart and incarnation >= self.replayer.floors[learner]
+            text = f"offer {incarnation}/{seq} of {learner} has no outcome, {now_s - since_s:.2f} s before the end"
+            expect(not home or now_s - since_s <= self.last_look_s(), "4", text)
+
+    # -- beliefs ------------------------------------------------------------------------------------------------
+
+    def on_adoption(self, learner: str, output: FragmentVersion, cast: bytes) -> None:
+        """6: nobody ever adopts a version that is not in the log."""
+        self.adopted += 1
+        known = next((v for v in self.replayer.versions[output.fragment] if v.number == output.version), None)
+        there = known is not None and known.cast_digest == output.cast_digest == digest(cast)
+        expect(there, "6", f"{learner} adopted version {output.version} of {output.fragment}, which is not in the log")
+
+    def on_publication(self, offer_id: OfferId, data: bytes) -> None:
+        """7: what a learner believes published is there, in its own words."""
+        learner, incarnation, seq = offer_id
+        bucket = self._apart_bucket if learner in self._apart else self.bucket
+        there = None if bucket is None else bucket.get(f"offer/{learner}/{incarnation:08d}/{seq:010d}.json")
+        expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
+
+    def on_commit(self, state: RunState, commit: Commit) -> None:
+        """What a syncer reports as committed is in the log, and its memory is what the log says."""
+        data = self.bucket.get(f"commit/{commit.n:012d}.json")
+        there = data is not None and digest(data) == state.digest and state.n == commit.n
+        expect(there, "6", f"a syncer took commit {commit.n} for its own, and the log has another one")
+
+    def grown_healthy(self, now_s: float) -> None:
+        self.healthy, self.last_commit_s = True, now_s
+        self._fresh = dict.fromkeys(self._fresh, (self.replayer.merges, now_s))
+        self._asked = dict.fromkeys(self._asked, (self.replayer.merges, now_s))
+
+
+def _later_moments(key: str, bucket: Bucket) -> int:
+    """How many newer inner states of the same learner there are. (One that its newest offer names may be gone: the
+    learner saved as many since, and published none. Then a restart begins without moments, and warms up.)"""
+    learner = key[: key.index("/", len("inner/")) + 1]
+    return sum(other > key for other in bucket.objects if other.startswith(learner))
+
+
+def check_folded(state: RunState, replayer: Replayer, run: RunFormat) -> None:
+    """10: what a fresh process folds out of the log is what this log says, by books of another make."""
+    own = (replayer.n, replayer.previous, replayer.epoch, replayer.slot, replayer.token_parameters)
+    theirs = (state.n, state.digest, state.epoch, state.slot, state.token_parameters)
+    expect(theirs == own, "10", f"a restarted process reads {theirs} where the log says {own}")
+    for name, known in state.learners.items():
+        expect((known.quarantined is not None) == (name in replayer.kept_out), "10", f"{name}: let in, or not")
+        expect(known.floor == replayer.floors[name], "10", f"{name}: floor {known.floor}")
+        share = replayer.shares.get(name, 0)
+        expect(known.token_parameters == share, "10", f"{name}: a share of {known.token_parameters} instead of {share}")
+        next_seq = 0
+        while (name, known.floor, next_seq) in replayer.settled:
+            next_seq += 1
+        expect(known.next_seq == next_seq, "10", f"{name}: watermark {known.next_seq} instead of {next_seq}")
+        later = {s for who, of, s in replayer.settled if (who, of) == (name, known.floor) and s > next_seq}
+        expect(
+            set(known.settled) == later, "10", f"{name}: outcomes of {set(known.settled)} beyond it instead of {later}"
+        )
+    ends = {(n, fragment): a.data_end for n, known in state.learners.items() for fragment, a in known.applied.items()}
+    expect(ends == dict(replayer.ends), "10", f"applied data ends at {ends} instead of {dict(replayer.ends)}")

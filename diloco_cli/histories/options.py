@@ -1,0 +1,248 @@
+"""What a seed draws: the run, the fleet, and which faults are on with what rates. A swarm: each seed leaves most of
+them out, so that rare combinations are not drowned by common ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Literal, get_args
+
+from diloco_cli.config.impossible import max_overlap
+from diloco_cli.config.settings import (
+    ColdStartSettings,
+    DataSettings,
+    EvaluationSettings,
+    InnerSettings,
+    RetentionSettings,
+    RunSettings,
+    SyncerSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.histories.stream import Stream
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
+from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
+from diloco_cli.signing import Checksummed, Secret
+from diloco_cli.virtual.faulty_calls import Fault
+
+BATCH_TOKENS = 4
+CALLS_AN_EXCHANGE = 14  # from an offer to the adoption of what came of it, one after the other
+GRACE_S = 1.0  # of readers, before anything is deleted
+REGION = "apart"  # the one with a bucket of its own, in some histories
+SLOWEST = "l0"  # its steps take `slowest` times as long
+SPARE_SHARDS = 2  # for islands that join
+MAX_LEARNERS = 16
+SHORT_MERGES, LONG_MERGES, LONG_SHARE = (5, 8), (100, 300), 0.01
+SECRET = Secret("of histories, " * 3, "a history")
+POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
+
+DisturbanceKind = Literal[
+    "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
+    "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
+    "collect",
+]  # fmt: skip
+MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
+MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
+DISTURBANCES: tuple[DisturbanceKind, ...] = get_args(DisturbanceKind)
+CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
+LONG = (Fault.FORBIDDEN, Fault.FULL)  # seldom on: clients wait long, and a history spends its time with nothing
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that sets one history apart, but for the moments at which its faults strike.
+
+    `calls`: faults of single calls that are on; `write_rate`, `read_rate`: their probability at each create or put, and
+    at each other call. `apart`: so many of the learners live in a region with a bucket of its own. `list_lag_s`: how
+    long a listing may not show a new key, or still show one that is gone. Faults cease after `faulty_share` of the
+    merges; above 1 they do not, and those of a script may strike until the last process has left. `signed`: records end
+    with signatures instead of checksums.
+    """
+
+    learners: int
+    syncers: int
+    standbys: int
+    takeover_s: float
+    snapshot_every: int
+    kept_rounds: int
+    fewest_faults: int
+    list_lag_s: float
+    fragments: int
+    quorum: int
+    apart: int
+    merges: int
+    mixing: MixingSetting
+    adoption: Literal["on_arrival", "at_tau"]
+    feedback: bool
+    overlap: int | Literal["auto"]
+    local_steps: Literal["measured", "planned"]
+    steps_a_slot: int
+    staleness_rounds: int
+    drift_rounds: int
+    skip_after_s: float
+    step_s: float
+    slowest: float
+    latency_s: float
+    evaluates_every: int
+    saves_every_rounds: int
+    calls: tuple[Fault, ...]
+    write_rate: float
+    read_rate: float
+    disturbances: tuple[DisturbanceKind, ...]
+    faulty_share: float
+    signed: bool
+    cold_rounds: int = 0
+    cold_learners: int | None = None
+    cold_every: int | None = None
+
+    @property
+    def slot_s(self) -> float:
+        return self.step_s * self.steps_a_slot
+
+    @property
+    def outruns_bases(self) -> bool:
+        """Whether two steps of the slowest learner last for so many slots that its base is too old by then."""
+        slots = 2 * self.slowest / self.steps_a_slot
+        return self.slowest > 1 and slots >= (self.staleness_rounds + 1) * self.fragments
+
+    @property
+    def contributions(self) -> float:
+        """How many slots' worth of one learner's tokens a merge brings, roughly: of those who take part in it, and more
+        than one of each where the exchange takes longer than a slot, or no progress in flight is given up."""
+        participants = fmean((self.learners, self.quorum))
+        exchange_slots = (2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * self.latency_s) / self.slot_s
+        kept = 1.4 if self.mixing in ("rebase", "adaptive") else 1.0
+        return participants * kept * min(2.2, max(1.0, 0.3 + 0.45 * exchange_slots))
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """Of the protocol's modules, with other values than in the product."""
+        return {
+            "SNAPSHOT_EVERY": self.snapshot_every,
+            "LONG_WAY": LONG_WAY // SNAPSHOT_EVERY * self.snapshot_every,
+            "FEWEST_FAULTS": self.fewest_faults,
+            "POLLS_A_SLOT": POLLS_A_SLOT,
+            "POLL_BOUNDS_S": POLL_BOUNDS_S,
+        }
+
+    def describe(self) -> str:
+        calls = ", ".join(fault.name.lower() for fault in self.calls) or "none"
+        others = ", ".join(self.disturbances) or "none"
+        signed = "signed, " if self.signed else ""
+        apart = f", {self.apart} of them in a region of their own" if self.apart else ""
+        return (
+            f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
+            f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
+            f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
+            f"{signed}faults of calls: {calls}; others: {others}"
+        )
+
+    def without_faults(self) -> Options:
+        return replace(self, calls=(), disturbances=())
+
+
+def drawn_options(seed: int) -> Options:
+    draw = Stream(seed, "options")
+    learners = draw.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 4))
+    if draw.chance(0.04):
+        learners = draw.choice((5, 6, 7, 8, 8, MAX_LEARNERS))
+    fragments = draw.choice((1, 1, 2, 2, 3, 4))
+    quorum = 1 if draw.chance(0.6) else draw.whole(1, min(learners, 4))
+    step_s = draw.choice((0.05, 0.05, 0.1, 0.5))
+    steps_a_slot = draw.choice((1, 2, 2, 3))
+    every = steps_a_slot * fragments
+    at_tau = draw.chance(0.1)
+    longest = max_overlap(every, fragments)
+    return Options(
+        learners=learners,
+        syncers=draw.choice((1, 1, 1, 1, 2, 3)),
+        standbys=draw.choice((0, 0, 1, 2)),
+        takeover_s=draw.choice((0.5, 2.0, 5.0, 15.0)),
+        snapshot_every=draw.choice((3, 3, 4, 4, 8)),
+        kept_rounds=draw.choice((1, 1, 2, 64)),
+        fewest_faults=draw.choice((3, 8)),
+        list_lag_s=draw.choice((0.0, 0.0, 0.5, 5.0)),
+        fragments=fragments,
+        quorum=quorum,
+        apart=draw.whole(1, learners) if draw.chance(0.1) else 0,
+        merges=draw.whole(*(LONG_MERGES if draw.chance(LONG_SHARE) else SHORT_MERGES)),
+        mixing=draw.choice(MIXINGS),
+        adoption="at_tau" if at_tau else "on_arrival",
+        feedback=draw.chance(0.2),
+        overlap=min(longest, draw.choice((0, 1, 2))) if at_tau else draw.choice(("auto", "auto", 0, 1, 2)),
+        local_steps="planned" if draw.chance(0.3) else "measured",
+        steps_a_slot=steps_a_slot,
+        staleness_rounds=draw.choice((1, 2, 2, 3)),
+        drift_rounds=draw.choice((2, 4, 4)),
+        skip_after_s=draw.choice((0.5, 2.0, 5.0)),
+        step_s=step_s,
+        slowest=draw.choice((1.0, 1.0, 1.0, 2.0, 3.0)),
+        latency_s=draw.choice((0.001, 0.001, 0.005, 0.02)),
+        evaluates_every=draw.choice((3, 20)),
+        saves_every_rounds=draw.choice((0, 0, 1, 3)),
+        calls=tuple(fault for fault in CALL_FAULTS if draw.chance(0.1 if fault in LONG else 0.4)),
+        write_rate=draw.choice((0.0, 0.01, 0.03, 0.1)),
+        read_rate=draw.choice((0.0, 0.001, 0.005)),
+        disturbances=tuple(kind for kind in DISTURBANCES if draw.chance(0.25)),
+        faulty_share=draw.between(0.4, 0.8),
+        signed=draw.chance(0.1),
+        cold_rounds=draw.whole(1, 3) if draw.chance(0.1) else 0,
+        cold_learners=draw.choice((None, quorum)),
+        cold_every=draw.choice((None, max(1, every // 2))),
+    )
+
+
+def run_of(options: Options) -> RunFormat:
+    """Equal islands but for the slowest; the run ends after about `merges` merges by everybody."""
+    every = options.steps_a_slot * options.fragments
+    tokens = round(options.merges * options.steps_a_slot * BATCH_TOKENS * options.contributions)
+    settings = RunSettings(
+        name="history",
+        train=TrainSettings(
+            tokens=tokens, batch_tokens=BATCH_TOKENS, inner=InnerSettings(save_every=options.saves_every_rounds)
+        ),
+        data=DataSettings(shards=options.learners + SPARE_SHARDS),
+        evaluation=EvaluationSettings(every=options.evaluates_every),
+        cold_start=ColdStartSettings(options.cold_rounds, options.cold_learners, options.cold_every),
+        syncer=SyncerSettings(standbys=options.standbys, takeover_s=options.takeover_s),
+        retention=RetentionSettings(rounds=options.kept_rounds, grace_s=GRACE_S),
+        sync=SyncSettings(
+            every=every,
+            fragments=options.fragments,
+            quorum=options.quorum,
+            mixing=options.mixing,
+            adoption=options.adoption,
+            codec="int8" if options.feedback else "bf16",
+            error_feedback=options.feedback,
+            overlap=options.overlap,
+            local_steps=options.local_steps,
+            staleness_rounds=options.staleness_rounds,
+            drift_rounds=options.drift_rounds,
+            skip_after_s=options.skip_after_s,
+        ),
+    )
+    places = ["here"] * (options.learners - options.apart) + [REGION] * options.apart
+    islands = tuple(
+        Island(f"l{i}", place, BATCH_TOKENS, every, BATCH_TOKENS / options.step_s, options.step_s)
+        for i, place in enumerate(places)
+    )
+    facts = [ParameterFact(f"w{i}", (1,), False) for i in range(options.fragments)]
+    layout = balanced_layout(facts, options.fragments)
+    run = RunFormat(
+        "id", "history", "2000-01-01T00:00:00.000Z", settings, islands, layout, "simulated",
+        regions=(RegionStore(REGION, "memory://region"),) if options.apart else (), home_url="memory://home",
+        checksums=not options.signed, keyring=Checksummed("id"),
+    )  # fmt: skip
+    if not options.signed:
+        return run
+    names = [island.name for island in islands]
+    return replace(run, signing=SECRET.signing(run.run_id, names), keyring=SECRET.keyring(run.run_id))
+
+
+def as_learner(run: RunFormat, name: str) -> RunFormat:
+    """The run as this learner's processes have it: with its own keys and nobody else's."""
+    if run.signing is None:
+        return run
+    secret = Secret(SECRET.for_learner(run.run_id, name), "a history")
+    return replace(run, keyring=secret.keyring(run.run_id))

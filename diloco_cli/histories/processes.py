@@ -1,0 +1,160 @@
+"""Simulated processes: threads that live and die together, on one clock, with one client of the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from math import inf
+from typing import Any
+
+from diloco_cli.histories.client import Client
+from diloco_cli.histories.stream import Stream
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import FragmentVersion, OfferId, ProcessClaim
+from diloco_cli.store.retry import MAX_PAUSE_S
+from diloco_cli.virtual.world import Actor, World
+
+START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: histories carry no real date
+MAX_OFFSET_S = 1e6
+MAX_DRIFT = 0.2  # of a process's own clock
+EVALUATION_ASKS = 3
+MakeClient = Callable[[Callable[[], float], Callable[[], float]], Client]
+
+
+@dataclass
+class Thread:
+    """What an actor belongs to. `stream`: this thread's own draws."""
+
+    process: Process
+    stream: Stream
+
+
+@dataclass
+class Process:
+    """The `number`-th process of a role. `status`: with which it has left, None while it lives or after a crash. Of a
+    learner's, `incarnation`: as which it has joined, 0 before; `offered`: its newest offer, of so many `offers`;
+    `offered_of`: how many merges there were when it last offered of a fragment; `heard_merges`, `heard_s`: how many
+    there were when it last said something or had a reason not to, and when the next one came."""
+
+    role: str
+    number: int
+    world: World
+    seed: int
+    make_client: MakeClient
+    walls: int = 0
+    started_s: float = 0.0
+    ended: bool = False
+    status: int | None = None
+    threads: list[Actor] = field(default_factory=list)
+    wall_s: float = 0.0
+    nonces: int = 0
+    threads_started: int = 0
+    heard_s: float = 0.0
+    heard_merges: int = 0
+    offered_of: dict[int, int] = field(default_factory=dict)
+    incarnation: int = 0
+    offered: OfferId | None = None
+    offers: int = 0
+    free_s: float = 0.0
+    ended_s: float = inf
+    serves: Syncer | None = None
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.role}.{self.number}"
+        draw = Stream(self.seed, f"clock of {self.name}")
+        self.clock_s = draw.between(0.0, MAX_OFFSET_S)
+        self.clock_rate = 1.0 + MAX_DRIFT * draw.between(-1.0, 1.0)
+        self.wall_s = MAX_OFFSET_S * Stream(self.seed, f"wall {self.walls} of {self.name}").between(-1.0, 1.0)
+        self.started_s = self.world.now_s
+
+    def start(self, steps: Steps[Any], thread: str = "", delay_s: float = 0.0) -> Actor:
+        """One more thread; the first one's end is the process's."""
+        stream = Stream(self.seed, f"calls of {self.name}{thread}")
+        client = self.make_client(stream.uniform, lambda: self.clock_rate * self.world.now_s)
+        actor = self.world.start(self.name + thread, client.drive(steps), delay_s)
+        actor.owner, actor.clock_s, actor.clock_rate = Thread(self, stream), self.clock_s, self.clock_rate
+        self.threads.append(actor)
+        return actor
+
+    def start_threads(self, threads: list[Steps[Any]]) -> None:
+        for steps in threads:
+            self.threads_started += 1
+            self.start(steps, f"/{self.threads_started}")
+
+    def said(self, key: str, data: bytes, merges: int) -> None:
+        """By creating it."""
+        kind, _, number, *name = key.partition(".")[0].split("/")
+        self.heard_merges = merges
+        if kind == "incarnation":
+            self.incarnation = int(number)
+        elif kind == "offer":
+            self.offered = (self.role, int(number), int(name[0]))
+            self.offers += 1
+            self.offered_of[json.loads(data)["fragment"]] = merges
+
+    def held_until_s(self) -> float:
+        """From then on no thread waits for a call that a fault has struck by now; an error that is still on its way
+        costs one more of the client's pauses."""
+        pauses_s = (MAX_PAUSE_S / actor.clock_rate if actor.thrown is not None else 0.0 for actor in self.threads)
+        waits = zip(self.threads, pauses_s, strict=True)
+        return max((actor.wake_s + pause_s for actor, pause_s in waits if not actor.ended), default=0.0)
+
+    @property
+    def operations(self) -> int:
+        """On the store, so far."""
+        return sum(actor.operations for actor in self.threads)
+
+    @property
+    def frozen(self) -> bool:
+        return any(actor.paused for actor in self.threads)
+
+    def pause(self) -> None:
+        for actor in self.threads:
+            self.world.pause(actor)
+
+    def resume(self) -> None:
+        for actor in self.threads:
+            if actor.paused and not actor.ended:
+                self.world.resume(actor)
+
+    def end(self, status: int | None) -> None:
+        """All its threads, at once."""
+        self.ended, self.status, self.ended_s = True, status, self.world.now_s
+        for actor in self.threads:
+            self.world.kill(actor)
+
+    def nonce(self) -> str:
+        self.nonces += 1
+        return f"{self.name}-{self.nonces}".rjust(32, "0")
+
+    def claim(self) -> ProcessClaim:
+        return ProcessClaim(0, self.nonce(), self.role, self.number, self.time_text(), "simulated")
+
+    def time_text(self) -> str:
+        """This process's wall clock, which may be off by days, and jump."""
+        at = START + timedelta(seconds=MAX_OFFSET_S * 2 + self.wall_s + self.world.now_s)
+        return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class SlowEvaluator:
+    """Implements protocol.ports.Evaluator: an answer after a few questions; each third evaluation fails."""
+
+    def __init__(self) -> None:
+        self._n: int | None = None
+        self._asked = 0
+
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        if self._n is not None:
+            return False
+        self._n, self._asked = n, 0
+        return True
+
+    def result(self) -> tuple[int, float | None] | None:
+        self._asked += 1
+        if self._n is None or self._asked < EVALUATION_ASKS:
+            return None
+        n, self._n = self._n, None
+        return (n, None if n % 3 == 0 else 1.0 / (1 + n))

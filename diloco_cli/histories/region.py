@@ -1,0 +1,139 @@
+"""A region with a bucket of its own: some learners live there, and each syncer's process mirrors and relays.
+
+The product's mirror and relay, wired as by a syncer, run as threads of the process (syncer/regions.py). What appears in
+the region's bucket is watched as it takes effect: its log is the home log's beginning at all times, and nobody writes
+there what is not his to write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import DilocoError
+from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.options import REGION
+from diloco_cli.histories.processes import Process
+from diloco_cli.histories.replayer import OfferId, ViolationError, expect
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, cast_key, commit_key, offer_key
+from diloco_cli.protocol.log.operations import Now, Operation, Sleep, Steps, There
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.regions.mirrors import RegionStoppedError
+from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, RegionLink, home_of, read_after_relays
+from diloco_cli.protocol.regions.relays import Relay
+from diloco_cli.virtual.world import Actor
+
+if TYPE_CHECKING:
+    from diloco_cli.histories.history import History
+
+ENDS_WITHIN_S = 60.0  # once the run is over: for the region to hear of it
+LOOKS_EVERY_S = 0.2
+JOINS_HERE = "n0"  # of the islands that join
+OF_THE_MIRROR = (FORMAT_KEY, "commit/", "cast/", "snapshot/")
+
+
+class Region:
+    """`residents`: whose operations all go to this bucket."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.bucket = Bucket(lambda: history.world.now_s)
+        self.residents = {island.name for island in history.run.islands if island.region == REGION} | {JOINS_HERE}
+        self.floors = history.monitor.floors_of(self.bucket)
+        self.mirrored = 0
+
+    def holds(self, actor: Actor, operation: Operation) -> bool:
+        """Whether this operation goes here."""
+        return type(operation) is There or (actor.owner is not None and actor.owner.process.role in self.residents)
+
+    # -- the syncer's threads -----------------------------------------------------------------------------------
+
+    def serve(self, process: Process, served: Syncer) -> Steps[RunState]:
+        """A syncer with its mirror and its relay; it leaves when the region has heard of the end, within reason."""
+        leaving = False
+        link = RegionLink(
+            self.history.run, REGION, home_of(served), lambda: leaving, lambda line: self._start_again(link.relay),
+            self.history.actors.mirror, self.history.actors.relay,
+        )  # fmt: skip
+        read_after_relays(served, {REGION: link})
+        working = set(link.works())
+        works = link.works().items()
+        process.start_threads([self._work(steps, partial(working.discard, what)) for what, steps in works])
+        state = yield from served.serve()
+        leaving = True
+        ended_s: float = yield Now()
+        while working and (yield Now()) - ended_s < ENDS_WITHIN_S:
+            yield Sleep(LOOKS_EVERY_S)
+        return state
+
+    def _work(self, serve: Callable[[], Steps[None]], done: Callable[[], None]) -> Steps[bool]:
+        while True:
+            try:
+                yield from serve()
+            except RegionStoppedError as error:  # nobody else writes here
+                raise ViolationError("1", f"the mirror stopped: {error}") from error
+            except DilocoError:
+                yield Sleep(TRIES_AGAIN_S)
+            else:
+                done()
+                return True
+
+    def _start_again(self, relay: Relay) -> None:
+        """What a person does who reads that a learner is not heard any more."""
+        newest = {account.learner: account.incarnation for account in self.history.beliefs.accounts}
+        for learner, incarnation in relay.unheard:
+            if newest.get(learner) == incarnation:
+                self.history.note(f"{learner} is not heard, and started again")
+                self.history.disturber.crash(learner)
+
+    # -- writes -------------------------------------------------------------------------------------------------
+
+    def created(self, role: str, key: str, data: bytes, now_s: float) -> None:
+        """Copies of what lies at home, in its order; and what residents say."""
+        if role != SYNCER:
+            self.history.monitor.check_place(role, key)
+            return self.history.monitor.moments.born(key, data, self.bucket)
+        expect(key.startswith(OF_THE_MIRROR), "11", f"the mirror wrote {key}")
+        home = self.history.bucket.get(key)
+        if key.startswith("commit/"):
+            expect(key == commit_key(self.mirrored), "1", f"{key} in the region's log, which ends before it")
+            expect(data == home, "1", f"{key} in the region's log has other bytes than at home")
+            self.mirrored += 1
+            self.floors.show(json.loads(data), now_s)
+        elif key.startswith("cast/"):
+            expect(key.endswith(digest(data)), "8", f"{key} in the region's bucket has other bytes than its name says")
+        else:
+            expect(home in (data, None), "1", f"{key} in the region's bucket has other bytes than at home")
+        return None
+
+    def put(self, role: str, key: str) -> None:
+        if role == SYNCER:
+            expect(key == HEAD_HINT_KEY, "11", f"the mirror overwrote {key}")
+        else:
+            self.history.monitor.put(role, key)
+
+    def deleted(self, role: str, key: str, data: bytes | None, now_s: float) -> None:
+        self.history.monitor.deleted(role, key, data, now_s, self.floors)
+
+    def published(self, offers: dict[OfferId, bytes]) -> dict[OfferId, bytes]:
+        """Those of residents."""
+        return {offer_id: data for offer_id, data in offers.items() if offer_id[0] in self.residents}
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def check_at_the_end(self, published: dict[OfferId, bytes]) -> None:
+        """The region has the whole log and the newest versions; residents' offers are theirs, here and at home."""
+        home, n = self.history.bucket, self.history.monitor.replayer.n
+        expect(self.mirrored == n + 1, "1", f"the region has {self.mirrored} commits of {n + 1}, and the run is over")
+        log = [json.loads(home.objects[commit_key(at)]) for at in range(n + 1)]
+        newest = {output["fragment"]: output for commit in log for output in commit.get("outputs", ())}
+        for output in newest.values():
+            key = cast_key(output["fragment"], output["version"], output["epoch"], output["cast_digest"])
+            expect(self.bucket.get(key) is not None, "9", f"{key} is not in the region's bucket")
+        for offer_id, data in published.items():
+            here, there = self.bucket.get(offer_key(*offer_id)), home.get(offer_key(*offer_id))
+            expect(here == data and there in (data, None), "7", f"offer {offer_id} has other bytes than it published")

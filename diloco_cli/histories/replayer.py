@@ -1,0 +1,310 @@
+"""An independent reader of the bucket: plain JSON, own bookkeeping, none of the daemons' code.
+
+It may be fed commit by commit as they appear, or read a bucket from its beginning. Numbers of the invariants:
+
+    1   commits 0..n without gap, each with one content; an unbroken hash chain; epochs never decrease
+    2   each offer applied at most once, at most one per (learner, fragment, base); data ranges never overlap within a
+        fragment; nothing of an older incarnation once the floor rose
+    3   parameters and momentum of every version equal this replay, bit for bit
+    4   merged tokens are the sum over applied offers; a claimed range is what the delta was made from
+    5   every merge has at least K distinct learners
+    8   nothing non-finite or over the cap is merged, no payload whose digest differs from its record
+    9   nothing that a reader needs is missing
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.histories.integers import (
+    MOST,
+    cast_bytes,
+    first_version,
+    gradient,
+    numbers,
+    outer_step,
+    rounded,
+    state_bytes,
+)
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.store.port import Store
+
+Plain = dict[str, Any]
+OfferId = tuple[str, int, int]
+SAID_BY_BOTH = (
+    "learner", "incarnation", "seq", "base", "data_start", "data_end", "tokens", "steps",
+    "payload_digest", "payload_bytes",
+)  # fmt: skip
+LIVENESS, BLAME = "liveness", "blame"
+
+
+class ViolationError(AssertionError):
+    """An invariant is broken: its number, `liveness` or another word, and how."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"invariant {invariant}: {text}")
+        self.invariant, self.text = invariant, text
+
+
+def expect(holds: bool, invariant: str, text: str) -> None:
+    if not holds:
+        raise ViolationError(invariant, text)
+
+
+@dataclass
+class Version:
+    """A version of a fragment by this reader's own reckoning."""
+
+    number: int
+    parameter: int
+    momentum: int
+    state_key: str
+    cast_key: str
+    cast_digest: str
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A range of a learner's data that a merge applied to a fragment."""
+
+    learner: str
+    incarnation: int
+    fragment: int
+    start: int
+    end: int
+
+
+class Replayer:
+    """Raises ViolationError at the first broken invariant."""
+
+    def __init__(self, store: Store, run: RunFormat) -> None:
+        self.store, self.run = store, run
+        self.n = -1
+        self.previous = ""
+        self.epoch = 0
+        self.settled: dict[OfferId, str] = {}
+        self.bases: set[tuple[str, int, int]] = set()
+        self.ends: dict[tuple[str, int], int] = defaultdict(int)
+        self.floors: dict[str, int] = defaultdict(int)
+        self.versions: dict[int, list[Version]] = defaultdict(list)
+        self.token_parameters = 0
+        self.settled_at: dict[OfferId, int] = {}
+        self.slot = self.merges = 0
+        self.kinds: list[str] = []
+        self.batches = {island.name: island.batch_tokens for island in run.islands}
+        self.shards = run.settings.data.shards or len(run.islands)
+        self.base_floor = self.gc_floor = self.collected = 0
+        self.kept_out: set[str] = set()
+        self.applied: list[Applied] = []
+        self.shares: dict[str, int] = {}
+        self.shares_after: list[dict[str, int]] = []
+        self.left: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self.returns: dict[int, int] = {}
+
+    def read(self) -> Replayer:
+        """The whole log, from where this reader stands; and nothing lies beyond its end. Behind the newest floor only
+        what a replay from there needs must be in place."""
+        self.collected = self._newest_floor()
+        while (data := self.store.get(f"commit/{self.n + 1:012d}.json")) is not None:
+            self.feed(data)
+        last = f"commit/{self.n:012d}.json" if self.n >= 0 else ""
+        expect(not self.store.list("commit/", after=last), "1", f"a commit beyond the gap after {self.n}")
+        for fragment, versions in self.versions.items():
+            start = [version for version in versions if version.number <= self.collected][-1]
+            there = all(self.store.get(key) is not None for key in (start.state_key, start.cast_key))
+            expect(there, "9", f"a replay from {self.collected} has no start for fragment {fragment}")
+        return self
+
+    def _newest_floor(self) -> int:
+        floor, n = 0, 0
+        while (data := self.store.get(f"commit/{n:012d}.json")) is not None:
+            floor, n = max(floor, json.loads(data).get("floor", 0)), n + 1
+        return floor
+
+    def check_published(self, offers: dict[OfferId, bytes]) -> Replayer:
+        """7: an offer that a learner believes published has that learner's bytes."""
+        for (learner, incarnation, seq), data in offers.items():
+            there = self.store.get(f"offer/{learner}/{incarnation:08d}/{seq:010d}.json")
+            expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
+        return self
+
+    def feed(self, data: bytes) -> Plain:
+        """The next record's bytes."""
+        commit: Plain = json.loads(data)
+        n = self.n + 1
+        expect((commit["n"], commit["previous"]) == (n, self.previous), "1", f"the chain breaks at commit {n}")
+        self._epoch(commit)
+        self.n, self.previous = n, digest(data)
+        self.kinds.append(commit["kind"])
+        expect("finish" not in self.kinds[:-1], "1", f"a {commit['kind']} after the run had finished")
+        if commit["kind"] in ("merge", "skip"):
+            expect(commit["slot"] == self.slot, "1", f"slot {commit['slot']} where {self.slot} was due")
+            self.slot += 1
+        for outcome in commit["outcomes"]:
+            self._settle(outcome, outcome["reason"])
+        if commit["kind"] == "membership":
+            self._membership(commit["island"])
+        if commit["kind"] in ("quarantine", "readmit"):
+            out = commit["kind"] == "quarantine"
+            expect((commit["learner"] in self.kept_out) != out, "1", f"commit {n}, a {commit['kind']}, changes nothing")
+            self.kept_out ^= {commit["learner"]}
+        if commit["kind"] == "gc_floor":
+            expect(
+                self.gc_floor < commit["floor"] < n, "9", f"the floor goes from {self.gc_floor} to {commit['floor']}"
+            )
+            self.gc_floor = commit["floor"]
+        if commit["kind"] == "merge":
+            self._merge(commit)
+        if commit["kind"] == "rollback":
+            self._roll_back(commit, n)
+        self.shares_after.append(self.shares)
+        for output in commit.get("outputs", ()):
+            self._output(output, n)
+        for item in (*commit.get("inputs", ()), *commit["outcomes"]):
+            self.floors[item["learner"]] = max(self.floors[item["learner"]], item["incarnation"])
+        if commit["kind"] == "finish":
+            target = self.run.settings.train.tokens
+            expect(self.tokens >= target, "4", f"finished at {self.tokens} of {target} tokens")
+        return commit
+
+    def _epoch(self, commit: Plain) -> None:
+        epoch, starts = commit["epoch"], commit["kind"] == "epoch_start"
+        follows = epoch > self.epoch if starts else epoch == self.epoch
+        expect(follows, "1", f"a {commit['kind']} of epoch {epoch} after epoch {self.epoch}")
+        if starts:
+            expect(self.store.get(f"epoch/{epoch:010d}.json") is not None, "1", f"nobody claimed epoch {epoch}")
+        self.epoch = epoch
+
+    def _membership(self, island: Plain) -> None:
+        expect(island["name"] not in self.batches, "1", f"{island['name']} joined twice")
+        self.batches[island["name"]] = island["batch_tokens"]
+        expect(len(self.batches) <= self.shards, "2", "two islands would read one shard")
+
+    def _settle(self, item: Plain, outcome: str) -> None:
+        offer_id = (item["learner"], item["incarnation"], item["seq"])
+        expect(offer_id not in self.settled, "2", f"offer {offer_id} was {self.settled.get(offer_id)}, now {outcome}")
+        self.settled[offer_id], self.settled_at[offer_id] = outcome, self.n
+
+    def _roll_back(self, rollback: Plain, n: int) -> None:
+        """Every fragment is what it was, under a new number; what was merged since counts no more."""
+        to = rollback["to"]
+        expect(self.gc_floor <= to < n, "9", f"commit {n} goes back to {to}, behind the floor {self.gc_floor}")
+        self.shares, self.base_floor = self.shares_after[to], n
+        self.returns[n] = to
+        self.left.clear()  # nothing is owed for merges that no longer count
+        expect(dict(rollback["shares"]) == self.shares, "4", f"commit {n} says other shares than there were after {to}")
+        self.token_parameters = sum(self.shares.values())
+        for fragment in range(self.run.num_fragments):
+            then = [version for version in self.versions[fragment] if version.number <= to][-1]
+            self.versions[fragment].append(Version(n, then.parameter, then.momentum, "", "", ""))
+
+    # -- merges -------------------------------------------------------------------------------------------------
+
+    def _merge(self, commit: Plain) -> None:
+        fragment = commit["outputs"][0]["fragment"]
+        names, quorum = [item["learner"] for item in commit["inputs"]], self.run.settings.sync.quorum
+        expect(fragment == (self.slot - 1) % self.run.num_fragments, "1", "another fragment was due")
+        expect(names == sorted(set(names)), "5", "inputs are not sorted, one per learner")
+        expect(len(names) >= quorum == commit["quorum"], "5", f"{len(names)} inputs, quorum {quorum}")
+        expect(commit["tokens"] == sum(item["tokens"] for item in commit["inputs"]), "4", "tokens do not add up")
+        self.merges += 1
+        deltas = [(self._input(item, fragment), item["weight"]) for item in commit["inputs"]]
+        before = self.versions[fragment][-1]
+        parameter, momentum = outer_step(before.parameter, before.momentum, deltas)
+        self.versions[fragment].append(Version(commit["n"], parameter, momentum, "", "", ""))
+        parameters = self.run.layout.fragments[fragment].num_parameters
+        self.token_parameters += commit["tokens"] * parameters
+        self.shares = dict(self.shares)
+        for item in commit["inputs"]:
+            self.shares[item["learner"]] = self.shares.get(item["learner"], 0) + item["tokens"] * parameters
+
+    def _input(self, item: Plain, fragment: int) -> int:
+        """The delta, re-anchored by this reader's own parameters."""
+        learner, base = item["learner"], (item["learner"], fragment, item["base"])
+        who = f"offer {item['incarnation']}/{item['seq']} of {learner}"
+        self._settle(item, "applied")
+        expect(base not in self.bases, "2", f"{who}: base {item['base']} was used before")
+        most = item["steps"] * self.batches[learner]
+        expect(0 < item["tokens"] <= most, "4", f"{who}: {item['tokens']} tokens in {item['steps']} steps")
+        expect(item["weight"] == item["tokens"] ** 2 / item["steps"], "4", f"{who}: weight {item['weight']}")
+        expect(item["incarnation"] >= self.floors[learner], "2", f"{who}: below the floor {self.floors[learner]}")
+        expect(item["data_start"] >= self.ends[learner, fragment], "2", f"{who}: data merged twice in {fragment}")
+        expect(item["base"] >= self.base_floor, "2", f"{who}: its base {item['base']} lies behind a rollback")
+        expect(learner not in self.kept_out, "2", f"{who}: its learner is quarantined")
+        self.bases.add(base)
+        self.ends[learner, fragment] = item["data_end"]
+        self.applied.append(Applied(learner, item["incarnation"], fragment, item["data_start"], item["data_end"]))
+        at = f"{learner}/{item['incarnation']:08d}/{item['seq']:010d}"
+        offer = json.loads(self.store.get(f"offer/{at}.json") or b"{}")
+        expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")
+        expect(offer["slot"] == self.slot - 1, "7", f"{who} was made for slot {offer['slot']}, not for {self.slot - 1}")
+        payload = self.store.get(f"delta/{at}-{item['payload_digest']}")
+        made = self._made(item, fragment, offer["feeds_back"], who)
+        if payload is None and self.n <= self.collected:  # deltas are what their ranges give
+            return made + self._anchor(item, fragment, who)
+        expect(payload is not None, "9", f"{who}: its payload is gone")
+        expect(digest(payload or b"") == item["payload_digest"], "8", f"{who}: other bytes than its record says")
+        return self._delta(made, payload or b"", who) + self._anchor(item, fragment, who)
+
+    def _delta(self, made: int, payload: bytes, who: str) -> int:
+        try:
+            (delta,) = numbers(payload, "delta")
+        except ValueError:
+            raise ViolationError("8", f"{who}: {payload!r} was merged") from None
+        expect(abs(delta) <= MOST, "8", f"{who}: {delta} is over the cap")
+        expect(delta == made, "4", f"{who}: its delta was not made from the range that it claims")
+        return delta
+
+    def _made(self, item: Plain, fragment: int, feeds_back: int | None, who: str) -> int:
+        """What its range gives; with error feedback also what was rounded away of the one before that was applied."""
+        made = gradient(item["learner"], item["data_start"], item["data_end"])
+        if not self.run.settings.sync.error_feedback:
+            return made
+        of = item["learner"], item["incarnation"], fragment
+        before, owed = self.left.get(of, (None, 0))
+        expect(feeds_back == before, "4", f"{who} feeds back what is left of {feeds_back}, not of {before}")
+        self.left[of] = item["seq"], made + owed - rounded(made + owed)
+        return rounded(made + owed)
+
+    def _anchor(self, item: Plain, fragment: int, who: str) -> int:
+        versions = self.versions[fragment]
+        base = next((version for version in reversed(versions) if version.number == item["base"]), None)
+        if base is None:
+            raise ViolationError("6", f"{who}: its base {item['base']} was never committed")
+        if 0 < self.collected < self.n:
+            expect(self.store.get(base.cast_key) is not None, "9", f"{who}: the cast of its base is gone")
+        return versions[-1].parameter - base.parameter
+
+    def _output(self, output: Plain, n: int) -> None:
+        fragment, versions = output["fragment"], self.versions[output["fragment"]]
+        expect(output["version"] == n, "1", f"commit {n} brings version {output['version']}")
+        names = f"{fragment:04d}/{n:012d}-{output['epoch']:010d}"
+        state_key, cast_key = f"state/{names}-{output['state_digest']}", f"cast/{names}-{output['cast_digest']}"
+        state, cast = self.store.get(state_key) or b"", self.store.get(cast_key) or b""
+        whole = digest(state) == output["state_digest"] and digest(cast) == output["cast_digest"]
+        expect(whole or n <= self.collected, "9", f"version {n} of fragment {fragment} is not there, or other bytes")
+        if not versions:
+            versions.append(Version(n, *first_version(fragment), "", "", ""))
+        own = versions[-1]
+        made = digest(state_bytes(own.parameter, own.momentum)), digest(cast_bytes(own.parameter))
+        same = made == (output["state_digest"], output["cast_digest"])
+        expect(same and own.number == n, "3", f"version {n} of fragment {fragment} differs from a replay")
+        own.state_key, own.cast_key, own.cast_digest = state_key, cast_key, output["cast_digest"]
+
+    def leads_to(self, head: int, n: int) -> bool:
+        """Whether commit n is a part of how things came to be as they were after commit `head`."""
+        while head > n:
+            head = self.returns.get(head, head - 1)
+        return head == n
+
+    def rolled_back_behind(self, n: int) -> int:
+        """The newest rollback up to commit n, 0 if there is none."""
+        return max((at for at, kind in enumerate(self.kinds[: n + 1]) if kind == "rollback"), default=0)
+
+    @property
+    def tokens(self) -> int:
+        return self.token_parameters // self.run.layout.num_parameters

@@ -1,0 +1,147 @@
+"""Which faults strike when: drawn from a seed as the history goes, or a given list that any part can be left out of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diloco_cli.histories.options import DisturbanceKind, Options
+from diloco_cli.histories.stream import Stream
+from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
+from diloco_cli.virtual.faulty_calls import OF_READ_BACK, OF_READS, Fault, Injected
+
+MAX_LATE_S = (0.05, 0.5, 2.0, 20.0)
+MAX_PAUSE_S = (0.1, 0.5, 2.0, 10.0)
+MAX_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
+OF_PROCESSES = frozenset({"kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump"})
+WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
+OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "readmit"})
+CHECKED = (  # bytes that may come damaged
+    "delta/", "state/", "cast/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
+)  # fmt: skip
+READ_BACK = ("state/", "cast/", "delta/")  # what may be stored in half: a create of any other key is atomic
+WRITES = frozenset({Create, Put, Delete})
+_SECONDS_BITS = 10
+
+
+@dataclass(frozen=True)
+class CallFault:
+    """A fault of one call: of the actor's so many-th operation."""
+
+    actor: str
+    operation: int
+    fault: Injected
+
+    def describe(self) -> str:
+        unit = "of its length on" if self.fault.kind is Fault.FLIPPED else "s"
+        extra = f" ({self.fault.seconds:.2f} {unit})" if self.fault.seconds else ""
+        return f"{self.actor}, operation {self.operation}: {self.fault.kind.value}{extra}"
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that happens at a moment, to a role (a learner's name, or `syncer`): to all its processes, or to the
+    `which`-th of those that live then, counted from 1 and round. A wall clock jumps back if `for_s` is below 0."""
+
+    at_s: float
+    kind: DisturbanceKind
+    target: str
+    for_s: float
+    which: int = 0
+
+    def describe(self) -> str:
+        which = f", process {self.which} of the living" if self.which else ""
+        return f"at {self.at_s:.3f} s: {self.kind} {self.target}{which} ({self.for_s:.2f} s)"
+
+
+@dataclass(frozen=True)
+class Script:
+    """Faults to inject, and no others."""
+
+    calls: tuple[CallFault, ...] = ()
+    disturbances: tuple[Disturbance, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.calls) + len(self.disturbances)
+
+    def kept(self, places: Sequence[int]) -> Script:
+        """With these faults only, by their place: calls first, then disturbances."""
+        faults = [*self.calls, *self.disturbances]
+        chosen = [faults[place] for place in places]
+        calls = tuple(fault for fault in chosen if isinstance(fault, CallFault))
+        return Script(calls, tuple(fault for fault in chosen if isinstance(fault, Disturbance)))
+
+
+def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tuple[Disturbance, ...]:
+    """In the first part of the fault phase, where the run surely still goes."""
+    draw, found = Stream(seed, "disturbances"), []
+    span_s = options.faulty_share * options.merges * options.slot_s
+    for kind in options.disturbances:
+        for _ in range(draw.whole(1, 3)):
+            target = SYNCER if draw.chance(0.4) and kind not in OF_LEARNERS else draw.choice(names)
+            at_s, for_s = draw.between(0.0, span_s), draw.choice(MAX_AWAY_S) * draw.uniform()
+            which = draw.choice(WHICH) if kind in OF_PROCESSES else 0
+            for_s *= draw.choice((-1, 1)) if kind == "wall_jump" else 1
+            found.append(Disturbance(round(at_s, 6), kind, target, round(for_s, 6), which))
+    return tuple(sorted(found, key=lambda disturbance: disturbance.at_s))
+
+
+@dataclass
+class CallFaults:
+    """Answers for every call whether a fault strikes it. `struck`: those that did, in the order of happening."""
+
+    options: Options
+    given: dict[tuple[str, int], Injected] | None
+    struck: list[CallFault] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        kinds = [kind for kind in self.options.calls if kind is not Fault.FULL]
+        self._of_versions = [kind for kind in self.options.calls if kind not in OF_READS]
+        self._of_writes = [kind for kind in self._of_versions if kind not in OF_READ_BACK]
+        self._of_payloads = [kind for kind in kinds if kind not in OF_READ_BACK]
+        self._of_reads = [kind for kind in self._of_payloads if kind not in OF_READS]
+        self._most = max(self.options.write_rate, self.options.read_rate)
+
+    def strike(self, actor: str, number: int, operation: Operation, draw: float) -> Injected | None:
+        """`draw`: a number of this call's own, in [0, 1)."""
+        if self.given is not None:
+            fault = self.given.get((actor, number))
+        else:
+            fault = self._drawn(operation, draw) if draw < self._most else None
+        if fault is not None:
+            self.struck.append(CallFault(actor, number, fault))
+        return fault
+
+    def _drawn(self, operation: Operation, draw: float) -> Injected | None:
+        there = type(operation) is There
+        operation = operation.operation if isinstance(operation, There) else operation
+        writes = type(operation) in WRITES
+        rate = self.options.write_rate if writes else self.options.read_rate
+        if draw >= rate:
+            return None
+        kinds = self._of_writes if writes and there else self._kinds(operation, writes)
+        if not kinds:
+            return None
+        which, bits = divmod(int(draw / rate * (len(kinds) << _SECONDS_BITS)), 1 << _SECONDS_BITS)
+        return Injected(kinds[which], round(_seconds(kinds[which], bits), 6))
+
+    def _kinds(self, operation: Operation, writes: bool) -> Sequence[Fault]:
+        """Those that make sense for such a call."""
+        if writes:
+            halves = isinstance(operation, Create) and operation.key.startswith(READ_BACK)
+            return self._of_versions if halves else self._of_writes
+        checked = isinstance(operation, Get) and operation.key.startswith(CHECKED)
+        return self._of_payloads if checked else self._of_reads
+
+
+def _seconds(kind: Fault, bits: int) -> float:
+    """How long the fault delays what it delays; where a flipped bit is."""
+    scale, share = bits & 3, (bits >> 2 & 0xFF) / 256
+    if kind in (Fault.LATE, Fault.CRASH_LATE, Fault.SLOW):
+        return MAX_LATE_S[scale] * (share + 0.01)
+    if kind is Fault.FLIPPED:
+        return bits / (1 << _SECONDS_BITS)
+    if kind is Fault.TWICE:
+        return MAX_LATE_S[scale] * share if scale else 0.0
+    return MAX_PAUSE_S[scale] * (share + 0.01) if kind is Fault.PAUSE else 0.0

@@ -1,0 +1,170 @@
+"""Starts a history's processes, and brings back those that crash or fail, as supervisors do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from diloco_cli.errors import DilocoError, FencedError, UsageError
+from diloco_cli.histories.demands import check_gave_way
+from diloco_cli.histories.learner import Habits
+from diloco_cli.histories.monitor import OPERATOR
+from diloco_cli.histories.options import SLOWEST, as_learner
+from diloco_cli.histories.processes import Process, SlowEvaluator
+from diloco_cli.histories.replayer import ViolationError
+from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.virtual.world import Actor
+
+if TYPE_CHECKING:
+    from diloco_cli.histories.history import History
+
+STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # nobody restarts what has left with these
+
+
+class Supervisor:
+    """Of all roles. `standing_by`: processes that wait for a syncer's place."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.processes: list[Process] = []
+        self.standing_by: set[str] = set()
+        self.crashes = 0
+        self._counts: Counter[str] = Counter()
+
+    def living(self, role: str) -> list[Process]:
+        return [process for process in self.processes if process.role == role and not process.ended]
+
+    @property
+    def all_ended(self) -> bool:
+        return all(process.ended for process in self.processes)
+
+    # -- starting -----------------------------------------------------------------------------------------------
+
+    def new_process(self, role: str) -> Process:
+        history = self.history
+        self._counts[role] += 1
+        process = Process(
+            role, self._counts[role], history.world, history.seed, history.actors.client, history.walls
+        )  # fmt: skip
+        process.heard_merges = history.monitor.replayer.merges
+        self.processes.append(process)
+        return process
+
+    def start_syncer(self, delay_s: float = 0.0) -> None:
+        process = self.new_process(SYNCER)
+        process.start(self._serve(process), delay_s=delay_s)
+
+    def _serve(self, process: Process, because: str = "") -> Steps[RunState]:
+        history = self.history
+        arithmetic = history.actors.arithmetic(history.run, unfit=history.disturber.unfit)
+        process.serves = served = history.actors.syncer(
+            history.run, process.claim(), arithmetic, SlowEvaluator(), process.time_text, process.nonce,
+            on_commit=history.monitor.on_commit, because=because,
+        )  # fmt: skip
+        return served.serve() if history.region is None else history.region.serve(process, served)
+
+    def start_standby(self) -> None:
+        """A syncer's process that waits for its turn; once it has served, it is like any other."""
+        history, process = self.history, self.new_process(SYNCER)
+
+        def steps() -> Steps[Any]:
+            standby = history.actors.standby(
+                history.run, process.claim(), f"s{process.number}", history.draw.uniform()
+            )  # fmt: skip
+            if (reason := (yield from standby.wait())) is None:
+                return "the run is over"
+            self.standing_by.discard(process.name)
+            return (yield from self._serve(process, reason))
+
+        self.standing_by.add(process.name)
+        process.start(steps())
+
+    def start_learner(self, name: str, delay_s: float = 0.0) -> None:
+        process = self.new_process(name)
+        process.start(self.learner_steps(process, self.history.run), delay_s=delay_s)
+
+    def learner_steps(self, process: Process, run: RunFormat) -> Steps[RunState]:
+        learner = self.history.actors.learner(
+            as_learner(run, process.role), process.role, process.claim(), process.nonce, self.history.beliefs,
+            self._habits(process.role), process.start_threads,
+        )  # fmt: skip
+        return learner.train()
+
+    def _habits(self, name: str) -> Habits:
+        options, disturber = self.history.options, self.history.disturber
+        return Habits(
+            options.step_s * (options.slowest if name == SLOWEST else 1.0),
+            lambda: disturber.leaves(name),
+            lambda: disturber.poison(name),
+            lambda: disturber.corrupts(name),
+            lambda: disturber.share(name),
+        )
+
+    # -- ending, and coming back --------------------------------------------------------------------------------
+
+    def ended(self, actor: Actor) -> None:
+        """The world's word that somebody has ended, and how."""
+        if actor.owner is None:  # a timer
+            if actor.error is not None:
+                raise actor.error
+            return None
+        process: Process = actor.owner.process
+        if process.ended:
+            return None
+        error, main = actor.error, actor is process.threads[0]
+        if error is None and actor.result is None and not main:
+            process.end(None)  # a crash struck this thread: the whole process is gone
+        elif error is None and not main:
+            return None
+        elif error is None:
+            process.end(0 if actor.result is not None else None)
+        else:
+            process.end(_status_of(actor, error))
+        if process.status is None:
+            return self.crashed(process)
+        self.history.note(f"{process.name} left with status {process.status}")
+        if isinstance(error, FencedError):
+            check_gave_way(self.history, process)
+        if self.history.healthy is not None:
+            self.history.healthy.left(process, error)
+        return self._replace(process)
+
+    def crashed(self, process: Process) -> None:
+        self.crashes += 1
+        self.history.note(f"{process.name} crashed")
+        self._replace(process)
+
+    def _replace(self, process: Process) -> None:
+        """What crashed or failed comes back, what was fenced or has finished does not."""
+        history = self.history
+        history.changes += 1
+        if process.status in STAYS_AWAY:
+            return
+        delay_s = history.draw.between(0.05, 2.0)
+        history.world.call_at(history.world.now_s + delay_s, lambda: self.revive(process.role))
+
+    def revive(self, role: str) -> None:
+        """A syncer's place is its own: that somebody stands by does not keep its supervisor from starting it."""
+        serving = [process for process in self.living(role) if process.name not in self.standing_by]
+        if serving or role == OPERATOR or self.history.disturber.stopped:
+            return
+        if role == SYNCER:
+            self.start_syncer()
+        else:
+            self.history.disturber.start(role)
+
+    def freeze(self, process: Process, for_s: float) -> None:
+        process.pause()
+        self.history.world.call_at(self.history.world.now_s + for_s, process.resume)
+
+
+def _status_of(actor: Actor, error: BaseException) -> int:
+    """5: whoever leaves with an error does so with a documented status."""
+    if isinstance(error, ViolationError):
+        raise error
+    if not isinstance(error, DilocoError):
+        raise ViolationError("exit", f"{actor.name} ended with {type(error).__name__}: {error}") from error
+    return error.exit_status

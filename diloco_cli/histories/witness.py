@@ -1,0 +1,163 @@
+"""What a learner says and does, seen from within: an account of its data, and what nobody else could see."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from diloco_cli.histories.ledger import Account
+from diloco_cli.histories.moments import MomentsWatch
+from diloco_cli.histories.replayer import expect
+from diloco_cli.protocol.actors import learner as product
+from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.progress import OfferDraft
+from diloco_cli.protocol.actors.training import is_over
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.cold_start import beginners
+
+if TYPE_CHECKING:
+    from diloco_cli.histories.learner import Learner
+
+
+@dataclass
+class Beliefs:
+    """What learners believe: the bytes of every offer whose publication they saw succeed, and what they adopted (who,
+    the version, the bytes of its cast). `accounts`: of what each incarnation has processed."""
+
+    offers: dict[OfferId, bytes] = field(default_factory=dict)
+    accounts: list[Account] = field(default_factory=list)
+    on_adoption: Callable[[str, FragmentVersion, bytes], None] = lambda learner, output, cast: None
+    on_publication: Callable[[OfferId, bytes], None] = lambda offer_id, data: None
+    moments: MomentsWatch | None = None
+
+    def published(self, offer_id: OfferId, data: bytes) -> None:
+        """Its learner has seen the store take it."""
+        self.offers[offer_id] = data
+        self.on_publication(offer_id, data)
+
+
+class Witness(Observer):
+    """Keeps the account of one incarnation, apart from the books of the product's code. `stepped_at`: where its steps
+    ended, in tokens; `since_news`: how many of them since the log brought a merge, as far as the learner has read it;
+    `local_steps`: H_i then; `versions`: what it adopted last, of each fragment; `offered`: its newest offer of each."""
+
+    def __init__(self, learner: Learner, seen: Beliefs) -> None:
+        self.learner, self.seen = learner, seen
+        self.account: Account | None = None
+        self.stepped_at: list[int] = []
+        self.since_news = 0
+        self.local_steps = 1.0
+        self.versions: dict[int, FragmentVersion] = {}
+        self.offered: dict[int, OfferDraft] = {}
+        self._merges = self._floor = 0
+        self._kept_out = self._went_back = False
+
+    def began(self, learner: product.Learner) -> None:
+        start, fragments = learner.joined.data_start, learner.run.num_fragments
+        self.account = Account(learner.name, learner.joined.incarnation, [start] * fragments, [start] * fragments)
+        self.seen.accounts.append(self.account)
+        self._kept_out = self._must_wait()
+        if self.seen.moments is not None:
+            restored = self.learner.integers.restored
+            self.seen.moments.restored(learner.name, learner.joined.incarnation, restored)
+        self._check_moments(learner.state.n)
+
+    def _check_moments(self, head: int) -> None:
+        if self.seen.moments is not None:
+            self.seen.moments.fitting(self.learner.name, head, self.learner.integers.as_of)
+
+    def rolled_back(self, learner: product.Learner, to: int) -> None:
+        self._went_back = True
+        self._check_moments(learner.state.n)
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        """Training waits for nothing: not for the store, but for moments after a rollback, and for news only at the
+        drift bound."""
+        learner, sync = self.learner, self.learner.run.settings.sync
+        kept_out, self._kept_out = self._kept_out, self._must_wait()
+        went_back, self._went_back = self._went_back, False
+        if phase == "hear":
+            self.local_steps = learner.progress.local_steps
+        if phase == "step" or seconds <= 0 or sync.adoption == "at_tau":
+            return
+        bound = phase == "wait" and (
+            self.since_news >= sync.drift_rounds * self.local_steps or kept_out or self._kept_out
+        )
+        may_wait = bound or (phase == "hear" and went_back)
+        expect(may_wait, "pace", f"{learner.name} waits for {seconds:.2f} s, in {phase}, and might step on")
+
+    def _must_wait(self) -> bool:
+        """In quarantine, or while others begin the run alone."""
+        learner = self.learner
+        first = beginners(learner.run, learner.state.slot)
+        return (first is not None and learner.name not in first) or learner.progress.quarantined is not None
+
+    def stepped(self, position: int, tokens: int) -> None:
+        assert self.account is not None
+        self.account.stepped(position, position + tokens)
+        self.stepped_at.append(position + tokens)
+        self.local_steps = self.learner.progress.local_steps
+        self._check_drift(self.learner.state)
+        self._check_saves()
+
+    def _check_saves(self) -> None:
+        """What a restart loses of the moments is bounded."""
+        learner, training = self.learner, self.learner.integers
+        most = learner.run.settings.train.inner.save_every * learner.progress.island.local_steps
+        unsaved = training.optimizer_steps - training.saved_at
+        text = f"{learner.name} has stepped {unsaved} times without saving its moments"
+        expect(unsaved <= most or not most, "loss", text)
+
+    def _check_drift(self, state: RunState) -> None:
+        """Nobody trains on without news: no further than the drift bound, of what no version holds."""
+        assert self.account is not None
+        if (state.merges, state.base_floor) != (self._merges, self._floor):
+            self._merges, self._floor, self.since_news = state.merges, state.base_floor, 0
+        self.since_news += 1
+        drifted = len(self.stepped_at) - bisect_right(self.stepped_at, min(self.account.held))
+        sync = self.learner.run.settings.sync
+        steps, most = min(self.since_news, drifted), sync.drift_rounds * sync.every
+        expect(steps <= most, "drift", f"{self.learner.name} has stepped {steps} times without news, more than {most}")
+
+    def sent(self, draft: OfferDraft) -> None:
+        assert self.account is not None
+        who, fragment = f"{self.learner.name}, offer {draft.seq}", draft.fragment
+        adopted, floor = self.versions[fragment].version, self.learner.state.base_floor
+        expect(draft.base.version == adopted, "6", f"{who} is based on {adopted}, and names {draft.base.version}")
+        expect(adopted >= floor, "6", f"{who} is based on {adopted}, which is void since commit {floor}")
+        self.offered[fragment] = draft
+        self.account.sent(draft.fragment, draft.seq, draft.data_start, draft.data_end)
+
+    def published(self, offer: Offer, data: bytes) -> None:
+        steps = bisect_right(self.stepped_at, offer.data_end) - bisect_right(self.stepped_at, offer.data_start)
+        text = f"{self.learner.name}, offer {offer.seq}, says {offer.steps} steps, and has made {steps}"
+        expect(offer.steps == steps, "4", text)
+        self.seen.published(offer.id, data)
+
+    def adopted(self, output: FragmentVersion, since: OfferDraft | None) -> None:
+        before = self.versions.get(output.fragment)
+        newer = before is None or output.version > before.version
+        expect(newer, "6", f"{self.learner.name} adopted version {output.version} where it had a newer one")
+        self.versions[output.fragment] = output
+        self.seen.on_adoption(self.learner.name, output, self.learner.casts.pop(output))
+        if self.account is not None and since is not None:
+            self.account.kept(output.fragment, since.data_end)
+
+    def gave_up(self, fragment: int, reason: str) -> None:
+        assert self.account is not None
+        self.account.gave_up(fragment, reason, self.learner.progress.position)
+
+    def left(self) -> None:
+        """Who leaves in order knows what became of its offers, if there was time."""
+        state, learner = self.learner.state, self.learner
+        if not learner.leaves() or is_over(state, learner.joined.state.n) or not learner.may_drain():
+            return
+        known = state.learner(learner.name)
+        for draft in self.offered.values():
+            settled = (
+                draft.slot < state.slot or known.floor > learner.joined.incarnation or known.has_outcome(draft.seq)
+            )
+            expect(settled, "loss", f"{learner.name} left, and did not wait for what became of its offer {draft.seq}")

@@ -1,0 +1,193 @@
+"""Garbage: what only commits behind a floor need is deleted, once the floor is in the log.
+
+The syncer alone collects, and only behind a committed `gc_floor`, so everybody can know what may be gone. A floor is
+the number of a snapshot; everything after it can still be replayed, and gone back to. Behind it
+
+    kept for ever   commits, epochs, incarnations, offers, requests: they are small, and a number that was deleted could
+                    be taken a second time by a writer that was held up
+    kept            each fragment's state as of the floor, its casts that a delta may still be based on then, deltas of
+                    offers without an outcome, each learner's newest saved moments
+    deleted         older states, casts, deltas with an outcome, moments, snapshots; and what a syncer wrote and nobody
+                    ever committed, if its epoch is over
+
+The work is cut into single requests, made while the syncer waits, after a grace for readers that are on their way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, snapshots_between
+from diloco_cli.protocol.log.earlier_states import state_after
+from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_snapshot_key, read_version_key
+from diloco_cli.protocol.log.operations import Delete, List, Now, Steps
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
+
+KINDS = ("delta", "cast", "state", "inner", "snapshot")
+PAGE = 256  # keys of one listing
+KEPT_MOMENTS = 4  # of each learner, the newest
+
+
+def kept_commits(run: RunFormat) -> int | None:
+    """How many of the newest commits stay replayable without anybody asking; None: all."""
+    rounds = run.settings.retention.rounds
+    return None if rounds == "all" else rounds * run.num_fragments
+
+
+def next_floor(head: int, floor: int, snapshots: tuple[int, ...], kept: int) -> int | None:
+    """The newest snapshot that leaves `kept` commits behind it up to `head`, but never the newest of all: one more
+    stays for the day on which that is damaged. None if none lies beyond `floor`."""
+    fitting = [n for n in snapshots[:-1] if floor < n <= head - kept]
+    return max(fitting, default=None)
+
+
+def floor_in_turn(run: RunFormat, state: RunState) -> Steps[int | None]:
+    """The floor that is due by the run's settings, None if none is. It moves by a quarter of what is kept at once."""
+    kept = kept_commits(run)
+    if kept is None or state.n - kept - state.gc_floor < max(SNAPSHOT_EVERY, kept // 4):
+        return None
+    snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
+    return next_floor(state.n, state.gc_floor, snapshots, kept)
+
+
+def floor_by_request(state: RunState) -> Steps[int | str]:
+    """The highest floor there can be, or why there is none."""
+    snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
+    floor = next_floor(state.n, state.gc_floor, snapshots, 0)
+    if floor is None:
+        return f"nothing to collect: the second newest snapshot is not beyond commit {state.gc_floor}"
+    return floor
+
+
+def is_garbage(key: str, floor: RunState, epoch: int) -> bool:
+    """Whether a delta, cast, state or snapshot may go: `floor` is the state after the floor's commit, `epoch` the log's
+    newest. What cannot be read as a key of its kind stays."""
+    kind = key.partition("/")[0]
+    if kind == "delta":
+        delta = read_delta_key(key)
+        return delta is not None and _is_settled(floor, *delta)
+    if kind == "snapshot":
+        n = read_snapshot_key(key)
+        return n is not None and n < floor.n
+    version = read_version_key(key)
+    return version is not None and _is_left_behind(floor, epoch, *version, cast=kind == "cast")
+
+
+def _is_settled(floor: RunState, learner: str, incarnation: int, seq: int) -> bool:
+    known = floor.learner(learner)
+    return incarnation < known.floor or (incarnation == known.floor and known.has_outcome(seq))
+
+
+def _is_left_behind(
+    floor: RunState, epoch: int, fragment: int, version: int, of_epoch: int, named: str, *, cast: bool
+) -> bool:
+    if version > floor.n or not 0 <= fragment < len(floor.outputs):
+        return False
+    current = floor.outputs[fragment]
+    wanted = [current, *(o for o in floor.history if cast and o.fragment == fragment)]
+    if (version, of_epoch, named) in {(o.version, o.epoch, o.cast_digest if cast else o.state_digest) for o in wanted}:
+        return False
+    return version < current.version or of_epoch < epoch  # else this epoch's syncer may be about to read it back
+
+
+class Sweep:
+    """One walk over the listings. `doomed` keys are found; `deleted` counts those that are gone."""
+
+    def __init__(self, floor: RunState) -> None:
+        self.floor = floor
+        self.kinds = deque(KINDS)
+        self.after = ""
+        self.doomed: deque[str] = deque()
+        self.deleted = 0
+        self._moments: deque[str] = deque()
+
+    @property
+    def is_done(self) -> bool:
+        return not self.kinds and not self.doomed
+
+    def step(self, epoch: int) -> Steps[None]:
+        """One request."""
+        if self.doomed:
+            yield Delete(self.doomed.popleft())
+            self.deleted += 1
+        elif self.kinds:
+            yield from self.look(epoch)
+
+    def look(self, epoch: int) -> Steps[None]:
+        """One more page."""
+        keys: list[str] = yield List(f"{self.kinds[0]}/", self.after, PAGE)
+        if not keys:
+            self.kinds.popleft()
+            self.after = ""
+            return
+        self.after = keys[-1]
+        if self.kinds[0] == "inner":
+            self.doomed.extend(self._older_moments(keys))
+        else:
+            self.doomed.extend(key for key in keys if is_garbage(key, self.floor, epoch))
+
+    def _older_moments(self, keys: list[str]) -> list[str]:
+        """Keys come sorted by learner, incarnation and step: all but the last of each learner's are old."""
+        older = []
+        for key in keys:
+            read = read_inner_key(key)
+            if read is None:
+                continue
+            if self._moments and _learner(self._moments[0]) != read[0]:
+                self._moments.clear()
+            self._moments.append(key)
+            if len(self._moments) > KEPT_MOMENTS:
+                older.append(self._moments.popleft())
+        return older
+
+
+def _learner(key: str) -> str:
+    return key.split("/")[1]
+
+
+class Collector:
+    """Deletes behind the log's floor. Work that dies with its process begins anew in the next."""
+
+    def __init__(self, run: RunFormat) -> None:
+        self.run = run
+        self.floor = 0
+        self.starts_s = 0.0
+        self.sweep: Sweep | None = None
+        self.deleted = 0
+
+    def look(self, state: RunState, now_s: float) -> None:
+        """Take note of the log's floor; readers get their grace from here on. What has begun is ended first: floors
+        that follow each other fast must not keep it from its end."""
+        begun = self.floor > 0 and not (self.sweep is not None and self.sweep.is_done)
+        if state.gc_floor > self.floor and not begun:
+            self.floor, self.sweep = state.gc_floor, None
+            self.starts_s = now_s + self.run.settings.retention.grace_s
+
+    def is_done(self, state: RunState) -> bool:
+        return state.gc_floor == self.floor and (self.floor == 0 or (self.sweep is not None and self.sweep.is_done))
+
+    def work(self, state: RunState, now_s: float, budget_s: float) -> Steps[bool]:
+        """A few requests, at least one, until `budget_s` is used up. False if there is nothing to do now."""
+        if self.is_done(state) or now_s < self.starts_s:
+            return False
+        if self.sweep is None:
+            self.sweep = Sweep((yield from state_after(self.run, self.floor)))
+        while not self.sweep.is_done:
+            before = self.sweep.deleted
+            yield from self.sweep.step(state.epoch)
+            self.deleted += self.sweep.deleted - before
+            if (yield Now()) - now_s >= budget_s:
+                break
+        return True
+
+
+def survey(run: RunFormat, state: RunState, floor: int) -> Steps[dict[str, list[str]]]:
+    """Keys by kind that a floor would let go of, as far as a listing shows. Changes nothing."""
+    sweep = Sweep((yield from state_after(run, floor)))
+    while sweep.kinds:
+        yield from sweep.look(state.epoch)
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for key in sweep.doomed:
+        found[key.partition("/")[0]].append(key)
+    return found

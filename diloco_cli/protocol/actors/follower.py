@@ -1,0 +1,205 @@
+"""How a learner follows the log behind its training: the head as soon as it is seen, then the versions that it brings,
+each as it comes; heartbeats and fences between."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from diloco_cli.errors import FencedError
+from diloco_cli.protocol.actors.joining import fetch_cast, newer_incarnation
+from diloco_cli.protocol.actors.ports import Values
+from diloco_cli.protocol.actors.training import is_over
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.keys import heartbeat_key
+from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
+from diloco_cli.protocol.log.records import FragmentVersion
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import LearnerState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.rules.polling import expected_slot_s, fence_check_every_s, next_request_s
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.actors.learner import Learner
+
+HEARTBEAT_EVERY_S = 3.0
+SLEEP_BOUNDS_S = (0.02, 0.5)
+DRAINS_LOOK_S = 1.0  # somebody waits for its end, or its machine is about to go
+LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be had
+Cast = tuple[FragmentVersion, Values, float]
+"""A version, decoded, and when it was first known of."""
+
+
+@dataclass(frozen=True)
+class Mail:
+    """News for the training: the log up to its head, and the newest version of each fragment that has arrived since the
+    last mail was taken."""
+
+    state: RunState
+    casts: dict[int, Cast] = field(default_factory=dict)
+
+
+class Follower:
+    """Of one learner. Another thread takes the mail, reads the plain attributes, and sets `leaves`."""
+
+    def __init__(
+        self, learner: Learner, heartbeat_facts: Callable[[], dict[str, Any]], wakes: Callable[[], None]
+    ) -> None:
+        self._learner, self._heartbeat_facts, self._wakes = learner, heartbeat_facts, wakes
+        self._mail: deque[Mail] = deque()  # at most one: put by this one, taken by the training
+        self._fetched: dict[int, int] = {}
+        self._looked_s = 0.0
+        self.state = RunState()
+        self.head = (self.state, 0.0, 0.0)  # it appeared between these two times
+        self.found_s: float | None = None
+        self.trouble = ""
+        self.unreadable: frozenset[int] = frozenset()
+        self.leaves = False
+
+    def take(self) -> Mail | None:
+        try:
+            return self._mail.popleft()
+        except IndexError:
+            return None
+
+    def _put(self, casts: list[Cast]) -> None:
+        """What lies behind a rollback is nobody's business any more, also if it was not taken in time."""
+        before = self.take()
+        known = ({} if before is None else before.casts) | {cast[0].fragment: cast for cast in casts}
+        known = {f: cast for f, cast in known.items() if cast[0].version >= self.state.base_floor}
+        self._mail.append(Mail(self.state, known))
+        self._wakes()
+
+    # -- the log ------------------------------------------------------------------------------------------------
+
+    def newest(self, state: RunState) -> Steps[tuple[RunState, dict[int, Cast]]]:
+        """The newest committed version of every fragment: what a new incarnation starts from. Not of every one, if the
+        run ends while some cannot be read."""
+        self.state, joined_at = state, state.n
+        self._fetched = {output.fragment: -1 for output in state.outputs}
+        casts: dict[int, Cast] = {}
+        while True:
+            for cast in (yield from self._casts((yield Now()))):
+                casts[cast[0].fragment] = cast
+            if not self.trouble or is_over(self.state, joined_at):
+                return self.state, casts
+            yield Sleep(LOOK_AGAIN_S)  # collected meanwhile, perhaps: the log names newer ones by then
+            self.state = yield from read_log(self._learner.run, self.state)
+
+    def look(self) -> Steps[bool]:
+        """Read what is new in the log, and fetch what it brings; False if nothing is."""
+        since_s, asked_s = self._looked_s, (yield Now())
+        known = self.state
+        self.state = yield from read_log(self._learner.run, known)
+        self._looked_s = asked_s
+        news, seen_s = self.state.n > known.n, (yield Now())
+        if news:
+            self.found_s, self.head = seen_s, (self.state, since_s, seen_s)
+        if self.state.base_floor > known.base_floor:
+            yield from self._look_for_rollback(seen_s)
+            return True
+        if news:
+            self._put([])
+        for output in self._wanted():
+            cast = yield from self._fetch(output, seen_s)
+            if cast is not None:
+                self._put([cast])
+        self._tell_trouble()
+        return news
+
+    def _look_for_rollback(self, seen_s: float) -> Steps[None]:
+        """All its versions at once, for nobody should train on a mixture of what is left and what counts. One that
+        cannot be had even then comes later, as at any other time: or nobody would ever make its successor."""
+        casts: dict[int, Cast] = {}
+        for attempt in range(LOOKS_FOR_ROLLBACK):
+            if attempt:
+                yield Sleep(LOOK_AGAIN_S)
+                self.state = yield from read_log(self._learner.run, self.state)
+            for cast in (yield from self._casts(seen_s)):
+                casts[cast[0].fragment] = cast
+            if not self.trouble:
+                break
+        self._put(list(casts.values()))
+
+    def _casts(self, seen_s: float) -> Steps[list[Cast]]:
+        """All that are wanted, as far as they can be had."""
+        found = []
+        for output in self._wanted():
+            cast = yield from self._fetch(output, seen_s)
+            found += [] if cast is None else [cast]
+        self._tell_trouble()
+        return found
+
+    def _wanted(self) -> list[FragmentVersion]:
+        return [output for output in self.state.outputs if output.version > self._fetched[output.fragment]]
+
+    def _fetch(self, output: FragmentVersion, seen_s: float) -> Steps[Cast | None]:
+        data = yield from fetch_cast(self._learner.run, output)
+        if data is None:
+            return None
+        self._fetched[output.fragment] = output.version
+        return output, self._learner.wire.decode(output, data), seen_s
+
+    def _tell_trouble(self) -> None:
+        """In the heartbeat, and once to the observer: which version cannot be had. Its successor ends the trouble."""
+        wanted = self._wanted()
+        gone = [f"version {output.version} of fragment {output.fragment} cannot be read" for output in wanted]
+        self.unreadable = frozenset(output.fragment for output in wanted)
+        before, self.trouble = self.trouble, ", ".join(gone[:1])
+        if self.trouble and self.trouble != before:
+            self._learner.observer.missed(self.trouble)
+
+    # -- behind the training ------------------------------------------------------------------------------------
+
+    def follow(self) -> Steps[None]:
+        """Until the learner leaves. Raises FencedError when a newer incarnation has its place."""
+        next_heartbeat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
+        while not self.leaves:
+            now_s: float = yield Now()
+            if now_s >= next_heartbeat_s:
+                next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
+                yield from self.send_heartbeat()
+            if now_s >= next_fence_s:
+                next_fence_s = now_s + fence_check_every_s(self._slot_s())
+                yield from self._check_fence()
+            if now_s >= next_look_s:
+                if (yield from self.look()):
+                    next_look_s = yield Now()
+                    continue
+                asked_s = now_s
+            # anew each time: how fast its steps are may have turned out since
+            known_s = None if self.trouble else self.found_s  # what is missing may be there again at any time
+            next_look_s = next_request_s(known_s, asked_s, self._slot_s())
+            if self._learner.doing is LearnerState.DRAINING:
+                next_look_s = min(next_look_s, asked_s + DRAINS_LOOK_S)
+            low, high = SLEEP_BOUNDS_S
+            yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
+
+    def _slot_s(self) -> float:
+        """Between two commits, as expected: the log's own word, beside the learner's."""
+        learner = self._learner
+        own_s = learner.watch.expected_slot_s(learner.progress.round_steps, learner.run.num_fragments)
+        return expected_slot_s(0.0 if self.state.window is None else self.state.window.slot_s, own_s)
+
+    def _check_fence(self) -> Steps[None]:
+        name, incarnation = self._learner.name, self._learner.joined.incarnation
+        if (yield from newer_incarnation(name, incarnation, self._learner.run.keyring)):
+            raise FencedError(f"a newer process has taken the place of incarnation {incarnation} of {name}")
+
+    def send_heartbeat(self) -> Steps[None]:
+        yield Put(heartbeat_key(self._learner.name), encode(self.heartbeat()))
+
+    def heartbeat(self) -> LearnerHeartbeat:
+        learner, progress = self._learner, self._learner.progress
+        uploading = learner.doing is LearnerState.TRAINING and progress.aim.delivery.waiting > 0
+        facts: dict[str, Any] = {
+            "state": "UPLOADING" if uploading else learner.doing, "incarnation": progress.incarnation,
+            "n": self.state.n, "step": progress.steps, "position": progress.position, "behind": progress.behind(),
+            "loss": learner.loss if learner.loss is not None and isfinite(learner.loss) else None,
+            "note": learner.note, "tokens_per_s": 0.0, **self._heartbeat_facts(),
+        }  # fmt: skip
+        return LearnerHeartbeat(**facts)

@@ -1,0 +1,55 @@
+"""The fragments of one incarnation as it adopted and sent them, beside the parameters that it trains: the arithmetic of
+adoption, in its order, for a learner and for a tape's player. Values are whatever the training port reads and writes.
+"""
+
+from __future__ import annotations
+
+from diloco_cli.protocol.actors.ports import Training, Values, Wire
+from diloco_cli.protocol.log.records import Mixing
+
+
+class Fragments:
+    """`bases`: each fragment as it was adopted last, what its next delta is measured from."""
+
+    def __init__(self, training: Training, wire: Wire) -> None:
+        self._training, self._wire = training, wire
+        self.bases: dict[int, Values] = {}
+        self.sent: dict[int, dict[int, Values]] = {}
+
+    def begin(self, fragment: int, merged: Values) -> None:
+        """The version that an incarnation begins with."""
+        self._training.write(fragment, merged)
+        self.bases[fragment], self.sent[fragment] = merged, {}
+
+    def adopt(self, fragment: int, merged: Values, mixing: Mixing, since: int | None) -> None:
+        """Take over a merged version. `since`: with `rebase`, progress is kept from this send on; None: all of it, and
+        what was sent is as it would be had it been sent from the new version."""
+        base, sent = self.bases[fragment], self.sent[fragment]
+        kept: dict[int, Values] = {}
+        if mixing == "replace":
+            own = merged
+        elif mixing == "blend":
+            own = self._wire.mix(mixing, merged, self._training.read(fragment), None)
+        else:
+            reference = base if since is None else sent[since]
+            own = self._wire.mix(mixing, merged, self._training.read(fragment), reference)
+            if since is None:
+                kept = {seq: self._wire.mix(mixing, merged, values, base) for seq, values in sent.items()}
+        self._training.write(fragment, own)
+        self.bases[fragment], self.sent[fragment] = merged, kept
+
+    def send(self, fragment: int, seq: int, keep: bool) -> Values:
+        """The parameters as they are now; `keep`: a later adoption may go on from here."""
+        values = self._training.read(fragment)
+        if keep:
+            self.sent[fragment][seq] = values
+        return values
+
+    def forget(self, fragment: int) -> None:
+        """What was sent of it is in no merge, and will be in none."""
+        self.sent[fragment] = {}
+
+    def go_back(self, fragment: int) -> None:
+        """Give up the progress since the adoption."""
+        self._training.write(fragment, self.bases[fragment])
+        self.sent[fragment] = {}

@@ -1,0 +1,221 @@
+"""How a syncer discovers offers: it polls the next known key of every learner and never lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from diloco_cli.protocol.actors.mailboxes import (
+    MAX_CLAIMS_PER_LOOK,
+    MAX_OFFERS_PER_POLL,
+    MAX_PENDING_ROUNDS,
+    PolledMailbox,
+    replaced,
+)
+from diloco_cli.protocol.log.commit_log import read_signed
+from diloco_cli.protocol.log.keys import incarnation_key, offer_key
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import Offer, Outcome, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import RecordError, decode
+from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal
+from diloco_cli.protocol.rules.polling import SHORT_SLOT_S
+from diloco_cli.signing import learner_signer
+
+MAX_PORTIONS = 16  # of one mailbox at the run's end: a flood must not hold it up
+MAX_OUTCOMES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
+
+
+@dataclass
+class Mailbox(PolledMailbox):
+    """`pending`: received, and without an outcome."""
+
+    pending: list[Offer] = field(default_factory=list)
+
+
+@dataclass
+class Inbox:
+    """All pending offers, and when each learner was last heard (seconds on the syncer's clock).
+
+    `withheld(learner, incarnation, seq)`: offers that are not to be read here now (see protocol/regions/relays.py)."""
+
+    run: RunFormat
+    mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
+    heard_s: dict[str, float] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
+    _sorted_for: RunState | None = None  # nothing came since: sorting out again would change nothing
+
+    def open(self, state: RunState, now_s: float) -> None:
+        """Start from what the log knows. Every island counts as heard now: the benefit of the doubt."""
+        for island in state.with_members(self.run).everybody:
+            known = state.learner(island.name)
+            self.heard_s[island.name] = now_s
+            self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
+
+    def _box(self, learner: str, incarnation: int) -> Mailbox:
+        return self.mailboxes.setdefault((learner, incarnation), Mailbox(learner, incarnation))
+
+    def expect(self, learner: str) -> None:
+        """Look for the first offers of one that has just been admitted; it counts as alive once it is heard."""
+        self._box(learner, 1)
+
+    def newest_incarnation(self, learner: str) -> int:
+        return max((incarnation for name, incarnation in self.mailboxes if name == learner), default=0)
+
+    def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
+        """Also of those that have joined meanwhile."""
+        for island in state.with_members(self.run).everybody:
+            newest = self.newest_incarnation(island.name)
+            for _ in range(MAX_CLAIMS_PER_LOOK):
+                key = incarnation_key(island.name, newest + 1)
+                claim = yield from read_signed(self.run.keyring, learner_signer(island.name), key)
+                if claim is None:
+                    break
+                newest += 1
+                self._box(island.name, newest).since_s = now_s
+                if self._is_by(island.name, key, claim):
+                    self.heard_s[island.name] = now_s
+            if newest > 0:
+                self._retire(island.name, self._box(island.name, newest), now_s)
+
+    def _retire(self, learner: str, newest: Mailbox, now_s: float) -> None:
+        old = (
+            key for key, box in self.mailboxes.items() if key[0] == learner and box is not newest and not box.pending
+        )
+        for key in replaced(old, newest, now_s):
+            del self.mailboxes[key]
+
+    def poll(self, state: RunState, now_s: float, slot_s: float, everywhere: bool = False) -> Steps[bool]:
+        """Fetch offers that have appeared. Where slots take long, only from the mailboxes whose time it is; or
+        `everywhere`, but for those that were asked at this very moment. False if there was nobody to ask."""
+        always = everywhere or slot_s < SHORT_SLOT_S
+        boxes = [box for box in self.mailboxes.values() if box.asked_s < now_s]
+        due = [box for box in boxes if always or now_s >= box.next_request_s]
+        yield from self._fetch(due, state, now_s)
+        for box in due:
+            box.asked(now_s, slot_s)
+        return bool(due)
+
+    def empty(self, state: RunState, now_s: float) -> Steps[None]:
+        """Fetch what can be found now, of new incarnations too: from each mailbox until it is empty. Who goes on
+        offering meanwhile does not hold up the run's end, and what a flood brings beyond some portions stays."""
+        yield from self.look_for_incarnations(state, now_s)
+        left = list(self.mailboxes.values())
+        for _ in range(MAX_PORTIONS):
+            left = yield from self._fetch(left, state, now_s)
+            if not left:
+                return
+
+    def _fetch(self, boxes: list[Mailbox], state: RunState, now_s: float) -> Steps[list[Mailbox]]:
+        """A portion from each; sorting it out makes room. Returns those where more may lie."""
+        left = []
+        for box in sorted(boxes, key=lambda b: (b.learner, b.incarnation)):
+            for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
+                if self.withheld(box.learner, box.incarnation, box.next_seq):
+                    break
+                key = offer_key(box.learner, box.incarnation, box.next_seq)
+                data = yield from read_signed(self.run.keyring, learner_signer(box.learner), key)
+                if data is None:
+                    break
+                if self._receive(box, data, key, state):
+                    self.heard_s[box.learner] = box.found_s = now_s
+            else:
+                left.append(box)
+        if self._sorted_for is not state:
+            self.sort_out(state)
+        return left
+
+    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
+        """Whether it is the learner's own word, good or bad."""
+        seq = box.next_seq
+        box.next_seq += 1
+        known = state.learner(box.learner)
+        if box.incarnation == known.floor and known.has_outcome(seq):
+            return True
+        if not self._is_by(box.learner, key, data):
+            self.outcomes.append(Outcome(box.learner, box.incarnation, seq, 0, "bad_signature"))
+            return False
+        try:
+            offer = decode(Offer, data, key)
+            if offer.id != (box.learner, box.incarnation, seq) or not is_well_formed(offer):
+                raise RecordError("the offer is not what an honest learner writes under this key", where=key)
+        except RecordError:
+            self.outcomes.append(Outcome(box.learner, box.incarnation, seq, 0, "bad_record"))
+            return True
+        self.deliver(offer)
+        return True
+
+    def _is_by(self, learner: str, key: str, data: bytes) -> bool:
+        return self.run.keyring.authenticates(learner_signer(learner), key, data)
+
+    def deliver(self, offer: Offer) -> None:
+        """A well-formed offer, from wherever it comes."""
+        box = self._box(offer.learner, offer.incarnation)
+        box.slot_s = offer.timings.slot_s
+        box.pending.append(offer)
+        self._sorted_for = None
+
+    def sort_out(self, state: RunState) -> None:
+        """Give every pending offer that can never be applied its outcome, and forget what is settled."""
+        for key, box in list(self.mailboxes.items()):
+            keep: list[Offer] = []
+            for offer in box.pending:
+                reason = refusal(offer, state, self.run)
+                if reason is None:
+                    keep.append(offer)
+                elif reason != "settled":
+                    self.refuse(offer, reason)
+            box.pending = keep
+            if box.incarnation < state.learner(box.learner).floor and not keep:
+                del self.mailboxes[key]
+        self._sorted_for = state
+
+    def refuse(self, offer: Offer, reason: str) -> None:
+        self.outcomes.append(Outcome(*offer.id, offer.fragment, reason))
+
+    def drop(self, offer: Offer, reason: str) -> None:
+        """Refuse one pending offer, for a reason that only its payload could show."""
+        box = self.mailboxes[(offer.learner, offer.incarnation)]
+        box.pending.remove(offer)
+        self.refuse(offer, reason)
+
+    def candidates(self, slot: int) -> list[Offer]:
+        """The newest pending offer per learner for a slot, sorted by learner; older ones are superseded."""
+        newest: dict[str, Offer] = {}
+        for box in self.mailboxes.values():
+            for offer in list(box.pending):
+                if offer.slot != slot:
+                    continue
+                rival = newest.get(offer.learner, offer)
+                older, newer = sorted((rival, offer), key=lambda o: (o.incarnation, o.seq))
+                if older is not newer:
+                    self.drop(older, "superseded")
+                newest[offer.learner] = newer
+        return [newest[name] for name in sorted(newest)]
+
+    def forget(self, offers: list[Offer]) -> None:
+        """These were applied; whatever the log's floor says now, they need no other outcome."""
+        for offer in offers:
+            self.mailboxes[(offer.learner, offer.incarnation)].pending.remove(offer)
+
+    def ahead(self, slot: int) -> set[str]:
+        """Learners that have offered for later slots."""
+        return {box.learner for box in self.mailboxes.values() for offer in box.pending if offer.slot > slot}
+
+    @property
+    def outcomes_left(self) -> bool:
+        """Whether they are too many for one commit."""
+        return len(set(self.outcomes)) > MAX_OUTCOMES_A_COMMIT
+
+    def take_outcomes(self) -> tuple[Outcome, ...]:
+        """For one commit; what is too much for it goes with the next."""
+        waiting = list(dict.fromkeys(self.outcomes))
+        taken, self.outcomes = waiting[:MAX_OUTCOMES_A_COMMIT], waiting[MAX_OUTCOMES_A_COMMIT:]
+        return tuple(sorted(taken, key=lambda f: (f.learner, f.incarnation, f.seq)))
+
+    def refuse_all(self, reason: str) -> None:
+        for box in self.mailboxes.values():
+            for offer in box.pending:
+                self.refuse(offer, reason)
+            box.pending = []

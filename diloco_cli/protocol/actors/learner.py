@@ -1,0 +1,370 @@
+"""The learner as a state machine: step, hear, offer, adopt (arXiv 2604.21428, algorithm 2, through a bucket).
+
+It holds no torch, no clock and no thread: training comes in as a port, everything else is yielded operations. Three
+generators share its state, so that training never waits for the store:
+
+    train                            upload, one offer after the other       follow
+    step
+    hear   <---------------------------------------------------------------  commit n+1, new versions
+    offer  ------------------------> delta, codec, payload, offer             heartbeats, fences
+    adopt
+
+Its states are those of protocol/log/states.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.actors.follower import Cast, Follower, Mail
+from diloco_cli.protocol.actors.fragments import Fragments
+from diloco_cli.protocol.actors.joining import Joined, fetch_moments, join, publish
+from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.ports import Moments, Progression, Training, Values, Wire
+from diloco_cli.protocol.actors.progress import OfferDraft, Progress
+from diloco_cli.protocol.actors.saves import Saves
+from diloco_cli.protocol.actors.stopwatch import Stopwatch
+from diloco_cli.protocol.actors.training import awaits_last, is_over, merge_is_due, save_is_due, waited_for
+from diloco_cli.protocol.log.keys import inner_key
+from diloco_cli.protocol.log.max_sizes import max_moments_bytes
+from diloco_cli.protocol.log.operations import Create, Now, Sleep, Steps
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import LEARNER, LearnerState, moved
+from diloco_cli.protocol.rules.mixing import keeps_progress
+
+PAUSE_S = 0.2
+Lane = Literal["follow", "upload", "moments"]
+Background = Callable[[Lane, Steps[Any]], None]
+"""Performs these steps beside the training; those of one lane one after the other, in their order."""
+
+
+class Learner:
+    """One incarnation of one learner.
+
+    `leaves` is asked before every step: once it holds, the learner drains for as long as `may_drain` holds, and leaves.
+    `observer` hears what happens; `wakes` is called when there is news for a learner that sleeps.
+    """
+
+    progress_type: type[Progress] = Progress
+    follower_type: type[Follower] = Follower
+
+    def __init__(
+        self,
+        run: RunFormat,
+        name: str,
+        claim: ProcessClaim,
+        training: Training,
+        wire: Wire,
+        nonce: Callable[[], str],
+        background: Background,
+        observer: Observer | None = None,
+        leaves: Callable[[], bool] = lambda: False,
+        may_drain: Callable[[], bool] = lambda: False,
+        heartbeat_facts: Callable[[], dict[str, Any]] = dict,
+        wakes: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.run, self.name, self.claim, self.nonce = run, name, claim, nonce
+        self.training, self.wire, self.background = training, wire, background
+        self.observer = observer or Observer()
+        self.leaves, self.may_drain = leaves, may_drain
+        self.at_tau = run.settings.sync.adoption == "at_tau"
+        self.fragments = Fragments(training, wire)
+        self.watch = Stopwatch()
+        self.saves = Saves()
+        self.state = RunState()
+        self.doing = LearnerState.STARTING
+        self.loss: float | None = None
+        self.note = ""
+        self.moments_lost = False
+        self.steps_at_loss = self.saved_at = 0
+        self.arrived: dict[int, Cast] = {}
+        self.awaited: deque[OfferDraft] = deque()
+        self.delivered: deque[tuple[int, float | None, float]] = deque()
+        self.progress: Progress
+        self.follower = self.follower_type(self, heartbeat_facts, wakes)
+
+    def train(self) -> Steps[RunState]:
+        """Until the run is over for this process, or it leaves. Raises FencedError when a newer one has its place."""
+        yield from self._begin()
+        self.background("follow", self.follower.follow())
+        while not self._is_over():
+            if self._may_step():
+                yield from self._timed("step", self.step())
+                yield from self._timed("hear", self.hear())
+                yield from self._timed("offer", self.offer())
+                yield from self._timed("hear", self.adopt())
+                yield from self._timed("wait", self.await_merges())
+                yield from self._timed("save", self.save())
+            else:
+                yield from self._timed("wait", self.wait_at_the_bound())
+        if self.leaves():
+            yield from self.drain()
+        self.follower.leaves = True
+        self.go(LearnerState.DONE)
+        return self.state
+
+    def go(self, to: LearnerState) -> None:
+        """Raises IllegalStateError (protocol/log/states.py)."""
+        self.doing = moved(LEARNER, self.doing, to)
+
+    def _is_over(self) -> bool:
+        return self.leaves() or is_over(self.state, self.joined.state.n)
+
+    def _timed(self, phase: Phase, steps: Steps[None]) -> Steps[None]:
+        started_s: float = yield Now()
+        yield from steps
+        seconds: float = (yield Now()) - started_s
+        self.watch.took(phase, seconds)
+        self.observer.took(phase, seconds)
+
+    # -- beginning ----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Steps[None]:
+        """The next incarnation, from the newest committed versions: never from weights of this process's own."""
+        self.joined = joined = yield from self._join()
+        if joined.incarnation > 1:
+            self.go(LearnerState.RECOVERING)
+        self.state = joined.state
+        state, casts = yield from self.follower.newest(joined.state)
+        self.progress = self.progress_type(self.run, self.name, joined.incarnation, joined.state, joined.data_start)
+        self.watch.slot_s = self.progress.island.local_steps * self.progress.island.step_s / self.run.num_fragments
+        for fragment, (output, values, _) in sorted(casts.items()):
+            self.fragments.begin(fragment, values)
+            self.progress.adopted(output)
+            self.observer.adopted(output, None)
+        self.state, now_s = state, (yield Now())
+        self.progress.aim.heard(state, now_s, now_s)
+        self.progress.heard(state)
+        yield from self._restore(joined)
+        self.progress.begin(self.saves.newest, self.moments_lost)
+        self.observer.began(self)
+
+    def _join(self) -> Steps[Joined]:
+        return (yield from join(self.run, self.name, self.claim))
+
+    def _restore(self, joined: Joined) -> Steps[None]:
+        """The moments of before. Where there should be some, and are none, the learning rate warms up anew."""
+        late = joined.data_start > 0 or joined.state.merges > 0
+        if not late or not self.training.reset():
+            return
+        self.saves.go_back(self.state.rollbacks)  # one may have come since the offers were read
+        if joined.inner is not None:
+            self.saves.add(joined.inner, joined.inner_n)
+        data = yield from fetch_moments(self.saves.newest, max_moments_bytes(self.run.layout))
+        if data is None or not self.training.restore(data):
+            self.saves.forget()
+            self.moments_lost = True
+
+    # -- hear, adopt --------------------------------------------------------------------------------------------
+
+    def hear(self) -> Steps[None]:
+        """Take note of the log's head. What has arrived is adopted after the next offers, for an adoption may take the
+        place of what they would hold; but at once where nothing is offered before it."""
+        while self.delivered:
+            self.progress.aim.delivered(*self.delivered.popleft())
+        mail = self.follower.take()
+        if mail is not None:
+            yield from self._take_note(mail)
+        self._go_back(self.progress.overgrown(), "outgrown")
+
+    def _take_note(self, mail: Mail) -> Steps[None]:
+        now_s: float = yield Now()
+        state = self.state = mail.state
+        if self.progress.is_behind_rollback(state):
+            yield from self._leave_behind(state)
+        self.progress.aim.heard(*self.follower.head)
+        if self.progress.heard(state, self.watch.step_s):
+            self._go_back(range(self.run.num_fragments), "a predecessor's offer, or a quarantine")
+        for fragment, book in enumerate(self.progress.books):
+            if book.sent is None:
+                self.fragments.forget(fragment)
+        self.arrived |= mail.casts
+        for fragment in sorted(self.arrived):
+            if self._adopts_at_once(fragment):
+                self._adopt(*self.arrived.pop(fragment), now_s)
+
+    def _adopts_at_once(self, fragment: int) -> bool:
+        """Where no offer can be made before the adoption."""
+        progress = self.progress
+        if progress.is_left_behind(fragment, self.state) or (not self.at_tau and progress.awaits(fragment)):
+            return True
+        is_out = any(draft.fragment == fragment for draft in self.awaited) or progress.books[fragment].waits is not None
+        return not is_out and progress.is_too_old(fragment)
+
+    def adopt(self) -> Steps[None]:
+        """All that has arrived, if nothing else is agreed on (`at_tau`)."""
+        if not self.at_tau:
+            yield from self._adopt_all()
+
+    def _adopt_all(self) -> Steps[None]:
+        now_s: float = yield Now()
+        for fragment in sorted(self.arrived):
+            self._adopt(*self.arrived.pop(fragment), now_s)
+
+    def _adopt(self, output: FragmentVersion, values: Values, seen_s: float, now_s: float) -> None:
+        """Take over a committed version as `sync.mixing` says. The inner optimizer's moments, the learning rate and the
+        data position go on as if nothing had happened."""
+        fragment, mixing = output.fragment, self.progress.mixing_of(output, self.state)
+        since = self.progress.kept_since(fragment) if mixing == "rebase" else None
+        self.fragments.adopt(fragment, values, mixing, None if since is None else since.seq)
+        if mixing == "rebase":
+            self.progress.rebased(output, since)
+        else:
+            self.progress.adopted(output, mixing)
+            self.observer.gave_up(fragment, "replaced")
+        self.watch.adopted(now_s - seen_s)
+        self.observer.adopted(output, since)
+
+    def _leave_behind(self, state: RunState) -> Steps[None]:
+        """A rollback: all fragments arrive anew, or will, and the moments are those of before, or none (then it warms
+        up). The data goes on where it is."""
+        self.arrived, self.awaited = {}, deque()
+        key = self.saves.go_back(state.rollbacks)
+        data = yield from fetch_moments(key, max_moments_bytes(self.run.layout))
+        if data is None or not self.training.restore(data):
+            self.saves.forget()
+            if self.training.reset():
+                self.moments_lost, self.steps_at_loss = True, self.progress.steps
+        self.observer.rolled_back(self, state.rolled_back_to)
+
+    def _go_back(self, fragments: Iterable[int], reason: str) -> None:
+        """Drop the progress on these fragments: to the parameters as they were adopted."""
+        for fragment in fragments:
+            self.fragments.go_back(fragment)
+            self.observer.gave_up(fragment, reason)
+
+    # -- step ---------------------------------------------------------------------------------------------------
+
+    def _may_step(self) -> bool:
+        permit = self.progress.may_step()
+        self.note = permit.reason or self.follower.trouble
+        self.go(LearnerState.TRAINING if permit.allowed else LearnerState.WAITING)
+        return permit.allowed
+
+    def step(self) -> Steps[None]:
+        """One inner step on one batch of this learner's shard."""
+        progress = self.progress
+        own_steps = progress.steps - self.steps_at_loss
+        at = Progression(progress.fraction(), own_steps, self.moments_lost)
+        done = yield from self.training.step(progress.position, progress.island.batch_tokens, at)
+        self.loss = done.loss
+        self.observer.stepped(progress.position, done.tokens)
+        progress.stepped(done.tokens)
+
+    # -- offer --------------------------------------------------------------------------------------------------
+
+    def offer(self) -> Steps[None]:
+        """What is due after this step is on its way when this returns; the store is never waited for."""
+        now_s: float = yield Now()
+        self.progress.unreadable = self.follower.unreadable
+        for draft in self.progress.due(now_s, self.watch.step_s):
+            self._send(draft)
+
+    def _offer_everything(self) -> Steps[None]:
+        now_s: float = yield Now()
+        for draft in self.progress.everything(now_s):
+            self._send(draft)
+
+    def _send(self, draft: OfferDraft) -> None:
+        keep = keeps_progress(self.run.settings.sync)
+        base = self.fragments.bases[draft.fragment]
+        values = self.fragments.send(draft.fragment, draft.seq, keep)
+        self.observer.sent(draft)
+        if self.at_tau:
+            self.awaited.append(draft)
+        self.background("upload", self._upload(draft, base, values, self.loss, self.saves.newest))
+
+    def _upload(
+        self, draft: OfferDraft, base: Values, values: Values, loss: float | None, moments: str | None
+    ) -> Steps[None]:
+        """The payload, then the offer. Of an offer that the log has passed by now only the record is written: it tells
+        what happened before it, and its number must not be missing. `moments`: the newest saved ones as the offer was
+        drafted, for those of later are told of in no offer yet."""
+        started_s: float = yield Now()
+        passed = draft.slot < self.follower.state.slot
+        payload = b"" if passed else self._encoded(draft, base, values)
+        timings = self.watch.timings(self.progress.round_steps, self.run.num_fragments)
+        offer = self.progress.offer(draft, digest(payload), len(payload), self.nonce(), timings, loss, moments)
+        mine = yield from self._publish(offer, payload)
+        self.observer.published(offer, mine)
+        now_s: float = yield Now()
+        if not passed:
+            self.watch.uploaded(now_s - started_s)
+        self.delivered.append((draft.slot, None if passed else now_s - started_s, now_s))
+
+    def _encoded(self, draft: OfferDraft, base: Values, values: Values) -> bytes:
+        return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)
+
+    def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
+        return (yield from publish(offer, payload, self.run.keyring))
+
+    # -- wait ---------------------------------------------------------------------------------------------------
+
+    def wait_at_the_bound(self) -> Steps[None]:
+        yield from self._offer_everything()
+        yield Sleep(PAUSE_S)
+        self.progress.turn.waited((yield Now()))
+        yield from self.hear()
+        yield from self._adopt_all()
+
+    def await_merges(self) -> Steps[None]:
+        """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be. A learner whose
+        offer was refused passes that slot by, for others may wait for it."""
+        sync = self.run.settings.sync
+        aim = self.progress.aim
+        while self.awaited and merge_is_due(sync, self.awaited[0], max(aim.next_slot, aim.head)):
+            draft = self.awaited.popleft()
+            while not self._is_over():
+                cast = self.arrived.get(draft.fragment)
+                base = self.progress.books[draft.fragment].base
+                found = waited_for(draft, base, None if cast is None else cast[0], self.state)
+                if found == "here":
+                    self._adopt(*self.arrived.pop(draft.fragment), (yield Now()))
+                if found != "to come":
+                    break
+                self.go(LearnerState.WAITING)
+                if self.progress.is_refused(draft):
+                    yield from self._offer_everything()
+                    if not self.progress.awaits_outcomes():
+                        break  # there is nothing to offer before the next step
+                yield Sleep(PAUSE_S)
+                yield from self.hear()
+        self.go(LearnerState.TRAINING)
+
+    # -- save, leave --------------------------------------------------------------------------------------------
+
+    def save(self) -> Steps[None]:
+        """The inner optimizer's moments, now and then, behind the loop; later offers name them."""
+        progress, every_rounds = self.progress, self.run.settings.train.inner.save_every
+        if not save_is_due(progress.steps, progress.island.local_steps, every_rounds, self.saved_at):
+            return
+        self.saved_at = progress.steps
+        moments = self.training.save()
+        if moments is not None:
+            progress.saved(moments.step)
+            self.background("moments", self._upload_moments(moments, progress.log_n))
+        yield from ()
+
+    def _upload_moments(self, moments: Moments, log_n: int) -> Steps[None]:
+        data = moments.encode()
+        key = inner_key(self.name, self.progress.incarnation, moments.step, digest(data))
+        yield Create(key, data)
+        self.saves.add(key, log_n)
+
+    def drain(self) -> Steps[None]:
+        """Leave in order: offer what no offer holds yet, and wait until the outcome of every offer is known. Nothing is
+        adopted any more."""
+        if not self.may_drain():
+            return
+        self.go(LearnerState.DRAINING)
+        yield from self._offer_everything()
+        while awaits_last(self.progress.awaits_outcomes(), self.may_drain(), self.state, self.joined.state.n):
+            yield Sleep(PAUSE_S)
+            mail = self.follower.take()
+            if mail is not None:
+                self.state = mail.state
+                self.progress.heard(mail.state)

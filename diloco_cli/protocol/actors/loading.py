@@ -1,0 +1,82 @@
+"""Deltas, versions and payloads between the bucket and the arithmetic: read, checked, written, read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.actors.ports import Arithmetic
+from diloco_cli.protocol.log.keys import cast_key, delta_key, state_key
+from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.operations import Create, Get, Steps
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.store.port import Created
+
+READS = 3  # of a payload, before it is called damaged
+
+Recover = Callable[[FragmentVersion], bytes | None]
+
+
+def load_delta(
+    run: RunFormat, arithmetic: Arithmetic, state: RunState, offer: Offer, recover: Recover
+) -> Steps[Any | str]:
+    """An offer's delta, ready to merge at this head, or the reason of its refusal."""
+    current = state.outputs[offer.fragment]
+    yield from make_resident(run, arithmetic, current, recover)
+    payload = yield from read_payload(offer)
+    if isinstance(payload, str):
+        return payload
+    base_cast = None
+    if offer.base != current.version:
+        base = state.version(offer.fragment, offer.base)
+        if base is None:
+            return "unknown_base"
+        key = cast_key(base.fragment, base.version, base.epoch, base.cast_digest)
+        base_cast = yield Get(key, max_fragment_bytes(run.layout, base.fragment))
+        if base_cast is None or digest(base_cast) != base.cast_digest:
+            return "unknown_base"
+    return arithmetic.read_delta(offer, payload, base_cast)
+
+
+def read_payload(offer: Offer) -> Steps[bytes | str]:
+    """The bytes that the offer names, or the reason why they are not to be had. What is there but is not theirs is read
+    again first: bytes are damaged on their way, too, and for that no learner should be blamed. As much is read as the
+    offer says: no more than the layout allows, by then (see protocol/rules/eligibility.py)."""
+    reason = "missing_payload"
+    for _ in range(READS):
+        payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest), offer.payload_bytes)
+        if payload is None:
+            return "missing_payload"
+        if len(payload) != offer.payload_bytes:
+            reason = "wrong_size"
+        elif digest(payload) != offer.payload_digest:
+            reason = "digest_mismatch"
+        else:
+            return payload
+    return reason
+
+
+def make_resident(run: RunFormat, arithmetic: Arithmetic, output: FragmentVersion, recover: Recover) -> Steps[None]:
+    """See to it that a committed version is in memory. `recover` may compute its bytes from older versions and the
+    deltas that the log names; raises DataCheckError if the bucket has lost it for good."""
+    if arithmetic.holds(output.fragment, output.state_digest):
+        return
+    key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+    data = yield Get(key, max_fragment_bytes(run.layout, output.fragment))
+    if data is None or digest(data) != output.state_digest:
+        problem = "is missing" if data is None else "has other bytes than the log says"
+        data = recover(output)
+        if data is None or digest(data) != output.state_digest:
+            raise DataCheckError(f"the committed state of fragment {output.fragment} {problem}", where=key)
+    arithmetic.restore(output.fragment, output.state_digest, data)
+
+
+def write_and_read_back(key: str, data: bytes) -> Steps[None]:
+    """A create whose bytes have been seen again: a torn object that got committed would stop progress for good."""
+    answer = yield Create(key, data)
+    seen = yield Get(key, len(data))
+    if not isinstance(answer, Created) or seen != data:
+        raise DataCheckError("the store holds other bytes than were written", where=key, hint="diloco doctor URL")

@@ -1,0 +1,150 @@
+"""What a syncer and a learner need beside a store and a clock: arithmetic, evaluation, training; real or simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer
+
+Values = Any
+"""The parameters of one fragment as a training port reads and writes them: [n] float32 in the product, one integer in
+the histories, nothing where only time counts."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A fragment's new version as bytes: the state that syncers read, and the cast that learners adopt.
+
+    `agreement`: the mean cosine between the merged deltas, None for one learner or where nobody asked for it.
+    `scales`: what each delta was multiplied by (norm clip), in their order; empty if none was."""
+
+    state: bytes
+    cast: bytes
+    agreement: float | None = None
+    scales: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A merge that gave no version: which of its deltas must go, by their place in the list, and why. The others may be
+    merged without them."""
+
+    reasons: dict[int, str]
+
+
+class Arithmetic(Protocol):
+    """The numerical work. Deterministic: the same inputs in the same order give the same bytes."""
+
+    def initial(self) -> list[Merged]:
+        """Every fragment's first version."""
+        ...
+
+    def holds(self, fragment: int, state_digest: str) -> bool:
+        """Whether this version's parameters and momentum are in memory."""
+        ...
+
+    def restore(self, fragment: int, state_digest: str, state: bytes) -> None: ...
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+        """A delta ready to merge, re-anchored if the base's cast is given; or the reason of its refusal."""
+        ...
+
+    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+        """The next version of this slot's fragment from (delta, weight) pairs; or which of them turned out to be unfit
+        only now."""
+        ...
+
+    def settled(self, fragment: int) -> Merged:
+        """The version in memory, as the bytes that were published."""
+        ...
+
+    def settle(self, fragment: int, state_digest: str) -> None:
+        """The log says that this is the fragment's version now."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Evaluates the outer parameters somewhere else, without ever delaying a merge."""
+
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        """Start an evaluation as of commit n; False if one is still under way."""
+        ...
+
+    def result(self) -> tuple[int, float | None] | None:
+        """A finished evaluation: (n, loss in nats per token), the loss None if it failed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Progression:
+    """Where a step is: at `fraction` in [0, 1] of the run's schedule, `own_steps` after this incarnation began or lost
+    its moments, if `moments_lost`."""
+
+    fraction: float
+    own_steps: int
+    moments_lost: bool
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """One inner step: the loss of its batch in nats per token (None: there is none), and the tokens it took: fewer than
+    asked for while a part of the island is gone."""
+
+    tokens: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The inner optimizer's state after its own step number `step`; `encode` gives its bytes, on any thread."""
+
+    step: int
+    encode: Callable[[], bytes]
+
+
+class Training(Protocol):
+    """The model of one island with its inner optimizer. However many devices or processes it stands for, it is told one
+    thing at a time, by one thread, and all of them do the same."""
+
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
+        """One inner step on the batch at `position`, in tokens into the island's shard. Yields operations only to let
+        time pass. Raises RunFailedError if the loss or the gradients are not finite."""
+        ...
+
+    def read(self, fragment: int) -> Values:
+        """The fragment's parameters as they are now; a copy."""
+        ...
+
+    def write(self, fragment: int, values: Values) -> None: ...
+
+    def save(self) -> Moments | None:
+        """None: there are none (plain SGD, or no step yet)."""
+        ...
+
+    def restore(self, moments: bytes) -> bool:
+        """False, and nothing changed, if these are not this model's moments."""
+        ...
+
+    def reset(self) -> bool:
+        """Begin with fresh moments. False if there is nothing to lose: the optimizer keeps none."""
+        ...
+
+
+class Wire(Protocol):
+    """What travels: deltas up, versions down. May be called by any thread."""
+
+    def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
+        """The payload of the delta base - values, old minus new. `applied`: see OfferDraft; with error feedback, what
+        its codec rounded away is added."""
+        ...
+
+    def decode(self, output: FragmentVersion, data: bytes) -> Values:
+        """A committed version from its bytes, whose digest is right."""
+        ...
+
+    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:
+        """The fragment after adoption. rebase: merged + (own - reference); blend: a share of each."""
+        ...

@@ -1,0 +1,132 @@
+"""An operator's intents: written into the bucket, carried out by the syncer as a commit that names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+
+from diloco_cli.protocol.log.commit_log import LOOKS, create_signed
+from diloco_cli.protocol.log.keys import request_key
+from diloco_cli.protocol.log.operations import Get, Steps
+from diloco_cli.protocol.log.records import Island, Request, RequestKind, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, learner_signer
+
+MAX_REASON = 500  # characters of a stranger's text in the log
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Requests that were not carried out yet: the last number; the reason of a stop, if that is what they come to; the
+    request itself, if it is one that gets an answer of its own; else why they are refused."""
+
+    newest: int
+    stop: str | None
+    refused: str
+    alone: Request | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One number: the request that was made under it, or why it is none."""
+
+    number: int
+    request: Request | None
+    refused: str = ""
+
+    def is_a(self, *kinds: RequestKind) -> bool:
+        return self.request is not None and self.request.kind in kinds
+
+    @property
+    def is_alone(self) -> bool:
+        return self.request is not None and not self.is_a("stop", "resume")
+
+
+def pending_requests(run: RunFormat, state: RunState) -> Steps[Pending | None]:
+    """What is to be answered next: a request that gets an answer of its own, or all those up to the next such one.
+
+    A later `resume` withdraws a stop, whatever was asked between them. What is no request, or not signed as it must be,
+    counts for nothing."""
+    first = yield from _asked(run, state.next_request)
+    if first is None:
+        return None
+    if first.is_alone:
+        return Pending(first.number, None, "", first.request)
+    asked = yield from _all_asked(run, state.next_request, [first])
+    together = list(takewhile(lambda one: not one.is_alone, asked))
+    stop, last = _stop_that_holds(asked), together[-1]
+    if stop is not None and stop.number <= last.number:
+        assert stop.request is not None
+        return Pending(last.number, (stop.request.reason or "by request")[:MAX_REASON], "")
+    return Pending(last.number, None, last.refused or "an older stop was withdrawn")
+
+
+def _stop_that_holds(asked: list[_Asked]) -> _Asked | None:
+    """The first stop after the last resume."""
+    resumed = max((one.number for one in asked if one.is_a("resume")), default=-1)
+    return next((one for one in asked if one.is_a("stop") and one.number > resumed), None)
+
+
+def _all_asked(run: RunFormat, first: int, known: list[_Asked]) -> Steps[list[_Asked]]:
+    """From number `first` on; those that are `known` already are not read again: they might come as others then."""
+    found = list(known)
+    while (one := (yield from _asked(run, first + len(found)))) is not None:
+        found.append(one)
+    return found
+
+
+def _asked(run: RunFormat, number: int) -> Steps[_Asked | None]:
+    key = request_key(number)
+    for _ in range(LOOKS):
+        data = yield Get(key, MAX_RECORD_BYTES)
+        if data is None:
+            return None
+        asked = _read(run, number, key, data)
+        if asked.request is not None:
+            break
+    return asked
+
+
+def _read(run: RunFormat, number: int, key: str, data: bytes) -> _Asked:
+    try:
+        request = decode(Request, data, key)
+        if not run.keyring.authenticates(signer_of(request.kind, request.island), key, data):
+            raise RecordError(f"it {run.keyring.wrong}")
+    except RecordError as error:
+        return _Asked(number, None, f"request {number}: {error}"[:MAX_REASON])
+    return _Asked(number, request)
+
+
+def signer_of(kind: RequestKind, island: Island | None) -> str:
+    """Whose signature a request needs: an island speaks for itself, everything else is an operator's."""
+    return learner_signer(island.name) if kind == "join" and island is not None else OPERATOR
+
+
+def ask(
+    state: RunState, kind: RequestKind, nonce: str, time: str, reason: str = "", *,
+    island: Island | None = None, learner: str | None = None, to: int | None = None, keyring: Unsigned = UNSIGNED,
+) -> Steps[int]:  # fmt: skip
+    """Write a request under the next free number, which is returned."""
+    number = state.next_request
+    while True:
+        key, request = request_key(number), Request(number, kind, nonce, time, reason, island, learner, to)
+        signer = signer_of(kind, island)
+        mine = keyring.sign(signer, key, encode(request))
+        if (yield from create_signed(keyring, signer, key, mine)) == mine:
+            return number
+        number += 1
+
+
+def ask_to_stop(
+    state: RunState, nonce: str, time: str, reason: str, keyring: Unsigned = UNSIGNED
+) -> Steps[int]:  # fmt: skip
+    return (yield from ask(state, "stop", nonce, time, reason, keyring=keyring))
+
+
+def withdraw_stop(run: RunFormat, state: RunState, nonce: str, time: str) -> Steps[bool]:
+    """Before a run goes on: withdraw a stop that nobody was there to carry out. True if there was one."""
+    if _stop_that_holds((yield from _all_asked(run, state.next_request, []))) is None:
+        return False
+    yield from ask(state, "resume", nonce, time, "diloco resume", keyring=run.keyring)
+    return True

@@ -1,0 +1,190 @@
+"""A standby: watches the log and the syncer's heartbeat, and takes over when both have fallen silent.
+
+Liveness only. Silence is measured on the standby's own monotonic clock, and who serves is decided by the log alone: a
+takeover too many costs time, and never more than that. A standby holds no model and asks for two objects a look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.actors.training import is_over
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat
+from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
+from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
+from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, moved
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
+from diloco_cli.protocol.rules.quorum import Pace, alive_within_s
+
+SPREAD = 0.5  # of the patience: two standbys rarely lose it at once
+POLL_S = 2.0
+PROMPT_S = 3.0  # within so long somebody takes over a run that nobody serves yet
+FIRST_SYNCER_S = 45.0  # which a new run's own syncer may take to start, on a busy machine
+HEARTBEAT_EVERY_S = 6.0
+MAX_DOUBLINGS = 6
+LONGER_THAN_USUAL = 2.0
+SHORTEST_SLEEP_S = 0.01
+MAX_SLOWEST_S = 300.0  # what a syncer may say of its own silence
+
+
+def takeover_s(run: RunFormat) -> float:
+    """The usual silence after which a standby takes over: the setting, or what makes a peer count as gone."""
+    setting = run.settings.syncer.takeover_s
+    if setting != "auto":
+        return setting
+    return alive_within_s(Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments))
+
+
+def patience_s(usual_s: float, jitter: float, slowest_s: float, fruitless: int) -> float:
+    """How long a silence this standby bears. `jitter` in [0, 1) is its own; `slowest_s`: how long the syncer has been
+    silent while it worked, in its own words (a large fragment on a slow link).
+
+    Doubled for each syncer that served and merged nothing: else standbys would take a slow merge from each other for
+    ever."""
+    least_s = max(usual_s, LONGER_THAN_USUAL * slowest_s)
+    return float(least_s * (1 + SPREAD * jitter) * 2 ** min(fruitless, MAX_DOUBLINGS))
+
+
+@dataclass
+class Silence:
+    """For how long this standby has looked and seen nothing new. While it could not look (a paused process, a store
+    that did not answer) it has heard nothing and concludes nothing: a look adds at most two intervals."""
+
+    poll_s: float
+    silent_s: float = 0.0
+    _seen: tuple[int, str] | None = None
+    _looked_s: float | None = None
+
+    def look(self, n: int, heartbeat: bytes | None, now_s: float) -> bool:
+        """Note the head of the log and the syncer's last words; True if either is new since the look before."""
+        since_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        self.silent_s += min(since_s, 2 * self.poll_s)
+        self._looked_s = now_s
+        before, self._seen = self._seen, (n, digest(heartbeat) if heartbeat is not None else "")
+        if before is None or before == self._seen:
+            return False
+        self.silent_s = 0.0
+        return True
+
+
+@dataclass
+class Standby:
+    """One process that waits for its turn. `instead_of`: the pid of its predecessor on this very host, which its
+    supervisor knows to be dead; if that one served, nobody need wait. `facts`: what its heartbeat says beside."""
+
+    run: RunFormat
+    claim: ProcessClaim
+    name: str
+    jitter: float
+    instead_of: int | None = None
+    facts: Callable[[], dict[str, Any]] = dict
+    doing: StandbyState = field(default=StandbyState.STANDING_BY, init=False)
+    _next_heartbeat_s: float = field(default=0.0, init=False)
+
+    def wait(self) -> Steps[str | None]:
+        """Why it takes over, or None once the run is over. A stop from before does not count: the run goes on now."""
+        usual_s = takeover_s(self.run)
+        silence = Silence(min(POLL_S, usual_s / 5))
+        state: RunState = yield from read_log(self.run)
+        began_at = state.n
+        unserved = yield from self._is_unserved(state)
+        dead = yield from self._predecessor_served(state)
+        while not is_over(state, began_at):
+            heartbeat: bytes | None = yield Get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+            now_s: float = yield Now()
+            unserved = not silence.look(state.n, heartbeat, now_s) and unserved
+            limit_s = patience_s(usual_s, self.jitter, slowest_s(heartbeat), state.fruitless)
+            if unserved:
+                limit_s = PROMPT_S * self.jitter
+            elif state.n < 0 and heartbeat is None:
+                limit_s += FIRST_SYNCER_S
+            if dead or silence.silent_s >= limit_s:
+                reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead)}"
+                self.doing = moved(STANDBY, self.doing, StandbyState.CLAIMING)
+                yield from self._announce(heartbeat, reason)
+                return reason
+            yield from self._heartbeat(now_s, state, silence.silent_s, limit_s)
+            yield Sleep(max(SHORTEST_SLEEP_S, min(silence.poll_s, limit_s - silence.silent_s)))
+            state = yield from read_log(self.run, state)
+        self.doing = moved(STANDBY, self.doing, StandbyState.DONE)
+        return None
+
+    def _is_unserved(self, state: RunState) -> Steps[bool]:
+        """Whether nobody has served since the run began, or since it was stopped, and no syncer of its own is coming:
+        then the standbys begin it."""
+        if not self.run.settings.syncer.on_learners:
+            return False
+        if state.n >= 0:
+            return state.phase == RunPhase.STOPPED
+        claimed = yield Get(epoch_key(1), MAX_RECORD_BYTES)
+        return claimed is None
+
+    def _predecessor_served(self, state: RunState) -> Steps[bool]:
+        """Whether the newest epoch was claimed by the process that this one replaces."""
+        if self.instead_of is None:
+            return False
+        newest, epoch = None, max(1, state.epoch)
+        while (data := (yield Get(epoch_key(epoch), MAX_RECORD_BYTES))) is not None:
+            newest, epoch = data, epoch + 1
+        try:
+            claim = None if newest is None else decode(ProcessClaim, newest, epoch_key(epoch - 1))
+        except RecordError:
+            return False
+        return claim is not None and (claim.host, claim.pid) == (self.claim.host, self.instead_of)
+
+    def _announce(self, heartbeat: bytes | None, reason: str) -> Steps[None]:
+        """The other standbys hear of it long before the next commit; counts of the old syncer are kept."""
+        facts = {
+            **counts_of(heartbeat), "state": self.doing, "host": self.claim.host, "unit": self.name, "reason": reason,
+            "memory_bytes": 0, "mirrors": _plain(heartbeat).get("mirrors", []),
+        }  # fmt: skip
+        yield Put(heartbeat_key(SYNCER), encode({"epoch": 0, "n": -1, **facts}))
+        if self._next_heartbeat_s > 0:
+            yield Put(
+                standby_heartbeat_key(self.name),
+                encode(SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)),
+            )
+
+    def _heartbeat(self, now_s: float, state: RunState, silent_s: float, limit_s: float) -> Steps[None]:
+        if now_s < self._next_heartbeat_s:
+            return
+        self._next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
+        heard = f"the syncer was heard {silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
+        facts = {
+            "state": self.doing, "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": heard,
+            "unit": self.name, **self.facts(),
+        }  # fmt: skip
+        yield Put(standby_heartbeat_key(self.name), encode(facts))
+
+
+def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool) -> str:
+    if dead:
+        return "its predecessor, which served, is dead"
+    if unserved:
+        return "nobody served the run"
+    who = f"epoch {state.epoch}" if state.epoch else "the first syncer"
+    return f"{who} was silent for {silent_s:.1f} s"
+
+
+def counts_of(heartbeat: bytes | None) -> dict[str, int]:
+    """The whole numbers of a syncer's last words, which its successor goes on from."""
+    return {key: value for key, value in _plain(heartbeat).items() if isinstance(value, int)}
+
+
+def _plain(heartbeat: bytes | None) -> dict[str, Any]:
+    try:
+        return decode_plain(heartbeat, heartbeat_key(SYNCER)) if heartbeat is not None else {}
+    except RecordError:
+        return {}
+
+
+def slowest_s(heartbeat: bytes | None) -> float:
+    """In the syncer's own words: a hint, and bounded."""
+    said = _plain(heartbeat).get("slowest_s", 0.0)
+    return min(float(said), MAX_SLOWEST_S) if isinstance(said, int | float) and said > 0 else 0.0

@@ -1,0 +1,408 @@
+"""The syncer as a state machine: it reads offers, decides, merges, and makes commits true.
+
+It holds no torch and no clock: arithmetic and evaluation come in as ports, everything else is yielded operations.
+Its states are those of protocol/log/states.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from msgspec import structs
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError, FencedError
+from diloco_cli.protocol.actors.housekeeping import Housekeeper
+from diloco_cli.protocol.actors.inbox import Inbox
+from diloco_cli.protocol.actors.loading import Recover, load_delta, write_and_read_back
+from diloco_cli.protocol.actors.merge_commit import merge_commit
+from diloco_cli.protocol.actors.operators import answer_to
+from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
+from diloco_cli.protocol.actors.repair import Repairer
+from diloco_cli.protocol.actors.requests import pending_requests
+from diloco_cli.protocol.log.commit_log import (
+    SNAPSHOT_EVERY,
+    append,
+    claim_epoch,
+    fence,
+    next_commit,
+    read_log,
+    write_snapshot,
+)
+from diloco_cli.protocol.log.commits import (
+    Commit,
+    EpochStart,
+    Evaluation,
+    Finish,
+    Membership,
+    Refuse,
+    Rollback,
+    Skip,
+    Stop,
+)
+from diloco_cli.protocol.log.heartbeats import Cadence
+from diloco_cli.protocol.log.keys import SYNCER, cast_key, heartbeat_key, state_key
+from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
+from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.rules.mixing import as_logged, rebase_of_next
+from diloco_cli.protocol.rules.pacing import Pacer
+from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
+from diloco_cli.protocol.rules.quorum import (
+    Grace,
+    Pace,
+    SlotFacts,
+    Watch,
+    alive_within_s,
+    decide_slot,
+    grace_window,
+    next_window_s,
+)
+from diloco_cli.protocol.rules.weights import token_weight
+
+HEARTBEAT_EVERY_S = 3.0
+OUTCOMES_WAIT_SLOTS = 2
+FINAL_EVALUATION_S = 120.0
+POLL_BOUNDS_S = (0.02, 0.5)
+POLLS_A_SLOT = 20
+
+
+class Syncer:
+    """One syncer process of a run."""
+
+    def __init__(
+        self,
+        run: RunFormat,
+        claim: ProcessClaim,
+        arithmetic: Arithmetic,
+        evaluator: Evaluator,
+        time_text: Callable[[], str],
+        nonce: Callable[[], str],
+        on_commit: Callable[[RunState, Commit], None] = lambda state, commit: None,
+        heartbeat_facts: Callable[[], dict[str, Any]] = dict,
+        recover: Recover = lambda output: None,
+        because: str = "",
+    ) -> None:
+        self.run, self.claim, self.because = run, claim, because
+        self.arithmetic, self.evaluator = arithmetic, evaluator
+        self.time_text, self.nonce = time_text, nonce
+        self.on_commit, self.heartbeat_facts, self.recover = on_commit, heartbeat_facts, recover
+        self.state = RunState()
+        self.epoch = 0
+        self.doing = SyncerState.READING
+        self.inbox = Inbox(run)
+        self.loaded: dict[tuple[str, int, int], Any] = {}
+        self.pacer = Pacer(run)
+        self.watch: Watch | None = None
+        self.window_from_s = -inf  # of the slot that is due, at the earliest
+        self.outcomes_since_s: float | None = None
+        self.housekeeper, self.repairer = Housekeeper(run), Repairer(run, arithmetic, recover)
+        self.last_snapshot = 0
+        self.last_evaluated_slot = self.evaluated_tokens = 0
+        self.next_request_s = self.next_incarnations_s = 0.0
+        self.cadence = Cadence(HEARTBEAT_EVERY_S)
+        self.reason = ""
+
+    @property
+    def pace(self) -> Pace:
+        return self.pacer.pace
+
+    def serve(self) -> Steps[RunState]:
+        """Until the run is finished or stopped. Raises FencedError when a newer syncer has taken over."""
+        try:
+            try:
+                return (yield from self._serve())
+            except DataCheckError:
+                yield from self._notice_successor()  # which may have collected what is missing here
+                raise
+        except FencedError:
+            self._go(SyncerState.FENCED)
+            raise
+
+    def _go(self, to: SyncerState) -> None:
+        self.doing = moved(SYNCER_STATES, self.doing, to)
+
+    def _serve(self) -> Steps[RunState]:
+        self.state = yield from read_log(self.run)
+        if self.state.phase == RunPhase.FINISHED:
+            self._go(SyncerState.DONE)
+            return self.state
+        yield from self._take_over()
+        while self.state.phase == RunPhase.RUNNING:
+            if self.state.tokens(self.run.layout) >= self.run.settings.train.tokens:
+                yield from self._finish()
+                break
+            worked = yield from self._turn()
+            yield from self.housekeeper.rest(self.state, 0.0 if worked else self._poll_s())
+        self._go(SyncerState.DONE)
+        yield from self.send_heartbeat((yield Now()), force=True)
+        return self.state
+
+    def _poll_s(self) -> float:
+        low, high = POLL_BOUNDS_S
+        return min(high, max(low, self.pace.slot_s / POLLS_A_SLOT))
+
+    # -- becoming the syncer ------------------------------------------------------------------------------------
+
+    def _take_over(self) -> Steps[None]:
+        self._go(SyncerState.CLAIMING)
+        self.epoch = yield from claim_epoch(self.run, self.claim, self.state)
+        phase = self.state.phase
+        while self.state.epoch < self.epoch:
+            if self.state.phase not in (phase, RunPhase.RUNNING):
+                return  # it ended, or was stopped, while this syncer was starting
+            outputs = (yield from self._genesis()) if self.state.n < 0 else ()
+            old = None  # requests that were meant for the run as it was before the stop
+            if phase == RunPhase.STOPPED:
+                old = yield from pending_requests(self.run, self.state)
+            request = old.newest if old is not None and old.alone is None else None
+            who = ": ".join(filter(None, [f"{self.claim.host} pid {self.claim.pid}", self.because]))
+            yield from self._commit(EpochStart(outputs=outputs, reason=who, request=request))
+        self.last_snapshot = self.state.n
+        self.last_evaluated_slot = self.state.slot
+        self.inbox.open(self.state, (yield Now()))
+        self.window_from_s = -inf
+        self.pacer.begin(self.state.window)
+        self._go(SyncerState.SERVING)
+
+    def _genesis(self) -> Steps[tuple[FragmentVersion, ...]]:
+        """Version 0 of every fragment: from then on, nobody ever starts from random weights again."""
+        outputs = []
+        for fragment, merged in enumerate(self.arithmetic.initial()):
+            outputs.append((yield from self._publish(fragment, merged, version=0, slot=-1)))
+        return tuple(outputs)
+
+    def _publish(
+        self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
+    ) -> Steps[FragmentVersion]:
+        """State and cast, written and read back BEFORE the commit that names them."""
+        yield from self.send_heartbeat((yield Now()))  # a model's first versions may take long
+        rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
+        output = FragmentVersion(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
+        yield from write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
+        yield from write_and_read_back(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
+        return output
+
+    def _commit(self, draft: Commit) -> Steps[bool]:
+        """Append one record; True if it is in the log as drafted."""
+        draft = structs.replace(
+            draft, epoch=self.epoch, nonce=self.nonce(), time=self.time_text(), software=self.run.software
+        )  # fmt: skip
+        before = self.state
+        self.state, mine = yield from append(self.run, self.state, draft)
+        if mine:
+            self.on_commit(self.state, structs.replace(draft, n=self.state.n, previous=before.digest))
+        if self.state.n - self.last_snapshot >= SNAPSHOT_EVERY:
+            yield from write_snapshot(self.run, self.state)
+            self.last_snapshot = self.state.n
+        return mine
+
+    # -- one turn of the loop -----------------------------------------------------------------------------------
+
+    def _turn(self) -> Steps[bool]:
+        """Look once at everything; True if something was committed."""
+        now_s: float = yield Now()
+        yield from self.send_heartbeat(now_s)
+        if now_s >= self.next_request_s:
+            self.next_request_s = now_s + requests_every_s(self.pace.slot_s)
+            yield from self._notice_successor()
+            if (yield from self._carry_out_request()):
+                return True
+        due = yield from self.housekeeper.due(self.state)
+        due = due or (yield from self.repairer.due(self.state, self.epoch, self.pace.slot_s, self.inbox, self._pulse))
+        if due is not None:
+            return (yield from self._carry_out(due))
+        if now_s >= self.next_incarnations_s:
+            self.next_incarnations_s = now_s + watch_every_s(self.pace.slot_s)
+            yield from self.inbox.look_for_incarnations(self.state, now_s)
+        yield from self.inbox.poll(self.state, now_s, self.pace.slot_s)
+        yield from self._evaluation()
+        return (yield from self._slot(now_s))
+
+    def _notice_successor(self) -> Steps[None]:
+        """An idle syncer would find out only with its next commit."""
+        later = yield from next_commit(self.run, self.state)
+        if later is not None:
+            fence(later, self.epoch)
+            self.state = later
+
+    def _carry_out_request(self) -> Steps[bool]:
+        """Operators' wishes, in their order (protocol/actors/operators.py)."""
+        pending = yield from pending_requests(self.run, self.state)
+        if pending is None:
+            return False
+        answer = yield from answer_to(self.run, self.state, self.epoch, pending, self._pulse)
+        return (yield from self._carry_out(answer))
+
+    def _carry_out(self, answer: Commit) -> Steps[bool]:
+        match answer:
+            case Membership():
+                self.inbox.expect(answer.island.name)
+            case Stop():
+                yield from self._refuse_all()
+                answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
+            case Rollback():  # what is loaded was re-anchored on versions that are left
+                self.loaded, self.watch = {}, None
+        return (yield from self._commit(answer))
+
+    def _pulse(self) -> Steps[None]:
+        yield from self.send_heartbeat((yield Now()))
+
+    def _evaluation(self) -> Steps[None]:
+        finished = self.evaluator.result()
+        if finished is not None and finished[1] is not None and finished[0] >= self.state.base_floor:
+            tokens = self.evaluated_tokens
+            yield from self._commit(Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
+        every = self.run.settings.evaluation.every * self.run.num_fragments
+        if self.state.slot - self.last_evaluated_slot >= every and self.evaluator.submit(
+            self.state.n, self.state.outputs, False
+        ):
+            self.last_evaluated_slot = self.state.slot
+            self.evaluated_tokens = self.state.tokens(self.run.layout)
+
+    def _slot(self, now_s: float) -> Steps[bool]:
+        """Decide on the slot that is due. What lies in the bucket when its window closes is in: all mailboxes are asked
+        once more before."""
+        sync, grace = self.run.settings.sync, grace_window(
+            self.run.settings.sync.overlap, self.pace, self.run.settings.sync.grace.gamma
+        )  # fmt: skip
+        while True:
+            present, facts = yield from self._present(now_s)
+            decision = decide_slot(facts, grace, sync.skip_after_s)
+            closes = decision.action != "wait" and facts.present < facts.expected
+            if not (closes and (yield from self.inbox.poll(self.state, now_s, self.pace.slot_s, everywhere=True))):
+                break
+        self.reason = decision.reason
+        if decision.action == "wait":
+            return (yield from self._settle_waiting_outcomes(now_s))
+        if decision.action == "skip":
+            outcomes = self.inbox.take_outcomes()
+            done = yield from self._commit(Skip(slot=self.state.slot, reason=decision.reason, outcomes=outcomes))
+            self.window_from_s += self.pace.slot_s
+            self.inbox.sort_out(self.state)
+        else:
+            done = yield from self._merge(present, facts, grace, decision.reason)
+        self.watch = None
+        return done
+
+    def _present(self, now_s: float) -> Steps[tuple[list[Offer], SlotFacts]]:
+        """Offers for the slot that is due, and what there is to decide on."""
+        slot, inbox = self.state.slot, self.inbox
+        self.watch = self.watch or Watch(now_s, self.window_from_s)
+        present = yield from self._load_candidates(slot)
+        self.loaded = {offer.id: self.loaded[offer.id] for offer in present}
+        alive, ahead = self._alive(now_s), inbox.ahead(slot)
+        passed = (alive & ahead) - {offer.learner for offer in present}
+        facts = self.watch.look(
+            len(present), len(alive), self.run.settings.sync.quorum, bool(ahead), now_s, len(passed)
+        )  # fmt: skip
+        return present, facts
+
+    def _settle_waiting_outcomes(self, now_s: float) -> Steps[bool]:
+        """Outcomes travel with the next merge; where none is in sight, they get a commit of their own: a learner whose
+        offers are all refused would otherwise wait for ever."""
+        if not self.inbox.outcomes:
+            self.outcomes_since_s = None
+            return False
+        if self.outcomes_since_s is None:
+            self.outcomes_since_s = now_s
+        if now_s - self.outcomes_since_s < OUTCOMES_WAIT_SLOTS * self.pace.slot_s:
+            return False
+        self.outcomes_since_s = None
+        return (yield from self._commit(Refuse(outcomes=self.inbox.take_outcomes())))
+
+    def _alive(self, now_s: float) -> set[str]:
+        within_s = alive_within_s(self.pace)
+        heard = (name for name, heard_s in self.inbox.heard_s.items() if now_s - heard_s <= within_s)
+        return {name for name in heard if self.state.learner(name).quarantined is None}
+
+    # -- merging ------------------------------------------------------------------------------------------------
+
+    def _load_candidates(self, slot: int) -> Steps[list[Offer]]:
+        """The offers for this slot whose payloads are here and sound; the others get their outcome."""
+        sound = []
+        for offer in self.inbox.candidates(slot):
+            if offer.id not in self.loaded:
+                loaded = yield from load_delta(self.run, self.arithmetic, self.state, offer, self.recover)
+                if isinstance(loaded, str):
+                    self.inbox.drop(offer, loaded)
+                    continue
+                self.loaded[offer.id] = loaded
+            sound.append(offer)
+        return sound
+
+    def _merge(self, offers: list[Offer], facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
+        self._go(SyncerState.MERGING)
+        fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
+        sync = self.run.settings.sync
+        weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
+        slot, version = self.state.slot, self.state.n + 1
+        merged = self.arithmetic.merge(slot, [(self.loaded[o.id], weights[o.id]) for o in offers])
+        if isinstance(merged, Refused):  # the next turn decides anew, on those that are left
+            for place, why in merged.reasons.items():
+                self.inbox.drop(offers[place], why)
+            self._go(SyncerState.SERVING)
+            return False
+        output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
+        opens_s = next_window_s(facts, self.pace.slot_s)
+        opens_in_s = opens_s - (yield Now())
+        told_slot_s, outcomes = self.pacer.told_slot_s, self.inbox.take_outcomes()
+        mine = yield from self._commit(
+            merge_commit(offers, weights, merged, output, facts, grace, told_slot_s, opens_in_s, reason, outcomes)
+        )
+        if mine:
+            self.arithmetic.settle(fragment, output.state_digest)
+            self.pacer.merged(offers, facts, (yield Now()))
+            self.window_from_s = opens_s
+            self.inbox.forget(offers)
+        self.loaded = {}
+        self.inbox.sort_out(self.state)
+        self._go(SyncerState.SERVING)
+        return True
+
+    # -- ending, and being seen ---------------------------------------------------------------------------------
+
+    def _finish(self) -> Steps[None]:
+        """The last evaluation, then the `finish` commit that settles every offer that could be found until then."""
+        self._go(SyncerState.FINISHING)
+        started_s: float = yield Now()
+        submitted = False
+        while (now_s := (yield Now())) - started_s < FINAL_EVALUATION_S:
+            yield from self.send_heartbeat(now_s)
+            finished = self.evaluator.result()
+            if submitted and finished is not None:
+                if finished[1] is not None:
+                    tokens = self.state.tokens(self.run.layout)
+                    yield from self._commit(Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
+                break
+            submitted = submitted or self.evaluator.submit(self.state.n, self.state.outputs, True)
+            yield Sleep(POLL_BOUNDS_S[0])
+        yield from self.inbox.empty(self.state, now_s)
+        yield from self._refuse_all()
+        tokens = self.state.tokens(self.run.layout)
+        reason = f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
+        yield from self._commit(Finish(outcomes=self.inbox.take_outcomes(), reason=reason))
+        yield from write_snapshot(self.run, self.state)
+
+    def _refuse_all(self) -> Steps[None]:
+        """The run is over for everything outstanding; the last commit takes the outcomes that are left then."""
+        self.inbox.refuse_all("run_over")
+        while self.state.phase == RunPhase.RUNNING and self.inbox.outcomes_left:
+            yield from self._commit(Refuse(outcomes=self.inbox.take_outcomes()))
+
+    def send_heartbeat(self, now_s: float, force: bool = False) -> Steps[None]:
+        """The syncer's own words, every few seconds; `force`: now."""
+        if not self.cadence.is_due(now_s) and not force:
+            return
+        self.cadence.said(now_s)
+        facts = {
+            "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host, "reason": self.reason,
+            "heartbeats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1), **self.heartbeat_facts(),
+        }  # fmt: skip
+        yield Put(heartbeat_key(SYNCER), encode(facts))

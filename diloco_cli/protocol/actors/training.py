@@ -1,0 +1,55 @@
+"""What a training loop decides between its steps, beside its books (progress.py). Pure.
+
+is_over          the run has ended, for this process
+awaits_last      a leaver stays for the outcomes of its last offers
+merge_is_due     `at_tau`: the merge of an own offer is to be adopted before the next step
+waited_for       ... and whether it is, is still to come, or never comes
+save_is_due      the inner optimizer's moments go to the store
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.protocol.actors.progress import OfferDraft
+from diloco_cli.protocol.log.records import FragmentVersion
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import RunPhase
+
+
+def is_over(state: RunState, joined_at: int) -> bool:
+    """Whether the run has ended for a process that began at this commit. A stop that was in the log before does not
+    concern it: the run is being resumed."""
+    return state.phase == RunPhase.FINISHED or (state.phase == RunPhase.STOPPED and state.n > joined_at)
+
+
+def awaits_last(awaits_outcomes: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:
+    """Whether a learner that leaves stays: while the outcome of an own offer is not known yet, there is time, and the
+    run goes on. It only hears; what it would adopt now, nobody trains on."""
+    return awaits_outcomes and may_drain and not is_over(state, joined_at)
+
+
+def merge_is_due(sync: SyncSettings, draft: OfferDraft, next_slot: int) -> bool:
+    """Whether a learner at `next_slot` has to adopt the merge of this offer before it goes on: exactly tau slots after
+    the offer's own. Only `at_tau`; on arrival, nothing is ever waited for."""
+    return sync.adoption == "at_tau" and sync.overlap != "auto" and draft.slot + 1 + sync.overlap <= next_slot
+
+
+def waited_for(
+    draft: OfferDraft, base: FragmentVersion, arrived: FragmentVersion | None, state: RunState
+) -> Literal["here", "to come", "never"]:
+    """The merge of this offer, or a later one of its fragment; `base`: what is adopted of that, `arrived`: its newest
+    version that is here. Never after a rollback behind the offer's base, for nobody merges that offer, and never if its
+    slot was skipped, or such a merge is adopted."""
+    if draft.base.version < state.base_floor or base.slot >= draft.slot:
+        return "never"
+    if arrived is not None and arrived.slot >= draft.slot:
+        return "here"
+    return "never" if state.outputs[draft.fragment].slot < draft.slot < state.slot else "to come"
+
+
+def save_is_due(steps: int, local_steps: int, every_rounds: int, saved_at: int) -> bool:
+    """Once every so many rounds of `local_steps` own steps each (0: never); `saved_at`: the steps at the last save."""
+    every = every_rounds * local_steps
+    return every > 0 and steps // every > saved_at // every

@@ -1,0 +1,1 @@
+"""The log: its records, their bytes and keys, reading and appending it, and what it says once it is folded."""

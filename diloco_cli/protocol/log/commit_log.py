@@ -1,0 +1,293 @@
+"""Reading and writing the commit log. Creating commit n+1 is the only way to make anything true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import FencedError, NotFoundError, UsageError
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import (
+    FORMAT_KEY,
+    HEAD_HINT_KEY,
+    commit_key,
+    epoch_key,
+    is_name,
+    read_snapshot_key,
+    snapshot_key,
+)
+from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MOST, SCHEMA, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState, apply
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned, body_of
+from diloco_cli.store.port import Created
+
+SNAPSHOT_EVERY = 64
+RESTORE_HINT = "restore this object: an earlier version that the bucket keeps, or a region's copy, has the same bytes"
+LOOKS = 4  # at what seems not to be what was written: a read may be damaged
+LONG_WAY = 2 * SNAPSHOT_EVERY  # commits, from a snapshot that should have been the newest
+SNAPSHOT_TRIES = 3  # of the newest; one of each was written by another process at another time
+KeyOf = Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The folded log up to commit n. Checked against commit n's digest, so it is never trusted blindly."""
+
+    state: RunState
+    commit_digest: str
+    run_id: str
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class HeadHint:
+    """Where to start reading: the newest snapshot. A lost or stale hint costs time, never correctness."""
+
+    snapshot: int
+
+
+def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, ...] = ()) -> Steps[RunFormat]:
+    """FORMAT.json of the run at `where` (a URL, for errors), opened with `secret`. Raises NotFoundError; a newer schema
+    is refused, and so is another run's key. A daemon `signs_as` one or more: there key and run must fit."""
+    data: bytes | None = None
+    for _ in range(LOOKS):
+        before, data = data, (yield Get(FORMAT_KEY, MAX_RECORD_BYTES))
+        if data is None:
+            raise NotFoundError(f"no run at {where}", hint="list the runs of this directory: diloco runs")
+        if data == before or is_whole(data, where):
+            break
+    assert data is not None
+    run = with_keys(parse_format(data, where), secret, data, where)
+    if signs_as:
+        require_keys(run, secret, signs_as, where)
+    return run
+
+
+def is_whole(data: bytes, where: str) -> bool:
+    """Whether these are a format's bytes, and not damaged, as far as that can be seen without a key."""
+    try:
+        parse_format(data, where)
+    except RecordError:
+        return False
+    return True
+
+
+def parse_format(data: bytes, where: str) -> RunFormat:
+    """Raises RecordError for what is damaged or no format. One that is signed, and says that records are not, has lost
+    the word that says so."""
+    run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", FORMAT_SCHEMA)
+    if run.schema < FORMAT_SCHEMA:
+        raise RecordError(
+            f"this run was created by an older version (schema {run.schema}); this version reads {FORMAT_SCHEMA} only",
+            where=f"{where}/{FORMAT_KEY}",
+            hint="finish or export it with the version that created it (for 0.3.x: pip install 'diloco==0.3.2')",
+        )
+    strange = [name for name in (run.name, *(island.name for island in run.everybody)) if not is_name(name)]
+    if strange:  # names become parts of keys and of local paths
+        raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
+    if run.signing is not None:
+        return replace(run, keyring=KEYLESS)
+    checksums = Checksummed(run.run_id)
+    signed = run.checksums or body_of(data) != data
+    if signed and not (run.checksums and checksums.authenticates(LOG, FORMAT_KEY, data)):
+        raise RecordError(f"the run's format {checksums.wrong}", where=f"{where}/{FORMAT_KEY}")
+    return replace(run, keyring=checksums) if run.checksums else run
+
+
+def with_keys(run: RunFormat, secret: Secret | None, data: bytes, where: str) -> RunFormat:
+    """The run with the keys that `secret` gives for it; `data` are the bytes of its FORMAT.json. Raises UsageError for
+    another run's key, SignatureError if somebody else wrote the format."""
+    if run.signing is None or secret is None:
+        return run
+    keyring = secret.keyring(run.run_id)
+    for signer in filter(None, (LOG, secret.signer)):
+        named = run.signing.id_of(signer)
+        if (named is not None or signer == LOG) and named != keyring.key_id(signer):
+            raise UsageError(
+                f"the key {keyring.key_id(signer)} is not the one that run {run.name} names for {signer}: {named}",
+                where=secret.where,
+                hint="give the run's own key (a learner's is made for one run), or none to read unchecked",
+            )
+    if not keyring.authenticates(LOG, FORMAT_KEY, data):
+        raise SignatureError("the run's format is not signed with the run's key", where=f"{where}/{FORMAT_KEY}")
+    return replace(run, keyring=keyring)
+
+
+def require_keys(run: RunFormat, secret: Secret | None, signers: tuple[str, ...], where: str) -> None:
+    """A process that was given a key takes no part in an unsigned run: else whoever replaces the format could switch
+    signing off. Raises UsageError then, and where the run is signed and a key is missing."""
+    if run.signing is None and secret is not None:
+        hint = f"start it without {secret.where}, or start a new run, which will be signed"
+        raise UsageError("there is a signing key, and this run is not signed", where=where, hint=hint)
+    missing = [signer for signer in signers if not run.keyring.holds(signer)]
+    if missing:
+        what = f"run {run.name} is signed, and this process has no key for {' and '.join(missing)}"
+        raise UsageError(what, where=where, hint=KEY_HINT)
+
+
+def kept_versions(run: RunFormat) -> int:
+    return run.settings.sync.staleness_rounds + 2
+
+
+def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
+    """The state after commit n+1, or None if there is no such commit yet."""
+    data = yield from read_signed(run.keyring, LOG, commit_key(state.n + 1))
+    return None if data is None else fold(run, state, data)
+
+
+def read_signed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]:
+    """A record's bytes. What is not authentic may have been damaged on its way here, and is read again: until it is, or
+    comes twice the same."""
+    data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
+    for _ in range(LOOKS - 1):
+        if data is None or keyring.authenticates(signer, key, data):
+            break
+        before, data = data, (yield Get(key, MAX_RECORD_BYTES))
+        if data == before:
+            break
+    return data
+
+
+def create_signed(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]:
+    """Create a record; the bytes that then lie under the key: `mine`, or whoever's was there before. Those that come
+    with the answer may be damaged, as any that are read."""
+    answer = yield Create(key, mine)
+    if isinstance(answer, Created):
+        return mine
+    if answer.data == mine or keyring.authenticates(signer, key, answer.data):
+        return bytes(answer.data)
+    return (yield from read_signed(keyring, signer, key)) or bytes(answer.data)
+
+
+def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
+    """One more record's bytes, checked and applied. Raises SignatureError where they are not what a syncer wrote."""
+    key = commit_key(state.n + 1)
+    if not run.keyring.authenticates(LOG, key, data):
+        raise SignatureError(f"this commit {run.keyring.wrong}", where=key, hint=RESTORE_HINT)
+    return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run))
+
+
+def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
+    """The log to its end: from `state`, or from the newest snapshot that holds, or from commit 0.
+
+    Where the hint is lost or old, or its snapshot damaged, that shows by the length of the way; then newer snapshots
+    are looked for, once. So a log of any age opens with a bounded number of reads."""
+    if state is None:
+        state = yield from _hinted_snapshot(run)
+    far = state.n + LONG_WAY
+    while True:
+        later = yield from next_commit(run, state)
+        if later is None:
+            return state
+        state = later
+        if state.n == far:
+            state = (yield from newest_snapshot(run, state.n)) or state
+
+
+def newest_snapshot(run: RunFormat, beyond: int, before: int = MOST) -> Steps[RunState | None]:
+    """The newest snapshot that holds, of a commit > `beyond` and < `before`; None if there is none."""
+    numbers = yield from snapshots_between(beyond + 1, before - 1)
+    for number in numbers[::-1][:SNAPSHOT_TRIES]:
+        state = yield from snapshot_at(run, number)
+        if state is not None:
+            return state
+    return None
+
+
+def snapshots_between(first: int, last: int) -> Steps[tuple[int, ...]]:
+    """Numbers of snapshots in [first, last], rising. From a listing: it may lag, and names what may not hold."""
+    found: list[int] = []
+    after = snapshot_key(first - 1) if first > 0 else ""
+    while True:
+        keys: list[str] = yield List("snapshot/", after)
+        numbers = [number for number in map(read_snapshot_key, keys) if number is not None]
+        found += [number for number in numbers if number <= last]
+        if not keys or (numbers and numbers[-1] > last):
+            return tuple(found)
+        after = keys[-1]
+
+
+def _hinted_snapshot(run: RunFormat) -> Steps[RunState]:
+    hint_data = yield Get(HEAD_HINT_KEY, MAX_RECORD_BYTES)
+    try:
+        if hint_data is None:
+            return RunState()
+        n = decode(HeadHint, hint_data, HEAD_HINT_KEY).snapshot
+    except RecordError:
+        return RunState()
+    return (yield from snapshot_at(run, n)) or RunState()
+
+
+def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
+    """The state after commit n out of its snapshot; None if there is none that holds: an older start is slower, never
+    wrong. One of another schema was folded by other rules, and does not hold."""
+    if not 0 <= n < MOST:
+        return None
+    data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
+    commit = yield Get(commit_key(n), MAX_RECORD_BYTES)
+    if data is None or commit is None or not run.keyring.authenticates(LOG, snapshot_key(n), data):
+        return None
+    try:
+        snapshot = decode(Snapshot, data, snapshot_key(n))
+    except RecordError:
+        return None
+    same = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.schema == SCHEMA
+    return snapshot.state if same and snapshot.commit_digest == digest(commit) else None
+
+
+def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
+    """A state that has become too long for a record has none: then the log is read from an older one."""
+    key = snapshot_key(state.n)
+    try:
+        data = encode(Snapshot(state, state.digest, run.run_id))
+    except RecordError:
+        return
+    yield Create(key, run.keyring.sign(LOG, key, data))
+    yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
+
+
+def claim_number(
+    claim: ProcessClaim, first: int, key_of: KeyOf, keyring: Unsigned = UNSIGNED, signer: str = LOG
+) -> Steps[int]:
+    """The first free number from `first` on, now claimed by this process: `incarnation` or `epoch`."""
+    number = first
+    while True:
+        mine = keyring.sign(signer, key_of(number), encode(replace(claim, number=number)))
+        if (yield from create_signed(keyring, signer, key_of(number), mine)) == mine:
+            return number
+        number += 1
+
+
+def claim_epoch(run: RunFormat, claim: ProcessClaim, state: RunState) -> Steps[int]:
+    return (yield from claim_number(claim, state.epoch + 1, epoch_key, run.keyring))
+
+
+def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunState, bool]]:
+    """Create the next commit. Returns the new state and whether the record is this draft.
+
+    If another record holds the slot of the log, it is adopted instead; one of a higher epoch ends this syncer:
+    FencedError. So after a commit, memory is what the log says, whoever wrote it.
+    """
+    record = structs.replace(draft, n=state.n + 1, previous=state.digest)
+    key = commit_key(record.n)
+    data = run.keyring.sign(LOG, key, encode(record))
+    there = yield from create_signed(run.keyring, LOG, key, data)
+    if there == data:
+        return fold(run, state, data), True
+    theirs = fold(run, state, there)
+    fence(theirs, draft.epoch)
+    return theirs, False
+
+
+def fence(state: RunState, epoch: int) -> None:
+    """Raise FencedError if the log has gone on in a higher epoch."""
+    if state.epoch > epoch:
+        raise FencedError(
+            f"epoch {state.epoch} has taken over from epoch {epoch}; nothing was changed",
+            hint="this syncer may be forgotten: another one serves the run",
+        )

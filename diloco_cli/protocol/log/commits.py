@@ -1,0 +1,135 @@
+"""The records of the log: one type per kind of commit, so that none can say what its kind does not mean.
+
+A process that serves the log makes one with the fields of its kind alone; `append` (log.py) adds those that every
+commit has. `kind` tells the types apart in the bucket.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Island, MergedOffer, Outcome
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """What every commit says. `previous` is the digest of the record before: the log is a hash chain.
+
+    `request`: the newest of those that this commit answers. `outcomes`: of offers that no merge used, settled here.
+    """
+
+    n: int = -1
+    epoch: int = 0
+    nonce: str = ""
+    previous: str = ""
+    time: str = ""
+    software: str = ""
+    reason: str = ""
+    request: int | None = None
+    outcomes: tuple[Outcome, ...] = ()
+    schema: int = SCHEMA
+
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    @property
+    def inputs(self) -> tuple[MergedOffer, ...]:
+        """The offers that a merge applied; there are none in other commits."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[FragmentVersion, ...]:
+        """The versions that this commit makes true."""
+        return ()
+
+
+class EpochStart(Commit, tag="epoch_start", frozen=True, kw_only=True):
+    """A syncer begins to serve. Commit 0 brings version 0 of every fragment. `serves`: False for an epoch that a
+    command claims, which answers operators and merges nothing."""
+
+    outputs: tuple[FragmentVersion, ...] = ()
+    serves: bool = True
+
+
+class Merge(Commit, tag="merge", frozen=True, kw_only=True):
+    """One slot's offers, at least one, became a version of its fragment, the only output.
+
+    `grace_s`: how long this merge could wait after its quorum, of which it waited `grace_used_s`; the window of the
+    next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine
+    between the deltas, where the run's settings ask for it.
+    """
+
+    slot: int
+    inputs: tuple[MergedOffer, ...]
+    outputs: tuple[FragmentVersion]
+    tokens: int = 0
+    quorum: int = 0
+    alive: int = 0
+    grace_s: float = 0.0
+    grace_used_s: float = 0.0
+    opens_s: float = 0.0
+    slot_s: float = 0.0
+    agreement: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise ValueError("a merge has at least one input")
+
+
+class Skip(Commit, tag="skip", frozen=True, kw_only=True):
+    """A slot passed without a merge."""
+
+    slot: int
+
+
+class Refuse(Commit, tag="refuse", frozen=True, kw_only=True):
+    """Offers that no merge can use (`outcomes`), or a request that is not carried out, for its reason."""
+
+
+class Membership(Commit, tag="membership", frozen=True, kw_only=True):
+    """An island has joined."""
+
+    island: Island
+
+
+class Evaluation(Commit, tag="eval", frozen=True, kw_only=True):
+    """The held-out loss, in nats per token, of the versions as of commit `evaluated`, when `tokens` were merged."""
+
+    evaluated: int
+    loss: float
+    tokens: int
+
+
+class Quarantine(Commit, tag="quarantine", frozen=True, kw_only=True):
+    """A learner is kept out."""
+
+    learner: str
+
+
+class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):
+    """A learner is let in again."""
+
+    learner: str
+
+
+class Rollback(Commit, tag="rollback", frozen=True, kw_only=True):
+    """Every fragment is again what it was after commit `to`. `shares`, sorted: (learner, its tokens x parameters that
+    count from here on), as they stood then; those of a learner that is not named count no more."""
+
+    to: int
+    outputs: tuple[FragmentVersion, ...]
+    shares: tuple[tuple[str, int], ...] = ()
+
+
+class CollectionFloor(Commit, tag="gc_floor", frozen=True, kw_only=True):
+    """What only commits before number `floor` need may be deleted."""
+
+    floor: int
+
+
+class Stop(Commit, tag="stop", frozen=True, kw_only=True):
+    """The run pauses until somebody resumes it."""
+
+
+class Finish(Commit, tag="finish", frozen=True, kw_only=True):
+    """The run has merged the tokens that it was to train on."""

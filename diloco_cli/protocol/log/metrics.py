@@ -1,0 +1,144 @@
+"""What only people look at: a run's counts, its curve of losses, its newest merges and notes. Folded from the same
+commits as the state, beside it: no decision rests on any of it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from diloco_cli.protocol.log.commits import (
+    CollectionFloor,
+    Commit,
+    EpochStart,
+    Evaluation,
+    Finish,
+    Membership,
+    Merge,
+    Quarantine,
+    Readmit,
+    Refuse,
+    Rollback,
+    Skip,
+    Stop,
+)
+
+RECENT_MERGES = 10
+RECENT_NOTES = 20
+MAX_LOSSES = 512
+QUIET_OUTCOMES = ("superseded", "run_over", "before_rollback", "quarantined")  # many at a time, and said elsewhere
+
+
+class MergeNote(Struct, frozen=True):
+    """One of the last merges. `tokens` are the run's merged tokens after it."""
+
+    n: int
+    slot: int
+    time: str
+    participants: tuple[str, ...]
+    alive: int
+    quorum: int
+    grace_s: float
+    grace_used_s: float
+    tokens: int
+
+
+class Note(Struct, frozen=True):
+    """Something that people should see in `status`."""
+
+    time: str
+    kind: str
+    unit: str
+    text: str
+
+
+class Metrics(Struct, frozen=True):
+    """`losses`: (merged tokens, held-out loss in nats per token), in the order of tokens. Merges, skips and offers are
+    counted as they happened, also those that a rollback went behind."""
+
+    started_at: str = ""
+    updated_at: str = ""
+    skips: int = 0
+    offers_applied: int = 0
+    offers_refused: int = 0
+    participation_sum: float = 0.0
+    losses: tuple[tuple[int, float], ...] = ()
+    recent_merges: tuple[MergeNote, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def loss(self) -> float | None:
+        """The newest one."""
+        return self.losses[-1][1] if self.losses else None
+
+
+def metrics_after(metrics: Metrics, commit: Commit, tokens: int) -> Metrics:
+    """With one more commit, after which so many tokens are merged."""
+    metrics = replace(
+        metrics,
+        updated_at=commit.time,
+        started_at=metrics.started_at or commit.time,
+        offers_applied=metrics.offers_applied + len(commit.inputs),
+        offers_refused=metrics.offers_refused + len(commit.outcomes),
+        notes=(*metrics.notes, *_notes(commit))[-RECENT_NOTES:],
+    )
+    match commit:
+        case Merge():
+            share = len(commit.inputs) / max(1, commit.alive, len(commit.inputs))
+            merges = (*metrics.recent_merges, _merge_note(commit, tokens))[-RECENT_MERGES:]
+            return replace(metrics, participation_sum=metrics.participation_sum + share, recent_merges=merges)
+        case Skip():
+            return replace(metrics, skips=metrics.skips + 1)
+        case Evaluation():
+            return replace(metrics, losses=_thinned((*metrics.losses, (commit.tokens, commit.loss))))
+        case Rollback():
+            losses = tuple(point for point in metrics.losses if point[0] <= tokens)
+            return replace(metrics, losses=losses, recent_merges=())
+    return metrics
+
+
+def _merge_note(commit: Merge, tokens: int) -> MergeNote:
+    participants = tuple(sorted(item.learner for item in commit.inputs))
+    return MergeNote(
+        commit.n, commit.slot, commit.time, participants, commit.alive, commit.quorum, commit.grace_s,
+        commit.grace_used_s, tokens,
+    )  # fmt: skip
+
+
+def _notes(commit: Commit) -> list[Note]:
+    notes = [
+        (
+            outcome.learner,
+            f"offer {outcome.incarnation}/{outcome.seq} of fragment {outcome.fragment} refused: {outcome.reason}",
+        )
+        for outcome in commit.outcomes
+        if outcome.reason not in QUIET_OUTCOMES
+    ]
+    notes += _own_notes(commit)
+    return [Note(commit.time, commit.kind, unit, text) for unit, text in notes]
+
+
+def _own_notes(commit: Commit) -> list[tuple[str, str]]:
+    """(unit, text) of what the commit's kind tells."""
+    match commit:
+        case EpochStart():
+            return [("syncer", f"epoch {commit.epoch} starts: {commit.reason}")]
+        case Skip() | Finish() | CollectionFloor():
+            return [("syncer", commit.reason)]
+        case Refuse():
+            return [("syncer", commit.reason)] if commit.reason else []
+        case Membership():
+            return [(commit.island.name, commit.reason)]
+        case Quarantine():
+            return [(commit.learner, f"quarantined: {commit.reason}")]
+        case Readmit():
+            return [(commit.learner, f"let in again: {commit.reason}")]
+        case Rollback():
+            return [("syncer", f"rolled back to commit {commit.to}: {commit.reason}")]
+        case Stop():
+            return [("syncer", f"stopped: {commit.reason}")]
+    return []
+
+
+def _thinned(losses: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    """A bounded curve: when it is full, every second point but the newest goes."""
+    return losses if len(losses) <= MAX_LOSSES else (*losses[:-1:2], losses[-1])

@@ -1,0 +1,98 @@
+"""What protocol code asks of the world. A generator yields one of these and is sent the answer.
+
+| operation      | answer                                   |
+|----------------|------------------------------------------|
+| Get            | bytes, or None                           |
+| Create         | Created or Exists (store/port.py)        |
+| Put            | None                                     |
+| List           | keys, in lexical order; may lag behind   |
+| Delete         | None, also if there was nothing          |
+| Now            | seconds on the actor's own monotonic clock |
+| Sleep          | None                                     |
+| There          | the operation's answer, from the other store |
+
+What works between two stores (protocol/regions/) says `There` of what is meant for the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Get:
+    """Of an object of more than `max_bytes` only so many and one byte more are read: its length tells. Nobody reads
+    without a bound, for anybody may have written what is there."""
+
+    key: str
+    max_bytes: int
+
+
+@dataclass(frozen=True)
+class Create:
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Put:
+    """For hints only."""
+
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class List:
+    """At most `limit` keys with the prefix, beyond `after`. A hint: nothing true rests on it."""
+
+    prefix: str
+    after: str = ""
+    limit: int = 1000
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Only behind a committed floor (see protocol/actors/collection.py)."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Now:
+    pass
+
+
+@dataclass(frozen=True)
+class Sleep:
+    seconds: float
+
+
+StoreOperation = Get | Create | Put | List | Delete
+
+
+@dataclass(frozen=True)
+class There:
+    """For the other one of two stores: the bucket of a region."""
+
+    operation: StoreOperation
+
+
+Operation = StoreOperation | Now | Sleep | There
+Steps = Generator[Operation, Any, Result]
+
+
+def there(steps: Steps[Result]) -> Steps[Result]:
+    """Protocol code that was written for one store, performed on the other one."""
+    answer: Any = None
+    while True:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        answer = yield operation if isinstance(operation, Now | Sleep | There) else There(operation)

@@ -1,0 +1,292 @@
+"""What lies in the bucket: the run's format, claims, offers, and what commits (commits.py) are made of. Every record is
+created once and never changed.
+
+Writers put a nonce into what two processes might write at once, so that each recognises its own write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from diloco_cli.config.settings import Link, RunSettings
+from diloco_cli.layout import Layout
+from diloco_cli.signing import UNSIGNED, Signing, Unsigned
+
+SCHEMA = 4  # of records: an offer counts for the slot that it names, and for no other
+FORMAT_SCHEMA = 5  # of FORMAT.json: the one that this version reads and writes
+MOST = 1 << 53  # integers beyond this are not exact everywhere
+
+RequestKind = Literal["stop", "resume", "join", "readmit", "rollback", "gc"]
+
+
+@dataclass(frozen=True)
+class Island:
+    """What a learner needs to know about its island. Steps are inner steps, times are seconds as planned.
+    `micro_batch_tokens`: of one forward and backward pass on one device (None: of older versions, the whole batch)."""
+
+    name: str
+    region: str
+    batch_tokens: int
+    local_steps: int
+    tokens_per_s: float
+    step_s: float
+    accelerator: str = "cpu"
+    num_accelerators: int = 1
+    infra: str = "local"
+    slowdown: float = 1.0
+    link: Link = field(default_factory=Link)
+    micro_batch_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class RegionStore:
+    """A region whose learners have a bucket of their own: the run's URL there, and what leaving the region costs."""
+
+    name: str
+    url: str
+    egress_per_gb: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunFormat:
+    """FORMAT.json: everything that never changes during a run. Any process needs this and nothing else to take part.
+
+    `members`: islands that joined since, in the order of the log (RunState.with_members); in the bucket there are none.
+    `regions`: those with a bucket of their own, sorted by name; where there are any, `home_url` is the run's URL in the
+    home bucket, and `home_egress_per_gb` what leaving the home region costs.
+    `signing`: how records are signed, if they are; `checksums`: whether they end with a checksum, if not; `keyring`:
+    how this process writes and checks the one or the other, never written.
+    """
+
+    run_id: str
+    name: str
+    created_at: str
+    settings: RunSettings
+    islands: tuple[Island, ...]
+    layout: Layout
+    software: str
+    home_region: str | None = None
+    schema: int = FORMAT_SCHEMA
+    digest_algorithm: str = "blake3"
+    members: tuple[Island, ...] = ()
+    regions: tuple[RegionStore, ...] = ()
+    home_url: str | None = None
+    home_egress_per_gb: float = 0.0
+    signing: Signing | None = None
+    checksums: bool = False
+    keyring: Unsigned = field(default=UNSIGNED, compare=False, repr=False, metadata={"local": True})
+
+    def region_store(self, region: str) -> RegionStore | None:
+        """The region's own bucket; None: its learners use the home bucket."""
+        return next((store for store in self.regions if store.name == region), None)
+
+    def home_of(self, url: str) -> str:
+        """The run's URL at home, for one who found it at `url`: there, unless that is a region's bucket."""
+        regional = any(store.url == url for store in self.regions)
+        return self.home_url if regional and self.home_url is not None else url
+
+    def url_for(self, region: str, home_url: str) -> str:
+        """The URL that a learner of this region is started with."""
+        own = self.region_store(region)
+        return home_url if own is None else own.url
+
+    def island(self, name: str) -> Island | None:
+        return next((island for island in self.everybody if island.name == name), None)
+
+    @property
+    def everybody(self) -> tuple[Island, ...]:
+        """Every island that the run has ever known: those of the launch, then those that joined."""
+        return self.islands + self.members
+
+    @property
+    def num_shards(self) -> int:
+        """Into how many streams the data is divided, once and for all."""
+        return self.settings.data.shards or len(self.islands)
+
+    def shard_of(self, name: str) -> int:
+        """The stream that an island reads: nobody else ever does."""
+        return [island.name for island in self.everybody].index(name)
+
+    @property
+    def num_fragments(self) -> int:
+        return len(self.layout.fragments)
+
+    @property
+    def round_tokens(self) -> int:
+        """What all islands of the launch process together in one round, as planned."""
+        return sum(island.local_steps * island.batch_tokens for island in self.islands)
+
+
+@dataclass(frozen=True)
+class ProcessClaim:
+    """Which process claims an epoch (of the syncer) or an incarnation (of a learner)."""
+
+    number: int
+    nonce: str
+    host: str
+    pid: int
+    started_at: str
+    software: str
+
+
+@dataclass(frozen=True)
+class Timings:
+    """A learner's own moving averages, seconds on its own clock: one inner step, between its slots, to upload a delta,
+    and from a commit's appearance to its adoption."""
+
+    step_s: float = 0.0
+    slot_s: float = 0.0
+    upload_s: float = 0.0
+    adoption_s: float = 0.0
+
+
+EventKind = Literal["steps", "heard", "moved", "adopted", "dropped", "saved", "sent", "lost"]
+Mixing = Literal["replace", "blend", "rebase"]
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that shaped a learner's parameters, in the order of happening (see protocol/log/tape.py).
+
+    steps     `count` inner steps on batches of `batch_tokens`
+    heard     the log up to commit `n`; from here on this learner takes `local_steps` steps a round
+    moved     the data goes on at token `position` of the shard: a predecessor's late offer held what lies before
+    adopted   `version` of `fragment`, by `mixing` (None: as the run's settings say); for `rebase`, `since` is the seq
+              of the send after which own progress was kept (None: since the adoption before)
+    dropped   the progress on `fragment` made since the last adoption
+    saved     the inner optimizer's moments, at its own step `count`
+    sent      offer number `seq`: `fragment` for `slot`; with error feedback, `since` is the seq of the offer whose
+              rounding error it makes up for
+    lost      more happened between two offers than is kept: this stretch cannot be repeated
+    """
+
+    kind: EventKind
+    count: int = 0
+    batch_tokens: int = 0
+    n: int = 0
+    local_steps: float = 0.0
+    position: int = 0
+    fragment: int = 0
+    version: int = 0
+    mixing: Mixing | None = None
+    since: int | None = None
+    seq: int = 0
+    slot: int = 0
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How an incarnation began: `position` tokens into its shard, with `versions` (one per fragment), with the saved
+    moments under the key `inner` (None: fresh ones). `moments_lost`: there should have been some."""
+
+    position: int
+    versions: tuple[int, ...]
+    inner: str | None = None
+    moments_lost: bool = False
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A learner offers the delta (old minus new) of one fragment, made since it adopted version `base`.
+
+    It is merged with those of its slot, or not at all. [data_start, data_end) is the range of its data stream, in
+    tokens, that the delta was trained on, in `steps` steps: of full batches, or smaller ones while a part of the island
+    was gone.
+    `inner` names the newest saved inner-optimizer state. With error feedback, `feeds_back` is the seq of the
+    earlier offer whose rounding error this delta makes up for. `events`: all that shaped the parameters since the offer
+    before, in its order; the first offer also says how the incarnation `began`. A replay needs nothing else.
+    """
+
+    learner: str
+    incarnation: int
+    seq: int
+    slot: int
+    fragment: int
+    base: int
+    base_digest: str
+    data_start: int
+    data_end: int
+    tokens: int
+    steps: int
+    payload_digest: str
+    payload_bytes: int
+    nonce: str
+    timings: Timings = field(default_factory=Timings)
+    loss: float | None = None
+    inner: str | None = None
+    feeds_back: int | None = None
+    began: Beginning | None = None
+    events: tuple[Event, ...] = ()
+    schema: int = SCHEMA
+
+    @property
+    def id(self) -> OfferId:
+        return (self.learner, self.incarnation, self.seq)
+
+
+OfferId = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class MergedOffer:
+    """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
+
+    `scale`: what its delta was multiplied by, below 1 where the norm clip shortened it."""
+
+    learner: str
+    incarnation: int
+    seq: int
+    base: int
+    data_start: int
+    data_end: int
+    tokens: int
+    steps: int
+    weight: float
+    payload_digest: str
+    payload_bytes: int
+    step_s: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an offer that no merge used."""
+
+    learner: str
+    incarnation: int
+    seq: int
+    fragment: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FragmentVersion:
+    """A version of a fragment. The version is the number of the commit that produced it, so it is never reused.
+
+    `rebase`: with `mixing: adaptive`, learners adopt it on top of their progress in flight (rules/mixing.py)."""
+
+    fragment: int
+    version: int
+    slot: int
+    epoch: int
+    state_digest: str
+    cast_digest: str
+    rebase: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """An intent, carried out by the syncer as a commit that names it. `resume` withdraws a stop that was asked for and
+    not carried out yet; `join` is of an island that wants to take part; `readmit` ends the quarantine of `learner`;
+    `rollback` goes back to how things were after commit `to`."""
+
+    number: int
+    kind: RequestKind
+    nonce: str
+    time: str
+    reason: str = ""
+    island: Island | None = None
+    learner: str | None = None
+    to: int | None = None

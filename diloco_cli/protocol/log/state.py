@@ -1,0 +1,318 @@
+"""The log, folded: what every reader of the same commits agrees on.
+
+`apply` is the only way to change it, one commit at a time; it is a pure function of the state and the record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from diloco_cli.layout import Layout
+from diloco_cli.protocol.log.commits import (
+    CollectionFloor,
+    Commit,
+    EpochStart,
+    Evaluation,
+    Finish,
+    Membership,
+    Merge,
+    Quarantine,
+    Readmit,
+    Refuse,
+    Rollback,
+    Skip,
+    Stop,
+)
+from diloco_cli.protocol.log.metrics import Metrics, metrics_after
+from diloco_cli.protocol.log.quarantine import faults_after
+from diloco_cli.protocol.log.records import FragmentVersion, Island, OfferId, RunFormat
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.wire import RecordError
+
+ROLLBACKS_KEPT = 16
+
+
+class Applied(Struct, frozen=True):
+    """The last offer of one learner that a merge applied to one fragment."""
+
+    base: int
+    produced: int
+    data_end: int
+    incarnation: int
+    seq: int
+
+
+class LearnerRecord(Struct, frozen=True):
+    """What the log knows of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
+    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `faults`: see quarantine.py;
+    `quarantined`: by which commit, None if it is not."""
+
+    floor: int = 0
+    next_seq: int = 0
+    settled: tuple[int, ...] = ()
+    applied: dict[int, Applied] = field(default_factory=dict)
+    token_parameters: int = 0
+    merges: int = 0
+    refused: int = 0
+    data_end: int = 0
+    step_s: float = 0.0
+    faults: int = 0
+    quarantined: int | None = None
+
+    def has_outcome(self, seq: int) -> bool:
+        return seq < self.next_seq or seq in self.settled
+
+
+_UNHEARD_OF = LearnerRecord()
+
+
+class Window(Struct, frozen=True):
+    """What the newest merge says of the slots after it. The window of the next one begins `opens_s` after its commit,
+    that of each further one `slot_s` later, and it closes `grace_s` after it begins, unless all are there before.
+    `slot_s` 0: the pace is not known yet, and so nothing of windows."""
+
+    opens_s: float
+    slot_s: float
+    grace_s: float
+
+
+class RunState(Struct, frozen=True):
+    """Everything that commits 0..n say. `token_parameters` = sum over applied offers of tokens x parameters of the
+    fragment, as an integer, so that no rounding ever enters the token count. Offers that a rollback went behind no
+    longer count; merges, skips and offers are counted as they happened.
+
+    `base_floor`: the newest rollback (0: none); no version before it is anybody's base any more. `rollbacks`: the
+    newest, each as the commit that it went back to and its own number. `gc_floor`: what only commits before this one
+    need may be gone (0: nothing is). `moments_from`: where rollbacks since have only made versions anew, the newest
+    that left merges behind (None: `base_floor` is that one).
+
+    `window`: of the newest merge, None before the first.
+    `fruitless`: syncers that have begun to serve since the newest merge (or the first versions), and merged nothing.
+    """
+
+    n: int = -1
+    digest: str = ""
+    epoch: int = 0
+    phase: RunPhase = RunPhase.RUNNING
+    slot: int = 0
+    token_parameters: int = 0
+    outputs: tuple[FragmentVersion, ...] = ()
+    history: tuple[FragmentVersion, ...] = ()
+    learners: dict[str, LearnerRecord] = field(default_factory=dict)
+    next_request: int = 0
+    merges: int = 0
+    members: tuple[Island, ...] = ()
+    base_floor: int = 0
+    rollbacks: tuple[tuple[int, int], ...] = ()
+    gc_floor: int = 0
+    fruitless: int = 0
+    window: Window | None = None
+    moments_from: int | None = None
+    metrics: Metrics = Metrics()
+
+    def with_members(self, run: RunFormat) -> RunFormat:
+        """The run with those that have joined it so far."""
+        return run if run.members == self.members else dataclasses.replace(run, members=self.members)
+
+    def tokens(self, layout: Layout) -> int:
+        """Merged tokens: sum over applied offers of tokens x (parameters of the fragment / all parameters)."""
+        return self.token_parameters // layout.num_parameters
+
+    def version(self, fragment: int, version: int) -> FragmentVersion | None:
+        """A version that is still within reach of re-anchoring."""
+        return next((o for o in self.history if o.fragment == fragment and o.version == version), None)
+
+    def learner(self, name: str) -> LearnerRecord:
+        return self.learners.get(name, _UNHEARD_OF)
+
+    def recent_paces(self, num_commits: int) -> list[float]:
+        """Seconds a step of every learner that a merge among the last commits heard of: who left sets no pace."""
+        return [
+            record.step_s
+            for record in self.learners.values()
+            if record.step_s > 0 and any(last.produced > self.n - num_commits for last in record.applied.values())
+        ]
+
+    @property
+    def rolled_back_to(self) -> int:
+        """The commit that the newest rollback went back to; 0: none."""
+        return self.rollbacks[-1][0] if self.rollbacks else 0
+
+    @property
+    def moments_floor(self) -> int:
+        """Moments that were saved before this commit belong to merges that a rollback left behind."""
+        return self.base_floor if self.moments_from is None else self.moments_from
+
+    @property
+    def participation(self) -> float | None:
+        """Mean over merges of participants / islands alive."""
+        return self.metrics.participation_sum / self.merges if self.merges else None
+
+
+def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_versions: int) -> RunState:
+    """The state after one more commit. Raises RecordError if the record does not continue this very log.
+
+    `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
+    """
+    _check_chain(state, commit)
+    _check_outputs(state, commit, len(layout.fragments))
+    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch)
+    if commit.request is not None:
+        state = replace(state, next_request=commit.request + 1)
+    state = _folded(_settle_outcomes(state, commit), commit, layout)
+    state = _adopt_outputs(state, commit.outputs, kept_versions)
+    return replace(state, metrics=metrics_after(state.metrics, commit, state.tokens(layout)))
+
+
+def _folded(state: RunState, commit: Commit, layout: Layout) -> RunState:
+    """What the commit's kind alone changes."""
+    match commit:
+        case EpochStart():
+            fruitless = state.fruitless + (commit.serves and commit.n > 0)
+            return replace(state, phase=RunPhase.RUNNING, fruitless=fruitless)
+        case Merge():
+            return _merge(state, commit, layout)
+        case Skip():
+            return replace(state, slot=state.slot + 1)
+        case Membership():
+            return replace(state, members=(*state.members, commit.island))
+        case Quarantine() | Readmit():
+            return _keep_out_or_let_in(state, commit)
+        case Rollback():
+            return _roll_back(state, commit)
+        case CollectionFloor():
+            return _raise_floor(state, commit)
+        case Stop():
+            return replace(state, phase=RunPhase.STOPPED)
+        case Finish():
+            return replace(state, phase=RunPhase.FINISHED)
+        case Refuse() | Evaluation():
+            return state
+    raise TypeError(f"a {commit.kind} is folded by nothing")
+
+
+def _check_chain(state: RunState, commit: Commit) -> None:
+    if (commit.n, commit.previous) != (state.n + 1, state.digest):
+        raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
+    if commit.epoch < state.epoch:
+        raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
+    if state.phase != RunPhase.RUNNING and not (state.phase == RunPhase.STOPPED and isinstance(commit, EpochStart)):
+        raise RecordError(f"commit {commit.n}, a {commit.kind}, comes after the run was {state.phase}")
+    if isinstance(commit, Merge | Skip) and commit.slot != state.slot:
+        raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
+
+
+def _check_outputs(state: RunState, commit: Commit, num_fragments: int) -> None:
+    expected: list[int] = []
+    if commit.n == 0 or isinstance(commit, Rollback):
+        expected = list(range(num_fragments))
+    elif isinstance(commit, Merge):
+        expected = [fragment_of_slot(state.slot, num_fragments)]
+    fragments = [output.fragment for output in commit.outputs]
+    if fragments != expected:
+        raise RecordError(f"commit {commit.n} brings fragments {fragments} instead of {expected}")
+
+
+def _settle_outcomes(state: RunState, commit: Commit) -> RunState:
+    if not commit.inputs and not commit.outcomes:
+        return state
+    settled: list[OfferId] = [(i.learner, i.incarnation, i.seq) for i in commit.inputs]
+    settled += [(f.learner, f.incarnation, f.seq) for f in commit.outcomes]
+    learners = dict(state.learners)
+    for name in sorted({learner for learner, _, _ in settled}):
+        mine = [(incarnation, seq) for learner, incarnation, seq in settled if learner == name]
+        learners[name] = _settle(state.learner(name), mine)
+        refused = learners[name].refused + sum(outcome.learner == name for outcome in commit.outcomes)
+        faults = faults_after(learners[name].faults, commit, name)
+        learners[name] = replace(learners[name], refused=refused, faults=faults)
+    return replace(state, learners=learners)
+
+
+def _settle(known: LearnerRecord, offers: list[tuple[int, int]]) -> LearnerRecord:
+    """The first offer of a newer incarnation that gets an outcome, whichever, raises the floor."""
+    floor = max(incarnation for incarnation, _ in offers)
+    if floor > known.floor:
+        known = replace(known, floor=floor, next_seq=0, settled=())
+    settled = set(known.settled) | {seq for incarnation, seq in offers if incarnation == known.floor}
+    next_seq = known.next_seq
+    while next_seq in settled:
+        next_seq += 1
+    return replace(known, next_seq=next_seq, settled=tuple(sorted(seq for seq in settled if seq > next_seq)))
+
+
+def _merge(state: RunState, commit: Merge, layout: Layout) -> RunState:
+    output = commit.outputs[0]
+    parameters = layout.fragments[output.fragment].num_parameters
+    learners = dict(state.learners)
+    for item in commit.inputs:
+        known = learners[item.learner]
+        now = Applied(item.base, output.version, item.data_end, item.incarnation, item.seq)
+        applied = {**known.applied, output.fragment: now}
+        learners[item.learner] = replace(
+            known,
+            applied=applied,
+            token_parameters=known.token_parameters + item.tokens * parameters,
+            step_s=item.step_s,
+            merges=known.merges + 1,
+            data_end=max(known.data_end, item.data_end),
+        )
+    tokens = sum(item.tokens for item in commit.inputs)
+    return replace(
+        state,
+        slot=state.slot + 1,
+        learners=learners,
+        token_parameters=state.token_parameters + tokens * parameters,
+        merges=state.merges + 1,
+        fruitless=0,
+        window=Window(commit.opens_s, commit.slot_s, commit.grace_s),
+    )
+
+
+def _keep_out_or_let_in(state: RunState, commit: Quarantine | Readmit) -> RunState:
+    known, keeps_out = state.learner(commit.learner), isinstance(commit, Quarantine)
+    if (known.quarantined is None) != keeps_out:
+        raise RecordError(f"commit {commit.n}, a {commit.kind} of {commit.learner!a}, does not fit what was before it")
+    faults = faults_after(known.faults, commit, commit.learner)
+    changed = replace(known, faults=faults, quarantined=commit.n if keeps_out else None)
+    return replace(state, learners={**state.learners, commit.learner: changed})
+
+
+def _roll_back(state: RunState, commit: Rollback) -> RunState:
+    """Tokens and shares are those of then; what happened stays counted, and no data comes back."""
+    if not state.gc_floor <= commit.to < commit.n:
+        raise RecordError(f"commit {commit.n} goes back to commit {commit.to}, which is not there")
+    shares = dict(commit.shares)
+    anew = commit.to == commit.n - 1  # nothing is left behind
+    return replace(
+        state,
+        base_floor=commit.n,
+        token_parameters=sum(shares.values()),
+        learners={n: replace(k, token_parameters=shares.get(n, 0)) for n, k in state.learners.items()},
+        history=(),
+        moments_from=state.moments_floor if anew else None,
+        rollbacks=(*state.rollbacks, (commit.to, commit.n))[-ROLLBACKS_KEPT:],
+    )
+
+
+def _raise_floor(state: RunState, commit: CollectionFloor) -> RunState:
+    if not state.gc_floor < commit.floor < commit.n:
+        raise RecordError(f"commit {commit.n} has the floor {commit.floor}, after {state.gc_floor}")
+    return replace(state, gc_floor=commit.floor)
+
+
+def _adopt_outputs(state: RunState, outputs: Iterable[FragmentVersion], kept: int) -> RunState:
+    current = {output.fragment: output for output in state.outputs}
+    history = list(state.history)
+    for output in outputs:
+        current[output.fragment] = output
+        versions = [o for o in history if o.fragment == output.fragment]
+        for old in versions[: max(0, len(versions) - kept + 1)]:
+            history.remove(old)
+        history.append(output)
+    ordered = tuple(current[fragment] for fragment in sorted(current))
+    return replace(state, outputs=ordered, history=tuple(history))

@@ -1,0 +1,104 @@
+"""Records as bytes: canonical JSON, size-capped, without NaN, without duplicate keys. Bytes from a bucket are
+strangers' bytes: every way in which they can be wrong ends in a RecordError."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any, TypeVar, Union, cast
+
+import msgspec
+
+from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.config.strict_json import MAX_DEPTH, is_deep
+from diloco_cli.errors import DataCheckError, DilocoError
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.signing import MAX_TAIL_BYTES, body_of
+from diloco_cli.store.port import HOLDER_BYTES
+
+MAX_RECORD_BYTES = HOLDER_BYTES  # so a create that lost to a record tells all of it
+_canonical = json.JSONEncoder(  # nothing in a record holds itself: looking for that would take a tenth of the time
+    sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
+).encode
+_parse = msgspec.json.Decoder().decode
+Record = TypeVar("Record")
+
+
+class RecordError(DataCheckError):
+    """A record in the bucket is not well formed."""
+
+    code = "record"
+
+
+def encode(record: object) -> bytes:
+    """Canonical JSON: sorted keys, no spaces, UTF-8; equal records give equal bytes. Raises ValueError for NaN."""
+    data = _canonical(_plain(record)).encode()
+    max_bytes = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
+    if len(data) > max_bytes:
+        raise RecordError(f"{len(data)} bytes, more than the {max_bytes} allowed in a record")
+    return data
+
+
+def _plain(record: object) -> Any:
+    if isinstance(record, RunFormat):  # the run's settings have a codec of their own, which plans and tapes use too
+        return to_plain(record)
+    return record if isinstance(record, dict) else msgspec.to_builtins(record, str_keys=True)
+
+
+def decode(kind: type[Record], data: bytes, where: str, schema: int | None = None) -> Record:
+    """Bytes to a typed record, or to whichever of `kind`'s subclasses they say that they are. Unknown keys from newer
+    writers are ignored, wrong types refused, and so is all that says of itself that it was written with a newer schema
+    than `schema`."""
+    plain, is_canonical = _parsed(data, where)
+    if schema is not None:  # first: a newer version may write in another way
+        _refuse_newer(plain.get("schema"), schema, where)
+    _require_canonical(is_canonical, where)
+    try:
+        if kind is RunFormat:
+            return from_plain(kind, plain, strict=False)
+        return cast("Record", msgspec.convert(plain, _written_as(cast("Any", kind)), str_keys=True))
+    except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:
+        raise RecordError(f"not a {kind.__name__.lower()}: {error}", where=where) from error
+
+
+@cache
+def _written_as(kind: type[Any]) -> Any:
+    """The types that a record of this kind may have."""
+    kinds = tuple(kind.__subclasses__())
+    return Union[kinds] if kinds else kind  # noqa: UP007
+
+
+def _refuse_newer(written: object, known: int, where: str) -> None:
+    if isinstance(written, int) and written > known:
+        raise RecordError(
+            f"written with schema {written}; this version reads up to {known}",
+            where=where,
+            hint="pip install --upgrade diloco",
+        )
+
+
+def decode_plain(data: bytes, where: str) -> dict[str, Any]:
+    """The record's object, without what signs it."""
+    plain, is_canonical = _parsed(data, where)
+    _require_canonical(is_canonical, where)
+    return plain
+
+
+def _parsed(data: bytes, where: str) -> tuple[dict[str, Any], bool]:
+    """The object, and whether its bytes are what `encode` makes of it. A parser alone would keep the last of two equal
+    keys and say nothing."""
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordError(f"{len(data)} bytes, more than the {MAX_RECORD_BYTES} allowed in a record", where=where)
+    body = body_of(data)
+    try:
+        plain = _parse(body)
+        if not isinstance(plain, dict) or is_deep(plain):
+            raise ValueError(f"not an object of at most {MAX_DEPTH} levels")
+        return plain, _canonical(plain).encode() == body
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RecordError(f"not valid JSON: {error}", where=where) from error
+
+
+def _require_canonical(is_canonical: bool, where: str) -> None:
+    if not is_canonical:
+        raise RecordError("not canonical JSON: sorted keys, each once, and no spaces", where=where)

@@ -1,0 +1,228 @@
+"""A region's bucket made to show the home log: every commit, and before it the versions that it brings.
+
+    home bucket                            a region's bucket
+    FORMAT.json                     ->     FORMAT.json
+    cast/..., then commit/<n>       ->     the same bytes under the same keys, in the log's order, create-once
+    snapshot/<n>, hint/head.json    ->     the same, once every commit up to n is there
+
+The home log is the only authority: only bytes read from it, and snapshots of it, are written, and nothing that happens
+here is waited for there. What is in a slot of the region's bucket already must be those very bytes; others end all work
+for the region, for readers may have believed them. Where a mirror is far behind, versions that nobody can need any more
+are passed over: a reader that meets such a commit finds no cast, and reads on.
+
+States, offers and deltas of others are nothing that a learner reads, so they are not mirrored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.actors.collection import Collector
+from diloco_cli.protocol.log.commit_log import (
+    SNAPSHOT_EVERY,
+    HeadHint,
+    fold,
+    newest_snapshot,
+    read_signed,
+    write_snapshot,
+)
+from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
+from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.protocol.regions.mirror_casts import CastWatch, read_cast
+from diloco_cli.signing import LOG, SignatureError
+from diloco_cli.store.port import Created
+
+POLL_S = 0.05
+COLLECTS_FOR_S = 0.5  # at once, between two looks for the next commit
+
+HeadOf = Callable[[], RunState]
+"""The home log as the syncer of this process knows it; n = -1 before it has read any."""
+
+
+class RegionStoppedError(DataCheckError):
+    """A region's bucket and the home bucket hold different bytes where they must hold the same."""
+
+
+def copy_once(key: str, data: bytes) -> Steps[None]:
+    """Home's bytes under the same key in the region's bucket. Raises RegionStoppedError if others are there."""
+    answer = yield There(Create(key, data))
+    if isinstance(answer, Created) or answer.data == data:
+        return
+    if (yield There(Get(key, len(data)))) != data:  # what came damaged the first time says nothing
+        raise stopped(key)
+
+
+def stopped(key: str) -> RegionStoppedError:
+    return RegionStoppedError(
+        "the region's bucket holds other bytes than the home bucket",
+        where=key,
+        hint="find out who wrote them; then delete that object in the region's bucket and start the syncer again",
+    )
+
+
+class Mirror:
+    """Of one region, for as long as one syncer process serves. `state`: the log as far as the region has it.
+
+    `leaving`: whether to end as soon as there is nothing left to do; `pace`: how long a slot takes. `suspect`: told the
+    fragment whose newest cast the region's bucket does not show (see protocol/regions/mirror_casts.py)."""
+
+    def __init__(
+        self, run: RunFormat, head: HeadOf, leaving: Callable[[], bool] = lambda: False,
+        pace: Callable[[], float] = lambda: 0.0, suspect: Callable[[int], None] = lambda fragment: None,
+    ) -> None:  # fmt: skip
+        self.run, self.head, self.leaving = run, head, leaving
+        self.casts, self.suspect = CastWatch(run, pace, self._suspect), suspect
+        self.state = RunState()
+        self.collector = Collector(run)
+        self.last_snapshot = 0  # and none yet, as for the syncer
+        self._newest_at_home = self._hint_asked_at = -1
+        self._compares = True  # until the first commit that the region does not have: then there are no later ones
+
+    @property
+    def behind(self) -> int:
+        """Commits that the region does not have yet."""
+        return max(0, self.head().n - self.state.n)
+
+    def serve(self) -> Steps[None]:
+        """Until it is told to leave, and has nothing left to do. Raises RegionStoppedError."""
+        self._compares = True
+        yield from copy_once(FORMAT_KEY, (yield from self._of_home(FORMAT_KEY)))
+        while self.head().n < 0:
+            if self.leaving():
+                return
+            yield Sleep(POLL_S)
+        yield from self._find_place()
+        while True:
+            while self.behind:
+                yield from self._mirror_next()
+            leaving = self.leaving()
+            yield from self._mirror_snapshot(at_once=leaving)
+            if leaving and not self.behind:
+                return
+            yield from self._rest()
+
+    def _find_place(self) -> Steps[None]:
+        """Start at the newest snapshot in the region's bucket: it was written when all before it was there. (Home may
+        have collected its own of that time, and the way from its first commit is as long as the run is old.) Its
+        commit is compared, the snapshot too if home has it, and every commit after them."""
+        if self.state.n >= 0:
+            return
+        state = yield from there(newest_snapshot(self.run, -1, self.head().n + 1))
+        if state is None:
+            return
+        ours = yield from self._of_home(commit_key(state.n))
+        if ours != (yield from self._there(commit_key(state.n))):
+            yield from self._compare_again(commit_key(state.n))
+        kept = yield from self._here(snapshot_key(state.n))
+        if kept is not None and kept != (yield from self._there(snapshot_key(state.n))):
+            yield from self._compare_again(snapshot_key(state.n))
+        self.state, self.last_snapshot = state, state.n
+
+    def _compare_again(self, key: str) -> Steps[None]:
+        """What differed once may have been damaged on its way here; what differs twice ends the mirror."""
+        if (yield from self._here(key)) != (yield from self._there(key)):
+            raise stopped(key)
+
+    def _here(self, key: str) -> Steps[bytes | None]:
+        return (yield from read_signed(self.run.keyring, LOG, key))
+
+    def _there(self, key: str) -> Steps[bytes | None]:
+        return (yield from there(self._here(key)))
+
+    def _mirror_next(self) -> Steps[None]:
+        key = commit_key(self.state.n + 1)
+        data = yield from self._of_home(key)
+        later = fold(self.run, self.state, data)
+        there_already = (yield from self._there(key)) if self._compares else None
+        self._compares = there_already is not None
+        if there_already is not None and there_already != data:
+            return (yield from self._compare_again(key))
+        if there_already is None:
+            for output in _brought(later):
+                yield from self._mirror_cast(output)
+            yield from copy_once(key, data)
+        self.state = later
+        yield from self._mirror_snapshot()
+
+    def _mirror_cast(self, output: FragmentVersion) -> Steps[None]:
+        """Before the commit that names it; nothing if it is out of everybody's reach by now, or cannot be read at home
+        and has been superseded: readers pass such a version over."""
+        if output not in self.head().history:
+            return
+        data = yield from read_cast(self.run, output)
+        key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+        if data is not None:
+            yield from copy_once(key, data)
+        elif output in self.head().outputs:
+            raise DataCheckError("the home bucket does not hold the version that its log names", where=key)
+
+    def _mirror_snapshot(self, at_once: bool = False) -> Steps[None]:
+        """The newest one of the home bucket, so that the region's log opens as fast at any age. While that lies ahead,
+        those on the way to it, so that whoever goes on from here need not begin anew: home's, or, where it has none,
+        what the log folds to."""
+        n = self.state.n
+        if n - self.last_snapshot < (1 if at_once else SNAPSHOT_EVERY):
+            return
+        if self._newest_at_home <= self.last_snapshot and (self._hint_asked_at != n or at_once):
+            self._hint_asked_at = n
+            self._newest_at_home = _snapshot_of((yield Get(HEAD_HINT_KEY, MAX_RECORD_BYTES)))
+        newest = self._newest_at_home
+        if newest <= self.last_snapshot or (newest > n and n - self.last_snapshot < SNAPSHOT_EVERY):
+            return
+        if not (yield from self._copy_snapshot(min(newest, n))):
+            yield from there(write_snapshot(self.run, self.state))
+            self.last_snapshot = n
+
+    def _copy_snapshot(self, n: int) -> Steps[bool]:
+        """False if home does not have it (any more)."""
+        data = yield from self._here(snapshot_key(n))
+        authentic = data is not None and self.run.keyring.authenticates(LOG, snapshot_key(n), data)
+        if data is None or not authentic or len(data) > MAX_RECORD_BYTES:
+            return False
+        yield from copy_once(snapshot_key(n), data)
+        yield There(Put(HEAD_HINT_KEY, encode(HeadHint(n))))
+        self.last_snapshot = n
+        return True
+
+    def _rest(self) -> Steps[None]:
+        """Nothing to mirror: a look at what lies there, and a little of what the region's bucket may forget, by the log
+        as the region has it."""
+        now_s: float = yield Now()
+        if self.state.phase == RunPhase.RUNNING and not self.leaving():
+            yield from self.casts.look(self.state.outputs, now_s)
+        self.collector.look(self.state, now_s)
+        worked = yield from there(self.collector.work(self.state, now_s, COLLECTS_FOR_S))
+        if not worked:
+            yield Sleep(POLL_S)
+
+    def _suspect(self, output: FragmentVersion) -> None:
+        """Only of the head: what has been superseded since needs nobody."""
+        if output in self.head().outputs:
+            self.suspect(output.fragment)
+
+    def _of_home(self, key: str) -> Steps[bytes]:
+        data = yield from self._here(key)
+        if data is None:
+            raise DataCheckError("the home bucket has lost what its log holds", where=key)
+        if not self.run.keyring.authenticates(LOG, key, data):
+            raise SignatureError(f"what lies in the home bucket {self.run.keyring.wrong}", where=key)
+        return data
+
+
+def _brought(state: RunState) -> tuple[FragmentVersion, ...]:
+    """The versions that the newest commit brought: a version is the number of its commit."""
+    return tuple(output for output in state.outputs if output.version == state.n)
+
+
+def _snapshot_of(hint: bytes | None) -> int:
+    if hint is None:
+        return -1
+    try:
+        return decode(HeadHint, hint, HEAD_HINT_KEY).snapshot
+    except RecordError:
+        return -1

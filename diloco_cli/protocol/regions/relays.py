@@ -1,0 +1,306 @@
+"""What the learners of a region write in its bucket is carried to the home bucket, where the syncer finds it.
+
+    a region's bucket                      home bucket
+    incarnation/<learner>/<i>       ->     the same bytes under the same key, create-once
+    delta/..., then offer/...       ->     the same, in the order of their numbers
+    heartbeat/<learner>                  ->     overwritten, when it has changed
+    request/<r>, if of kind join    ->     request/<home's next number>
+
+So a merge never waits for a region: an offer counts once it is at home, and everything that a replay needs lies there.
+
+Only learners that FORMAT or a membership commit binds to this region are asked for, at the syncer's pace: what they say
+of their own can neither hide their offers nor cost more requests. `withheld` keeps the syncer from what lies at home in
+such a learner's name and was not seen in its region's bucket: offers from elsewhere do not count. Where home holds
+other bytes under a learner's key, that mailbox alone is given up, and `unheard` says why; the learner's next
+incarnation has keys of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from diloco_cli.protocol.actors.loading import read_payload
+from diloco_cli.protocol.actors.mailboxes import (
+    MAX_CLAIMS_PER_LOOK,
+    MAX_OFFERS_PER_POLL,
+    MAX_PENDING_ROUNDS,
+    PolledMailbox,
+    replaced,
+)
+from diloco_cli.protocol.actors.membership import refusal_of_island
+from diloco_cli.protocol.actors.requests import ask, signer_of
+from diloco_cli.protocol.log.commit_log import LOOKS, read_signed
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
+from diloco_cli.protocol.log.keys import delta_key, heartbeat_key, incarnation_key, offer_key
+from diloco_cli.protocol.log.operations import Create, Get, List, Now, Put, Sleep, Steps, There, there
+from diloco_cli.protocol.log.records import Offer, Request, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
+from diloco_cli.protocol.regions.mirrors import HeadOf
+from diloco_cli.protocol.rules.eligibility import has_possible_size, is_well_formed
+from diloco_cli.protocol.rules.polling import watch_every_s
+from diloco_cli.signing import learner_signer
+from diloco_cli.store.port import Created
+
+POLL_BOUNDS_S = (0.02, 0.5)
+POLLS_A_SLOT = 20
+BEATS_EVERY_S = 3.0
+LAST_WORDS_S = 4.0
+MAX_REQUESTS = 16  # to join, carried at once
+MAX_ANSWERED = 4096  # keys kept; who writes more requests has them read again with each full listing
+LISTS_AGAIN_S = 60.0  # all requests, not only those behind the last one: a listing may lag
+
+OTHER_BYTES = "the home bucket holds other bytes than the region's"
+
+PaceOf = Callable[[], float]
+"""How long a slot takes, as the syncer of this process measures it."""
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Box(PolledMailbox):
+    """All offers before `next_seq` are at home, or have their outcome. `compares`: until the first offer that is not at
+    home yet; then there are no later ones."""
+
+    compares: bool = True
+
+
+@dataclass
+class Relay:
+    """Of one region, for as long as one syncer process serves. `tell` hears what a person should know; `unheard`: that
+    again, by the incarnation of the learner that is not listened to."""
+
+    run: RunFormat
+    region: str
+    head: HeadOf
+    pace: PaceOf
+    leaving: Callable[[], bool] = lambda: False
+    tell: Tell = lambda line: None
+    boxes: dict[tuple[str, int], Box] = field(default_factory=dict)
+    unheard: dict[tuple[str, int], str] = field(default_factory=dict)
+    offers: int = 0
+    _heartbeats: dict[str, bytes] = field(default_factory=dict)
+    _after_request: str = ""
+    _lists_again_s: float = 0.0
+    _answered: dict[str, None] = field(default_factory=dict)  # the last requests that need nothing more from here
+
+    def serve(self) -> Steps[None]:
+        next_rare_s = next_heartbeats_s = yield Now()
+        while not self.leaving():
+            if self.head().n < 0:  # the log says where each learner stands
+                yield Sleep(POLL_BOUNDS_S[1])
+                continue
+            now_s: float = yield Now()
+            if now_s >= next_rare_s:
+                next_rare_s = now_s + watch_every_s(self.pace())
+                yield from self._incarnations(now_s)
+                yield from self._requests(now_s)
+            if now_s >= next_heartbeats_s:
+                next_heartbeats_s = now_s + BEATS_EVERY_S
+                yield from self._carry_heartbeats()
+            if not (yield from self._carry_offers(now_s)):
+                low, high = POLL_BOUNDS_S
+                yield Sleep(min(high, max(low, self.pace() / POLLS_A_SLOT)))
+        yield from self._last_words()
+
+    def _last_words(self) -> Steps[None]:
+        """Learners hear of the end through their own bucket, and say goodbye there: for `status`, within reason."""
+        began_s: float = yield Now()
+        while (yield Now()) - began_s < LAST_WORDS_S:
+            yield from self._carry_heartbeats()
+            if all(_has_left(heartbeat) for heartbeat in self._heartbeats.values()):
+                return
+            yield Sleep(POLL_BOUNDS_S[1])
+
+    def withheld(self, learner: str, incarnation: int, seq: int) -> bool:
+        """Whether an offer that lies at home has not been seen in its learner's own bucket (yet)."""
+        box = self.boxes.get((learner, incarnation))
+        return box is None or seq >= box.next_seq
+
+    def _learners(self, state: RunState) -> list[str]:
+        return [island.name for island in state.with_members(self.run).everybody if island.region == self.region]
+
+    # -- incarnations, heartbeats, requests ----------------------------------------------------------------------------
+
+    def _incarnations(self, now_s: float) -> Steps[None]:
+        state = self.head()
+        for name in self._learners(state):
+            floor = max(1, state.learner(name).floor)
+            newest = max((number for learner, number in self.boxes if learner == name), default=floor - 1)
+            for _ in range(MAX_CLAIMS_PER_LOOK):
+                claim = yield from self._read(name, incarnation_key(name, newest + 1))
+                if claim is None:
+                    break
+                newest += 1
+                known = state.learner(name)
+                box = Box(name, newest, known.next_seq if newest == known.floor else 0, now_s)
+                if self._is_record(box, incarnation_key(name, newest), claim):
+                    yield from self._carry(box, incarnation_key(name, newest), claim)
+                self.boxes[name, newest] = box
+            if (name, newest) in self.boxes:
+                self._retire(self.boxes[name, newest], floor, now_s)
+
+    def _retire(self, newest: Box, floor: int, now_s: float) -> None:
+        older = {key for key in self.boxes if key[0] == newest.learner and key[1] != newest.incarnation}
+        settled = {key for key in older if key[1] < floor}
+        for key in settled | set(replaced(older - settled, newest, now_s)):
+            del self.boxes[key]
+            self.unheard.pop(key, None)
+
+    def _carry_heartbeats(self) -> Steps[None]:
+        """Hints, as they are: whoever reads them at home judges them."""
+        for name in self._learners(self.head()):
+            heartbeat = yield There(Get(heartbeat_key(name), MAX_HEARTBEAT_BYTES))
+            if (
+                heartbeat is not None
+                and len(heartbeat) <= MAX_HEARTBEAT_BYTES
+                and heartbeat != self._heartbeats.get(name)
+            ):
+                yield Put(heartbeat_key(name), heartbeat)
+                self._heartbeats[name] = heartbeat
+
+    def _requests(self, now_s: float) -> Steps[None]:
+        """Islands that want to join here: one page of the listing, and a few new ones of it."""
+        keys: list[str] = yield There(List("request/", self._after_request))
+        if not keys and now_s >= self._lists_again_s:
+            self._after_request, self._lists_again_s = "", now_s + LISTS_AGAIN_S
+        unread = MAX_REQUESTS
+        for key in keys:
+            if key not in self._answered:
+                if unread == 0:
+                    return
+                unread -= 1
+                yield from self._pass_on(key)
+            self._after_request = key
+
+    def _pass_on(self, key: str) -> Steps[None]:
+        """Ask at home, in the same words each time: that is one request there, whoever dies meanwhile. Where home must
+        refuse, the island reads so in its own bucket's log (protocol/actors/membership.py), and nobody asks again."""
+        for _ in range(LOOKS):
+            data = yield There(Get(key, MAX_RECORD_BYTES))
+            if data is None:
+                return  # listed too early: the next time
+            request = self._join_of(key, data)
+            if request is not None:
+                break
+        if request is not None and request.island is not None:
+            known = self.head().with_members(self.run)
+            if refusal_of_island(request.island, known) is None:
+                yield from ask(
+                    self.head(), "join", request.nonce, request.time, island=request.island, keyring=self.run.keyring
+                )
+        self._answered[key] = None
+        if len(self._answered) > MAX_ANSWERED:
+            del self._answered[next(iter(self._answered))]
+
+    def _join_of(self, key: str, data: bytes) -> Request | None:
+        """The request, if it is one to join this region; its signature is checked here, for at home it gets another
+        key, and there nobody could tell."""
+        try:
+            request = decode(Request, data, key)
+        except RecordError:
+            return None
+        island = request.island
+        if request.kind != "join" or island is None or island.region != self.region:
+            return None
+        return request if self.run.keyring.authenticates(signer_of("join", island), key, data) else None
+
+    # -- offers ---------------------------------------------------------------------------------------------------
+
+    def _carry_offers(self, now_s: float) -> Steps[bool]:
+        """What has appeared in the mailboxes whose time it is; True if there was anything."""
+        found_any = False
+        for key in sorted(self.boxes):
+            box = self.boxes[key]
+            if key in self.unheard or now_s < box.next_request_s:
+                continue
+            for _ in range(MAX_OFFERS_PER_POLL):
+                if not (yield from self._carry_offer(box)):
+                    break
+                box.found_s, found_any = now_s, True
+            box.asked(now_s, self.pace())
+        return found_any
+
+    def _carry_offer(self, box: Box) -> Steps[bool]:
+        known = self.head().learner(box.learner)
+        settled = known.next_seq if box.incarnation == known.floor else 0
+        box.next_seq = max(box.next_seq, settled)
+        if box.next_seq - settled >= MAX_PENDING_ROUNDS * self.run.num_fragments:
+            return False  # a flood must not fill the home bucket
+        key = offer_key(box.learner, box.incarnation, box.next_seq)
+        data = yield from self._read(box.learner, key)
+        if data is None or not self._is_record(box, key, data):
+            return False
+        at_home = (yield Get(key, MAX_RECORD_BYTES)) if box.compares else None
+        box.compares = at_home is not None
+        if at_home is None:
+            if not ((yield from self._carry_payload(box, data, key)) and (yield from self._carry(box, key, data))):
+                return False
+        elif at_home != data and not (yield from self._agree(box, key, MAX_RECORD_BYTES)):
+            return False
+        box.next_seq, self.offers = box.next_seq + 1, self.offers + 1
+        return True
+
+    def _carry_payload(self, box: Box, data: bytes, key: str) -> Steps[bool]:
+        """Only what an honest offer names; the syncer finds out what is wrong with any other. False if home has other
+        bytes in its place, or the offer must be read again."""
+        try:
+            offer = decode(Offer, data, key)
+        except RecordError:  # so it says; or it was damaged on its way here, and must not lie at home like that
+            return bool(data == (yield There(Get(key, MAX_RECORD_BYTES))))
+        if offer.id != (box.learner, box.incarnation, box.next_seq) or not is_well_formed(offer):
+            return True
+        if not has_possible_size(offer, self.run):
+            return True
+        box.slot_s = offer.timings.slot_s
+        if offer.payload_bytes == 0:
+            return True
+        payload = yield from there(read_payload(offer))
+        if not isinstance(payload, bytes):
+            return True
+        return (yield from self._carry(box, delta_key(*offer.id, offer.payload_digest), payload))
+
+    def _carry(self, box: Box, key: str, data: bytes) -> Steps[bool]:
+        """False if these are not the bytes that home holds under the key."""
+        answer = yield Create(key, data)
+        if isinstance(answer, Created) or answer.data == data:
+            return True
+        return (yield from self._agree(box, key, len(data)))
+
+    def _agree(self, box: Box, key: str, max_bytes: int) -> Steps[bool]:
+        """What differed once may have been damaged on its way here; what differs twice is for a person."""
+        same = (yield Get(key, max_bytes)) == (yield There(Get(key, max_bytes)))
+        return same or self._give_up(box, f"{key}: {OTHER_BYTES}")
+
+    def _read(self, learner: str, key: str) -> Steps[bytes | None]:
+        return (yield from there(read_signed(self.run.keyring, learner_signer(learner), key)))
+
+    def _is_record(self, box: Box, key: str, data: bytes) -> bool:
+        return len(data) <= MAX_RECORD_BYTES or self._give_up(box, f"{key}: it is larger than any record")
+
+    def _give_up(self, box: Box, why: str) -> bool:
+        """Whatever is true of this mailbox, only a person can find out."""
+        text = f"{why}; find out who wrote it, then start {box.learner} again: its next incarnation has keys of its own"
+        self.unheard[box.learner, box.incarnation] = text
+        self.tell(f"{box.learner} is not heard: {text}")
+        return False
+
+
+def withheld_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Callable[[str, int, int], bool]:
+    """What protocol/actors/inbox.py must not read: offers in the name of a region's learner that its bucket has not.
+    `relays` by region."""
+
+    def withheld(learner: str, incarnation: int, seq: int) -> bool:
+        island = head().with_members(run).island(learner)
+        relay = None if island is None else relays.get(island.region)
+        return relay is not None and relay.withheld(learner, incarnation, seq)
+
+    return withheld
+
+
+def _has_left(heartbeat: bytes) -> bool:
+    try:
+        return decode(LearnerHeartbeat, heartbeat, "heartbeat").state in ("DONE", "FAILED")
+    except RecordError:
+        return True  # nothing to wait for

@@ -1,0 +1,1 @@
+"""Decisions: pure functions of facts and settings, with a reason in words."""

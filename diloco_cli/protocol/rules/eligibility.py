@@ -1,0 +1,131 @@
+"""Whether an offer may enter a merge: the checks that need no payload. A refusal is one of the words in REASONS."""
+
+from __future__ import annotations
+
+from diloco_cli.digests import is_digest
+from diloco_cli.protocol.log.event_log import MAX_EVENTS
+from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.records import MOST, SCHEMA, FragmentVersion, Offer, RunFormat
+from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.state import RunState
+
+MAX_S = 1e6  # that a learner can honestly say of its own timings
+REASONS: dict[str, str] = {
+    "unknown_learner": "neither the run's format nor its log names such a learner",
+    "old_incarnation": "a newer incarnation of this learner has been merged",
+    "settled": "this offer already has an outcome",
+    "late": "it came when its slot had been merged, or skipped",
+    "too_early": "it names a slot so far ahead that its base would be too old by then",
+    "bad_claim": "slot, fragment, tokens, steps or data range contradict each other, or no payload is so large",
+    "quarantined": "its learner is quarantined, until an operator lets it in again (diloco readmit)",
+    "wrong_base": "it names other bytes as its base than the log does",
+    "before_rollback": "its base lies behind a rollback",
+    "unknown_base": "the base version is not in the log, or lies further back than the staleness limit",
+    "base_consumed": "an offer from this base, or from before the merge that used it, was already applied",
+    "data_overlap": "its data range overlaps what was already applied to this fragment",
+    "superseded": "a newer offer of the same learner and fragment took its place",
+    "missing_payload": "its payload is not in the bucket",
+    "wrong_size": "its payload has another size than the offer says",
+    "digest_mismatch": "its payload has other bytes than the offer says",
+    "bad_payload": "its payload's header is not the one that the layout gives: other names, shapes, types",
+    "non_finite": "its payload holds values that are not finite",
+    "bad_norms": "the norms that it claims are not those of its values",
+    "norm_cap": "its norm is far above what this fragment has seen lately",
+    "no_weight": "it brings no steps",
+    "bad_signature": "the offer is damaged, or not signed with its learner's key",
+    "bad_record": "the offer itself is not well formed",
+    "run_over": "the run ended",
+}
+
+
+def is_well_formed(offer: Offer) -> bool:
+    """An offer is a stranger's word: what no honest learner writes is refused before anything computes with it."""
+    numbers = (offer.slot, offer.fragment, offer.base, offer.data_start, offer.data_end, offer.tokens, offer.steps)
+    timings = (offer.timings.step_s, offer.timings.slot_s, offer.timings.upload_s, offer.timings.adoption_s)
+    return (
+        offer.schema <= SCHEMA
+        and all(0 <= number < MOST for number in (*numbers, offer.payload_bytes))
+        and all(0 <= seconds <= MAX_S for seconds in timings)
+        and is_digest(offer.payload_digest)
+        and len(offer.events) <= MAX_EVENTS
+    )
+
+
+def has_possible_size(offer: Offer, run: RunFormat) -> bool:
+    """Whether the payload that it names can be one of its fragment: no other is read."""
+    return 0 <= offer.payload_bytes <= max_fragment_bytes(run.layout, offer.fragment)
+
+
+def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
+    """The reason why `offer` can never be applied at this head, or None if it is eligible."""
+    known, run = state.learner(offer.learner), state.with_members(run)
+    if run.island(offer.learner) is None:
+        return "unknown_learner"
+    if offer.incarnation < known.floor:
+        return "old_incarnation"
+    if offer.incarnation == known.floor and known.has_outcome(offer.seq):
+        return "settled"
+    if known.quarantined is not None:
+        return "quarantined"
+    if not _claims_are_possible(offer, run):
+        return "bad_claim"
+    if offer.slot < state.slot or offer.payload_bytes == 0:  # its learner knew already
+        return "late"
+    if offer.slot - state.slot > max_ahead(run):
+        return "too_early"
+    if offer.steps == 0 or offer.tokens == 0:
+        return "no_weight"
+    if offer.base < state.base_floor:
+        return "before_rollback"
+    wrong = _base_refusal(offer, state, run)
+    if wrong is not None:
+        return wrong
+    last = known.applied.get(offer.fragment)
+    if last is not None and offer.base < last.produced:
+        return "base_consumed"
+    if last is not None and offer.data_start < last.data_end:
+        return "data_overlap"
+    return None
+
+
+def _base_refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
+    base = state.version(offer.fragment, offer.base)
+    if base is None:
+        return "unknown_base"
+    if base.cast_digest != offer.base_digest:
+        return "wrong_base"
+    stale = is_stale(base, state.slot, run) and base not in state.outputs  # skipped slots do not age what is current
+    return "unknown_base" if stale else None
+
+
+def is_stale(base: FragmentVersion, slot: int, run: RunFormat) -> bool:
+    """Whether a version is too old for a delta based on it to be merged in this slot, unless it is the newest still."""
+    return slot - base.slot > max_ahead(run)
+
+
+def max_ahead(run: RunFormat) -> int:
+    """Slots between an offer and the one that it names, or between that and its base: where the others go on, an offer
+    that is further ahead has a base that is too old by then, whatever it is."""
+    return (run.settings.sync.staleness_rounds + 1) * run.num_fragments
+
+
+def max_steps(run: RunFormat) -> int:
+    """No offer can hold more inner steps: the drift bound ends a learner's stepping, staleness ends its base."""
+    sync = run.settings.sync
+    longest = max(sync.every, *(island.local_steps for island in run.islands))
+    return (sync.drift_rounds + sync.staleness_rounds + 2) * longest
+
+
+def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
+    island = run.island(offer.learner)
+    assert island is not None
+    return (
+        0 <= offer.fragment < run.num_fragments
+        and offer.slot >= 0
+        and fragment_of_slot(offer.slot, run.num_fragments) == offer.fragment
+        and 0 <= offer.steps <= max_steps(run)
+        and 0 <= offer.data_start <= offer.data_end
+        and offer.tokens == offer.data_end - offer.data_start
+        and offer.tokens <= offer.steps * island.batch_tokens
+        and has_possible_size(offer, run)
+    )

@@ -1,0 +1,134 @@
+"""The logs of a run's units on this machine: the last lines, what is added to them, and what they say of the store."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from diloco_cli.clock import sleep_s
+from diloco_cli.errors import NotFoundError
+from diloco_cli.paths import run_directory
+from diloco_cli.runtime.registry import log_path
+
+MAX_TAIL_BYTES = 4 * 1024 * 1024
+MAX_LINE_CHARACTERS = 16_384
+FOLLOW_EVERY_S = 0.25
+STORE_LINES = 20  # of each log
+STORE_MARK = " store: "
+CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp"})  # also what turns the direction of writing
+
+
+@dataclass(frozen=True)
+class Line:
+    unit: str
+    text: str
+
+
+def log_files(run: str, unit: str | None = None) -> dict[str, Path]:
+    """By unit: the logs there are. Raises NotFoundError if there is none, or not that one."""
+    found = {path.stem: path for path in sorted((run_directory(run) / "logs").glob("*.log"))}
+    if unit is None and found:
+        return found
+    if unit is not None and unit in found:
+        return {unit: found[unit]}
+    known = ", ".join(found) or "none"
+    missing = "no log" if unit is None else f"no log of {unit}"
+    where = str(log_path(run, unit or "syncer").parent)
+    raise NotFoundError(
+        f"{missing} on this machine; logs here: {known}", where=where, hint=f"see `diloco status {run}`"
+    )
+
+
+def tail(path: Path, num_lines: int) -> list[str]:
+    """The last lines, safe to print; only the last 4 MiB are looked at."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MAX_TAIL_BYTES))
+            lines = file.read(MAX_TAIL_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return []
+    if not lines[-1]:
+        lines.pop()
+    return [printable(line) for line in lines[-num_lines:]] if num_lines > 0 else []
+
+
+def printable(line: bytes) -> str:
+    """Control characters escaped: a log may hold what others wrote, and must not steer a terminal."""
+    text = line.decode("utf-8", "backslashreplace").rstrip("\r")[:MAX_LINE_CHARACTERS]
+    return "".join(_escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    if character == "\t" or unicodedata.category(character) not in CONTROL_CATEGORIES:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+@dataclass
+class _Follower:
+    """Reads what is added to one log, also after it was rotated."""
+
+    unit: str
+    path: Path
+    inode: int = 0
+    offset: int = 0
+    rest: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            stat = self.path.stat()
+            self.inode, self.offset = stat.st_ino, stat.st_size
+
+    def read(self) -> list[Line]:
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self.inode or stat.st_size < self.offset:
+                    self.inode, self.offset = stat.st_ino, 0
+                file.seek(self.offset)
+                data = file.read(MAX_TAIL_BYTES)
+        except FileNotFoundError:
+            return []
+        self.offset += len(data)
+        *whole, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > MAX_LINE_CHARACTERS:
+            whole, self.rest = [*whole, self.rest], b""
+        return [Line(self.unit, printable(line)) for line in whole]
+
+
+def follow(files: dict[str, Path], stop: Callable[[], bool] = lambda: False) -> Iterator[Line]:
+    """Every line that is added from now on, until `stop`."""
+    followers = [_Follower(unit, path) for unit, path in files.items()]
+    while not stop():
+        lines = [line for follower in followers for line in follower.read()]
+        yield from lines
+        if not lines:
+            sleep_s(FOLLOW_EVERY_S)
+
+
+class StoreWords:
+    """Lines about the store that have been written since this was made, each once: the one way to hear of it while the
+    bucket itself takes no heartbeats."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._told: dict[str, str] = {}
+        self.news()
+
+    def news(self) -> list[Line]:
+        """The newest such line of each unit, if it was not told before."""
+        try:
+            files = log_files(self._run)
+        except NotFoundError:
+            return []
+        found = []
+        for unit, path in sorted(files.items()):
+            said = [text for text in tail(path, STORE_LINES) if STORE_MARK in text]
+            if said and self._told.get(unit) != said[-1]:
+                self._told[unit] = said[-1]
+                found.append(Line(unit, said[-1].partition(STORE_MARK)[2]))
+        return found

@@ -1,0 +1,169 @@
+"""What a run keeps on disk about its processes, so that another command, or the next supervisor, finds them.
+
+units/<unit>.json   the identity of the last process of a unit
+hold/<unit>         present: the supervisor must not restart this unit
+supervisor.json     the identity of the supervising process
+supervisor.lock     locked by it as long as it lives: the kernel unlocks it on any death
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diloco_cli.clock import wall_s
+from diloco_cli.errors import RefusedError
+from diloco_cli.paths import run_directory
+from diloco_cli.runtime.files import UnreadableError, checked_name, make_directory, read_json, write_json
+from diloco_cli.runtime.identity import (
+    Identity,
+    identity_from_json,
+    identity_to_json,
+    is_alive,
+    own_identity,
+)
+
+FORMAT = 1
+SUPERVISOR = "supervisor"
+MAX_UNITS = 10_000
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """The last process that a supervisor started for a unit; it may be dead by now."""
+
+    name: str
+    kind: str
+    identity: Identity
+    started_s: float
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """A file that is no record, and why."""
+
+    path: Path
+    reason: str
+
+
+def log_path(run: str, unit: str) -> Path:
+    return _directory(run) / "logs" / f"{checked_name(unit, 'name of a unit')}.log"
+
+
+def write_unit(run: str, record: UnitRecord) -> None:
+    body = {
+        "format": FORMAT,
+        "name": record.name,
+        "kind": record.kind,
+        "identity": identity_to_json(record.identity),
+        "started_s": record.started_s,
+    }
+    write_json(_unit_path(run, record.name), body)
+
+
+def read_unit(run: str, name: str) -> UnitRecord | Ignored | None:
+    """The record of a unit; a torn or foreign file is answered with the reason why it does not count."""
+    path = _unit_path(run, name)
+    try:
+        body = read_json(path)
+        return None if body is None else _unit_from_json(body, name)
+    except ValueError as error:
+        return Ignored(path, str(error))
+
+
+def list_units(run: str) -> list[UnitRecord]:
+    """All records, by name."""
+    paths = sorted((_directory(run) / "units").glob("[a-z0-9]*.json"))[:MAX_UNITS]
+    entries = (read_unit(run, path.stem) for path in paths)
+    return [entry for entry in entries if isinstance(entry, UnitRecord)]
+
+
+def hold(run: str, unit: str) -> None:
+    """From now on the supervisor leaves this unit down when it ends."""
+    path = _hold_path(run, unit)
+    make_directory(path.parent)
+    path.touch(mode=0o600)
+
+
+def release(run: str, unit: str) -> bool:
+    """Whether the unit was held."""
+    try:
+        _hold_path(run, unit).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def is_held(run: str, unit: str) -> bool:
+    return _hold_path(run, unit).exists()
+
+
+def read_supervisor(run: str) -> Identity | None:
+    """The last supervisor of the run, dead or alive; None too if its file is torn."""
+    try:
+        body = read_json(_directory(run) / "supervisor.json")
+        return None if body is None else identity_from_json(body.get("identity"))
+    except ValueError:
+        # The lock, not this file, keeps a second supervisor out; a torn file only makes it nameless.
+        return None
+
+
+def living_supervisor(run: str) -> Identity | None:
+    identity = read_supervisor(run)
+    return identity if identity is not None and is_alive(identity) else None
+
+
+@contextmanager
+def supervisor_lock(run: str) -> Iterator[Identity]:
+    """Holds the run on this machine for this process. Raises RefusedError while another supervisor lives."""
+    make_directory(_directory(run))
+    descriptor = os.open(_directory(run) / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _second_supervisor(run) from None
+        identity = own_identity()
+        body = {"format": FORMAT, "identity": identity_to_json(identity), "started_s": wall_s()}
+        write_json(_directory(run) / "supervisor.json", body)
+        yield identity
+    finally:
+        os.close(descriptor)
+
+
+def _second_supervisor(run: str) -> RefusedError:
+    other = read_supervisor(run)
+    who = "another process" if other is None else f"process {other.pid}"
+    return RefusedError(
+        f"run {run} is already supervised on this machine by {who}",
+        hint=f"watch it with `diloco status {run}`, end it with `diloco stop {run}`, "
+        "or use another DILOCO_HOME for a second region of it here",
+    )
+
+
+def _unit_from_json(body: dict[str, Any], name: str) -> UnitRecord:
+    if type(body.get("format")) is not int or body["format"] > FORMAT:
+        raise UnreadableError(f"format {body.get('format')!r} is not one of 1..{FORMAT}")
+    kind, started_s = body.get("kind"), body.get("started_s")
+    if body.get("name") != name or not isinstance(kind, str):
+        raise UnreadableError(f"is not the record of unit {name}")
+    if not isinstance(started_s, int | float):
+        raise UnreadableError("`started_s` is not a number")
+    return UnitRecord(name, kind, identity_from_json(body.get("identity")), float(started_s))
+
+
+def _directory(run: str) -> Path:
+    return run_directory(checked_name(run, "name of a run"))
+
+
+def _unit_path(run: str, unit: str) -> Path:
+    return _directory(run) / "units" / f"{checked_name(unit, 'name of a unit')}.json"
+
+
+def _hold_path(run: str, unit: str) -> Path:
+    return _directory(run) / "hold" / checked_name(unit, "name of a unit")

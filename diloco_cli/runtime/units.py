@@ -1,0 +1,144 @@
+"""What a unit is, and how its process is started: a session of its own, a log, a secret, bounded threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from diloco_cli.clock import wall_s
+from diloco_cli.config.settings import RESERVED_NAMES, SyncerSettings
+from diloco_cli.environment import environment_with
+from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.randomness import nonce
+from diloco_cli.runtime.files import NO_SPACE_ERRNOS, checked_name, make_directory
+from diloco_cli.runtime.identity import identify
+from diloco_cli.runtime.kernel import TOKEN_VARIABLE
+from diloco_cli.runtime.registry import UnitRecord, log_path, write_unit
+
+Kind = Literal["learner", "syncer"]
+SYNCER = "syncer"
+MAX_LOG_BYTES = 16 * 1024 * 1024
+TRY_AGAIN_ERRNOS = frozenset({11, 12, 23, 24})  # EAGAIN, ENOMEM, ENFILE, EMFILE
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """One process to keep alive. `environment` is added to this process's own.
+
+    `later`: what it is started with once it has died here, if that differs: a syncer that stands by, because another
+    one may have taken over. The dead one's pid is added, so that nobody waits for a process that cannot come back."""
+
+    name: str
+    kind: Kind
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    later: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, f"name of a {self.kind}")
+        if self.kind == "learner" and self.name in RESERVED_NAMES:
+            raise UsageError(f"a learner cannot be named {self.name}: reserved are syncer and supervisor")
+
+
+def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
+    """`--name=VALUE` in one word: a value can never become an option."""
+    command = (sys.executable, "-m", "diloco_cli", "learner", f"--run={run_url}", f"--name={name}")
+    return UnitSpec(name, "learner", command, thread_environment(threads))
+
+
+def syncer_unit(run_url: str, *, threads: int) -> UnitSpec:
+    command = (sys.executable, "-m", "diloco_cli", "syncer", f"--run={run_url}")
+    return UnitSpec(SYNCER, "syncer", command, thread_environment(threads))
+
+
+def standby_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
+    command = (*syncer_unit(run_url, threads=threads).command, "--standby", f"--name={name}")
+    return UnitSpec(name, "syncer", command, thread_environment(threads), later=command)
+
+
+def syncer_units(run_url: str, settings: SyncerSettings, *, threads: int) -> list[UnitSpec]:
+    """The syncer, unless the learners' processes host it, and its standbys. Where there are any, a syncer that died
+    comes back as one of them."""
+    standbys = [standby_unit(f"standby-{i + 1}", run_url, threads=threads) for i in range(settings.standbys)]
+    if settings.on_learners:
+        return standbys
+    syncer = syncer_unit(run_url, threads=threads)
+    later = standby_unit(SYNCER, run_url, threads=threads).command if standbys else ()
+    return [replace(syncer, later=later), *standbys]
+
+
+def restarted(spec: UnitSpec, dead_pid: int | None) -> UnitSpec:
+    """The same unit after its process `dead_pid` has ended."""
+    if not spec.later or dead_pid is None:
+        return spec
+    return replace(spec, command=(*spec.later, f"--instead-of={dead_pid}"))
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Keeps a laptop usable: numeric libraries would otherwise take every core, once per unit."""
+    if threads < 1:
+        raise UsageError(f"threads of a unit must be at least 1, got {threads}")
+    return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitRecord]:
+    """Starts the unit and notes who it is. It outlives this process: the next supervisor adopts it.
+
+    If this process dies between the two, nobody knows the unit; its successor fences it off in the bucket.
+    """
+    token = nonce()
+    child = spawn(run, spec.name, spec.command, {**spec.environment, TOKEN_VARIABLE: token})
+    try:
+        record = UnitRecord(spec.name, spec.kind, identify(child.pid, token), wall_s())
+        write_unit(run, record)
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    return child, record
+
+
+def spawn(run: str, log_name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, reading nothing, appending what it prints to its log."""
+    path = log_path(run, log_name)
+    try:
+        make_directory(path.parent)
+        bound_log(path)
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment_with(PYTHONUNBUFFERED="1", **environment),
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise _cannot_start(log_name, command, error) from error
+
+
+def _cannot_start(name: str, command: tuple[str, ...], error: OSError) -> DilocoError:
+    message = f"{name} cannot be started: {error.strerror}"
+    if error.errno in NO_SPACE_ERRNOS:
+        return NoSpaceError(message)
+    if error.errno in TRY_AGAIN_ERRNOS:
+        return TryAgainError(message)
+    return RunFailedError(message, where=command[0])
+
+
+def bound_log(path: Path) -> None:
+    """A log that grew too large becomes `<name>.log.1` and begins anew, even while its process lives: that one only
+    appends, so it writes on at the new end. What it writes in between is lost."""
+    if not path.exists() or path.stat().st_size <= MAX_LOG_BYTES:
+        return
+    with suppress(OSError):  # a full disk: then the space counts more than what was said
+        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+    os.truncate(path, 0)

@@ -1,0 +1,217 @@
+"""How a fragment's flat float32 vector travels.
+
+| codec | bits per parameter | one value's error                                                                  |
+|-------|--------------------|------------------------------------------------------------------------------------|
+| fp32  | 32                 | none                                                                               |
+| bf16  | 16                 | rounding to 8 bits of mantissa: at most 2^-8 of the value                          |
+| int8  | 8 + 32/256 = 8.125 | at most half a step; a step is absmax / 127 of the block of 256                    |
+| int4  | 4 + 16/64 = 4.25   | at most half a step and 2^-8 of absmax; a step is absmax / 7 of the block of 64    |
+
+Bits count the scales. All round to the nearest (ties to even), so encoding is deterministic and odd: -x becomes minus
+what x becomes. It is unbiased over values that are spread over many steps, and biased for any single value: what is
+below half a step is always lost, round after round, unless error feedback carries it over.
+
+Callers see to it that values are finite. What is not finite never arrives as something finite: at least the value
+itself becomes NaN or infinite, at most its block does. int4 can do the same to values above 3.3e38. Blocks whose
+step is below float32's normal range (absmax under 1.5e-36 for int8, 8.3e-38 for int4) become zeros.
+
+int4 keeps two's complement nibbles in pages of 4096 elements: a byte's low nibble belongs to the page's first half, its
+high nibble to the second, so that both halves are decoded as contiguous runs. A nibble is decoded as 16 times its value
+(which takes no sign extension) and the scale makes up for it.
+
+Encoding and decoding go through `CHUNK` elements at a time, in buffers that stay in the cache: temporaries of a
+fragment's size would cost more than the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from diloco_cli.errors import UsageError
+from diloco_cli.tensors.payload import Blank, Spec, views
+
+CHUNK = 1 << 16  # elements: a multiple of every block and page; float32, it fits twice into an L2 cache
+INT8_BLOCK = 256
+INT4_BLOCK = 64
+PAGE = 4096
+NORMAL = torch.finfo(torch.float32).tiny
+LOW, HIGH = 0x0F, -16  # nibble masks of an int8
+Tensors = dict[str, torch.Tensor]
+Read = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Encodes [n] float32 into named tensors and back. Deterministic.
+
+    `reader(tensors)` gives read(start, room), which decodes room.numel() elements from `start` on: into `room`, unless
+    they lie somewhere as float32 already; `start` is a multiple of CHUNK, `room` holds CHUNK elements or all that are
+    left. What is returned is for reading.
+    """
+
+    spec: Callable[[int], Spec]
+    encode_into: Callable[[torch.Tensor, Tensors], object]
+    reader: Callable[[Tensors], Read]
+
+    def decode(self, tensors: Tensors, out: torch.Tensor) -> None:
+        """All of it into `out` [n] float32."""
+        read = self.reader(tensors)
+        for start in range(0, out.numel(), CHUNK):
+            room = out[start : start + CHUNK]
+            found = read(start, room)
+            if found.data_ptr() != room.data_ptr():
+                room.copy_(found)
+
+    def to_bytes(self, values: torch.Tensor) -> bytes:
+        """[n] float32 on the CPU -> payload."""
+        blank = Blank(self.spec(values.numel()))
+        self.encode_into(values, blank.tensors)
+        return blank.seal()
+
+    def from_bytes(self, data: bytes, num_elements: int) -> torch.Tensor:
+        """Payload -> [n] float32. Raises PayloadError if it is not a payload of this codec and length."""
+        values = torch.empty(num_elements, dtype=torch.float32)
+        self.decode(views(data, self.spec(num_elements)), values)
+        return values
+
+
+def _plain(dtype: torch.dtype) -> Codec:
+    def reader(tensors: Tensors) -> Read:
+        values = tensors["values"]
+        if dtype == torch.float32:
+            return lambda start, room: values[start : start + room.numel()]
+        return lambda start, room: room.copy_(values[start : start + room.numel()])
+
+    return Codec(
+        spec=lambda n: {"values": (dtype, (n,))},
+        encode_into=lambda values, tensors: tensors["values"].copy_(values),
+        reader=reader,
+    )
+
+
+def _int8_spec(n: int) -> Spec:
+    """A float32 scale per block. Scales come first: every tensor lies aligned in its payload."""
+    return {"scales": (torch.float32, (-(-n // INT8_BLOCK),)), "quantised": (torch.int8, (n,))}
+
+
+def _int4_spec(n: int) -> Spec:
+    packed = n // PAGE * (PAGE // 2) + (n % PAGE + 1) // 2
+    return {"scales": (torch.bfloat16, (-(-n // INT4_BLOCK),)), "packed": (torch.int8, (packed,))}
+
+
+def _int8_encode(values: torch.Tensor, tensors: Tensors) -> None:
+    """[n] float32 into the tensors of the spec."""
+    n = values.numel()
+    steps = _Steps(INT8_BLOCK, 127.0, torch.float32)
+    for start in range(0, n, CHUNK):
+        chunk = values[start : start + CHUNK]
+        quantised = steps.count(chunk, tensors["scales"][start // INT8_BLOCK :])
+        tensors["quantised"][start : start + CHUNK].copy_(quantised)
+
+
+def _int8_reader(tensors: Tensors) -> Read:
+    quantised, scales = tensors["quantised"], tensors["scales"]
+
+    def read(start: int, out: torch.Tensor) -> torch.Tensor:
+        out.copy_(quantised[start : start + out.numel()])
+        return _scale(out, scales[start // INT8_BLOCK :], INT8_BLOCK)
+
+    return read
+
+
+def _int4_encode(values: torch.Tensor, tensors: Tensors) -> None:
+    """[n] float32 into the tensors of the spec."""
+    n = values.numel()
+    steps = _Steps(INT4_BLOCK, 7.0, torch.bfloat16)
+    nibbles, low = torch.empty(CHUNK, dtype=torch.int8), torch.empty(CHUNK // 2, dtype=torch.int8)
+    for start in range(0, n, CHUNK):
+        chunk = values[start : start + CHUNK]
+        quantised = nibbles[: chunk.numel()].copy_(steps.count(chunk, tensors["scales"][start // INT4_BLOCK :]))
+        for first, second, packed in _pages(quantised, tensors["packed"][start // 2 :]):
+            room = low[: first.numel()].view(first.shape)
+            torch.bitwise_and(first, LOW, out=room)
+            torch.bitwise_left_shift(second, 4, out=packed[..., : second.shape[-1]])
+            packed[..., second.shape[-1] :] = 0
+            packed.bitwise_or_(room)
+
+
+def _int4_reader(tensors: Tensors) -> Read:
+    packed, scales = tensors["packed"], tensors["scales"]
+    nibbles, own_scales = torch.empty(CHUNK // 2, dtype=torch.int8), torch.empty(CHUNK // INT4_BLOCK)
+
+    def read(start: int, out: torch.Tensor) -> torch.Tensor:
+        for first, second, both in _pages(out, packed[start // 2 :]):
+            room = nibbles[: both.numel()].view(both.shape)
+            first.copy_(torch.bitwise_left_shift(both, 4, out=room))
+            second.copy_(torch.bitwise_and(both, HIGH, out=room)[..., : second.shape[-1]])
+        blocks = -(-out.numel() // INT4_BLOCK)
+        sixteenths = own_scales[:blocks].copy_(scales[start // INT4_BLOCK :][:blocks]).mul_(1 / 16)
+        return _scale(out, sixteenths, INT4_BLOCK)
+
+    return read
+
+
+def _pages(values: torch.Tensor, packed: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(first halves, second halves, their bytes) of a chunk: all whole pages as [pages, half], then the last one."""
+    n = values.numel()
+    pages, rest = divmod(n, PAGE)
+    parts = []
+    if pages:
+        halves = values[: pages * PAGE].view(pages, 2, PAGE // 2)
+        parts.append((halves[:, 0], halves[:, 1], packed[: pages * PAGE // 2].view(pages, PAGE // 2)))
+    if rest:
+        start, half = pages * PAGE, (rest + 1) // 2
+        parts.append((values[start : start + half], values[start + half : n], packed[start // 2 : start // 2 + half]))
+    return parts
+
+
+class _Steps:
+    """Counts a chunk's values in steps of their block's absmax / `most`; owns the buffers for it."""
+
+    def __init__(self, block: int, most: float, dtype: torch.dtype) -> None:
+        self.block, self.most, self.dtype = block, most, dtype
+        self._padded, self._counted = torch.empty(CHUNK), torch.empty(CHUNK)
+
+    def count(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """[n] whole numbers as float32, valid until the next call; the blocks' steps go into `scales`."""
+        n = values.numel()
+        blocks = -(-n // self.block)
+        rows = values
+        if n % self.block:
+            rows = self._padded[: blocks * self.block]
+            rows[:n].copy_(values)
+            rows[n:] = 0
+        rows = rows.view(blocks, self.block)
+        absmax = torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_())
+        step = scales[:blocks].copy_(absmax.div_(self.most)).float()
+        inverse = torch.where(step < NORMAL, 0.0, 1.0 / step)  # a NaN stays one
+        counted = self._counted[: blocks * self.block].view(blocks, self.block)
+        torch.mul(rows, inverse[:, None], out=counted).round_()
+        return counted.view(-1)[:n]
+
+
+def _scale(out: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+    """Multiply each block of `out` by its scale, in place."""
+    whole = out.numel() // block
+    out[: whole * block].view(whole, block).mul_(scales[:whole, None])
+    if out.numel() % block:
+        out[whole * block :].mul_(scales[whole])
+    return out
+
+
+CODECS: dict[str, Codec] = {
+    "fp32": _plain(torch.float32),
+    "bf16": _plain(torch.bfloat16),
+    "int8": Codec(_int8_spec, _int8_encode, _int8_reader),
+    "int4": Codec(_int4_spec, _int4_encode, _int4_reader),
+}
+
+
+def codec(name: str) -> Codec:
+    try:
+        return CODECS[name]
+    except KeyError:
+        raise UsageError(f"unknown codec {name!r}; allowed: {', '.join(CODECS)}") from None

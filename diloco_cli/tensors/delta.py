@@ -1,0 +1,67 @@
+"""A delta's payload: what the upload codec makes of it, and the norms of what it will be decoded to.
+
+The norms (float32, one per fragment, tensor or row, as the merge needs them) let a syncer merge by RDA in one pass over
+the payloads. They count only for a delta against the current version, and a syncer checks them while it merges. A
+payload without them is complete too: then the syncer measures them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.layout import Fragment, Layout
+from diloco_cli.tensors.codecs import Codec, Read, codec
+from diloco_cli.tensors.merge import cut_of
+from diloco_cli.tensors.norms import Norms, measured_norms
+from diloco_cli.tensors.payload import Blank, PayloadError, Spec, views
+
+
+class DeltaFormat:
+    """The payloads of one fragment's deltas."""
+
+    def __init__(self, codec: Codec, fragment: Fragment, sync: SyncSettings) -> None:
+        self.codec, self.cut = codec, cut_of(fragment, sync)
+        self._with_norms: Spec = {
+            "norms": (torch.float32, (self.cut.num_norms,)),
+            **codec.spec(self.cut.size),
+        }
+
+    def encode(self, delta: torch.Tensor, decoded: torch.Tensor | None = None) -> bytes:
+        """[n] float32 -> payload. `decoded` [n], if given, receives what a reader will decode."""
+        blank = Blank(self._with_norms)
+        self.codec.encode_into(delta, blank.tensors)
+        norms = torch.from_numpy(measured_norms(self.cut, self.codec.reader(blank.tensors)))
+        blank.tensors["norms"].copy_(norms)
+        if decoded is not None:
+            self.codec.decode(blank.tensors, decoded)
+        return blank.seal()
+
+    def open(self, payload: bytes | memoryview) -> tuple[Read, Norms | None]:
+        """How to read it, without decoding it, and the norms that it claims. Raises PayloadError if it is not a payload
+        of this codec and fragment."""
+        try:
+            tensors = views(payload, self._with_norms)
+        except PayloadError:
+            return self.codec.reader(views(payload, self.codec.spec(self.cut.size))), None
+        return self.codec.reader(tensors), tensors["norms"].numpy().astype(np.float64)
+
+
+def delta_formats(layout: Layout, sync: SyncSettings) -> list[DeltaFormat]:
+    """One per fragment."""
+    return [DeltaFormat(codec(sync.codec), fragment, sync) for fragment in layout.fragments]
+
+
+def anchored_anew(delta: Read, base: Read, current: torch.Tensor) -> Read:
+    """A delta from an older base, as it is from the current version: delta + (current - base), chunk by chunk."""
+    own = torch.empty(0)
+
+    def read(start: int, room: torch.Tensor) -> torch.Tensor:
+        nonlocal own
+        own = own if own.numel() >= room.numel() else torch.empty_like(room)
+        size = room.numel()
+        moved = torch.sub(current[start : start + size], base(start, own[:size]), out=own[:size])
+        return torch.add(delta(start, room), moved, out=room)
+
+    return read

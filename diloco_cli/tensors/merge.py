@@ -1,0 +1,185 @@
+"""Merging deltas: weighted mean (Avg) and radial-directional averaging (RDA), arXiv 2604.21428, merge.
+
+    Avg: delta = sum_m w_m delta_m / sum_m w_m
+    RDA: delta = (sum_m w_m |delta_m| / sum_m w_m) * phi(sum_m w_m phi(delta_m) / sum_m w_m)
+         phi(x) = x / |x|, phi(0) = 0
+
+Learners' deltas are nearly orthogonal, so a plain mean of M equal norms shrinks like 1 / sqrt(M); RDA keeps the norm at
+the weighted mean of norms. Where directions cancel, RDA falls back to Avg.
+
+A merge reads its deltas chunk by chunk from their payloads and adds them up in float32, in the order in which they are
+given: never is a decoded delta held, and a replay gives the same bits. Norms are known before: a learner publishes
+those of its payload, or they are measured. Published ones are checked in passing, and a delta that has others is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.layout import Fragment
+from diloco_cli.tensors.codecs import CHUNK, Read
+from diloco_cli.tensors.norms import (
+    PRECISE,
+    QUICK,
+    Cut,
+    NormMeter,
+    Norms,
+    agree,
+    measured_norms,
+    spans,
+)
+
+MergeRule = Literal["rda", "avg"]
+TINY = float(torch.finfo(torch.float32).tiny)  # shorter deltas count as zero: 1 / norm would not be finite
+CANCELLED = 1e-6  # a mean of unit directions shorter than this has no direction
+
+
+def rule_of(fragment: Fragment, sync: SyncSettings) -> MergeRule:
+    return sync.embedding_merge if fragment.embedding else sync.merge
+
+
+def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
+    """What the norms of this fragment's deltas cover: as the merge needs them; an average needs but one, as a check."""
+    rda_applies = rule_of(fragment, sync) == "rda"
+    return Cut(spans(fragment, sync.granularity if rda_applies else "fragment"))
+
+
+@dataclass(frozen=True)
+class Source:
+    """One learner's delta: `read` decodes a chunk of it, `norms` [num_norms] are finite. `claimed`: the learner says
+    so and nobody has checked. `scale` shortens the whole delta (norm clip)."""
+
+    read: Read
+    norms: Norms
+    claimed: bool = False
+    scale: float = 1.0
+
+
+class Merging:
+    """One merge of one fragment. Sources of weight 0 take no part; the weights' sum must be positive.
+
+    After `chunks` is through, `unsound` holds the reasons why sources must not be merged, by their index: then what was
+    yielded is void. With `compare`, `agreement` is the mean cosine between two sources' deltas (None for a single one):
+
+        sum_i r_i^2 (|sum_m a_mi d_mi|^2 - sum_m a_mi^2) / sum_i r_i^2 ((sum_m a_mi)^2 - sum_m a_mi^2)
+
+    over the norms i, with unit directions d, coefficients a (the weight; for Avg weight times norm) and radius r (for
+    Avg 1): each pair counts by its weights and by how far it moves.
+    """
+
+    def __init__(
+        self, rule: MergeRule, cut: Cut, sources: Sequence[Source], weights: Sequence[float], *, compare: bool = False
+    ) -> None:
+        total = sum(weights)
+        if not total > 0:
+            raise ValueError("nothing to merge: all weights are 0")
+        self.rule, self.cut, self.compare = rule, cut, compare
+        used = [index for index, weight in enumerate(weights) if weight > 0]
+        self._indexes, self._sources = used, [sources[index] for index in used]
+        self._shares = [weights[index] / total for index in used]
+        self._pairs = list(zip(self._shares, self._sources, strict=True))
+        self._means = [np.full(cut.num_norms, share * s.scale) for share, s in self._pairs]
+        self._meters = [NormMeter(cut) if source.claimed else None for source in self._sources]
+        self._room, self._sum, self._out = (torch.empty(CHUNK) for _ in range(3))
+        self.unsound: dict[int, str] = {}
+        self.agreement: float | None = None
+
+    def chunks(self, directions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """(start, merged chunk) over the fragment, in order. The chunk is the caller's to overwrite until the next;
+        `directions` [n] float32 is room for the work, of which the part before and under the chunk is no longer used.
+        """
+        return self._average() if self.rule == "avg" else self._rda(directions)
+
+    # -- the two rules ------------------------------------------------------------------------------------------
+
+    def _average(self) -> Iterator[tuple[int, torch.Tensor]]:
+        length = NormMeter(self.cut)
+        for index, start in enumerate(self.cut.starts()):
+            merged = self._add_up(index, self._means, self._meters)
+            if self.compare:
+                length.add(index, merged)
+            yield start, merged
+        coefficients = np.stack([share * source.scale * source.norms for share, source in self._pairs])
+        self._conclude(coefficients, length.norms, np.ones(self.cut.num_norms))
+
+    def _rda(self, directions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        norms = np.stack([source.norms for source in self._sources])
+        shares = np.array(self._shares)[:, None]
+        moves = norms > TINY
+        units = np.where(moves, shares / np.where(moves, norms, 1.0), 0.0)
+        radius = (np.array([share * source.scale for share, source in self._pairs])[:, None] * norms).sum(axis=0)
+        length = NormMeter(self.cut)
+        for index, start in enumerate(self.cut.starts()):
+            summed = self._add_up(index, list(units), self._meters)
+            length.add(index, summed)
+            directions[start : start + CHUNK].copy_(summed)
+        self._conclude(np.where(moves, shares, 0.0), length.norms, radius)
+        if not self.unsound:
+            yield from self._stretch(directions, radius, length.norms)
+
+    def _stretch(self, directions: torch.Tensor, radius: Norms, length: Norms) -> Iterator[tuple[int, torch.Tensor]]:
+        """The second pass: directions to their radius; the mean itself where they cancelled each other."""
+        cancelled = (length < CANCELLED) & (radius > 0)
+        factors = np.where(length > TINY, radius / np.where(length > TINY, length, 1.0), 0.0)
+        factors[cancelled] = 0.0
+        for index, start in enumerate(self.cut.starts()):
+            stretched = _stretched(self.cut, index, directions[start : start + CHUNK], factors, self._out)
+            if any(cancelled[piece.first : piece.first + piece.rows].any() for piece in self.cut.chunks[index]):
+                means = [np.where(cancelled, mean, 0.0) for mean in self._means]
+                stretched.add_(self._add_up(index, means, [None] * len(means)))
+            yield start, stretched
+
+    # -- what both share ----------------------------------------------------------------------------------------
+
+    def _add_up(self, index: int, factors: list[Norms], meters: Sequence[NormMeter | None]) -> torch.Tensor:
+        """Chunk number `index` of sum_m factor_m delta_m, with a factor for each norm."""
+        start = index * CHUNK
+        size = min(CHUNK, self.cut.size - start)
+        summed = self._sum[:size].zero_()
+        for source, factor, meter in zip(self._sources, factors, meters, strict=True):
+            values = source.read(start, self._room[:size])
+            if meter is not None:
+                meter.add(index, values)
+            for piece in self.cut.chunks[index]:
+                if piece.rows == 1:
+                    piece.of(summed).add_(piece.of(values), alpha=float(factor[piece.first]))
+                else:
+                    by_row = torch.from_numpy(factor[piece.first : piece.first + piece.rows]).float()
+                    piece.of(summed).addcmul_(piece.of(values), by_row[:, None])
+        return summed
+
+    def _conclude(self, coefficients: Norms, length: Norms, radius: Norms) -> None:
+        for index, source, meter in zip(self._indexes, self._sources, self._meters, strict=True):
+            if meter is not None and not agree(meter.norms, source.norms, QUICK):
+                reason = _why_unsound(self.cut, source)  # squares may have left float32's range: look again
+                if reason is not None:
+                    self.unsound[index] = reason
+        if self.compare and len(self._sources) > 1 and not self.unsound:
+            own = (coefficients**2).sum(axis=0)
+            pairs = float((radius**2 * (coefficients.sum(axis=0) ** 2 - own)).sum())
+            cosine = float((radius**2 * (length**2 - own)).sum()) / pairs if pairs > 0 else 0.0
+            self.agreement = max(-1.0, min(1.0, cosine))
+
+
+def _stretched(cut: Cut, index: int, chunk: torch.Tensor, factors: Norms, room: torch.Tensor) -> torch.Tensor:
+    out = room[: chunk.numel()]
+    for piece in cut.chunks[index]:
+        if piece.rows == 1:
+            torch.mul(piece.of(chunk), float(factors[piece.first]), out=piece.of(out))
+        else:
+            by_row = torch.from_numpy(factors[piece.first : piece.first + piece.rows]).float()
+            torch.mul(piece.of(chunk), by_row[:, None], out=piece.of(out))
+    return out
+
+
+def _why_unsound(cut: Cut, source: Source) -> str | None:
+    found = measured_norms(cut, source.read)
+    if not np.isfinite(found).all():
+        return "non_finite"
+    return None if agree(found, source.norms, PRECISE) else "bad_norms"

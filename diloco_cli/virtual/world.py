@@ -1,0 +1,282 @@
+"""One thread, one virtual clock, one bucket: actors are protocol generators that advance one operation at a time.
+
+An operation on the store is two events, its effect and its answer, and between them anything may happen. Faults are
+asked for as each operation of an actor is sent (`virtual/faulty_calls.py` says what there is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from diloco_cli.protocol.log.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep, Steps, There
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Store, StoreUnavailableError
+from diloco_cli.virtual.faulty_calls import Fault, Injected, damaged, halved, refusal_of
+
+LATENCY_S = 0.001  # of one store operation, on the virtual clock
+
+__all__ = ["LATENCY_S", "Actor", "Fault", "World"]
+
+
+@dataclass(slots=True)
+class Actor:
+    """A process, or a thread of one. `result` or `error` is there once it has ended; `operations` counts those on the
+    store. `number`: the how many-th of its world. Its own clock shows `clock_s` + `clock_rate` x the world's time.
+
+    `answered`, `thrown`: the pending operation's answer, or the error in its place, is on its way. `spared`: no
+    further fault befalls it, it has been frozen by one. `owner`: whatever its starter keeps with it.
+    """
+
+    name: str
+    steps: Steps[Any]
+    number: int = 0
+    wake_s: float = 0.0
+    answer: Any = None
+    pending: Operation | None = None
+    operations: int = 0
+    paused: bool = False
+    ended: bool = False
+    result: Any = None
+    error: BaseException | None = None
+    clock_s: float = 0.0
+    clock_rate: float = 1.0
+    answered: bool = False
+    thrown: Exception | None = None
+    spared: bool = False
+    owner: Any = None
+
+
+def _usual_latency(actor: Actor, operation: Operation) -> float:
+    return LATENCY_S
+
+
+@dataclass
+class World:
+    """Advances whoever is due first; ties go to the one that was started first. `writes` notes every create that took
+    effect or was refused: who, as its which operation, and the key.
+
+    `latency_s`: from sending a store operation to its effect; `answer_s`: from there to its answer. `fault_of` gives
+    what befalls an actor's next operation, `faults` those by the actor's name and the operation's number.
+    `unreachable_until_s`: when an actor's calls to the store go through again (its client waits, and tries again).
+    `timeout_s`: after so long without an answer a client gives up a call. `store_of`: where there are several buckets,
+    the one that this operation of an actor goes to.
+    """
+
+    store: Store = field(default_factory=MemoryStore)
+    faults: dict[tuple[str, int], Fault | Injected] = field(default_factory=dict)
+    now_s: float = 0.0
+    actors: list[Actor] = field(default_factory=list)
+    on_end: Callable[[Actor], None] = lambda actor: None
+    writes: list[tuple[str, int, str]] = field(default_factory=list)
+    latency_s: Callable[[Actor, Operation], float] = _usual_latency
+    answer_s: Callable[[Actor, Operation], float] | None = None
+    fault_of: Callable[[Actor, Operation], Injected | None] | None = None
+    unreachable_until_s: Callable[[Actor], float] | None = None
+    timeout_s: float = 0.0
+    store_of: Callable[[Actor, Operation], Store] | None = None
+    _due: list[tuple[float, int, Actor]] = field(default_factory=list)
+
+    def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
+        actor = Actor(name, steps, len(self.actors), self.now_s + delay_s)
+        self.actors.append(actor)
+        self._later(actor, actor.wake_s)
+        return actor
+
+    def call_at(self, when_s: float, happen: Callable[[], None]) -> None:
+        """Something that is no process: a fault, a timer."""
+
+        def steps() -> Steps[None]:
+            yield Sleep(max(0.0, when_s - self.now_s))
+            happen()
+
+        self.start("", steps())
+
+    def run(self, until: Callable[[], bool], within_s: float) -> bool:
+        """Go on until the condition holds; False if it does not within so many virtual seconds."""
+        deadline_s = self.now_s + within_s
+        while not until():
+            actor = self.next_due()
+            if actor is None or self.now_s > deadline_s:
+                return False
+            self.advance(actor)
+        return True
+
+    def run_for(self, seconds: float) -> None:
+        """Let so much time pass."""
+        end_s = self.now_s + seconds
+        while (actor := self.next_due()) is not None and actor.wake_s <= end_s:
+            self.advance(actor)
+        self.now_s = max(self.now_s, end_s)
+
+    def kill(self, actor: Actor) -> None:
+        """It is gone between two of its operations, or between an operation's effect and its answer."""
+        if not actor.ended:
+            self._end(actor)
+
+    def pause(self, actor: Actor) -> None:
+        """Between two events of its own: before an effect, or between an effect and its answer."""
+        actor.paused = True
+
+    def resume(self, actor: Actor) -> None:
+        actor.paused = False
+        self._later(actor, max(self.now_s, actor.wake_s))
+
+    def advance(self, actor: Actor) -> None:
+        """Perform the actor's pending operation, hand it the answer, and hold what it asks next."""
+        self.now_s = max(self.now_s, actor.wake_s)
+        if actor.answered:
+            actor.answered = False
+        elif actor.pending is not None and not self._perform(actor, actor.pending):
+            return
+        try:
+            if actor.thrown is None:
+                operation = actor.steps.send(actor.answer)
+            else:
+                thrown, actor.thrown = actor.thrown, None
+                operation = actor.steps.throw(thrown)
+            while type(operation) is Now and not actor.paused:  # no event: a clock is read at once
+                operation = actor.steps.send(actor.clock_s + actor.clock_rate * self.now_s)
+        except StopIteration as stop:
+            self._end(actor, result=stop.value)
+        except Exception as error:
+            self._end(actor, error=error)
+        else:
+            self._hold(actor, operation)
+
+    def _hold(self, actor: Actor, operation: Operation) -> None:
+        """Until its effect is due, or the time that it passes is over."""
+        kind, actor.pending = type(operation), operation
+        if kind is Sleep:
+            seconds: float = operation.seconds  # type: ignore[union-attr]
+            actor.pending = actor.answer = None
+            wait_s = seconds / actor.clock_rate if seconds > 0.0 else 0.0
+        else:
+            wait_s = 0.0 if kind is Now else self.latency_s(actor, operation)
+        actor.wake_s = due_s = self.now_s + wait_s
+        heappush(self._due, (due_s, actor.number, actor))
+
+    def next_due(self) -> Actor | None:
+        """The first that is due; entries of the dead, the frozen and the rescheduled are dropped."""
+        due = self._due
+        while due:
+            wake_s, _, actor = due[0]
+            if wake_s == actor.wake_s and not (actor.ended or actor.paused):
+                return actor
+            heappop(due)
+        return None
+
+    def _perform(self, actor: Actor, operation: Operation) -> bool:
+        """The effect. False if the actor does not go on from here at once."""
+        if type(operation) is Now:
+            actor.answer = actor.clock_s + actor.clock_rate * self.now_s
+            return True
+        later_s = 0.0 if self.unreachable_until_s is None else self.unreachable_until_s(actor)
+        if later_s > self.now_s:
+            return self._later(actor, later_s)
+        fault = None if actor.spared else self._fault(actor, operation)
+        actor.spared = fault is not None and fault.kind is Fault.PAUSE
+        if actor.spared:
+            actor.paused = True
+            return False
+        actor.operations += 1
+        if fault is not None:
+            return self._befall(actor, operation, fault)
+        actor.answer = self._effect(actor, operation)
+        return self._answer(actor, operation)
+
+    def _fault(self, actor: Actor, operation: Operation) -> Injected | None:
+        if self.fault_of is not None:
+            return self.fault_of(actor, operation)
+        if not self.faults:
+            return None
+        found = self.faults.pop((actor.name, actor.operations), None)
+        return Injected(found) if isinstance(found, Fault) else found
+
+    def _answer(self, actor: Actor, operation: Operation, extra_s: float = 0.0) -> bool:
+        """On its way; True if it is there at once."""
+        seconds = extra_s if self.answer_s is None else extra_s + self.answer_s(actor, operation)
+        if seconds <= 0.0:
+            return True
+        actor.answered, actor.wake_s = True, (due_s := self.now_s + seconds)
+        heappush(self._due, (due_s, actor.number, actor))
+        return False
+
+    def _later(self, actor: Actor, when_s: float) -> bool:
+        actor.wake_s = when_s
+        heappush(self._due, (when_s, actor.number, actor))
+        return False
+
+    def _befall(self, actor: Actor, operation: Operation, fault: Injected) -> bool:
+        """What the fault makes of the call."""
+        match fault.kind:
+            case Fault.CRASH:
+                self._end(actor)
+                return False
+            case Fault.CRASH_AFTER:
+                self._effect(actor, operation)
+                self._end(actor)
+                return False
+            case Fault.CRASH_LATE:
+                self._end(actor)
+                self._effect_at(actor, operation, fault.seconds)
+                return False
+            case Fault.LOST_REQUEST:
+                return self._fails(actor, operation, StoreUnavailableError("the request was lost"), self.timeout_s)
+            case Fault.LOST_ANSWER:
+                self._effect(actor, operation)
+                return self._fails(actor, operation, StoreUnavailableError("the answer was lost"), self.timeout_s)
+            case Fault.LATE:
+                self._effect_at(actor, operation, fault.seconds)
+                return self._fails(actor, operation, StoreUnavailableError("no answer yet"), self.timeout_s)
+            case Fault.SLOW:
+                actor.answer = self._effect(actor, operation)
+                return self._answer(actor, operation, fault.seconds)
+            case Fault.TWICE:
+                actor.answer = self._effect(actor, operation)
+                if fault.seconds:
+                    self._effect_at(actor, operation, fault.seconds)
+                else:
+                    actor.answer = self._effect(actor, operation)
+                return self._answer(actor, operation)
+            case Fault.TORN_WRITE | Fault.TORN | Fault.FLIPPED:
+                actor.answer = damaged(self._effect(actor, halved(operation, fault)), fault)
+                return self._answer(actor, operation)
+        if fault.kind is Fault.BUSY_AFTER:
+            self._effect(actor, operation)
+        return self._fails(actor, operation, refusal_of(fault), 0.0)
+
+    def _fails(self, actor: Actor, operation: Operation, error: Exception, after_s: float) -> bool:
+        actor.thrown = error
+        return self._answer(actor, operation, after_s)
+
+    def _effect_at(self, actor: Actor, operation: Operation, seconds: float) -> None:
+        """It happens later, whether the one that sent it still lives or not."""
+        self.call_at(self.now_s + seconds, lambda: self._effect(actor, operation))
+
+    def _effect(self, actor: Actor, operation: Operation) -> Any:
+        store = self.store if self.store_of is None else self.store_of(actor, operation)
+        return self._perform_at(store, actor, operation.operation if type(operation) is There else operation)
+
+    def _perform_at(self, store: Store, actor: Actor, operation: Operation) -> Any:
+        match operation:
+            case Get(key, max_bytes):
+                return store.get(key, max_bytes)
+            case Create(key, data):
+                self.writes.append((actor.name, actor.operations - 1, key))
+                return store.create(key, data)
+            case Put(key, data):
+                return store.put(key, data)
+            case List(prefix, after, limit):
+                return store.list(prefix, after, limit)
+            case Delete(key):
+                self.writes.append((actor.name, actor.operations - 1, key))
+                return store.delete(key)
+        raise TypeError(f"{type(operation).__name__} is no operation on the store")
+
+    def _end(self, actor: Actor, result: Any = None, error: BaseException | None = None) -> None:
+        actor.steps.close()
+        actor.ended, actor.result, actor.error = True, result, error
+        self.on_end(actor)

@@ -1,0 +1,193 @@
+"""Bandwidth for a compute utilisation: the published table, cases by hand, and laws of the steady state."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_cli.forecast import bandwidth
+from diloco_cli.forecast.bandwidth import (
+    FITTED,
+    HONEST,
+    Exchange,
+    Row,
+    data_parallel_gbps,
+    decoupled_gbps,
+    exchange_of_plan,
+    max_busy_s,
+    ring_factor,
+    rows_of,
+    rows_of_plan,
+)
+from diloco_cli.plan.link import CODEC_BITS
+from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.planner import make_plan
+from tests.unit.plan.fleets import IOWA, MODEL, SPOT, fleet, with_sync
+
+
+@cache
+def published_rows() -> list[Row]:
+    return bandwidth.published_rows()
+
+
+def test_the_published_data_parallel_rows_are_met_within_five_percent() -> None:
+    rows = [row for row in published_rows() if row.method == "data_parallel" and row.utilisation_percent <= 95]
+    assert len(rows) == 16
+    for row in rows:
+        assert row.gbps == pytest.approx(row.published_gbps, rel=0.05), row
+
+
+def test_the_published_decoupled_rows_are_met_within_ten_percent_by_the_setting_that_is_named() -> None:
+    rows = [row for row in published_rows() if row.method == "decoupled" and row.published_gbps is not None]
+    assert len(rows) == 40 and {(row.sync_every, row.fragments, row.overlap) for row in rows} == {(100, 18, 2)}
+    for row in rows:
+        assert row.gbps == pytest.approx(row.published_gbps, rel=0.10), row
+
+
+def test_the_named_setting_needs_more_and_stands_beside_it_without_a_published_figure() -> None:
+    """A fragment a step keeps the link busy all the time: it carries 5e9 x bits x 2 (D - 1) / D in 24 steps and their
+    stalls."""
+    rows = [row for row in published_rows() if row.sync_every == 24]
+    assert len(rows) == 40 and all(row.published_gbps is None for row in rows)
+    for row in rows:
+        bits = {"bf16": 16, "int4": 4}[row.codec]
+        bound = 5 * bits * ring_factor(row.sites) * row.utilisation_percent / 100 / (24 * row.step_s)
+        assert row.gbps == pytest.approx(bound, rel=1e-9), row
+
+
+def test_a_step_of_data_parallel_by_hand() -> None:
+    """Half utilisation: 2 s for a step of 1 s. The first of 44 buckets is ready at 1/3 + 2/3/44 s; from then on the
+    link is busy with all 80 Gbit: 80 / (2 - 0.348485) = 48.44. At 99 % the last bucket alone has 1/99 s."""
+    assert data_parallel_gbps(80e9, 2, 1.0, 0.5) == pytest.approx(80 / (2 - (1 / 3 + 2 / 3 / 44)), rel=1e-6)
+    assert data_parallel_gbps(80e9, 2, 1.0, 0.99) == pytest.approx(80 / 44 * 99, rel=1e-6)
+
+
+def test_nothing_travels_within_one_site() -> None:
+    rows = rows_of(1e9, 1, 1.0, HONEST, {"bf16": 16.0})
+    assert len(rows) == 10 and all(row.gbps == 0 for row in rows)
+
+
+def test_one_fragment_by_hand() -> None:
+    """One fragment of 10 bits in rounds of 5 steps of 1 s, needed 2 steps later: at 2 bit/s it takes 5 s, 3 s too many;
+    a round lasts 8 s. At 5 bit/s it arrives in time."""
+    once = Exchange(sync_every=5, fragments=1, overlap=2)
+    assert decoupled_gbps(10e9, 1.0, once, 5 / 8) == pytest.approx(2.0, rel=1e-6)
+    assert decoupled_gbps(10e9, 1.0, once, 0.999999) == pytest.approx(5.0, rel=1e-4)
+
+
+def test_through_a_bucket_a_fragment_crosses_two_links() -> None:
+    """Up and down one after the other: 2 x 10 / 4 = 5 s for the same stall."""
+    assert decoupled_gbps(10e9, 1.0, Exchange(5, 1, 2, hops=2), 5 / 8) == pytest.approx(4.0, rel=1e-6)
+
+
+def test_a_large_embedding_by_hand() -> None:
+    """Two fragments in 10 steps of 1 s, 9 of 10 bits in the first; 16 s a round leave 6 s of stalls and 2 s of overlap
+    for its 9 bits (1.125 bit/s); halves would take 5 bits in 3 s of stalls and 2 of overlap (1 bit/s)."""
+    halves, embedding = Exchange(10, 2, 2), Exchange(10, 2, 2, embedding_share=0.9)
+    assert decoupled_gbps(10e9, 1.0, halves, 10 / 16) == pytest.approx(10 / 10, rel=1e-6)
+    assert decoupled_gbps(10e9, 1.0, embedding, 10 / 16) == pytest.approx(9 / 8, rel=1e-6)
+
+
+def test_more_of_anything_needed_means_more_bandwidth() -> None:
+    base = decoupled_gbps(80e9, 1.0, HONEST, 0.9)
+    assert decoupled_gbps(80e9, 0.5, HONEST, 0.9) == pytest.approx(2 * base, rel=1e-6)
+    assert decoupled_gbps(80e9, 1.0, FITTED, 0.9) < base < decoupled_gbps(80e9, 1.0, HONEST, 0.95)
+    assert ring_factor(2) == 1.0 and ring_factor(8) == 1.75
+    rows = rows_of(1e9, 4, 1.0, HONEST, {"bf16": 16.0, "int8": 8.125})
+    bf16 = [row.gbps for row in rows if row.codec == "bf16" and row.method == "decoupled"]
+    int8 = [row.gbps for row in rows if row.codec == "int8"]
+    assert bf16 == sorted(bf16) and all(a > b for a, b in zip(bf16, int8, strict=True))
+
+
+EXCHANGES = st.builds(
+    Exchange,
+    sync_every=st.integers(1, 40),
+    fragments=st.integers(1, 40),
+    overlap=st.integers(0, 39),
+    hops=st.integers(1, 2),
+    embedding_share=st.sampled_from((0.0, 0.02, 0.3, 0.9)),
+).filter(
+    lambda exchange: exchange.overlap < exchange.sync_every and (exchange.fragments > 1 or not exchange.embedding_share)
+)
+UTILISATION = st.floats(0.05, 0.995)
+
+
+@settings(max_examples=300, deadline=None)
+@given(exchange=EXCHANGES, utilisation=UTILISATION)
+def test_a_link_carries_in_a_round_what_a_round_sends(exchange: Exchange, utilisation: float) -> None:
+    bound = utilisation * 80 / (exchange.sync_every * 0.7)
+    assert decoupled_gbps(80e9, 0.7, exchange, utilisation) >= bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("overlap", [2, 10, 20, 23])
+def test_a_large_overlap_needs_what_a_round_sends_and_no_less(overlap: int) -> None:
+    """1e9 parameters of 4.25 bits, in 24 steps of 1 s, at 99 %."""
+    assert decoupled_gbps(4.25e9, 1.0, Exchange(24, 24, overlap), 0.99) == pytest.approx(0.99 * 4.25 / 24, rel=1e-9)
+
+
+def rounds_end_at(exchange: Exchange, step_s: float, busy_s: float, rounds: int) -> list[float]:
+    """Step by step and from an empty link, each step as soon as it can: when each round ends."""
+    offsets = [max(1, round((p + 1) * exchange.sync_every / exchange.fragments)) for p in range(exchange.fragments)]
+    free_s, needed, now_s, ends = [0.0] * exchange.hops, dict[int, float](), 0.0, []
+    for step in range(rounds * exchange.sync_every):
+        now_s = max(now_s, needed.pop(step, 0.0)) + step_s
+        for p, share in enumerate(exchange.shares()):
+            if offsets[p] != step % exchange.sync_every + 1:
+                continue
+            at_s = now_s
+            for hop in range(exchange.hops):
+                at_s = free_s[hop] = max(free_s[hop], at_s) + share * busy_s
+            back = step + exchange.overlap + 1
+            needed[back] = max(needed.get(back, 0.0), at_s)
+        if (step + 1) % exchange.sync_every == 0:
+            ends.append(now_s)
+    return ends
+
+
+@settings(max_examples=60, deadline=None)
+@given(exchange=EXCHANGES, utilisation=st.floats(0.2, 0.95))
+def test_steps_that_follow_each_other_reach_that_utilisation_and_with_less_they_do_not(
+    exchange: Exchange, utilisation: float
+) -> None:
+    busy_s = max_busy_s(1.0, exchange, utilisation)
+    round_s = exchange.sync_every / utilisation
+    ends = rounds_end_at(exchange, 1.0, busy_s, 100)
+    assert ends[-1] - ends[49] <= 50 * round_s * (1 + 1e-6) + 1e-6
+    slower = rounds_end_at(exchange, 1.0, busy_s * 1.02, 200)
+    assert slower[-1] - slower[99] > 100 * round_s
+
+
+def plan_of(**sync: Any) -> Plan:
+    return make_plan(with_sync(**sync), fleet(IOWA, SPOT), MODEL)
+
+
+def test_a_plan_is_asked_about_both_directions_in_the_codecs_that_it_has() -> None:
+    """1e9 parameters; int4 up, int8 back: the way down needs 8.125 / 4.25 of the way up."""
+    plan = plan_of(codec="int4", broadcast="int8")
+    rows = [row for row in rows_of_plan(plan) if row.method == "decoupled"]
+    assert {row.codec for row in rows} == set(CODEC_BITS) and {row.broadcast for row in rows} == {"int8"}
+    for row in rows:
+        at_least = row.utilisation_percent / 100 / plan.schedule.round_s
+        assert row.gbps >= at_least * CODEC_BITS[row.codec] * (1 - 1e-9)
+        assert row.down_gbps is not None and row.down_gbps >= at_least * CODEC_BITS["int8"] * (1 - 1e-9)
+        assert row.down_gbps / row.gbps == pytest.approx(8.125 / CODEC_BITS[row.codec])
+
+
+def test_a_plans_embedding_is_one_fragment_unless_it_is_cut() -> None:
+    plan = plan_of(fragments=24, overlap=2)
+    exchange = exchange_of_plan(plan)
+    assert (exchange.sync_every, exchange.overlap, exchange.hops) == (100, 8, 2)  # 2 slots of 100 / 24 steps
+    assert exchange.embedding_share == MODEL.embedding_parameters / MODEL.parameters > 2 / 24
+    assert len(exchange.shares()) == 24 and sum(exchange.shares()) == pytest.approx(1.0)
+    assert max(exchange.shares()) * MODEL.parameters == pytest.approx(plan.schedule.fragment_parameters)
+    assert exchange_of_plan(plan_of(fragments=24, split_rows=True)).embedding_share == 0.0
+    assert exchange_of_plan(plan_of(fragments=1)).embedding_share == 0.0
+    needed = [row.gbps for row in rows_of_plan(plan) if row.method == "decoupled"]
+    cut = [
+        row.gbps for row in rows_of_plan(plan_of(fragments=24, overlap=2, split_rows=True)) if row.method == "decoupled"
+    ]
+    assert all(whole >= parts for whole, parts in zip(needed, cut, strict=True)) and needed[4] > 1.2 * cut[4]

@@ -1,0 +1,109 @@
+"""How slices fail and come back: small cases by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, gamma
+
+import numpy as np
+import pytest
+
+from diloco_cli.forecast.chips import Constants, Repair, equal_learners, one_cluster
+from diloco_cli.forecast.failing import Slices, generator, repairs_ms
+from diloco_cli.forecast.timeline import fleet_goodput, fleet_uptime, timeline
+
+NEARLY_FIXED = Repair(scale_s=60.0, shape=1e6)  # 60.000 s, whatever is drawn
+
+
+@pytest.mark.parametrize(
+    ("repair", "mean_s"),
+    [
+        (Repair(60.0), 60.0),  # exponential
+        (Repair(60.0, shape=2.0), 60.0 * gamma(1.5)),  # Weibull
+        (Repair(60.0, exponent=2.0), 90.0),  # the later of two exponentials: 1 + 1/2
+    ],
+)
+def test_the_mean_is_that_of_the_textbook(repair: Repair, mean_s: float) -> None:
+    assert repair.mean_s == pytest.approx(mean_s, rel=1e-3)
+    assert repair.with_mean(7.0).mean_s == pytest.approx(7.0, rel=1e-3)
+
+
+def test_quantile_and_distribution_are_each_others_inverse() -> None:
+    repair = Repair(60.0, shape=1.3, exponent=1.2)
+    for seconds in (1.0, 30.0, 200.0):
+        assert repair.quantile_s(np.array([repair.cdf(seconds)]))[0] == pytest.approx(seconds)
+    assert Repair(60.0).cdf(60.0) == pytest.approx(1 - exp(-1))
+
+
+def test_draws_have_the_mean_of_their_distribution() -> None:
+    delays = repairs_ms(Repair(60.0, shape=1.3, exponent=1.2), generator(1))
+    drawn = [next(delays) for _ in range(40_000)]
+    assert np.mean(drawn) / 1000 == pytest.approx(Repair(60.0, 1.3, 1.2).mean_s, rel=0.02)
+    assert all(isinstance(delay, int) and delay > 0 for delay in drawn[:10])
+
+
+def slices(elastic: bool = True, count: int = 4) -> Slices:
+    constants = replace(Constants(), slice_chips=1, repair=NEARLY_FIXED)
+    return Slices(replace(equal_learners(count, 1, constants)[0], elastic=elastic), generator(0))
+
+
+def test_a_failure_costs_a_downscale_and_the_slice_is_back_after_its_repair() -> None:
+    found = slices()
+    assert found.fail(1, now_ms=100_000) == 115_000
+    assert (found.active, found.next_return_ms) == (3, 160_000)
+
+
+def test_a_slice_that_returns_during_a_downscale_joins_for_nothing() -> None:
+    found = slices()
+    found.fail(1, now_ms=100_000)
+    assert found.fail(1, now_ms=150_000) == 165_000  # the first is back at 160 s, in the middle of this stop
+    assert (found.active, found.next_return_ms) == (3, 210_000)
+
+
+def test_with_nothing_left_the_learner_waits_for_the_first_return_and_an_upscale() -> None:
+    found = slices(count=1)
+    assert found.fail(1, now_ms=100_000) == 160_000 + 15_000
+    assert found.active == 1
+
+
+def test_without_elasticity_everything_waits_for_the_last_return_and_an_upscale() -> None:
+    found = slices(elastic=False)
+    assert found.fail(3, now_ms=100_000) == 160_000 + 15_000
+    assert (found.active, found.failures) == (4, 3)
+
+
+def test_without_elasticity_the_longest_repair_counts() -> None:
+    repair = Repair(60.0)
+    constants = replace(Constants(), slice_chips=1, repair=repair)
+    found = Slices(replace(equal_learners(4, 1, constants)[0], elastic=False), generator(0))
+    delays = [delay for delay, _ in zip(repairs_ms(repair, generator(0)), range(3), strict=False)]
+    assert len(set(delays)) == 3
+    assert found.fail(3, now_ms=100_000) == 100_000 + max(delays) + 15_000
+
+
+def test_a_repair_of_ages_is_a_whole_number_too() -> None:
+    assert 0 < next(repairs_ms(Repair(1e300), generator(0))) < 1 << 62
+
+
+def test_goodput_counts_a_smaller_step_in_part_and_uptime_is_the_union_of_all() -> None:
+    first, second = equal_learners(8, 2, replace(Constants(), slice_chips=1))
+    # 100 s. First: 4 full steps from 0 s, 4 steps with 3 of 4 slices from 40 s: (20 + 15) / 100.
+    one = timeline(first, 100_000, [(0, 4, 4), (40_000, 4, 3), (90_000, 0, 4)], failures=1)
+    # Second: 8 full steps from 10 s to 50 s: 40 / 100.
+    two = timeline(second, 100_000, [(10_000, 8, 4)], failures=0)
+    assert (one.goodput, two.goodput) == (pytest.approx(0.35), pytest.approx(0.40))
+    assert fleet_goodput([one, two]) == pytest.approx(0.375)
+    assert fleet_uptime([one, two]) == pytest.approx(0.60)  # [0, 60) without a gap
+
+
+def test_a_straggler_counts_for_what_full_speed_would_have_needed() -> None:
+    slow = equal_learners(4, 1, replace(Constants(), slice_chips=1), slowdowns=(2.0,))[0]
+    assert slow.step_ms == 10_000
+    assert timeline(slow, 100_000, [(0, 10, 4)], failures=0).goodput == pytest.approx(0.5)
+
+
+def test_data_parallel_has_all_slices_and_the_slowest_step() -> None:
+    learners = equal_learners(1_200_000, 8, Constants(), slowdowns=(1.0, 3.0))
+    cluster = one_cluster(learners, elastic=True, constants=Constants())
+    assert cluster.slices == 8 * 73 and cluster.step_ms == 15_000
+    assert cluster.slices * cluster.failures_per_s == pytest.approx(1_200_000 / Constants().mtbi_s)

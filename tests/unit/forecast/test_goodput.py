@@ -1,0 +1,248 @@
+"""The published table, the three forms of the simulation, the closed form: they must agree."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+from statistics import fmean, stdev
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from diloco_cli.errors import UsageError
+from diloco_cli.forecast import goodput
+from diloco_cli.forecast.chips import DAY_MS, Constants, Learner, Repair, equal_learners
+from diloco_cli.forecast.goodput import (
+    METHOD_NUMBERS,
+    Form,
+    Row,
+    all_methods,
+    check_work,
+    closed_form,
+    fleet_of,
+    published_grid,
+    run_fleet,
+    simulate_row,
+)
+from diloco_cli.forecast.published import PUBLISHED, Method
+from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
+from diloco_cli.forecast.timeline import fleet_goodput, fleet_uptime
+
+POINTS = 5.0  # how far a cell may be from the published one
+CLOSED_POINTS = 1.5
+
+
+def apart(rows: list[Row]) -> dict[tuple[str, int, int], float]:
+    return {
+        (row.method, row.learners, row.chips): max(
+            abs(row.goodput_percent - (row.published_goodput_percent or 0)),
+            abs(row.uptime_percent - (row.published_uptime_percent or 0)),
+        )
+        for row in rows
+    }
+
+
+def test_every_published_cell_is_within_five_points_with_one_set_of_constants() -> None:
+    found = apart(list(published_grid(PUBLISHED, 3.0, (0, 1, 2), "fast")))
+    assert len(found) == 30
+    assert {cell: points for cell, points in found.items() if points > POINTS} == {}
+
+
+@pytest.mark.long
+def test_every_published_cell_is_within_five_points_step_by_step() -> None:
+    found = apart(list(published_grid(PUBLISHED, 2.0, (0, 1, 2), "stepwise")))
+    assert {cell: points for cell, points in found.items() if points > POINTS} == {}
+
+
+def test_what_was_published_stands_beside_as_many_interrupts_only() -> None:
+    rarer = replace(PUBLISHED, mtbi_s=2 * PUBLISHED.mtbi_s)
+    assert all(row.published_goodput_percent is None for row in published_grid(rarer, 0.01, (0,), "fast"))
+    quicker = replace(PUBLISHED, repair=PUBLISHED.repair.with_mean(30.0))
+    assert all(row.published_goodput_percent is not None for row in published_grid(quicker, 0.01, (0,), "fast"))
+
+
+def shares(form: Form, fleet: Sequence[Learner], days: float, seeds: int) -> list[list[float]]:
+    """Goodput, uptime and failures of each seed."""
+    made = [run_fleet(fleet, round(days * DAY_MS), form, (seed, len(fleet))) for seed in range(seeds)]
+    failures = [float(sum(timeline.failures for timeline in timelines)) for timelines in made]
+    return [list(map(fleet_goodput, made)), list(map(fleet_uptime, made)), failures]
+
+
+# three slices a learner, each failing every 200 s and away for 200 s: most failures drawn hit one that is away
+FEW_SLICES = replace(PUBLISHED, mtbi_s=2048 * 200.0, repair=Repair(200.0))
+
+
+@pytest.mark.parametrize(
+    ("method", "chips", "learners", "constants"),
+    [
+        ("decoupled", 1_200_000, 8, PUBLISHED),
+        ("decoupled", 2_400_000, 2, PUBLISHED),
+        ("decoupled", 20_000, 2, PUBLISHED),
+        ("decoupled", 4 * 3 * 2048, 4, FEW_SLICES),
+        ("data_parallel_elastic", 1_200_000, 8, PUBLISHED),
+        ("data_parallel_no_elasticity", 150_000, 2, PUBLISHED),
+        ("data_parallel_no_elasticity", 2_400_000, 2, PUBLISHED),
+    ],
+)
+def test_the_fast_form_agrees_with_every_step_within_three_standard_errors(
+    method: Method, chips: int, learners: int, constants: Constants
+) -> None:
+    fleet = fleet_of(method, equal_learners(chips, learners, constants), constants)
+    fast, stepwise = (shares(form, fleet, days=0.5, seeds=20) for form in ("fast", "stepwise"))
+    for mine, theirs in zip(fast, stepwise, strict=True):
+        error = (stdev(mine) ** 2 / len(mine) + stdev(theirs) ** 2 / len(theirs)) ** 0.5
+        assert abs(fmean(mine) - fmean(theirs)) <= 3 * error + 1e-9
+
+
+@pytest.mark.parametrize(("quorum", "at_most"), [(1, 0.1), (2, 1.0)])  # with K > 1 the averages hardly ever repeat
+def test_remembered_decisions_change_nothing(quorum: int, at_most: float) -> None:
+    timelines = run_fleet(equal_learners(2_400_000, 4, PUBLISHED), DAY_MS // 2, "stepwise", (3,))
+    anew = merge_all(timelines, MergeRules(quorum=quorum), SlotMemory(remember=False))
+    remembered = merge_all(timelines, MergeRules(quorum=quorum), SlotMemory())
+    assert anew.at_ms == remembered.at_ms and anew.present == remembered.present
+    assert (anew.skips, anew.shares) == (remembered.skips, remembered.shares)
+    assert anew.decided == len(anew.at_ms) + anew.skips > 1000
+    assert remembered.decided <= at_most * anew.decided
+
+
+def test_without_failures_everything_is_good() -> None:
+    never = replace(PUBLISHED, mtbi_s=1e30)
+    for form in ("fast", "stepwise"):
+        rows = list(
+            all_methods(equal_learners(100_000, 4, never), 100_000, never, 0.5, (0,), form, MergeRules())  # type: ignore[arg-type]
+        )
+        assert [row.goodput_percent for row in rows] == [100.0] * 3
+        assert [row.closed_form_goodput_percent for row in rows] == [pytest.approx(100.0)] * 3
+
+
+def test_the_closed_form_is_within_a_point_and_a_half_of_the_simulation() -> None:
+    for row in published_grid(PUBLISHED, 3.0, (0, 1), "fast"):
+        assert row.closed_form_goodput_percent == pytest.approx(row.goodput_percent, abs=CLOSED_POINTS)
+        assert row.closed_form_uptime_percent == pytest.approx(row.uptime_percent, abs=CLOSED_POINTS)
+
+
+def of_fleet(chips: int, learners: int) -> tuple[float, float]:
+    """(simulated, closed form)."""
+    fleet = equal_learners(chips, learners, PUBLISHED)
+    return fleet_goodput(run_fleet(fleet, DAY_MS, "fast", (0, chips))), closed_form(fleet)[0]
+
+
+def test_goodput_falls_with_chips_and_rises_with_learners() -> None:
+    for learners in (1, 8):
+        for values in zip(*(of_fleet(chips, learners) for chips in (100_000, 400_000, 1_600_000)), strict=True):
+            assert values[0] > values[1] > values[2]
+    for values in zip(*(of_fleet(1_200_000, learners) for learners in (1, 4, 16)), strict=True):
+        assert values[0] < values[1] < values[2]
+
+
+def test_goodput_depends_on_chips_per_learner() -> None:
+    small, large = of_fleet(300_000, 2), of_fleet(1_200_000, 8)
+    assert small[0] == pytest.approx(large[0], abs=0.01)
+    assert small[1] == pytest.approx(large[1])
+
+
+def test_a_straggler_slows_data_parallel_down_and_only_itself_when_decoupled() -> None:
+    learners = equal_learners(10_000, 4, PUBLISHED, slowdowns=(10.0,))
+    rows = list(all_methods(learners, 10_000, PUBLISHED, 1.0, (0,), "stepwise", MergeRules()))
+    assert rows[1].goodput_percent == pytest.approx(10.0, abs=1.0)  # a tenth
+    assert rows[2].goodput_percent == pytest.approx(100 * (3 + 0.1) / 4, abs=2.0)
+
+
+def cost(learners: Sequence[Learner], days: float) -> tuple[int, int]:
+    """(lines of the simulators that the fast form runs, which is its cost whatever else the machine does; failures)"""
+    count = 0
+
+    def count_line(frame: FrameType, event: str, value: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return count_line if "simulate" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(count_line)
+    try:
+        timelines = run_fleet(learners, round(days * DAY_MS), "fast", (0,))
+    finally:
+        sys.settrace(before)
+    return count, sum(timeline.failures for timeline in timelines)
+
+
+def test_the_cost_grows_with_failures_and_not_with_chips_or_days() -> None:
+    rare = replace(PUBLISHED, mtbi_s=PUBLISHED.mtbi_s * 100)
+    lines, failures = cost(equal_learners(400_000, 4, PUBLISHED), 1.0)
+    assert failures > 900
+    for chips, days, constants, times in (
+        (40_000_000, 1.0, rare, 1),
+        (400_000, 100.0, rare, 1),
+        (400_000, 4.0, PUBLISHED, 4),
+    ):
+        longer, more = cost(equal_learners(chips, 4, constants), days)
+        assert more == pytest.approx(times * failures, rel=0.15)
+        assert longer / more == pytest.approx(lines / failures, rel=0.1)
+
+
+def lonely(learners: int) -> list[Learner]:
+    """As the islands of a plan: one slice each, an hour from failure to failure, 20 minutes away."""
+    constants = replace(PUBLISHED, mtbi_s=3600.0, slice_chips=1, down_s=0.0, repair=PUBLISHED.repair.with_mean(1200.0))
+    return list(equal_learners(learners, learners, constants))
+
+
+@pytest.mark.parametrize(("learners", "quorum"), [(2, 2), (3, 2), (4, 3), (4, 4)])
+@pytest.mark.parametrize("drift_s", [0.0, 100.0, 1000.0])
+def test_a_missing_quorum_costs_what_the_closed_form_says(learners: int, quorum: int, drift_s: float) -> None:
+    """Learners that wait for merges lose what they cannot do; without the quorum they would have kept 75 %."""
+    rules = MergeRules(quorum=quorum, drift_s=drift_s)
+    fleet = lonely(learners)
+    row = simulate_row("decoupled", fleet, learners, PUBLISHED, 100.0, (0,), "fast", rules, SlotMemory())
+    alone, points = closed_form(fleet)[0], 2.0 if drift_s < 1000 else 4.0  # absences are not quite exponential
+    assert row.goodput_percent == pytest.approx(row.closed_form_goodput_percent, abs=points)
+    assert row.uptime_percent == pytest.approx(row.closed_form_uptime_percent, abs=points)
+    assert row.closed_form_goodput_percent < 100 * alone
+    if drift_s == 0:  # each works while enough of the others do
+        assert row.quorum_percent == pytest.approx(row.uptime_percent)
+        assert row.goodput_percent < 100 * alone - (3 if quorum < learners - 1 else 5)
+
+
+def test_a_data_parallel_fleet_of_two_islands_is_up_while_one_of_them_is() -> None:
+    rows = list(all_methods(lonely(2), 2, PUBLISHED, 100.0, (0,), "fast", MergeRules()))
+    assert rows[1].method == "data_parallel_elastic" and rows[1].uptime_percent < 95
+    assert rows[1].closed_form_uptime_percent == pytest.approx(rows[1].uptime_percent, abs=2.0)
+    assert rows[1].closed_form_goodput_percent == pytest.approx(rows[1].goodput_percent, abs=2.0)
+
+
+def test_the_closed_form_is_a_share_however_much_fails() -> None:
+    for chips in (10**6, 10**9, 10**12):
+        fleet = equal_learners(chips, 8, replace(PUBLISHED, mtbi_s=7200.0))
+        for method in METHOD_NUMBERS:
+            assert all(0 <= share <= 1 for share in closed_form(fleet_of(method, fleet, PUBLISHED)))
+
+
+def test_what_would_take_all_memory_or_hours_is_refused_with_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = equal_learners(1_200_000, 8, PUBLISHED)
+    failing, steps = 10 * 1_200_000 / 365, 10 * 8 * 17_280  # of ten days
+    monkeypatch.setattr(goodput, "MAX_FAILURES", ceil(failing / 2))
+    with pytest.raises(UsageError) as refused:
+        check_work(fleet, 10.0, 1, "fast")
+    assert refused.value.hint == "--days 5.00"
+    with pytest.raises(UsageError, match="failures"):
+        list(all_methods(fleet, 1_200_000, PUBLISHED, 10.0, (0,), "fast", MergeRules()))
+    monkeypatch.setattr(goodput, "MAX_FAILURES", round(2 * failing))
+    monkeypatch.setattr(goodput, "MAX_STEPS", steps)
+    check_work(fleet, 10.0, 1, "stepwise")
+    check_work(fleet, 10.0, 2, "fast")  # makes no steps
+    with pytest.raises(UsageError, match="steps") as refused:
+        check_work(fleet, 10.0, 2, "stepwise")
+    assert refused.value.hint == "--fast, which leaves out steps and merges, or --days 5.00"
+
+
+def test_the_spread_of_one_seed_is_unknown() -> None:
+    fleet = equal_learners(100_000, 4, PUBLISHED)
+    one, two = (list(all_methods(fleet, 100_000, PUBLISHED, 0.5, s, "fast", MergeRules()))[2] for s in ((0,), (0, 1)))
+    assert one.goodput_sd is None and two.goodput_sd is not None and two.goodput_sd > 0
+
+
+def test_a_plan_without_elasticity_waits_for_the_slowest_repair() -> None:
+    rigid = fleet_of("data_parallel_no_elasticity", equal_learners(1_200_000, 8, PUBLISHED), Constants())
+    assert len(rigid) == 1 and not rigid[0].elastic

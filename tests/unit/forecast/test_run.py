@@ -1,0 +1,350 @@
+"""A whole run in virtual time: what faults do to it, what it counts, and the tape that it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco_cli.config.settings import (
+    InnerSettings,
+    Inventory,
+    Link,
+    RegionSettings,
+    RunSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.errors import FencedError, UsageError
+from diloco_cli.faults.scenario import load_scenario
+from diloco_cli.faults.timetable import Injection, timetable
+from diloco_cli.forecast.fleet import START, Hardware, SimulatedFleet, units_of
+from diloco_cli.forecast.what_if import (
+    DAY_S,
+    Price,
+    WhatIf,
+    not_charged,
+    prices_of_plan,
+    report,
+    run_of_plan,
+    simulated,
+)
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.paths import templates_directory
+from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.planner import make_plan
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.wire import decode
+from diloco_cli.tapes.needs import needs_of
+from diloco_cli.tapes.recorder import record
+from tests.unit.plan import fleets
+
+STEP_S, BATCH = 0.1, 100
+SLOT_S = 6 * STEP_S
+FRAGMENT_BYTES = 1_000_000 * 2  # a million parameters in bf16
+
+
+def make_run(
+    learners: int = 3, seconds: float = 40.0, up_bps: float | None = 1e9, step_s: float = STEP_S, **sync: Any
+) -> RunFormat:
+    """Equal islands of 1,000 tokens/s, four fragments, a slot of 6 steps; undisturbed it lasts about `seconds`."""
+    settings = RunSettings(
+        name="sim",
+        train=TrainSettings(
+            tokens=round(seconds / step_s * BATCH * learners), batch_tokens=BATCH, inner=InnerSettings(save_every=5)
+        ),
+        sync=replace(SyncSettings(every=24, fragments=4, mixing="rebase", skip_after_s=5.0), **sync),
+    )
+    link = Link(up_bps, 1e9, 0.01)
+    islands = tuple(
+        Island(f"l{i}", "west" if i else "east", BATCH, 24, BATCH / step_s, step_s, link=link) for i in range(learners)
+    )
+    layout = balanced_layout([ParameterFact(f"w{i}", (1_000_000,), False) for i in range(4)], 4)
+    return RunFormat("id", "sim", "2000-01-01T00:00:00.000Z", settings, islands, layout, "test")
+
+
+def play(run: RunFormat, *faults: Injection, within_s: float = 200.0, seed: int = 0) -> tuple[WhatIf, SimulatedFleet]:
+    fleet = simulated(run, {}, faults, seed, within_s)
+    return report(fleet, {"l0": Price(per_h=3600.0, egress_per_gb=1.0)}), fleet
+
+
+def test_an_undisturbed_run_merges_everybody_and_ends() -> None:
+    found, _ = play(make_run())
+    assert found.finished and found.tokens >= found.tokens_target
+    assert found.participation == 1.0 and found.skips == 0
+    assert found.goodput > 0.9
+    assert all(island.stalled_s == island.down_s == 0 for island in found.islands)
+    assert all(island.incarnations == 1 for island in found.islands)
+
+
+def test_bytes_and_money_are_counted() -> None:
+    found, fleet = play(make_run())
+    first = found.islands[0]
+    offers = first.merges + first.offers_refused
+    saves = first.tokens_processed // BATCH // (5 * 24)
+    assert first.up_bytes == pytest.approx(offers * FRAGMENT_BYTES + saves * 4_000_000 * 8, abs=2 * FRAGMENT_BYTES)
+    assert first.cost == pytest.approx(found.simulated_s + first.up_bytes / 1e9)
+    assert found.cost == first.cost  # nobody else has a price
+    assert found.up_bytes == sum(island.up_bytes for island in found.islands)
+    assert first.tokens_merged == fleet.state.learner("l0").token_parameters // 4_000_000
+
+
+def test_the_same_arguments_give_the_same_bucket_to_the_byte() -> None:
+    fault = Injection(0, 5.0, "kill", ("l1",), revive_after_s=3.0)
+    buckets = []
+    for _ in range(2):
+        _, fleet = play(make_run(seconds=15.0), fault, within_s=20.0)
+        keys = fleet.world.store.list("", limit=1_000_000)
+        buckets.append({key: fleet.world.store.get(key) for key in keys})
+    assert buckets[0] == buckets[1] and len(buckets[0]) > 100
+
+
+def test_a_killed_learner_comes_back_as_a_new_incarnation_and_nobody_else_notices() -> None:
+    found, fleet = play(make_run(), Injection(0, 10.0, "kill", ("l1",), revive_after_s=5.0))
+    by_name = {island.name: island for island in found.islands}
+    assert by_name["l1"].incarnations == 2 and by_name["l1"].down_s == pytest.approx(5.0)
+    assert by_name["l0"].incarnations == 1 and by_name["l0"].stalled_s == 0
+    assert found.finished and by_name["l1"].goodput < by_name["l0"].goodput
+    assert fleet.log == ["10.000 s  #0 kill l1"]
+
+
+def test_a_dead_syncer_stops_nobody_up_to_the_drift_bound_and_the_next_one_goes_on() -> None:
+    short, _ = play(make_run(), Injection(0, 10.0, "kill", ("syncer",), revive_after_s=3.0))
+    assert short.finished and short.epochs == 2
+    assert all(island.stalled_s == 0 for island in short.islands)
+    # 4 rounds of 24 steps of 0.1 s are 9.6 s: of 30 s without a commit, about 20 s are spent waiting
+    long, _ = play(make_run(), Injection(0, 10.0, "kill", ("syncer",), revive_after_s=30.0))
+    assert long.finished
+    assert all(island.stalled_s == pytest.approx(20.4, abs=1.5) for island in long.islands)
+
+
+def test_a_blackout_loses_no_commit() -> None:
+    names = ("l0", "l1", "l2", "syncer")
+    found, fleet = play(make_run(), Injection(0, 10.0, "kill", names, revive_after_s=5.0))
+    assert found.finished and found.epochs == 2
+    assert [island.incarnations for island in found.islands] == [2, 2, 2]
+    assert fleet.state.n + 1 == found.commits
+
+
+def test_a_partitioned_learner_steps_on_and_resumes_by_itself() -> None:
+    """It loses what it trained meanwhile, for the others went on without it; and is in the next merge."""
+    found, fleet = play(make_run(), Injection(0, 10.0, "partition", ("l2",), for_s=5.0))
+    other, cut_off = found.islands[0], found.islands[2]
+    assert found.finished and cut_off.incarnations == 1 and cut_off.stalled_s == 0
+    assert cut_off.tokens_processed == other.tokens_processed
+    lost_s = (other.tokens_merged - cut_off.tokens_merged) / BATCH * STEP_S
+    assert lost_s == pytest.approx(5.0, abs=SLOT_S + STEP_S)
+    without = [
+        at_s
+        for record, at_s in zip(_commits(fleet), _commit_times(fleet), strict=True)
+        if record.kind == "merge" and "l2" not in {item.learner for item in record.inputs}
+    ]
+    assert len(without) == other.merges - cut_off.merges > 5
+    assert min(without) > 10.0 and max(without) < 15.0 + SLOT_S
+    cut, _ = play(make_run(), Injection(0, 10.0, "partition", ("l2",), for_s=20.0))
+    assert cut.islands[2].stalled_s == pytest.approx(20.0 - 9.6, abs=1.5)  # the drift bound, as above
+
+
+def test_a_pause_is_a_straggler_that_catches_up() -> None:
+    found, _ = play(make_run(), Injection(0, 10.0, "pause", ("l1",), for_s=6.0))
+    assert found.finished and found.islands[1].stalled_s == pytest.approx(6.0)
+    lost = found.islands[0].tokens_processed - found.islands[1].tokens_processed
+    assert lost * STEP_S / BATCH == pytest.approx(6.0, abs=0.3)
+
+
+def test_a_slow_link_costs_participation_and_is_slow_only_for_its_time() -> None:
+    usual, _ = play(make_run(up_bps=1e8))
+    slow, fleet = play(make_run(up_bps=1e8), Injection(0, 5.0, "slow", ("l0",), for_s=20.0, factor=20.0))
+    assert slow.islands[0].merges < usual.islands[0].merges
+    assert (slow.participation or 0) < (usual.participation or 0)
+    assert fleet.conditions["l0"].slow == 1.0
+
+
+def test_damaged_deltas_are_refused_and_the_run_goes_on() -> None:
+    faults = (Injection(0, 5.0, "corrupt", ("l0",)), Injection(1, 8.0, "poison", ("l1",)))
+    found, fleet = play(make_run(), *faults)
+    assert found.finished
+    outcomes = {(outcome.learner, outcome.reason) for record in _commits(fleet) for outcome in record.outcomes}
+    assert {("l0", "digest_mismatch"), ("l1", "norm_cap")} <= outcomes
+    assert not any(reason in ("digest_mismatch", "norm_cap") for learner, reason in outcomes if learner == "l2")
+
+
+def test_a_second_syncer_takes_over_and_the_first_is_fenced() -> None:
+    found, fleet = play(make_run(), Injection(0, 10.0, "second-syncer", ("syncer",)))
+    assert found.finished and found.epochs == 2
+    assert [type(actor.error).__name__ for actor in fleet.syncers] == ["FencedError", "NoneType"]
+
+
+def test_failures_of_the_hardware_come_from_the_seed() -> None:
+    run, hardware = make_run(seconds=60.0), {"l0": Hardware(mtbf_s=15.0, restart_s=4.0)}
+    first, second, other = (report(simulated(run, hardware, (), seed, 60.0), {}) for seed in (1, 1, 2))
+    assert first == second != other
+    assert first.islands[0].incarnations > 1 and first.islands[1].incarnations == 1
+
+
+def test_without_quorum_the_survivor_waits_at_the_drift_bound_and_slots_are_skipped_at_most() -> None:
+    found, _ = play(
+        make_run(2, quorum=2), Injection(0, 10.0, "kill", ("l1",), revive_after_s=60.0), within_s=60.0
+    )  # fmt: skip
+    assert not found.finished
+    assert found.islands[0].stalled_s > 30
+
+
+def test_the_tape_of_a_stormy_run_is_recorded_as_from_any_bucket() -> None:
+    faults = (
+        Injection(0, 6.0, "kill", ("l1",), revive_after_s=2.0),
+        Injection(1, 9.0, "kill", ("syncer",), revive_after_s=2.0),
+    )
+    found, fleet = play(make_run(seconds=15.0), *faults)
+    tape = record(fleet.world.store, fleet.run)
+    assert len(tape.merges) == found.merges
+    assert {(track.learner, track.incarnation) for track in tape.tracks} >= {("l0", 1), ("l1", 1), ("l1", 2)}
+    assert tape.merges[-1].tokens == found.tokens
+    needs_of(tape)  # raises if the tape contradicts itself
+
+
+@pytest.mark.parametrize("path", sorted((templates_directory() / "chaos").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_run_survives_every_built_in_scenario(path: Path) -> None:
+    story, run = load_scenario(path), make_run(seconds=600.0, step_s=1.0)
+    faults = timetable(story, units_of(run))
+    found, fleet = play(run, *faults, within_s=story.duration_s)
+    assert found.warnings == () and found.faults_injected == sum(not fault.skipped for fault in faults) > 0
+    assert found.goodput > 0.7 and all(island.stalled_percent <= 100 for island in found.islands)
+    fenced = sum(isinstance(actor.error, FencedError) for actor in fleet.syncers)
+    assert fenced == sum(fault.kind == "second-syncer" for fault in faults)
+    assert ("second-syncer" in path.read_text()) == (path.stem in ("two-syncers", "zombie"))
+
+
+def test_a_zombie_syncer_wakes_after_another_took_its_place_and_changes_nothing() -> None:
+    pause = Injection(0, 10.0, "pause", ("syncer",), for_s=8.0)
+    found, fleet = play(make_run(), pause, Injection(1, 13.0, "second-syncer", ("syncer",)))
+    zombie, successor = fleet.syncers
+    assert isinstance(zombie.error, FencedError) and successor.error is None
+    assert found.finished and found.epochs == 2 and found.faults_injected == 2
+    epochs = [record.epoch for record in _commits(fleet)]
+    assert epochs == sorted(epochs) and set(epochs) == {1, 2}
+
+
+def test_nobody_reaches_the_store_and_everybody_resumes_by_himself() -> None:
+    names = ("l0", "l1", "l2", "syncer")
+    found, fleet = play(make_run(), Injection(0, 10.0, "partition", names, for_s=5.0))
+    assert found.finished and found.epochs == 1 and found.warnings == ()
+    assert all(island.incarnations == 1 and island.stalled_s == 0 for island in found.islands)
+    written_s = [at for at in _commit_times(fleet) if 10.5 < at < 14.5]
+    assert written_s == []
+    alone, fleet = play(make_run(), Injection(0, 10.0, "partition", ("syncer",), for_s=5.0))
+    assert alone.finished and alone.epochs == 1
+    assert [at for at in _commit_times(fleet) if 10.5 < at < 14.5] == []
+
+
+def _commits(fleet: SimulatedFleet) -> list[Commit]:
+    return [decode(Commit, fleet.world.store.get(commit_key(n)) or b"", "") for n in range(fleet.state.n + 1)]
+
+
+def _commit_times(fleet: SimulatedFleet) -> list[float]:
+    """Of each commit, on the virtual clock."""
+    return [(datetime.fromisoformat(record.time) - START).total_seconds() for record in _commits(fleet)]
+
+
+def test_a_pause_counts_while_it_lasts_and_somebody_is_paused() -> None:
+    beyond, _ = play(make_run(), Injection(0, 15.0, "pause", ("l1",), for_s=100.0), within_s=30.0)
+    assert beyond.simulated_s == pytest.approx(30.0)
+    assert beyond.islands[1].stalled_s == pytest.approx(15.0) and beyond.islands[1].stalled_percent == pytest.approx(50)
+    killed = (
+        Injection(0, 10.0, "pause", ("l1",), for_s=10.0),
+        Injection(1, 13.0, "kill", ("l1",), revive_after_s=2.0),
+        Injection(2, 16.0, "pause", ("l1",), for_s=8.0),
+    )
+    again, _ = play(make_run(), *killed, within_s=30.0)
+    assert again.islands[1].stalled_s == pytest.approx(3.0 + 8.0) and again.islands[1].down_s == pytest.approx(2.0)
+
+
+def test_a_fault_without_effect_is_said() -> None:
+    faults = (
+        Injection(0, 5.0, "kill", ("l1", "syncer"), revive_after_s=5.0),
+        Injection(1, 6.0, "kill", ("l0", "l1"), revive_after_s=1.0),
+        Injection(2, 6.5, "pause", ("syncer",), for_s=1.0),
+        Injection(3, 7.0, "slow", ("l2",), for_s=1.0, factor=9.0),
+    )
+    run = make_run()
+    unknown = replace(run.islands[2], link=Link())
+    found, fleet = play(replace(run, islands=(*run.islands[:2], unknown)), *faults)
+    assert found.finished and len(fleet.syncers) == 2
+    assert list(found.log) == [
+        "5.000 s  #0 kill l1, syncer",
+        "6.000 s  #1 kill l0, l1; no effect on l1: it is down",
+        "6.500 s  #2 pause syncer; no effect on syncer: it is down",
+        "7.000 s  #3 slow l2; no effect on l2: the rate of its link is unknown",
+    ]
+    assert found.islands[1].stalled_s == 0
+    assert found.warnings == ("without effect: #1 kill l1 at 6 s, since it is down; and 2 more",)
+
+
+def test_a_fault_that_never_happens_is_said() -> None:
+    faults = (Injection(0, 5.0, "pause", ("l1",), for_s=1.0), Injection(1, 300.0, "kill", ("l0",), revive_after_s=1.0))
+    ended, _ = play(make_run(seconds=10.0), *faults, within_s=400.0)
+    assert ended.finished and ended.faults_injected == 1
+    assert ended.warnings[0].startswith("1 of 2 planned faults happened: the run ended after 1")
+    assert ended.warnings[0].endswith("and the next, kill l0, was due at 5 min")
+    short, _ = play(make_run(), *faults, within_s=3.0)
+    assert short.warnings == (
+        "0 of 2 planned faults happened: the simulated time ended after 3 s, and the next, pause l1, was due at 5 s",
+    )
+    forbidden, _ = play(make_run(), *(replace(fault, skipped="l1 is protected") for fault in faults), within_s=3.0)
+    assert forbidden.warnings == ("0 of 2 faults happened: the scenario's constraints forbid them all",)
+    unsent, _ = play(make_run(), Injection(0, 2.9, "corrupt", ("l2",)), within_s=3.0)
+    assert unsent.warnings == ("without effect: a corrupt or poison of l2, which sent no delta after it",)
+
+
+def test_what_cannot_be_simulated_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot do disk-full; it can do kill"):
+        play(make_run(), Injection(0, 1.0, "disk-full", ("l0",), for_s=1.0))
+    for kind in ("slow", "corrupt", "poison"):
+        with pytest.raises(UsageError, match=f"#7 at 1 s: a simulated run cannot do {kind} to the syncer") as caught:
+            play(make_run(), Injection(7, 1.0, kind, ("l0", "syncer"), for_s=1.0))  # type: ignore[arg-type]
+        assert "all" not in caught.value.hint.split()
+    with pytest.raises(UsageError, match="second-syncer starts a syncer"):
+        play(make_run(), Injection(0, 1.0, "second-syncer", ("l0",)))
+
+
+PAYING = (
+    fleets.island("iowa", price_per_h=32.0, egress_per_gb=0.05),
+    replace(fleets.island("spot", "A100-80GB-SXM", batch=262_144, price_per_h=14.0, egress_per_gb=0.02), region="eu"),
+)
+
+
+def of_plan(inventory: Inventory, rounds: int = 40) -> tuple[Plan, WhatIf, SimulatedFleet]:
+    """So many rounds of a plan with four fragments."""
+    plan = make_plan(fleets.with_sync(fragments=4), inventory, fleets.MODEL)
+    fleet = simulated(run_of_plan(plan, "simulated", "test"), {}, (), 0, rounds * plan.schedule.round_s)
+    return plan, report(fleet, prices_of_plan(plan), not_charged(plan)), fleet
+
+
+def test_a_plans_run_costs_what_the_plan_says() -> None:
+    """`iowa` is in its bucket's region, where egress is free; forty rounds send the moments twice."""
+    inventory = fleets.fleet(*PAYING)
+    at_home = replace(inventory, store=replace(inventory.store, region="here"))
+    plan, found, _ = of_plan(at_home)
+    assert plan.money.egress_per_day > 0
+    per_day = 24 * plan.money.accelerators_per_h + plan.money.egress_per_day
+    assert found.cost / found.simulated_s * DAY_S == pytest.approx(per_day, rel=0.01)
+    assert found.islands[0].cost == pytest.approx(32.0 * found.simulated_s / 3600)
+    assert found.not_charged == ("requests", "storage")
+    own = replace(at_home, regions={"eu": RegionSettings("gs://eu", 0.08)})
+    _, mirrored, _ = of_plan(own, rounds=1)
+    assert mirrored.not_charged == ("requests", "storage", "mirrors")
+    assert mirrored.islands[1].cost == pytest.approx(14.0 * mirrored.simulated_s / 3600)
+
+
+def test_a_plans_syncer_takes_as_long_as_the_plan_says() -> None:
+    plan, _, played = of_plan(fleets.fleet(*PAYING), rounds=1)
+    fragments = run_of_plan(plan, "simulated", "test").layout.fragments
+    share = (
+        fleets.MODEL.parameters / len(fragments) / plan.schedule.fragment_parameters
+    )  # the plan's is the largest one
+    assert played.merge_s == pytest.approx(share * plan.schedule.merge_s)

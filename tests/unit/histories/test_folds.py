@@ -1,0 +1,36 @@
+"""What a history remembers of the product's pure functions is what they would say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.histories.folds import remembered
+from diloco_cli.protocol.log import commit_log as log
+from diloco_cli.protocol.log import wire
+from diloco_cli.protocol.log.commit_log import Snapshot
+from diloco_cli.protocol.log.records import SCHEMA
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import RecordError
+
+SNAPSHOT = Snapshot(RunState(), "digest", "id")
+
+
+def test_a_record_of_its_own_making_is_remembered_as_the_original() -> None:
+    with remembered():
+        data = wire.encode(SNAPSHOT)
+        assert wire.decode(Snapshot, data, "here") is log.decode(Snapshot, data, "here", SCHEMA) is SNAPSHOT
+
+
+@pytest.mark.parametrize("written_here", [True, False])
+def test_a_newer_record_is_refused_by_whoever_asks_for_the_schema_and_by_nobody_else(written_here: bool) -> None:
+    newer = replace(SNAPSHOT, schema=SCHEMA + 1)
+    data = wire.encode(newer)
+    with remembered():
+        if written_here:
+            assert wire.encode(newer) == data
+        for _ in range(2):
+            assert wire.decode(Snapshot, data, "here").schema == SCHEMA + 1
+            with pytest.raises(RecordError, match="written with schema"):
+                wire.decode(Snapshot, data, "here", SCHEMA)

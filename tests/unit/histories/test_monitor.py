@@ -1,0 +1,107 @@
+"""How long an offer may lie there without an outcome, while no faults strike."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.history import History
+from diloco_cli.histories.monitor import OUTCOME_ROUNDS, OUTCOME_S, Monitor
+from diloco_cli.histories.options import drawn_options
+from diloco_cli.histories.replayer import Plain, ViolationError
+from diloco_cli.protocol.log.keys import SYNCER
+from tests.simulation.toy import make_run
+
+REFUSAL = {
+    "kind": "refuse", "inputs": [], "request": None,
+    "outcomes": [{"learner": "l0", "incarnation": 1, "seq": 0, "reason": "late"}],
+}  # fmt: skip
+ROUNDS = OUTCOME_ROUNDS + 1  # of one fragment; one merge more is too late
+
+
+class Books:
+    """In a replayer's place: it takes every commit for sound."""
+
+    def __init__(self) -> None:
+        self.n, self.merges, self.slot = -1, 0, 0
+        self.floors: Counter[str] = Counter()
+
+    def feed(self, data: bytes) -> Plain:
+        commit: Plain = json.loads(data)
+        self.n, self.merges = self.n + 1, self.merges + (commit["kind"] == "merge")
+        self.slot += commit["kind"] in ("merge", "skip")
+        return commit
+
+
+@pytest.fixture
+def monitor() -> Monitor:
+    monitor = Monitor(Bucket(), make_run(fragments=1))
+    monitor.replayer = Books()  # type: ignore[assignment]
+    monitor.grown_healthy(0.0)
+    offers(monitor, 0, slot=0)
+    return monitor
+
+
+def offers(monitor: Monitor, seq: int, slot: int) -> None:
+    offer = {"slot": slot, "base": 0, "inner": None, "payload_bytes": 1, "payload_digest": "digest"}
+    monitor.bucket.create(f"delta/l0/00000001/{seq:010d}-digest", b"")
+    monitor.created("l0", f"offer/l0/00000001/{seq:010d}.json", json.dumps(offer).encode(), 0.0)
+
+
+def commits(monitor: Monitor, number: int, now_s: float, kind: str = "merge") -> None:
+    for _ in range(number):
+        data = json.dumps({"kind": kind, "inputs": [], "outcomes": [], "request": None}).encode()
+        monitor.created(SYNCER, f"commit/{monitor.replayer.n + 1:012d}.json", data, now_s)
+
+
+def test_an_offer_is_late_after_some_merges_and_some_time(monitor: Monitor) -> None:
+    commits(monitor, ROUNDS, OUTCOME_S + 1)
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no outcome after 4 merges"):
+        commits(monitor, 1, OUTCOME_S + 1)
+
+
+@pytest.mark.parametrize(("merges", "now_s"), [(ROUNDS, 10 * OUTCOME_S), (10 * ROUNDS, OUTCOME_S)])
+def test_it_is_not_late_after_one_of_both(monitor: Monitor, merges: int, now_s: float) -> None:
+    commits(monitor, merges, now_s)
+
+
+def test_an_offer_for_a_later_slot_has_the_merges_until_then_besides(monitor: Monitor) -> None:
+    monitor.created(SYNCER, "commit/000000000000.json", json.dumps(REFUSAL).encode(), 0.0)
+    offers(monitor, 1, slot=5)
+    commits(monitor, 5 + ROUNDS, OUTCOME_S + 1)
+    with pytest.raises(ViolationError, match=r"offer 1/1 of l0 has no outcome after 4 merges"):
+        commits(monitor, 1, OUTCOME_S + 1)
+
+
+def test_time_without_a_syncer_makes_nothing_late_and_the_next_one_has_its_own(monitor: Monitor) -> None:
+    """A run that was stopped before an offer was found, and is resumed later: the new syncer looks for it."""
+    commits(monitor, ROUNDS + 1, 1.0)
+    commits(monitor, 1, 1.0, "stop")
+    commits(monitor, 1, 60.0, "epoch_start")
+    commits(monitor, ROUNDS + 1, 60.0 + OUTCOME_S)
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no outcome after 5 merges"):
+        commits(monitor, 1, 61.0 + OUTCOME_S)
+
+
+def test_the_next_syncer_has_some_merges_of_its_own(monitor: Monitor) -> None:
+    commits(monitor, ROUNDS + 1, 1.0)
+    commits(monitor, 1, 60.0, "epoch_start")
+    commits(monitor, ROUNDS, 61.0 + OUTCOME_S)
+
+
+def test_the_end_has_a_outcome_for_what_a_syncer_could_find(monitor: Monitor) -> None:
+    monitor.last_look_s = lambda: 2.0
+    commits(monitor, 1, 1.0)
+    commits(monitor, 1, 1.9, "finish")
+    with pytest.raises(ViolationError, match=r"offer 1/0 of l0 has no outcome, 2\.10 s before the end"):
+        commits(monitor, 1, 2.1, "finish")
+
+
+def test_a_syncer_needs_time_for_the_mailboxes_of_those_that_have_joined() -> None:
+    history = History(0, drawn_options(0))
+    alone_s = history.monitor.last_look_s()
+    history.roles.append("n0")
+    assert history.monitor.last_look_s() > alone_s

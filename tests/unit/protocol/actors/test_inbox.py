@@ -1,0 +1,123 @@
+"""Which offers are for a slot, and who has passed it by. The run's end looks for all offers that are there, and waits
+for nobody who goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.actors.inbox import MAX_PORTIONS, Inbox
+from diloco_cli.protocol.actors.mailboxes import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS
+from diloco_cli.protocol.log.keys import incarnation_key, offer_key
+from diloco_cli.protocol.log.operations import Get
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.store.memory import MemoryStore
+from tests.unit.protocol.records import RUN, applied, genesis, merge, offer
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    inbox = Inbox(RUN)
+    inbox.open(genesis(), 0.0)
+    return inbox
+
+
+def emptied(inbox: Inbox, store: MemoryStore, offering: str = "") -> list[str]:
+    """The keys that were asked for. `offering` has its next offer out as soon as somebody has looked in vain."""
+    asked, answer, steps = [], None, inbox.empty(genesis(), 1.0)
+    try:
+        while True:
+            operation = steps.send(answer)
+            assert isinstance(operation, Get)
+            asked.append(operation.key)
+            answer = store.get(operation.key)
+            if answer is None and offering and operation.key.startswith(f"offer/{offering}/"):
+                store.create(operation.key, b"{}")
+    except StopIteration:
+        return asked
+
+
+def test_whatever_lies_there_gets_a_outcome(inbox: Inbox) -> None:
+    store, backlog = MemoryStore(), 2 * MAX_OFFERS_PER_POLL + 3
+    store.create(incarnation_key("l0", 2), b"{}")
+    store.create(offer_key("l0", 2, 0), b"{}")
+    for seq in range(backlog):
+        store.create(offer_key("l1", 1, seq), b"{}")
+    asked = emptied(inbox, store)
+    outcomes = [(outcome.learner, outcome.incarnation, outcome.seq) for outcome in inbox.take_outcomes()]
+    assert outcomes == [("l0", 2, 0), *(("l1", 1, seq) for seq in range(backlog))]
+    assert asked.count(offer_key("l0", 1, 0)) == 1, "a mailbox that was found empty is not asked again"
+
+
+def test_a_learner_that_goes_on_offering_does_not_hold_up_the_end(inbox: Inbox) -> None:
+    store = MemoryStore()
+    store.create(offer_key("l1", 1, 0), b"{}")
+    asked = emptied(inbox, store, offering="l1")
+    looks = [incarnation_key("l0", 2), incarnation_key("l1", 2)]
+    assert asked == [*looks, offer_key("l0", 1, 0), offer_key("l1", 1, 0), offer_key("l1", 1, 1)]
+
+
+def test_a_flood_does_not_hold_up_the_end(inbox: Inbox) -> None:
+    store, most = MemoryStore(), MAX_PORTIONS * MAX_OFFERS_PER_POLL
+    for seq in range(most + 5):
+        store.create(offer_key("l1", 1, seq), b"{}")
+    emptied(inbox, store)
+    assert len(inbox.take_outcomes()) == most
+
+
+def test_refused_offers_make_room_for_those_behind_them(inbox: Inbox) -> None:
+    """Well-formed ones wait in the mailbox, which has room for some rounds."""
+    store, room = MemoryStore(), MAX_PENDING_ROUNDS * RUN.num_fragments
+    stale = replace(offer(genesis(), learner="l1"), payload_digest=digest(b""), base_digest="of another log")
+    for seq in range(room + 3):
+        store.create(offer_key("l1", 1, seq), encode(replace(stale, seq=seq)))
+    emptied(inbox, store)
+    assert len(inbox.take_outcomes()) == room + 3
+
+
+def test_what_a_relay_has_yet_to_bring_is_not_asked_for(inbox: Inbox) -> None:
+    inbox.withheld = lambda learner, incarnation, seq: learner == "l1"
+    assert emptied(inbox, MemoryStore())[2:] == [offer_key("l0", 1, 0)]
+
+
+# -- the slot that is due -------------------------------------------------------------------------------------------
+
+
+def test_an_offer_is_a_candidate_for_the_slot_that_it_names_and_for_no_other(inbox: Inbox) -> None:
+    mine, later = offer(genesis(), learner="l1", slot=0), offer(genesis(), slot=2)
+    for made in (mine, later):
+        inbox.deliver(made)
+    assert [inbox.candidates(slot) for slot in range(4)] == [[mine], [], [later], []]
+    assert inbox.outcomes == []
+
+
+def test_of_two_offers_for_one_slot_the_newer_one_counts_and_the_older_is_superseded(inbox: Inbox) -> None:
+    """Of another incarnation, or of a learner that says two things; the order in which they came does not matter."""
+    older, newer, other = (
+        offer(genesis(), seq=7), offer(genesis(), incarnation=2, seq=0), offer(genesis(), learner="l1")
+    )  # fmt: skip
+    for made in (newer, other, older):
+        inbox.deliver(made)
+    assert inbox.candidates(0) == [newer, other]
+    assert [(outcome.incarnation, outcome.seq, outcome.reason) for outcome in inbox.take_outcomes()] == [
+        (1, 7, "superseded")
+    ]
+    assert inbox.candidates(0) == [newer, other] and inbox.outcomes == []
+
+
+def test_who_has_offered_for_later_slots_is_ahead(inbox: Inbox) -> None:
+    for made in (offer(genesis(), slot=2), offer(genesis(), learner="l1", slot=0), offer(genesis(), 1, learner="l1")):
+        inbox.deliver(made)
+    assert [inbox.ahead(slot) for slot in range(4)] == [{"l0", "l1"}, {"l0"}, set(), set()]
+
+
+def test_what_the_log_has_passed_gets_its_outcome_when_it_is_sorted_out(inbox: Inbox) -> None:
+    state = genesis()
+    for made in (offer(state), offer(state, 1, seq=1), offer(state, slot=2, seq=2)):
+        inbox.deliver(made)
+    state = merge(state, applied("l1"))
+    inbox.sort_out(state)
+    assert [(outcome.seq, outcome.reason) for outcome in inbox.take_outcomes()] == [(0, "late")]
+    assert [offer.seq for slot in (1, 2) for offer in inbox.candidates(slot)] == [1, 2]

@@ -1,0 +1,380 @@
+"""A learner's books: what it offers, what it keeps on adopting and what it gives up, and whose pace it follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from diloco_cli.protocol.actors.progress import OfferDraft, Progress
+from diloco_cli.protocol.log.records import MergedOffer, Outcome, RunFormat, Timings
+from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window
+from diloco_cli.protocol.rules.aim import TAKEN
+from diloco_cli.protocol.rules.eligibility import max_ahead, max_steps, refusal
+from tests.unit.protocol.books import adopt, hear, stepped
+from tests.unit.protocol.records import BATCH, applied, follow, genesis, make_run, merge, output
+
+RUN = make_run(fragments=1, mixing="rebase")
+
+
+def took(draft: OfferDraft, learner: str = "l0") -> MergedOffer:
+    """This offer, as a merge takes it."""
+    return applied(
+        learner, draft.seq, base=draft.base.version, data_start=draft.data_start, data_end=draft.data_end,
+        tokens=draft.data_end - draft.data_start, steps=draft.steps,
+    )  # fmt: skip
+
+
+def merged_without(state: RunState, seq: int, run: RunFormat = RUN) -> RunState:
+    """The slot is merged, and another learner's offer alone is in it."""
+    before = state.learner("l1").data_end
+    return merge(
+        state, applied("l1", seq, base=state.outputs[0].version, data_start=before, data_end=before + 8), run=run
+    )
+
+
+def ready(run: RunFormat = RUN) -> tuple[Progress, RunState, OfferDraft]:
+    """After its first round of four steps, its first offer on its way."""
+    state = genesis(run)
+    progress = Progress(run, "l0", 1, state, 0)
+    (draft,) = stepped(progress, 4)
+    assert (draft.seq, draft.slot, draft.steps, draft.data_start, draft.data_end) == (0, 0, 4, 0, 4 * BATCH)
+    return progress, state, draft
+
+
+# -- offering ---------------------------------------------------------------------------------------------------
+
+
+def test_at_most_one_offer_of_a_fragment_is_on_its_way() -> None:
+    run = make_run(fragments=2)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    assert [draft.slot for draft in stepped(progress, 12)] == [0, 1]
+    assert progress.awaits_outcomes() and progress.everything(0.0) == []
+    state = merge(genesis(run), applied("l1"), run=run)
+    hear(progress, state)
+    assert [draft.fragment for draft in progress.everything(0.0)] == [0], "its slot is over, and it was not in it"
+
+
+def test_an_outcome_is_known_as_soon_as_the_log_has_passed_the_slot_before_any_refusal() -> None:
+    progress, state, draft = ready()
+    hear(progress, follow(state, "refuse", RUN))
+    assert progress.books[0].waits is draft, "nothing was said of it"
+    hear(progress, follow(follow(state, "refuse", RUN), "skip", RUN, slot=0))
+    assert progress.books[0].waits is None and not progress.awaits_outcomes()
+
+
+def test_a_refusal_before_its_slot_is_an_outcome_too() -> None:
+    progress, state, draft = ready()
+    hear(progress, follow(state, "refuse", RUN, outcomes=(Outcome("l0", 1, draft.seq, 0, "digest_mismatch"),)))
+    assert progress.books[0].waits is None and progress.kept_since(0) is None
+    assert [draft.seq for draft in progress.everything(0.0)] == [1]
+
+
+def test_once_all_its_offers_are_refused_a_learner_that_stands_offers_for_the_slots_that_are_due() -> None:
+    """They were for slots far ahead. Beyond these there is none that it may name."""
+    run = make_run(fragments=2)
+    state = genesis(run)
+    progress = Progress(run, "l0", 1, state, 0)
+    progress.stepped(BATCH)
+    sent = progress.everything(0.0)
+    progress.aim.next_slot = max_ahead(run) + 1
+    outcomes = tuple(Outcome("l0", 1, draft.seq, 0, "wrong_base") for draft in sent)
+    hear(progress, follow(state, "refuse", run, outcomes=outcomes))
+    assert [draft.slot for draft in progress.everything(0.0)] == [0, 1]
+
+
+def test_a_leaver_on_a_slow_link_offers_for_slots_that_it_reaches_one_upload_after_the_other() -> None:
+    """The window of slot 1 closes at 2.5 s, those after it every 2 s; the uploads are done at 3 and 6 s."""
+    run = make_run(fragments=2)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    state = structs.replace(
+        merge(genesis(run), applied("l1"), run=run), window=Window(opens_s=2.0, slot_s=2.0, grace_s=0.5)
+    )
+    hear(progress, state)
+    for _ in range(TAKEN):
+        progress.aim.delivery.sent(-100.0)
+        progress.aim.delivery.done(-100.0, 3.0)
+    progress.stepped(BATCH)
+    assert [(draft.slot, draft.fragment) for draft in progress.everything(0.0)] == [(2, 0), (3, 1)]
+
+
+def test_what_an_offer_for_a_skipped_slot_held_is_in_the_next_one() -> None:
+    """No version took its place."""
+    progress, state, skipped = ready()
+    state = follow(state, "skip", RUN, slot=0)
+    hear(progress, state)
+    (draft,) = stepped(progress, 4)
+    assert (draft.data_start, draft.data_end, draft.steps) == (skipped.data_start, 8 * BATCH, 8)
+    offer = progress.offer(draft, "d", 1, "n", Timings(), None, None)
+    assert offer.tokens == 8 * BATCH and refusal(offer, state, RUN) is None
+
+
+@pytest.mark.parametrize("mixing", ["rebase", "replace", "blend"])
+def test_what_a_missed_offer_held_is_given_up_when_the_merge_without_it_is_adopted(mixing: str) -> None:
+    """With all that came after it: the others have gone the same way already."""
+    run = make_run(fragments=1, mixing=mixing)
+    progress, state, missed = ready(run)
+    stepped(progress, 2)
+    state = merged_without(state, 0, run)
+    hear(progress, state)
+    assert adopt(progress, state) == ("replace" if mixing == "rebase" else mixing, None)
+    (draft,) = stepped(progress, 2)
+    assert (draft.data_start, draft.data_end, draft.steps) == (missed.data_end + 2 * BATCH, 8 * BATCH, 2)
+    offer = progress.offer(draft, "d", 1, "n", Timings(), None, None)
+    assert refusal(offer, state, run) is None
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_own_progress_is_kept_on_a_version_that_holds_the_newest_offer_or_while_that_is_on_its_way(
+    merged: bool,
+) -> None:
+    progress, state, draft = ready()
+    assert progress.mixing_of(state.outputs[0], state) == "rebase", "its outcome is not known"
+    state = merge(state, took(draft), run=RUN) if merged else merged_without(state, 0)
+    hear(progress, state)
+    assert progress.mixing_of(state.outputs[0], state) == ("rebase" if merged else "replace")
+
+
+@pytest.mark.parametrize("mixing", ["rebase", "replace", "blend", "adaptive"])
+@pytest.mark.parametrize("made", ["rebase", "replace", "blend"])
+def test_an_adoption_is_told_by_its_rule_where_that_is_not_the_runs(mixing: str, made: Any) -> None:
+    """Or a replay would make it by another one: after a rollback everybody replaces."""
+    run = make_run(fragments=1, mixing=mixing)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    newer = output(0, 1, 0)
+    if made == "rebase":
+        progress.rebased(newer, None)
+    else:
+        progress.adopted(newer, made)
+    (told,) = [event for event in progress.events.take()[1] if event.kind == "adopted"]
+    assert told.mixing == (None if made == mixing else made)
+
+
+def test_nothing_is_offered_from_a_base_that_an_own_offer_has_consumed() -> None:
+    """Its merge is in the log, its version is still on its way."""
+    progress, state, draft = ready()
+    state = merge(state, took(draft), run=RUN)
+    hear(progress, state)
+    assert stepped(progress, 4) == progress.everything(0.0) == []
+    assert adopt(progress, state) == ("rebase", draft)
+    (after,) = progress.everything(0.0)
+    assert (after.steps, after.data_start, after.base.version) == (4, draft.data_end, 1)
+
+
+def test_a_learner_that_is_ahead_offers_for_its_slots_in_their_order() -> None:
+    """Two fragments: with slots 0 and 1 on their way, slot 2 waits for what becomes of slot 0."""
+    run = make_run(fragments=2, mixing="rebase")
+    state = genesis(run)
+    progress = Progress(run, "l0", 1, state, 0)
+    first, _ = stepped(progress, 10)
+    assert progress.aim.next_slot == 2 and progress.aim.passed == 0
+    state = merge(state, took(first), run=run)
+    hear(progress, state)
+    assert stepped(progress, 4) == [], "its merge is known, its version is not here yet"
+    assert adopt(progress, state) == ("rebase", first)
+    assert [draft.slot for draft in stepped(progress, 4)] == [2]
+
+
+def test_a_version_that_cannot_be_read_holds_up_no_other_fragment() -> None:
+    run = make_run(fragments=2, mixing="rebase")
+    state = genesis(run)
+    progress = Progress(run, "l0", 1, state, 0)
+    first, _ = stepped(progress, 4)
+    state = merge(merge(state, took(first), run=run), applied("l1"), run=run)
+    hear(progress, state)
+    adopt(progress, state, 1)
+    assert stepped(progress, 6) == []
+    progress.unreadable = frozenset({0})
+    assert [draft.fragment for draft in stepped(progress, 6)] == [1]
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_an_offer_for_a_slot_that_was_skipped_was_not_too_late(skipped: bool) -> None:
+    """It was uploaded long before its window closed. Merged without it, its way is longer than it looks."""
+    run = make_run(fragments=1, mixing="rebase")
+    progress, state, first = ready(run)
+    progress.aim.delivered(first.slot, 0.5, 0.5)
+    window = {"opens_s": 2.0, "slot_s": 2.0, "grace_s": 1.0}
+    state = follow(state, "merge", run, slot=0, inputs=(took(first),), outputs=(output(0, 1, 0),), **window)
+    progress.aim.heard(state, 100.0, 100.0)
+    progress.heard(state)
+    assert adopt(progress, state) == ("rebase", first)
+    (draft,) = [draft for _ in range(5) if progress.stepped(BATCH) is None for draft in progress.due(100.0, 0.1)]
+    progress.aim.delivered(draft.slot, 0.5, 100.5)
+    later = follow(state, "skip", run, slot=1) if skipped else merged_without(state, 1, run)
+    progress.heard(later)
+    assert (progress.aim.delivery.hidden_s == 0.0) is skipped
+
+
+def test_what_an_outgrown_stretch_held_is_not_offered_again_when_its_offer_is_merged_after_all() -> None:
+    """An offer on its way stays so when the books begin anew, and nothing else of the fragment is offered meanwhile."""
+    progress, state, draft = ready()
+    stepped(progress, max_steps(RUN) - 4)
+    assert progress.overgrown() == [0] and progress.books[0].waits is draft
+    stepped(progress, 2)
+    state = merge(state, took(draft), run=RUN)
+    hear(progress, state)
+    assert adopt(progress, state) == ("replace", None), "what it held was dropped before it was merged"
+    (after,) = [*stepped(progress, 1), *progress.everything(0.0)]
+    assert (after.steps, after.data_start) == (1, (max_steps(RUN) + 2) * BATCH)
+
+
+def test_steps_on_smaller_batches_count_as_the_tokens_that_they_took() -> None:
+    progress = Progress(RUN, "l0", 1, genesis(RUN), 100)
+    assert stepped(progress, 2, tokens=1) == []
+    (draft,) = stepped(progress, 2)
+    assert (draft.data_start, draft.data_end, draft.steps) == (100, 100 + 2 + 2 * BATCH, 4)
+    assert progress.position == draft.data_end
+
+
+def test_a_leaver_offers_every_fragment_that_has_progress_and_no_offer_on_its_way() -> None:
+    run = make_run(fragments=4)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    assert [draft.fragment for draft in stepped(progress, 1)] == [0]
+    assert [(draft.slot, draft.fragment) for draft in progress.everything(0.0)] == [(1, 1), (2, 2), (3, 3)]
+    assert progress.everything(0.0) == []
+
+
+# -- adopting ---------------------------------------------------------------------------------------------------
+
+
+def test_after_an_applied_offer_progress_is_kept_since_its_send() -> None:
+    progress, state, draft = ready()
+    stepped(progress, 2)
+    state = merge(state, took(draft), run=RUN)
+    hear(progress, state)
+    assert adopt(progress, state) == ("rebase", draft)
+    assert (progress.books[0].steps, progress.books[0].data_start) == (2, 4 * BATCH)
+    assert progress.kept_since(0) is None, "the next adoption goes on from this one"
+
+
+def test_a_version_that_is_adopted_while_an_offer_is_on_its_way_keeps_all_and_the_offer_holds_on() -> None:
+    """Slot 0 is merged without this learner; its next offer is out before that version arrives, and is merged later."""
+    progress, state, _ = ready()
+    first = merged_without(state, 0)
+    hear(progress, first)
+    (second,) = stepped(progress, 4)
+    assert second.base.version == 0
+    assert adopt(progress, first) == ("rebase", None)
+    assert (progress.books[0].steps, progress.books[0].data_start, progress.books[0].waits) == (8, 0, second)
+    stepped(progress, 1)
+    state = merge(first, took(second), run=RUN)
+    hear(progress, state)
+    assert adopt(progress, state) == ("rebase", second)
+    assert (progress.books[0].steps, progress.books[0].data_start) == (1, 8 * BATCH)
+
+
+def test_replaced_progress_is_not_kept_when_an_offer_that_held_it_is_applied_later() -> None:
+    """`adaptive` may replace first and rebase then: of the offer nothing is in the parameters any more."""
+    run = make_run(fragments=1, mixing="adaptive")
+    progress, state, draft = ready(run)
+    other = merged_without(follow(state, "skip", run, slot=0), 0, run)
+    hear(progress, other)
+    (draft,) = stepped(progress, 5)
+    assert adopt(progress, other) == ("replace", None)
+    stepped(progress, 2)
+    state = merge(other, took(draft), run=run)
+    hear(progress, state)
+    assert adopt(progress, state, rebase=True) == ("replace", None)
+    assert (progress.books[0].steps, progress.books[0].data_start) == (0, draft.data_end + 2 * BATCH)
+
+
+def test_a_learner_knows_which_of_its_offers_was_applied_last() -> None:
+    progress, state, draft = ready()
+    assert draft.applied is None
+    state = merge(state, took(draft), run=RUN)
+    hear(progress, state)
+    adopt(progress, state)
+    (second,) = stepped(progress, 4)
+    assert second.applied == 0
+    state = merged_without(state, 0)
+    hear(progress, state)
+    (third,) = stepped(progress, 4)
+    assert third.applied == 0, "the second was missed"
+
+
+# -- the others' pace -------------------------------------------------------------------------------------------
+
+
+def test_an_island_that_left_long_ago_sets_no_pace() -> None:
+    """Ten times as fast, but its last offer went into version 1: `drift_rounds` rounds later nobody follows it."""
+    run = make_run(fragments=1, every=24, drift_rounds=4)
+    state = genesis(run)
+    progress = Progress(run, "l0", 1, state, 0)
+    state = merge(state, applied("l1", step_s=0.1), run=run)
+    progress.heard(state, own_step_s=1.0)
+    assert progress.local_steps == 2.4, "24 steps of 0.1 s last as long as 2.4 of 1 s"
+    for seq in range(4):
+        mine = applied("l0", seq, base=state.n, data_start=8 * seq, data_end=8 * seq + 8, step_s=1.0)
+        state = merge(state, mine, run=run)
+    progress.heard(state, own_step_s=1.0)
+    assert progress.local_steps == 24
+
+
+@pytest.mark.parametrize(
+    ("sync", "own_step_s"), [({"local_steps": "planned"}, 1.0), ({"adoption": "at_tau", "overlap": 0}, 1.0), ({}, 0.0)]
+)
+def test_the_others_pace_is_not_followed(sync: dict[str, Any], own_step_s: float) -> None:
+    """As planned; where each merge is waited for; before a step of its own was measured."""
+    run = make_run(fragments=1, every=24, **sync)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    progress.heard(merge(genesis(run), applied("l1", step_s=0.1), run=run), own_step_s)
+    assert progress.local_steps == run.islands[0].local_steps
+
+
+def test_only_merges_make_a_pace_known() -> None:
+    state = structs.replace(genesis(), learners={"l1": LearnerRecord(step_s=0.1)})
+    assert state.recent_paces(100) == []
+
+
+# -- standing still, and beginning anew -------------------------------------------------------------------------
+
+
+def test_only_merges_are_news_for_the_drift_bound() -> None:
+    run = make_run(fragments=1, drift_rounds=2)
+    progress, state, _ = ready(run)
+    stepped(progress, 4)
+    assert not progress.may_step().allowed and "no commit for 8 own steps" in progress.may_step().reason
+    state = follow(state, "skip", run, slot=0)
+    hear(progress, state)
+    assert not progress.may_step().allowed, "a skip brings nothing to adopt"
+    assert hear(progress, state) is False
+    hear(progress, merged_without(state, 0, run))
+    assert progress.may_step().allowed
+
+
+def test_a_learner_whose_progress_was_dropped_at_the_drift_bound_may_step_again() -> None:
+    """All its offers were refused, it may not step, and what it has is more than an offer may claim: it starts anew."""
+    run = make_run(fragments=1, drift_rounds=4)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    while progress.may_step().allowed or not progress.books[0].steps >= max_steps(run):
+        progress.stepped(BATCH)
+    assert progress.overgrown() == [0]
+    assert progress.may_step().allowed and progress.books[0].steps == 0
+
+
+def test_a_predecessors_late_offer_for_data_that_is_in_the_books_begins_them_anew() -> None:
+    """Incarnation 2 is at token 24, and its next offer would begin at 8; then its predecessor's [0, 16) is merged. To
+    keep its progress beyond that adoption would mean to offer what overlaps, and is refused, for ever."""
+    state = genesis(RUN)
+    state = merge(state, applied("l0", data_end=8, tokens=8, steps=2, weight=32.0), run=RUN)
+    progress = Progress(RUN, "l0", 2, state, 8)
+    for _ in range(4):
+        progress.stepped(BATCH)
+    late = applied("l0", 1, base=state.n, data_start=8, data_end=16, tokens=8, steps=2, weight=32.0)
+    state = merge(state, late, run=RUN)
+    assert hear(progress, state), "the parameters must go back to what was adopted"
+    assert adopt(progress, state) == ("replace", None)
+    assert (progress.books[0].data_start, progress.books[0].steps, progress.position) == (24, 0, 24)
+    progress.stepped(BATCH)
+    assert not hear(progress, structs.replace(state, n=state.n + 1)), "once"
+
+
+def test_how_far_behind_the_log_a_learner_is() -> None:
+    progress, state, _ = ready()
+    assert progress.behind() == 0
+    for slot in range(3):
+        state = follow(state, "skip", RUN, slot=slot)
+    hear(progress, state)
+    assert progress.behind() == 2, "the log's next slot is 3, its own is 1"

@@ -1,0 +1,27 @@
+"""FORMAT.json is the first thing read from a bucket that a stranger may have written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.protocol.log.commit_log import parse_format
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA
+from diloco_cli.protocol.log.wire import RecordError, encode
+from tests.unit.protocol.records import RUN
+
+
+@pytest.mark.parametrize("name", ["../up", "", "A", "a b", "a/b", "\x1b[31m", "a" * 64])
+def test_names_that_could_leave_their_place_are_refused(name: str) -> None:
+    assert parse_format(encode(RUN), "here") == RUN
+    for hostile in (replace(RUN, name=name), replace(RUN, islands=(replace(RUN.islands[0], name=name),))):
+        with pytest.raises(RecordError, match="is not a name"):
+            parse_format(encode(hostile), "here")
+
+
+@pytest.mark.parametrize("schema", [1, FORMAT_SCHEMA - 1])
+def test_a_run_of_an_older_version_is_refused_with_a_way_out(schema: int) -> None:
+    with pytest.raises(RecordError, match=f"schema {schema}.*reads {FORMAT_SCHEMA} only") as caught:
+        parse_format(encode(replace(RUN, schema=schema)), "memory://x")
+    assert caught.value.hint is not None and "diloco==" in caught.value.hint

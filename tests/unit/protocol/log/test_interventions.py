@@ -1,0 +1,363 @@
+"""Rollbacks, quarantines and floors, folded: what every reader of the log makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from diloco_cli.protocol.actors.collection import is_garbage, next_floor
+from diloco_cli.protocol.actors.housekeeping import to_quarantine
+from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.protocol.log.commit_log import fold
+from diloco_cli.protocol.log.keys import cast_key, delta_key, snapshot_key, state_key
+from diloco_cli.protocol.log.quarantine import HOSTILE, faults_after, faults_for_quarantine
+from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
+from diloco_cli.protocol.log.state import RunState, apply
+from diloco_cli.protocol.log.wire import RecordError, decode, encode
+from diloco_cli.protocol.rules.eligibility import refusal
+from diloco_cli.protocol.rules.mixing import mixing_of
+from diloco_cli.syncer.bookkeeping import Books
+from tests.unit.protocol.books import adopt, hear, stepped
+from tests.unit.protocol.records import BATCH, RUN, applied, commit, follow, genesis, make_run, merge, offer, output
+
+PARAMETERS = 3  # of each fragment of RUN
+
+
+def rolled_back(state: RunState, to: int, *shares: tuple[str, int], run: RunFormat = RUN) -> RunState:
+    outputs = tuple(replace(output(f, state.n + 1, state.slot - 1), state_digest=f"old-{f}") for f in range(2))
+    return follow(state, "rollback", run, outputs=outputs, to=to, shares=shares, reason="a spike")
+
+
+def after_merges(count: int) -> RunState:
+    """l0 alone: 8 tokens a merge, for fragments 0, 1, 0, 1, ..."""
+    state = genesis()
+    for k in range(count):
+        base = state.outputs[k % 2].version
+        state = merge(state, applied("l0", k, base=base, data_start=8 * k, data_end=8 * k + 8))
+    return state
+
+
+# -- rollback ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_gives_every_fragment_its_own_number_and_takes_back_the_tokens() -> None:
+    state = rolled_back(after_merges(3), 1, ("l0", 8 * PARAMETERS))
+    assert [o.version for o in state.outputs] == [4, 4] and state.history == state.outputs
+    assert (state.base_floor, state.rolled_back_to, state.slot) == (4, 1, 3)
+    assert state.token_parameters == 8 * PARAMETERS == state.learner("l0").token_parameters
+    assert state.merges == 3 and state.learner("l0").data_end == 24, "what happened is not forgotten"
+
+
+def test_moments_from_before_survive_what_only_made_versions_anew() -> None:
+    state = rolled_back(after_merges(3), 3)
+    assert (state.base_floor, state.moments_floor) == (4, 0)
+    state = rolled_back(rolled_back(state, 2), 5)
+    assert (state.base_floor, state.moments_floor) == (6, 5)
+    assert decode(RunState, encode(state), "a snapshot").moments_floor == 5
+    assert rolled_back(state, 2).moments_floor == 7
+
+
+def test_a_state_that_names_no_moments_has_those_since_its_newest_rollback() -> None:
+    plain = json.loads(encode(rolled_back(after_merges(3), 1)))
+    del plain["moments_from"]
+    assert decode(RunState, encode(plain), "an older snapshot").moments_floor == 4
+
+
+def test_a_learner_whom_it_does_not_name_has_no_share_any_more() -> None:
+    state = rolled_back(after_merges(3), 0)
+    assert state.token_parameters == 0 == state.learner("l0").token_parameters
+
+
+def test_the_curve_of_losses_ends_where_the_tokens_do() -> None:
+    state = after_merges(2)
+    for tokens, loss in ((4, 3.0), (8, 2.0)):
+        state = follow(state, "eval", tokens=tokens, loss=loss, evaluated=state.n)
+    state = rolled_back(state, 1, ("l0", 8 * PARAMETERS))  # 4 tokens of the whole model
+    assert state.metrics.losses == ((4, 3.0),) and state.metrics.loss == 3.0
+
+
+@pytest.mark.parametrize("to", [4, 99, -1])
+def test_nobody_goes_back_to_what_has_not_been(to: int) -> None:
+    with pytest.raises(RecordError, match="not there"):
+        rolled_back(after_merges(3), to)
+
+
+def test_it_brings_every_fragment_or_is_no_rollback() -> None:
+    state = after_merges(3)
+    with pytest.raises(RecordError, match="brings fragments"):
+        follow(state, "rollback", outputs=(output(0, 4, 2),), to=1)
+    with pytest.raises(RecordError, match="commit 4, which is not there"):
+        follow(state, "rollback", outputs=(output(0, 4, 2), output(1, 4, 2)), to=4)
+
+
+def test_offers_from_before_are_refused_and_those_from_after_are_as_fresh_as_can_be() -> None:
+    before = after_merges(3)
+    old = offer(before, 1, slot=3, seq=9, data_start=64)
+    assert refusal(old, before, RUN) is None
+    state = rolled_back(before, 1)
+    assert refusal(old, state, RUN) == "before_rollback"
+    fresh = offer(state, 1, slot=3, seq=9, data_start=64)
+    assert refusal(fresh, state, RUN) is None
+
+
+def test_a_learner_counts_from_zero_offers_for_the_due_slot_and_its_schedule_goes_back() -> None:
+    run = make_run(2)
+    run = replace(run, settings=replace(run.settings, train=replace(run.settings.train, tokens=1000)))
+    state = after_merges(3)
+    progress = Progress(run, "l0", 1, state, 24)
+    stepped(progress, 9)
+    ahead, fraction = progress.aim.next_slot, progress.fraction()
+    back = rolled_back(state, 0)
+    assert progress.is_behind_rollback(back) and progress.mixing_of(back.outputs[0], back) == "replace"
+    hear(progress, back)
+    for fragment in range(2):
+        assert adopt(progress, back, fragment) == ("replace", None)
+    assert progress.aim.next_slot == back.slot < ahead and progress.fraction() < fraction
+    assert [book.steps for book in progress.books] == [0, 0] and progress.position == 24 + 9 * 4
+    assert not progress.is_behind_rollback(back)
+
+
+def test_offers_from_before_a_rollback_hold_nothing_up_once_they_are_refused_or_their_slots_are_over() -> None:
+    state = after_merges(3)
+    progress = Progress(RUN, "l0", 2, state, 24)
+    drafts = stepped(progress, 4)
+    assert [(draft.slot, draft.fragment) for draft in drafts] == [(3, 1), (4, 0)]
+    back = rolled_back(state, 1)
+    hear(progress, back)
+    for fragment in range(2):
+        assert adopt(progress, back, fragment) == ("replace", None)
+    assert stepped(progress, 4) == [] and progress.awaits_outcomes(), "what became of them is not known yet"
+    refused = follow(back, "refuse", outcomes=(Outcome("l0", 2, 0, 1, "before_rollback"),))
+    hear(progress, refused)
+    (anew,) = stepped(progress, 4)
+    passed = merge(merge(refused, applied("l1", base=4)), applied("l1", 1, base=4, data_start=8))
+    hear(progress, passed)
+    assert (anew.slot, anew.fragment) == (3, 1), "the slot that is due was not let go"
+    assert [book.waits for book in progress.books] == [None, None] and not progress.awaits_outcomes()
+
+
+def test_error_feedback_owes_nothing_for_what_a_rollback_took_back() -> None:
+    """A poisoned delta's rounding error would bring a part of it back."""
+    run = make_run(2, error_feedback=True)
+    state = genesis()
+    progress = Progress(run, "l0", 1, state, 0)
+
+    def owed_after(steps: int) -> list[int | None]:
+        return [draft.applied for draft in stepped(progress, steps) if draft.fragment == 0]
+
+    assert owed_after(4) == [None]
+    state = merge(state, applied("l0", 0, base=0, data_end=8))
+    hear(progress, state)
+    adopt(progress, state)
+    assert owed_after(4) == [0], "offer 0 was merged"
+    back = rolled_back(state, 0)
+    hear(progress, back)
+    for fragment in range(2):
+        assert adopt(progress, back, fragment) == ("replace", None)
+    outcomes = tuple(Outcome("l0", 1, seq, 0, "before_rollback") for seq in range(1, progress.next_seq))
+    back = follow(back, "refuse", run, outcomes=outcomes)
+    hear(progress, back)
+    assert owed_after(4) == [None], "the log still names the merge that was taken back"
+
+
+@pytest.mark.parametrize("mixing", ["rebase", "blend"])
+def test_without_a_rollback_a_version_is_adopted_as_the_run_says(mixing: str) -> None:
+    run = make_run(2, mixing=mixing)
+    state = after_merges(2)
+    progress = Progress(run, "l0", 2, state, 16)
+    (draft,) = [draft for draft in stepped(progress, 2) if draft.fragment == 0]
+    mine = applied("l0", incarnation=2, base=1, data_start=16, data_end=draft.data_end)
+    newer = merge(state, mine)
+    hear(progress, newer)
+    made = newer.outputs[0]
+    assert progress.mixing_of(made, newer) == mixing_of(run.settings.sync, made) == mixing
+    assert progress.mixing_of(made, rolled_back(newer, 0)) == "replace"
+
+
+# -- quarantine -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("faults", "reasons", "num_applied", "expected"),
+    [(0, ["bad_record"], 0, 1), (3, ["superseded", "run_over", "unknown_base"], 0, 3), (3, [], 2, 1), (1, [], 5, 0),
+     (2, ["norm_cap", "non_finite"], 1, 3), (0, ["before_rollback", "quarantined", "data_overlap"], 0, 0)],
+)  # fmt: skip
+def test_faults_are_counted_and_merged_offers_take_them_back(
+    faults: int, reasons: list[str], num_applied: int, expected: int
+) -> None:
+    outcomes = tuple(Outcome(name, 1, seq, 0, why) for seq, why in enumerate(reasons) for name in ("l0", "l1"))
+    inputs = tuple(applied("l0", seq) for seq in range(num_applied))
+    kind = {"kind": "merge", "inputs": inputs} if inputs else {"kind": "refuse"}
+    assert faults_after(faults, commit(genesis(), outcomes=outcomes, **kind), "l0") == expected
+
+
+@pytest.mark.parametrize("kind", ["quarantine", "readmit"])
+def test_a_quarantine_and_a_readmission_begin_anew_for_that_learner_alone(kind: str) -> None:
+    made = commit(genesis(), kind, learner="l0")
+    assert (faults_after(9, made, "l0"), faults_after(9, made, "l1")) == (0, 9)
+
+
+def test_the_log_and_a_verifiers_books_count_the_same_faults() -> None:
+    """Whatever a commit says: a quarantine that one of them finds due is due for the other."""
+    books, state = Books(RUN, lambda holds, otherwise: None), genesis()
+    for n, (kind, reasons, name) in enumerate(
+        [("refuse", 9, None), ("merge", 2, None), ("quarantine", 1, "l0"), ("refuse", 3, None), ("readmit", 2, "l0")]
+    ):
+        outcomes = tuple(Outcome("l0", 1, 100 * n + k, 0, "non_finite") for k in range(reasons))
+        own: dict[str, Any] = {"inputs": (applied("l0", n),)} if kind == "merge" else {}
+        made = commit(state, kind, outcomes=outcomes, **own, **({} if name is None else {"learner": name}))
+        books.settle(made)
+        state = apply(state, made, "d", RUN.layout, 4)
+        assert state.learner("l0").faults == books.faults["l0"], kind
+
+
+def test_how_many_faults_are_two_rounds_of_offers_and_at_least_eight() -> None:
+    assert [faults_for_quarantine(fragments) for fragments in (1, 4, 5, 24)] == [8, 8, 10, 48]
+
+
+def with_faults(name: str, count: int, state: RunState | None = None) -> RunState:
+    state = state or genesis()
+    first = state.learner(name).next_seq
+    outcomes = tuple(Outcome(name, 1, first + k, 0, "bad_payload") for k in range(count))
+    return follow(state, "refuse", outcomes=outcomes)
+
+
+def test_after_so_many_faults_it_is_due_and_after_one_fewer_it_is_not() -> None:
+    assert to_quarantine(with_faults("l1", 7), RUN) is None
+    assert to_quarantine(with_faults("l1", 8), RUN) == "l1"
+
+
+def test_nobody_is_due_where_too_few_would_be_left() -> None:
+    demanding = make_run(2, quorum=2)
+    assert to_quarantine(with_faults("l1", 50), demanding) is None
+
+
+def test_quarantined_its_offers_are_refused_whatever_they_are_and_readmitted_they_are_not() -> None:
+    state = follow(with_faults("l0", 8), "quarantine", learner="l0", reason="bad")
+    assert state.learner("l0").quarantined == state.n and state.metrics.notes[-1].text == "quarantined: bad"
+    fresh = offer(state, seq=8)
+    assert refusal(fresh, state, RUN) == "quarantined"
+    state = follow(state, "readmit", learner="l0", reason="mended")
+    assert refusal(fresh, state, RUN) is None and state.learner("l0").faults == 0
+
+
+@pytest.mark.parametrize("kinds", [["readmit"], ["quarantine", "quarantine"]])
+def test_a_readmission_of_one_who_is_not_kept_out_and_a_second_quarantine_do_not_fit(kinds: list[str]) -> None:
+    state = genesis()
+    for kind in kinds[:-1]:
+        state = follow(state, kind, learner="l0")
+    with pytest.raises(RecordError, match="does not fit"):
+        follow(state, kinds[-1], learner="l0")
+
+
+def test_a_quarantined_learner_neither_steps_nor_offers_and_starts_anew_when_it_is_let_in() -> None:
+    state = with_faults("l0", 8)
+    progress = Progress(RUN, "l0", 1, state, 0)
+    progress.stepped(BATCH)
+    kept_out = follow(state, "quarantine", learner="l0")
+    assert progress.heard(kept_out) is False
+    permit = progress.may_step()
+    assert not permit.allowed and "diloco readmit l0" in permit.reason
+    assert stepped(progress, 4) == progress.everything(0.0) == []
+    assert progress.heard(follow(kept_out, "readmit", learner="l0")) is True, "parameters go back to what was adopted"
+    assert progress.may_step().allowed and [book.steps for book in progress.books] == [0, 0]
+
+
+def test_hostile_words_are_words_of_the_log() -> None:
+    from diloco_cli.protocol.rules.eligibility import REASONS
+
+    assert set(REASONS) >= HOSTILE
+
+
+# -- floors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "floor", "snapshots", "kept", "expected"),
+    [
+        (100, 0, (64, 80, 96), 0, 80),  # never the newest snapshot
+        (100, 0, (64, 80, 96), 30, 64),
+        (100, 0, (64, 80, 96), 50, None),
+        (100, 64, (64, 80, 96), 30, None),
+        (100, 64, (64, 80, 96), 20, 80),
+        (100, 0, (96,), 0, None),
+        (100, 0, (), 0, None),
+    ],
+)
+def test_the_floor_is_the_newest_snapshot_that_leaves_enough(
+    head: int, floor: int, snapshots: tuple[int, ...], kept: int, expected: int | None
+) -> None:
+    assert next_floor(head, floor, snapshots, kept) == expected
+
+
+@pytest.mark.parametrize("floor", [0, 5, 99])
+def test_a_floor_rises_and_lies_behind_its_commit(floor: int) -> None:
+    state = follow(after_merges(6), "gc_floor", floor=5)
+    assert state.gc_floor == 5
+    with pytest.raises(RecordError, match="floor"):
+        follow(state, "gc_floor", floor=floor)
+
+
+def test_behind_a_floor_nobody_goes_back() -> None:
+    state = follow(after_merges(6), "gc_floor", floor=5)
+    with pytest.raises(RecordError, match="not there"):
+        rolled_back(state, 4)
+
+
+def key_of(what: str, made: FragmentVersion, epoch: int = 1) -> str:
+    if what == "state":
+        return state_key(made.fragment, made.version, epoch, made.state_digest)
+    return cast_key(made.fragment, made.version, epoch, made.cast_digest)
+
+
+def test_what_is_garbage_and_what_is_not() -> None:
+    """The floor's state: fragment 0 merged as versions 1, 3, 5, 7, 9; fragment 1 as 2, 4, 6, 8. Four of each can be
+    the base of a delta (staleness 2 rounds)."""
+    state = after_merges(9)
+    garbage = {version: is_garbage(key_of("state", output(0, version, 0)), state, 1) for version in (0, 1, 7, 9, 11)}
+    assert garbage == {0: True, 1: True, 7: True, 9: False, 11: False}
+    garbage = {version: is_garbage(key_of("cast", output(0, version, 0)), state, 1) for version in (0, 1, 3, 9, 11)}
+    assert garbage == {0: True, 1: True, 3: False, 9: False, 11: False}
+
+
+def test_what_nobody_committed_is_garbage_once_its_epoch_is_over() -> None:
+    state = after_merges(9)
+    orphan = replace(output(0, 9, 0), state_digest="other")
+    assert not is_garbage(key_of("state", orphan, epoch=2), state, 2), "its writer may be about to read it back"
+    assert is_garbage(key_of("state", orphan, epoch=2), state, 3)
+    assert not is_garbage(key_of("state", replace(orphan, version=10), epoch=2), state, 3), "not behind the floor"
+
+
+def test_deltas_are_garbage_once_they_have_a_outcome() -> None:
+    state = follow(after_merges(2), "refuse", outcomes=(Outcome("l1", 2, 0, 0, "superseded"),))
+    cases = {("l0", 1, 0): True, ("l0", 1, 1): True, ("l0", 1, 2): False, ("l0", 2, 0): False, ("l1", 1, 7): True,
+             ("l1", 2, 0): True, ("l1", 2, 1): False, ("nobody", 1, 0): False}  # fmt: skip
+    assert {case: is_garbage(delta_key(*case, "d"), state, 9) for case in cases} == cases
+
+
+@pytest.mark.parametrize("key", ["state/0000/x", "delta/l0/1/2", "cast/0099/000000000001-0000000001-d", "snapshot/x"])
+def test_what_cannot_be_read_stays(key: str) -> None:
+    assert not is_garbage(key, after_merges(9), 9)
+
+
+def test_snapshots_before_the_floor_are_garbage() -> None:
+    state = after_merges(9)
+    assert [is_garbage(snapshot_key(n), state, 1) for n in (8, 9, 10)] == [True, False, False]
+
+
+# -- newer writers ----------------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_a_newer_schema_or_of_an_unknown_kind_is_refused() -> None:
+    state = structs.replace(genesis(), digest="")
+    plain = json.loads(encode(commit(state, "refuse")))
+    assert fold(RUN, state, encode(plain)).n == 1
+    with pytest.raises(RecordError, match="reads up to") as newer:
+        fold(RUN, state, encode({**plain, "schema": SCHEMA + 1, "kind": "teleport"}))
+    assert newer.value.hint == "pip install --upgrade diloco"
+    with pytest.raises(RecordError, match="teleport"):
+        fold(RUN, state, encode({**plain, "kind": "teleport"}))

@@ -1,0 +1,50 @@
+"""Keys: what sorts, what is confined, what may be a name."""
+
+from __future__ import annotations
+
+import pytest
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.log import keys
+from diloco_cli.store.keys import check_key
+
+
+def test_keys_sort_in_the_order_of_their_numbers() -> None:
+    numbers = [0, 1, 9, 10, 99, 10**6, 10**9]
+    for key_of in (keys.epoch_key, keys.commit_key, keys.snapshot_key, keys.request_key):
+        made = [key_of(number) for number in numbers]
+        assert made == sorted(made) and len(set(made)) == len(made)
+
+
+def test_every_key_is_one_that_stores_accept() -> None:
+    name = "a" * 63
+    for key in (
+        keys.FORMAT_KEY, keys.HEAD_HINT_KEY, keys.epoch_key(1), keys.incarnation_key(name, 1),
+        keys.offer_key(name, 1, 2), keys.delta_key(name, 1, 2, digest(b"")), keys.state_key(1, 2, 3, digest(b"")),
+        keys.cast_key(1, 2, 3, digest(b"")), keys.commit_key(10**12), keys.inner_key(name, 1, 2, digest(b"")),
+        keys.heartbeat_key(name),
+    ):  # fmt: skip
+        assert check_key(key) == key
+
+
+def test_everything_that_a_learner_writes_lies_under_its_name() -> None:
+    for key in (
+        keys.incarnation_key("l0", 1), keys.offer_key("l0", 1, 2), keys.delta_key("l0", 1, 2, "d"),
+        keys.inner_key("l0", 1, 2, "d"),
+    ):  # fmt: skip
+        assert key.split("/")[1] == "l0"
+
+
+def test_a_payload_lies_beside_its_offer() -> None:
+    stem = keys.offer_key("l0", 1, 2).removesuffix(".json").removeprefix("offer/")
+    assert keys.delta_key("l0", 1, 2, "d") == f"delta/{stem}-d"
+
+
+@pytest.mark.parametrize("text", ["a", "0", "h100-a", "a" * 63])
+def test_names(text: str) -> None:
+    assert keys.is_name(text)
+
+
+@pytest.mark.parametrize("text", ["", "-a", "A", "a_b", "a/b", "..", "a" * 64, "a\n", "\u00e4", "a b"])
+def test_what_is_no_name(text: str) -> None:
+    assert not keys.is_name(text)

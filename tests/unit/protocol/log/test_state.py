@@ -1,0 +1,151 @@
+"""The folded log: what is refused, and what stays bounded."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from diloco_cli.protocol.log.commit_log import Snapshot, kept_versions
+from diloco_cli.protocol.log.metrics import RECENT_MERGES, RECENT_NOTES
+from diloco_cli.protocol.log.records import Outcome
+from diloco_cli.protocol.log.state import RunState, Window, apply
+from diloco_cli.protocol.log.wire import RecordError, decode, encode
+from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, merge, output
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        ({"n": 2}, "chain"),
+        ({"n": 0}, "chain"),
+        ({"previous": "other"}, "chain"),
+        ({"epoch": 0}, "older than epoch"),
+        ({"slot": 1}, "slot 0 is due"),
+        ({"slot": None}, "slot 0 is due"),
+    ],
+)
+def test_a_record_that_does_not_continue_this_log_is_refused(broken: dict[str, Any], text: str) -> None:
+    fields = {"slot": 0, "inputs": (applied(),), "outputs": (output(0, 1, 0),), **broken}
+    with pytest.raises(RecordError, match=text):
+        follow(genesis(), "merge", **fields)
+
+
+@pytest.mark.parametrize("outputs", [(), (output(9, 1, 0),)], ids=["none", "foreign"])
+def test_a_merge_without_an_output_of_this_layout_is_a_record_error(outputs: Any) -> None:
+    with pytest.raises(RecordError):
+        follow(genesis(), "merge", slot=0, inputs=(applied(),), outputs=outputs)
+
+
+def test_the_first_commit_must_bring_all_fragments() -> None:
+    with pytest.raises(RecordError, match=r"\[0\] instead of \[0, 1\]"):
+        follow(RunState(), "epoch_start", outputs=(output(0, 0, -1),))
+
+
+def test_the_first_commit_must_bring_any_fragment() -> None:
+    with pytest.raises(RecordError):
+        follow(RunState(), "epoch_start")
+
+
+def test_a_merge_moves_slot_tokens_and_version_on() -> None:
+    state = merge(genesis(), applied(tokens=8), applied("l1", tokens=6))
+    assert (state.slot, state.merges, state.metrics.offers_applied) == (1, 1, 2)
+    assert state.tokens(RUN.layout) == 14 * 3 // 6
+    assert [o.version for o in state.outputs] == [1, 0]
+    assert state.learner("l0").applied[0].produced == 1 and state.participation == 1.0
+
+
+def test_the_newest_merge_says_when_the_next_windows_are() -> None:
+    """Nothing else does: neither a skip nor a rollback changes what it said."""
+    state = genesis()
+    assert state.window is None
+    said = {"opens_s": 1.5, "slot_s": 2.0, "grace_s": 0.25}
+    state = follow(state, "merge", slot=0, inputs=(applied(),), outputs=(output(0, 1, 0),), **said)
+    assert state.window == Window(**said)
+    assert follow(state, "skip", slot=1).window == Window(**said)
+    assert merge(state, applied("l1", base=0)).window == Window(0.0, 0.0, 0.0)
+
+
+def test_tokens_are_counted_without_rounding() -> None:
+    state = genesis()
+    for seq in range(9):
+        state = merge(state, applied(seq=seq, tokens=1))
+    assert state.token_parameters == 27 and state.tokens(RUN.layout) == 4
+
+
+def test_a_outcome_settles_only_its_offer_and_the_first_gap_stays_open() -> None:
+    state = merge(genesis(), applied(seq=2), outcomes=(Outcome("l0", 1, 0, 0, "superseded"),))
+    known = state.learner("l0")
+    assert [known.has_outcome(seq) for seq in range(4)] == [True, False, True, False]
+    assert (known.next_seq, known.settled, known.refused) == (1, (2,), 1)
+
+
+def test_a_new_incarnation_starts_its_numbers_anew_and_forgets_older_ones() -> None:
+    state = merge(genesis(), applied(seq=0), outcomes=(Outcome("l0", 2, 1, 0, "bad_record"),))
+    known = state.learner("l0")
+    assert (known.floor, known.next_seq, known.settled) == (2, 0, (1,))
+    again = merge(state, applied("l1"), outcomes=(Outcome("l0", 1, 5, 0, "superseded"),)).learner("l0")
+    assert (again.floor, again.next_seq, again.settled) == (2, 0, (1,))
+
+
+def test_outcomes_in_any_order_leave_a_bounded_memory() -> None:
+    shuffled = list(range(300))
+    generator = random.Random(7)
+    for start in range(0, 300, 10):  # as the bound of outstanding offers lets them come: out of order, but nearby
+        block = shuffled[start : start + 10]
+        generator.shuffle(block)
+        shuffled[start : start + 10] = block
+    state = genesis()
+    for seq in shuffled:
+        state = follow(state, "skip", slot=state.slot, outcomes=(Outcome("l0", 1, seq, 0, "late"),))
+        assert len(state.learner("l0").settled) < 10
+    assert (state.learner("l0").next_seq, state.learner("l0").settled) == (300, ())
+    assert len(state.metrics.notes) == RECENT_NOTES
+
+
+def test_history_keeps_the_newest_versions_of_each_fragment() -> None:
+    state = genesis()
+    for seq in range(20):
+        state = merge(state, applied(seq=seq))
+    kept = [o.version for o in state.history if o.fragment == 0]
+    assert len(kept) == kept_versions(RUN) and kept == sorted(kept) and kept[-1] == state.outputs[0].version
+    assert len(state.metrics.recent_merges) == RECENT_MERGES
+
+
+def test_losses_stay_bounded_and_keep_the_newest() -> None:
+    state = genesis()
+    for n in range(1200):
+        state = follow(state, "eval", loss=float(n), evaluated=n, tokens=n)
+    losses = state.metrics.losses
+    assert len(losses) <= 512 and losses[-1][1] == 1199.0 and losses[0][1] == 0.0
+
+
+def test_stop_start_and_finish_move_the_phase() -> None:
+    state = follow(genesis(), "stop", request=4)
+    assert (state.phase, state.next_request) == ("STOPPED", 5)
+    state = follow(state, "epoch_start", epoch=2)
+    assert (state.phase, state.epoch) == ("RUNNING", 2)
+    assert follow(state, "finish").phase == "FINISHED"
+
+
+def test_apply_changes_nothing_of_the_state_before() -> None:
+    state = genesis()
+    before = encode(Snapshot(state, "", ""))
+    merge(state, applied(), outcomes=(Outcome("l1", 1, 0, 0, "superseded"),))
+    assert encode(Snapshot(state, "", "")) == before
+
+
+def test_a_snapshot_holds_the_whole_state_through_its_bytes() -> None:
+    state = genesis()
+    for seq in range(15):
+        state = merge(state, applied(seq=seq), applied("l1", seq + 1), outcomes=(Outcome("l1", 2, 3, 1, "norm_cap"),))
+        state = follow(state, "eval", loss=0.5, evaluated=state.n, tokens=seq)
+    snapshot = Snapshot(state, state.digest, "id")
+    assert decode(Snapshot, encode(snapshot), "snapshot") == snapshot
+
+
+def test_apply_needs_nothing_but_its_arguments() -> None:
+    record = commit(genesis(), "skip", slot=0, reason="why")
+    results = [apply(genesis(), record, "d", RUN.layout, 4) for _ in range(2)]
+    assert results[0] == results[1] and results[0].metrics.skips == 1

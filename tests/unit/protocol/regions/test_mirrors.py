@@ -1,0 +1,135 @@
+"""The mirror of a region alone, between two buckets: where it begins, and what that costs on a long log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, append, write_snapshot
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
+from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.regions.mirrors import Mirror, RegionStoppedError
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.virtual.world import LATENCY_S, Actor, World
+from tests.unit.protocol.records import RUN, commit, output
+
+LENGTH = 10 * SNAPSHOT_EVERY + 10
+
+
+CASTS = (b"cast of 0", b"cast of 1")
+
+
+def long_log() -> Steps[list[RunState]]:
+    """Versions, then commits that bring none, and a snapshot every so often."""
+    states = [RunState()]
+    outputs = tuple(replace(output(i, 0, -1), cast_digest=digest(cast)) for i, cast in enumerate(CASTS))
+    for made, cast in zip(outputs, CASTS, strict=True):
+        yield Create(cast_key(made.fragment, made.version, made.epoch, made.cast_digest), cast)
+    for _ in range(LENGTH):
+        first: Commit = commit(states[-1], "epoch_start", outputs=outputs)
+        draft = first if states[-1].n < 0 else commit(states[-1], "refuse", reason="nothing")
+        state, _mine = yield from append(RUN, states[-1], draft)
+        states.append(state)
+        if state.n > 0 and state.n % SNAPSHOT_EVERY == 0:
+            yield from write_snapshot(RUN, state)
+    return states
+
+
+class Bench:
+    """Home has collected all but its two newest snapshots; the region has the log up to some commit."""
+
+    def __init__(self) -> None:
+        self.far, self.reads = MemoryStore(), list[tuple[bool, str]]()
+        self.world = World(latency_s=self._noted, store_of=self._store_of)
+        self.home = self.world.store
+        self.home.create(FORMAT_KEY, encode(RUN))
+        writer = self.world.start("writer", long_log())
+        assert self.world.run(lambda: writer.ended, 100.0) and writer.error is None
+        self.states: list[RunState] = writer.result
+        self.snapshots = {key: self.home.get(key) or b"" for key in self.home.list("snapshot/")}
+        for key in self.home.list("snapshot/")[:-2]:
+            self.home.delete(key)
+
+    def fill(self, last: int, snapshot: int | None) -> None:
+        self.far.create(FORMAT_KEY, encode(RUN))
+        for n in range(last + 1):
+            self.far.create(commit_key(n), self.home.get(commit_key(n)) or b"")
+        if snapshot is not None:
+            self.far.create(snapshot_key(snapshot), self.snapshots[snapshot_key(snapshot)])
+
+    def mirror(self, until: int | None = None) -> Actor:
+        """A new process, until the region has commit `until`, or all of them."""
+        self.reads.clear()
+        mirror = Mirror(RUN, lambda: self.states[-1], lambda: True)
+        actor = self.world.start("mirror", mirror.serve())
+        last = commit_key(LENGTH - 1 if until is None else until)
+        self.world.run(lambda: actor.ended or (until is not None and self.far.get(last) is not None), 100.0)
+        self.world.kill(actor)
+        return actor
+
+    def read_commits(self, there: bool) -> list[int]:
+        return [int(key[7:19]) for far, key in self.reads if far == there and key.startswith("commit/")]
+
+    def _noted(self, actor: Actor, operation: Operation) -> float:
+        inner = operation.operation if isinstance(operation, There) else operation
+        if type(inner).__name__ in ("Get", "List"):
+            self.reads.append((isinstance(operation, There), str(getattr(inner, "key", getattr(inner, "prefix", "")))))
+        return LATENCY_S
+
+    def _store_of(self, actor: Actor, operation: Operation) -> MemoryStore:
+        return self.far if isinstance(operation, There) else self.home  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("hint", [None, b"nonsense", b'{"snapshot":0}', b'{"snapshot":64}', b'{"snapshot":999}'])
+def test_a_mirror_goes_on_from_what_its_region_shows_whatever_is_left_at_home(hint: bytes | None) -> None:
+    """The region's newest snapshot is of commit 128, and home's of that time is gone."""
+    bench = Bench()
+    bench.fill(last=130, snapshot=128)
+    if hint is not None:
+        bench.far.put(HEAD_HINT_KEY, hint)
+    assert bench.mirror().error is None
+    assert bench.far.list("commit/") == bench.home.list("commit/")
+    assert min(bench.read_commits(there=False)) == min(bench.read_commits(there=True)) == 128
+    copied = LENGTH - 128
+    assert len(bench.reads) <= copied + copied // SNAPSHOT_EVERY + 20
+
+
+def test_a_first_copy_that_was_interrupted_does_not_begin_anew() -> None:
+    bench = Bench()
+    bench.mirror(until=400)
+    assert bench.mirror().error is None
+    assert bench.far.list("commit/") == bench.home.list("commit/")
+    assert min(bench.read_commits(there=False)) >= 400 - SNAPSHOT_EVERY
+    assert len(bench.reads) <= (LENGTH - 400) + 2 * SNAPSHOT_EVERY + 40
+    assert bench.far.get(HEAD_HINT_KEY) == bench.home.get(HEAD_HINT_KEY)
+    newest = bench.home.list("snapshot/")[-1]
+    assert bench.far.get(newest) == bench.home.get(newest)
+    for key in bench.far.list("snapshot/"):
+        assert bench.far.get(key) == bench.snapshots[key], "equal logs fold to equal states"
+
+
+def test_a_region_that_is_complete_costs_a_few_reads_at_any_age() -> None:
+    bench = Bench()
+    bench.fill(last=LENGTH - 1, snapshot=10 * SNAPSHOT_EVERY)
+    assert bench.mirror().error is None
+    assert len(bench.reads) <= 2 * 10 + 20
+
+
+@pytest.mark.parametrize("spoiled", ["commit", "snapshot"])
+def test_a_place_that_is_not_homes_stops_the_region(spoiled: str) -> None:
+    bench = Bench()
+    last = 10 * SNAPSHOT_EVERY
+    bench.fill(last, snapshot=last)
+    if spoiled == "commit":
+        state = bench.states[last]
+        other = encode(commit(state, "refuse", reason="something else"))
+        bench.far.put(commit_key(last), other)
+    else:
+        bench.far.put(snapshot_key(last), bench.snapshots[snapshot_key(last)].replace(b'"nothing"', b'"something"'))
+    actor = bench.mirror()
+    assert isinstance(actor.error, RegionStoppedError) and f"{spoiled}/" in str(actor.error)

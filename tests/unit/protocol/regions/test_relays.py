@@ -1,0 +1,257 @@
+"""The relay of a region alone, between two buckets: what it carries home, what it gives up, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+
+from diloco_cli.config.settings import DataSettings
+from diloco_cli.digests import digest
+from diloco_cli.protocol.actors.mailboxes import MAX_OLD_MAILBOXES
+from diloco_cli.protocol.log.keys import delta_key, incarnation_key, offer_key, request_key
+from diloco_cli.protocol.log.operations import Operation, There
+from diloco_cli.protocol.log.records import Island, Offer, RegionStore, Request, RunFormat, Timings
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, encode
+from diloco_cli.protocol.regions import relays
+from diloco_cli.protocol.regions.relays import LISTS_AGAIN_S, Relay
+from diloco_cli.protocol.rules.polling import MAX_REQUESTS
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import Created, Exists
+from diloco_cli.virtual.world import LATENCY_S, Actor, Fault, Injected, World
+from tests.unit.protocol.records import BATCH, RUN, genesis
+from tests.unit.protocol.records import offer as make_offer
+
+PACE_S = 4.0
+
+
+def far_run() -> RunFormat:
+    near = RUN.islands[0]
+    islands = (near, replace(near, name="l1", region="eu"), replace(near, name="l2", region="eu"))
+    settings = replace(RUN.settings, data=DataSettings(shards=8))
+    return replace(RUN, settings=settings, islands=islands, regions=(RegionStore("eu", "memory://eu"),))
+
+
+@dataclass(frozen=True)
+class Asked:
+    at_s: float
+    there: bool
+    verb: str
+    key: str
+
+
+class LaggingStore(MemoryStore):
+    """Its listings do not show `hidden` yet."""
+
+    hidden: frozenset[str] = frozenset()
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
+        return [key for key in super().list(prefix, after, limit) if key not in self.hidden]
+
+
+class DamagedOnce(MemoryStore):
+    """Once `verb` is named, its next answer with bytes comes damaged."""
+
+    verb = ""
+
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        answer = super().create(key, data)
+        if self.verb == "create":  # which finds its own bytes there, and cannot know them
+            self.verb = ""
+            return Exists(data[::-1])
+        return answer
+
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        data = super().get(key, max_bytes)
+        if self.verb == "get" and data is not None:
+            self.verb, data = "", data[::-1]
+        return data
+
+
+class Bench:
+    """A relay at work, and its operations."""
+
+    def __init__(self) -> None:
+        self.run, self.far, self.asked = far_run(), LaggingStore(), list[Asked]()
+        self.world = World(latency_s=self._noted, store_of=self._store_of)
+        self.home, self.state, self.told = self.world.store, genesis(far_run()), list[str]()
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Another process; with nothing but the buckets."""
+        for actor in self.world.actors:
+            self.world.kill(actor)
+        self.relay = Relay(self.run, "eu", lambda: self.state, lambda: PACE_S, tell=self.told.append)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """As syncer/regions.py does after an error."""
+        self.actor = self.world.start("relay", self.relay.serve())
+
+    def count(self, since_s: float, until_s: float) -> Counter[tuple[str, str]]:
+        return Counter((a.verb, a.key.partition("/")[0]) for a in self.asked if since_s <= a.at_s < until_s)
+
+    def incarnation(self, learner: str, number: int, claim: bytes = b"claim") -> None:
+        self.far.create(incarnation_key(learner, number), claim)
+
+    def offer(self, learner: str, incarnation: int, seq: int, slot_s: float = PACE_S) -> Offer:
+        payload = f"{learner}-{incarnation}-{seq}".encode()
+        made = make_offer(
+            self.state, 0, learner=learner, incarnation=incarnation, seq=seq, payload_digest=digest(payload),
+            payload_bytes=len(payload), timings=Timings(0.1, slot_s),
+        )  # fmt: skip
+        self.far.create(delta_key(*made.id, made.payload_digest), payload)
+        self.far.create(offer_key(*made.id), encode(made))
+        return made
+
+    def request(self, number: int, name: str, region: str = "eu") -> None:
+        island = Island(name, region, BATCH, 4, 0.0, 0.0)
+        self.far.create(request_key(number), encode(Request(number, "join", f"nonce of {name}", "then", island=island)))
+
+    def joins_at_home(self) -> list[str]:
+        found = [decode(Request, self.home.get(key) or b"", key) for key in self.home.list("request/")]
+        return [request.island.name for request in found if request.island is not None]
+
+    def _noted(self, actor: Actor, operation: Operation) -> float:
+        there = isinstance(operation, There)
+        inner = operation.operation if isinstance(operation, There) else operation
+        key = str(getattr(inner, "key", getattr(inner, "prefix", "")))
+        self.asked.append(Asked(self.world.now_s, there, type(inner).__name__.lower(), key))
+        return LATENCY_S
+
+    def _store_of(self, actor: Actor, operation: Operation) -> MemoryStore:
+        return self.far if isinstance(operation, There) else self.home  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("claimed_s", [0.0, 1e-9, 0.5, PACE_S, 1e3, 1e6, 1e9])
+def test_a_learners_word_on_its_pace_neither_hides_its_offers_nor_costs_more(claimed_s: float) -> None:
+    bench = Bench()
+    bench.incarnation("l1", 1)
+    bench.offer("l1", 1, 0, claimed_s)
+    bench.world.run_for(10 * PACE_S)
+    second = bench.offer("l1", 1, 1, claimed_s)
+    assert bench.world.run(lambda: bench.home.get(offer_key(*second.id)) is not None, 4 * PACE_S + 1.0)
+    began_s = bench.world.now_s
+    bench.world.run_for(40 * PACE_S)
+    count = bench.count(began_s, bench.world.now_s)
+    assert 10 <= count["get", "offer"] <= 2 * MAX_REQUESTS * 40
+    assert count["get", "incarnation"] == 2 * 40, "two learners, once a slot"
+    assert count["list", "request"] == 40
+    assert sum(count.values()) <= (2 * MAX_REQUESTS + 3 + 4) * 40
+
+
+def test_operations_do_not_grow_with_the_runs_age() -> None:
+    """However many requests were answered long ago, and however many processes a learner's name has had."""
+    bench = Bench()
+    for number in range(100):
+        bench.request(number, f"stranger{number}", region="elsewhere")
+    for number in range(1, 41):
+        bench.incarnation("l1", number)
+    bench.world.run_for(30 * PACE_S)
+    early, late = bench.count(20 * PACE_S, 30 * PACE_S), Counter[tuple[str, str]]()
+    assert len([key for key in bench.relay.boxes if key[0] == "l1"]) <= MAX_OLD_MAILBOXES + 1
+    bench.world.run_for(300 * PACE_S)
+    late = bench.count(320 * PACE_S, 330 * PACE_S)
+    assert late["get", "request"] == 0 and late["list", "request"] <= 11
+    assert sum(late.values()) <= sum(early.values())
+    assert [key for key in bench.relay.boxes if key[0] == "l1"] == [("l1", 40)]
+
+
+def test_a_request_that_a_listing_showed_late_is_found_behind_a_later_one() -> None:
+    bench = Bench()
+    bench.request(0, "late")
+    bench.request(1, "early")
+    bench.far.hidden = frozenset({request_key(0)})
+    bench.world.run_for(2 * PACE_S)
+    assert bench.joins_at_home() == ["early"]
+    bench.far.hidden = frozenset()
+    bench.world.run_for(LISTS_AGAIN_S + 3 * PACE_S)
+    assert bench.joins_at_home() == ["early", "late"]
+
+
+def test_a_request_whose_passing_on_failed_is_passed_on_again() -> None:
+    bench = Bench()
+    bench.request(0, "newcomer")
+    busy = [Injected(Fault.BUSY)]
+    bench.world.fault_of = lambda actor, op: busy.pop() if busy and getattr(op, "key", "") == request_key(0) else None
+    assert bench.world.run(lambda: bench.actor.ended, 10.0) and bench.joins_at_home() == []
+    bench.go_on()
+    bench.world.run_for(2 * PACE_S)
+    assert bench.joins_at_home() == ["newcomer"]
+
+
+def test_whoever_asks_for_an_island_again_asks_the_same() -> None:
+    bench = Bench()
+    bench.request(0, "newcomer")
+    bench.world.run_for(2 * PACE_S)
+    bench.start_anew()
+    bench.request(7, "newcomer")
+    bench.world.run_for(2 * PACE_S)
+    assert bench.joins_at_home() == ["newcomer"]
+
+
+def test_what_home_refuses_is_not_asked_by_the_next_process_either() -> None:
+    bench = Bench()
+    bench.request(0, "l1")
+    bench.request(1, "l9")
+    bench.run = replace(bench.run, settings=replace(bench.run.settings, data=DataSettings(shards=3)))
+    for _ in range(2):
+        bench.start_anew()
+        bench.world.run_for(2 * PACE_S)
+    assert bench.joins_at_home() == []
+
+
+@pytest.mark.parametrize("kind", ["incarnation", "offer", "delta", "too large"])
+def test_other_bytes_at_home_stop_one_mailbox_and_nobody_else(kind: str) -> None:
+    bench = Bench()
+    bench.incarnation("l1", 1, b"x" * (MAX_RECORD_BYTES + 1) if kind == "too large" else b"claim")
+    bench.incarnation("l2", 1)
+    spoiled = bench.offer("l1", 1, 0)
+    taken = {
+        "incarnation": incarnation_key("l1", 1),
+        "offer": offer_key(*spoiled.id),
+        "delta": delta_key(*spoiled.id, spoiled.payload_digest),
+    }
+    if kind in taken:
+        bench.home.create(taken[kind], b"somebody else's")
+    for seq in range(3):
+        bench.offer("l2", 1, seq)
+    bench.world.run_for(5 * PACE_S)
+    assert not bench.actor.ended and all(bench.home.get(offer_key("l2", 1, seq)) for seq in range(3))
+    assert list(bench.relay.unheard) == [("l1", 1)] and bench.relay.withheld("l1", 1, 0)
+    assert len(bench.told) == 1 and "l1 is not heard" in bench.told[0] and "start l1 again" in bench.told[0]
+    assert bench.home.get(offer_key(*spoiled.id)) in (None, b"somebody else's")
+    bench.incarnation("l1", 2)
+    heard = bench.offer("l1", 2, 0)
+    bench.world.run_for(2 * PACE_S)
+    assert bench.home.get(offer_key(*heard.id)) is not None and not bench.relay.withheld("l1", 2, 0)
+    bench.world.run_for(150.0)
+    assert bench.relay.unheard == {}, "what was replaced long ago is no news"
+
+
+@pytest.mark.parametrize("verb", ["get", "create"])
+def test_one_damaged_answer_from_home_silences_nobody(verb: str) -> None:
+    bench, home = Bench(), DamagedOnce()
+    bench.home = home
+    bench.incarnation("l1", 1)
+    for seq in range(3):
+        bench.offer("l1", 1, seq)
+    bench.world.run_for(3 * PACE_S)
+    home.verb = verb
+    bench.start_anew()  # as after a takeover: what home holds is compared
+    bench.world.run_for(3 * PACE_S)
+    assert not home.verb, "an answer was damaged"
+    assert not bench.relay.unheard and not bench.told and not bench.relay.withheld("l1", 1, 2)
+
+
+def test_memory_does_not_grow_with_the_requests_that_strangers_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relays, "MAX_ANSWERED", 8)
+    bench = Bench()
+    for number in range(40):
+        bench.request(number, f"stranger{number}", region="elsewhere")
+    bench.world.run_for(20 * PACE_S)
+    assert len(bench.relay._answered) == 8
+    bench.request(40, "newcomer")
+    bench.world.run_for(2 * LISTS_AGAIN_S)
+    assert bench.joins_at_home() == ["newcomer"] and len(bench.relay._answered) == 8

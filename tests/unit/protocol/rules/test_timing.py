@@ -1,0 +1,350 @@
+"""Schedule, weights, quorum and grace: pure functions with their properties."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_cli.protocol.log.schedule import (
+    EXACT_TO,
+    SLOWEST,
+    fraction_of_run,
+    fragment_of_slot,
+    may_step,
+    measured_local_steps,
+)
+from diloco_cli.protocol.rules.quorum import (
+    FOLLOWS,
+    FOLLOWS_WITHIN,
+    MIN_ALIVE_S,
+    Grace,
+    Pace,
+    SlotFacts,
+    Watch,
+    decide_slot,
+    grace_window,
+    max_exchange_s,
+    measured_pace,
+    moving_average,
+    next_window_s,
+    overlap_slots,
+    window_start_s,
+)
+from diloco_cli.protocol.rules.weights import token_weight
+
+seconds = st.floats(0.0, 1e4)
+paces = st.builds(Pace, st.floats(1e-3, 1e4), seconds, seconds)
+overlaps = st.one_of(st.integers(0, 50), st.just("auto"))
+quick = settings(max_examples=60, deadline=None)
+
+
+# -- schedule ---------------------------------------------------------------------------------------------------
+
+
+def test_every_fragment_is_due_once_a_round() -> None:
+    assert sorted(fragment_of_slot(slot, 5) for slot in range(15, 20)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("own_s", "fastest_s", "expected"),
+    [(1.0, 1.0, 24.0), (2.0, 1.0, 12.0), (1.0, 2.0, 24.0), (7.0, 3.0, 10.286), (99.0, 1.0, 1.0), (23.9, 1.0, 1.004)],
+)
+def test_slower_islands_make_fewer_steps_a_round_but_never_none(
+    own_s: float, fastest_s: float, expected: float
+) -> None:
+    assert measured_local_steps(24, own_s, fastest_s) == expected
+
+
+def test_a_peer_that_says_it_is_very_fast_drives_nobody_to_a_sync_a_step() -> None:
+    assert measured_local_steps(3200, 1.0, 1e-9) == 3200 / SLOWEST
+
+
+@quick
+@given(st.integers(1, 500), st.floats(0.05, 20.0), st.floats(0.05, 20.0))
+def test_all_islands_reach_a_sync_at_the_same_time(every: int, own_s: float, other_s: float) -> None:
+    """Not a whole number of steps, or what rounding leaves over would add up: after 1,000 rounds they are apart by
+    less than the rounding of the figure itself, as far as nobody is at the bound for the slowest."""
+    fastest_s = min(own_s, other_s)
+    rounds_s = [measured_local_steps(every, s, fastest_s) * s for s in (own_s, other_s)]
+    if every * fastest_s / max(own_s, other_s) >= max(1.0, every / SLOWEST):
+        assert abs(rounds_s[0] - rounds_s[1]) <= 10**-EXACT_TO * max(own_s, other_s)
+
+
+@pytest.mark.parametrize(
+    ("own_steps", "expected"), [(0, 0.5), (5, 0.5 + 0.05), (40, 0.5 + 0.4), (400, 0.5 + 0.4)]
+)  # fmt: skip
+def test_the_schedule_goes_on_between_merges_no_further_than_the_drift_bound(own_steps: int, expected: float) -> None:
+    """500 of 1,000 tokens are merged; all together make 100 a round, this learner 10 steps; 4 rounds of drift."""
+    assert fraction_of_run(500, 1000, 100, own_steps, 10, 4) == pytest.approx(expected)
+    assert fraction_of_run(900, 1000, 100, 400, 10, 4) == 1.0
+
+
+def test_the_drift_bound_pauses_with_a_reason() -> None:
+    assert may_step(39, 10, 4).allowed
+    assert not may_step(40, 10, 4).allowed and "drift" in may_step(40, 10, 4).reason
+
+
+# -- weights ----------------------------------------------------------------------------------------------------
+
+
+def test_half_the_batch_at_equal_steps_weighs_a_quarter() -> None:
+    assert token_weight(400, 10, "tokens2/steps") == 4 * token_weight(200, 10, "tokens2/steps") == 16_000
+    assert token_weight(200, 10, "tokens") == 200
+
+
+def test_equal_batches_weigh_in_proportion_to_steps() -> None:
+    assert token_weight(800, 20, "tokens2/steps") == 2 * token_weight(400, 10, "tokens2/steps")
+
+
+@pytest.mark.parametrize("rule", ["tokens2/steps", "tokens"])
+@pytest.mark.parametrize(("tokens", "steps"), [(0, 0), (0, 5), (5, 0), (-4, 2), (4, -2)])
+def test_no_tokens_or_no_steps_weigh_nothing(rule: Any, tokens: int, steps: int) -> None:
+    assert token_weight(tokens, steps, rule) == 0.0
+
+
+@quick
+@given(st.integers(0, 1 << 53), st.integers(0, 1 << 53), st.sampled_from(["tokens2/steps", "tokens"]))
+def test_a_weight_is_finite_and_zero_only_for_nothing(tokens: int, steps: int, rule: Any) -> None:
+    weight = token_weight(tokens, steps, rule)
+    assert 0.0 <= weight < float("inf") and (weight == 0.0) == (tokens == 0 or steps == 0)
+
+
+def test_mixed_batches_and_speeds_by_hand() -> None:
+    """A: 10 steps of 400 tokens; B: 10 of 800; C: 5 of 800 (half as fast): quantity x quality."""
+    a, b, c = (token_weight(steps * batch, steps, "tokens2/steps") for steps, batch in ((10, 400), (10, 800), (5, 800)))
+    assert (a, b, c) == (1_600_000.0, 6_400_000.0, 3_200_000.0)
+
+
+# -- grace ------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(overlaps, paces, st.floats(0.0, 0.99))
+def test_grace_is_never_negative_nor_above_one_slot_nor_above_its_share_of_the_slack(
+    overlap: int | Literal["auto"], pace: Pace, gamma: float
+) -> None:
+    grace = grace_window(overlap, pace, gamma)
+    slack_s = overlap_slots(overlap, pace) * pace.slot_s - pace.quorum_s - pace.sync_s
+    assert 0.0 <= grace.seconds <= pace.slot_s
+    assert grace.seconds <= max(0.0, slack_s)
+    assert grace.reason
+
+
+@quick
+@given(paces, st.floats(0.01, 0.99))
+def test_auto_overlap_always_leaves_slack(pace: Pace, gamma: float) -> None:
+    assert grace_window("auto", pace, gamma).seconds > 0
+    tau = overlap_slots("auto", pace)
+    assert (tau - 1) * pace.slot_s >= (pace.quorum_s + pace.sync_s) * (1 - 1e-12) - 1e-300
+
+
+def test_without_slack_there_is_no_grace_and_the_reason_names_the_overlap_needed() -> None:
+    grace = grace_window(2, Pace(1.13, 0.0, 4.7), 0.5)
+    assert grace.seconds == 0.0 and "6 are needed" in grace.reason
+
+
+@quick
+@given(st.integers(0, 50), paces, st.floats(0.01, 0.99))
+def test_the_window_never_eats_up_what_the_exchange_needs(overlap: int, pace: Pace, gamma: float) -> None:
+    """With slack >= 0, tau x slot >= quorum + grace + sync; without, there is no window, with a reason."""
+    grace = grace_window(overlap, pace, gamma)
+    if overlap * pace.slot_s >= pace.quorum_s + pace.sync_s:
+        assert overlap * pace.slot_s >= (pace.quorum_s + grace.seconds + pace.sync_s) * (1 - 1e-12)
+    else:
+        assert grace.seconds == 0.0 and "no slack" in grace.reason
+
+
+def test_the_pace_is_averaged_and_kept_where_nobody_tells_it() -> None:
+    assert measured_pace(Pace(1.0, 0.0, 2.0), 3.0, 1.0, 4.0) == Pace(2.0, 0.5, 3.0)
+    assert measured_pace(Pace(1.0), None, 0.0, 0.0).slot_s == 1.0
+
+
+@pytest.mark.parametrize(("claimed_s", "believed_s"), [(1e6, 4.0), (4.0, 4.0), (0.25, 0.25), (1e-9, 0.25)])
+def test_one_merge_changes_the_pace_by_a_factor_at_most(claimed_s: float, believed_s: float) -> None:
+    assert measured_pace(Pace(1.0), claimed_s, 0.0, 0.0).slot_s == (1.0 + believed_s) / 2
+    assert measured_pace(Pace(0.0), claimed_s, 0.0, 0.0).slot_s == claimed_s / 2, "nothing to compare it with"
+
+
+def test_an_exchange_is_believed_as_long_as_its_offer_can_count() -> None:
+    assert max_exchange_s(Pace(2.0), 8) == 16.0 + MIN_ALIVE_S
+    assert max_exchange_s(Pace(2.0), 0) == 2.0 + MIN_ALIVE_S
+
+
+def test_overlap_of_an_unknown_pace_is_one() -> None:
+    assert overlap_slots("auto", Pace(0.0)) == 1 and grace_window("auto", Pace(0.0), 0.5).seconds == 0.0
+
+
+def test_the_first_value_of_a_moving_average_is_the_value() -> None:
+    assert moving_average(None, 3.0) == 3.0 and moving_average(1.0, 3.0) == 2.0
+
+
+# -- the decision -----------------------------------------------------------------------------------------------
+
+FACTS = SlotFacts(present=1, alive=3, quorum=1, window_from_s=10.0, later_offers=False, waiting_since_s=9.0, now_s=10.5)
+ONE_SECOND = Grace(1.0, "test")
+
+
+def test_grace_is_waited_out_from_the_quorum_on() -> None:
+    waiting = decide_slot(FACTS, ONE_SECOND, 60)
+    assert (waiting.action, waiting.until_s) == ("wait", 11.0)
+    assert decide_slot(replace(FACTS, now_s=11.0), ONE_SECOND, 60).action == "merge"
+
+
+def test_it_merges_early_when_everybody_alive_is_here() -> None:
+    assert decide_slot(replace(FACTS, present=3), ONE_SECOND, 60).action == "merge"
+    assert decide_slot(replace(FACTS, alive=1), ONE_SECOND, 60).action == "merge"
+    assert decide_slot(replace(FACTS, alive=0), ONE_SECOND, 60).action == "merge"
+
+
+def test_it_merges_at_once_without_slack() -> None:
+    assert decide_slot(FACTS, Grace(0.0, "no slack"), 60).action == "merge"
+
+
+def test_a_quorum_above_those_alive_waits_with_a_reason_and_never_merges() -> None:
+    facts = replace(FACTS, quorum=5, present=3, window_from_s=None, now_s=1e6)
+    decision = decide_slot(facts, ONE_SECOND, 60)
+    assert decision.action == "wait" and "3 of the 5" in decision.reason
+
+
+def test_one_learner_alone_is_everybody() -> None:
+    alone = replace(FACTS, present=1, alive=1, quorum=1, now_s=10.0)
+    assert decide_slot(alone, ONE_SECOND, 60).reason == "all 1 learners are here that may come"
+
+
+def test_offers_without_weight_leave_the_slot_waiting_with_a_reason() -> None:
+    """They are refused before they count as present."""
+    decision = decide_slot(replace(FACTS, present=0, window_from_s=None), ONE_SECOND, 60)
+    assert (decision.action, decision.reason) == ("wait", "0 of the 1 offers that the quorum needs")
+
+
+def test_a_quorum_above_those_alive_is_skipped_once_later_offers_wait() -> None:
+    facts = replace(FACTS, quorum=5, present=3, window_from_s=None, later_offers=True, now_s=69.0)
+    assert decide_slot(facts, ONE_SECOND, 60).action == "skip"
+
+
+def test_a_slot_is_skipped_only_while_later_offers_wait_and_only_after_the_bound() -> None:
+    empty = replace(FACTS, present=0, window_from_s=None)
+    assert decide_slot(replace(empty, now_s=69.0), ONE_SECOND, 60).action == "wait"
+    assert decide_slot(replace(empty, now_s=68.9, later_offers=True), ONE_SECOND, 60).action == "wait"
+    assert decide_slot(replace(empty, now_s=69.0, later_offers=True), ONE_SECOND, 60).action == "skip"
+
+
+def test_it_merges_early_when_all_others_have_passed_the_slot_by() -> None:
+    """Two of three alive have offered for later slots alone: nobody waits for them."""
+    facts = replace(FACTS, later_offers=True, passed=2)
+    assert facts.expected == 1
+    assert decide_slot(facts, ONE_SECOND, 60).action == "merge"
+    assert decide_slot(replace(facts, passed=1), ONE_SECOND, 60).action == "wait"
+
+
+def test_a_slot_that_too_few_can_still_come_to_is_skipped_at_once() -> None:
+    """Three alive, two needed: with two of them past it the slot cannot be filled any more."""
+    facts = replace(FACTS, quorum=2, present=1, window_from_s=None, later_offers=True)
+    assert decide_slot(replace(facts, passed=1), ONE_SECOND, 60).action == "wait"
+    early = decide_slot(replace(facts, passed=2, opens_s=facts.now_s + 1.0), ONE_SECOND, 60)
+    assert early.action == "wait", "skips go no faster than the pace"
+    skipped = decide_slot(replace(facts, passed=2), ONE_SECOND, 60)
+    assert (skipped.action, skipped.until_s) == ("skip", None)
+    assert skipped.reason == "1 of the 2 offers that the quorum needs, and 2 of 3 alive have passed this slot by"
+
+
+def test_a_slot_is_not_skipped_at_once_because_learners_are_dead() -> None:
+    """Nobody who passed it is the reason that too few are left: those that are missing may come back."""
+    facts = replace(FACTS, alive=1, quorum=2, present=0, window_from_s=None, later_offers=True, passed=1)
+    assert decide_slot(facts, ONE_SECOND, 60).action == "wait"
+
+
+@quick
+@given(
+    st.builds(
+        SlotFacts, st.integers(0, 5), st.integers(0, 5), st.integers(1, 5), st.one_of(st.none(), seconds),
+        st.booleans(), seconds, seconds, st.integers(0, 5),
+    ),
+    seconds,
+)  # fmt: skip
+def test_a_decision_has_a_reason_and_a_merge_has_its_quorum(facts: SlotFacts, grace_s: float) -> None:
+    decision = decide_slot(facts, Grace(grace_s, "drawn"), 60)
+    assert decision.reason
+    assert (decision.action == "merge") <= (facts.present >= facts.quorum)
+    assert (decision.action == "skip") <= (facts.present < facts.quorum and (facts.later_offers or facts.passed > 0))
+
+
+# -- a slot as its syncer sees it happen ------------------------------------------------------------------------
+
+
+def looked(watch: Watch, present: int, now_s: float, quorum: int = 1, passed: int = 0) -> SlotFacts:
+    """Three learners alive."""
+    return watch.look(present, 3, quorum, passed > 0, now_s, passed)
+
+
+def test_an_offer_that_lies_there_before_its_time_does_not_open_the_window() -> None:
+    """Slot 8 is due at 100 s, its window begins at 106 s at the earliest. An island whose step lasts for several slots
+    has offered for it long ago: it is merged alone at 107 s, when its grace is over, and not at once."""
+    watch = Watch(100.0, 106.0)
+    waiting = decide_slot(looked(watch, 1, 100.0), ONE_SECOND, 60)
+    assert (waiting.action, waiting.until_s) == ("wait", 107.0)
+    assert decide_slot(looked(watch, 1, 106.9), ONE_SECOND, 60).action == "wait"
+    assert decide_slot(looked(watch, 1, 107.0), ONE_SECOND, 60).action == "merge"
+    assert decide_slot(looked(Watch(100.0, 106.0), 3, 100.0), ONE_SECOND, 60).action == "merge", "all are here"
+
+
+def test_the_grace_runs_from_the_moment_at_which_enough_are_there() -> None:
+    watch = Watch(100.0, 101.0)
+    assert looked(watch, 1, 100.0, quorum=2).window_from_s is None
+    facts = looked(watch, 2, 103.0, quorum=2)
+    assert (facts.window_from_s, facts.quorum_took_s) == (103.0, 2.0), "the first was there before the window could be"
+    assert decide_slot(facts, ONE_SECOND, 60).until_s == 104.0
+    assert looked(watch, 2, 104.0, quorum=2).window_from_s == 103.0
+
+
+@pytest.mark.parametrize("begins_s", [0.0, 100.0])
+def test_the_time_to_the_quorum_is_measured_on_any_clock(begins_s: float) -> None:
+    """A virtual clock begins at 0, and that is a moment like all others."""
+    watch = Watch(begins_s)
+    assert looked(watch, 1, begins_s, quorum=2).quorum_took_s == 0.0
+    assert looked(watch, 1, begins_s + 1.0, quorum=2).quorum_took_s == 1.0
+    assert looked(watch, 2, begins_s + 3.0, quorum=2).quorum_took_s == 3.0
+    at_once = Watch(begins_s)
+    assert looked(at_once, 2, begins_s, quorum=2).quorum_took_s == 0.0
+    assert looked(at_once, 2, begins_s + 5.0, quorum=2).quorum_took_s == 0.0
+
+
+def test_an_offer_that_turns_out_to_be_bad_closes_the_window_again() -> None:
+    watch = Watch(100.0)
+    assert looked(watch, 2, 100.0, quorum=2).window_from_s == 100.0
+    assert looked(watch, 1, 100.5, quorum=2).window_from_s is None
+    assert looked(watch, 2, 102.0, quorum=2).window_from_s == 102.0
+
+
+@pytest.mark.parametrize(
+    ("now_s", "came", "expected_s"),
+    [
+        (10.0, 3, 12.0),  # all came just then
+        (10.05, 3, 12.0 + FOLLOWS * 0.05),  # a little later: the next window, too
+        (9.95, 3, 12.0 - FOLLOWS * 0.05),  # all were there before it
+        (15.0, 3, 12.0 + FOLLOWS * FOLLOWS_WITHIN * 2.0),  # who comes much later does not set the pace
+        (2.0, 3, 12.0 - FOLLOWS * FOLLOWS_WITHIN * 2.0),
+        (10.9, 2, 12.0),  # one did not come: it ran to its end
+    ],
+)
+def test_the_next_window_begins_a_slot_after_this_one_and_follows_the_learners(
+    now_s: float, came: int, expected_s: float
+) -> None:
+    """A window from 10 s on, slots of 2 s."""
+    facts = replace(FACTS, window_from_s=10.0, present=came, now_s=now_s)
+    assert next_window_s(facts, 2.0) == pytest.approx(expected_s)
+
+
+def test_who_has_passed_a_slot_by_is_not_missed_when_its_window_is_measured() -> None:
+    facts = replace(FACTS, window_from_s=10.0, present=2, passed=1, now_s=10.05)
+    assert next_window_s(facts, 2.0) == pytest.approx(12.0 + FOLLOWS * 0.05)
+
+
+def test_a_window_began_at_the_latest_when_its_slot_was_merged() -> None:
+    assert window_start_s(replace(FACTS, window_from_s=10.0, now_s=10.5)) == 10.0
+    assert window_start_s(replace(FACTS, window_from_s=12.0, now_s=10.5)) == 10.5, "all came before it could begin"
+    assert window_start_s(replace(FACTS, window_from_s=None, now_s=10.5)) == 10.5

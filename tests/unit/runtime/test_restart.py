@@ -1,0 +1,137 @@
+"""Restarting is a pure decision with a reason."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from diloco_cli.runtime.ending import StopPolicy, next_ending
+from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
+from diloco_cli.runtime.unit_states import LAST_STATES, TRANSITIONS, Happening, State, next_state
+
+POLICY = RestartPolicy()
+
+
+def lives(count: int, status: int | None = 1, lived_s: float = 1.0, gap_s: float = 2.0) -> list[Exit]:
+    return [Exit(at_s=i * gap_s, status=status, lived_s=lived_s) for i in range(count)]
+
+
+def delay_s(exits: list[Exit]) -> float:
+    now_s = exits[-1].at_s
+    return round(decide(exits, now_s, POLICY).at_s - now_s, 6)
+
+
+def test_the_first_restart_is_fast_then_delays_double_to_a_bound():
+    delays = [delay_s(lives(count)) for count in range(1, 12)]
+    assert delays == [0.2, 0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+
+
+def test_a_healthy_life_resets_the_delay():
+    assert delay_s([*lives(6), Exit(100, 1, 60.0)]) == 0.2
+    assert delay_s([*lives(6), Exit(100, 1, 59.0)]) == 16
+
+
+@pytest.mark.parametrize("status", [-9, -15])
+def test_being_killed_again_and_again_from_outside_does_not_slow_a_settled_unit(status):
+    storm = lives(40, status=status, lived_s=14.0, gap_s=15.0)
+    assert delay_s(storm) == 0.2
+    assert decide(storm, storm[-1].at_s, POLICY).action == "restart"
+
+
+def test_a_unit_that_is_killed_at_birth_is_given_up():
+    assert decide(lives(21, status=-9, lived_s=0.5), 42.0, POLICY).action == "give_up"
+
+
+def test_restarts_are_bounded_within_the_window():
+    assert decide(lives(20), 40.0, POLICY).action == "restart"
+    decision = decide(lives(21), 42.0, POLICY)
+    assert decision.action == "give_up"
+    assert "restarts exhausted: 20 within 600 s" in decision.reason
+
+
+def test_old_exits_leave_the_window():
+    exits = lives(30, gap_s=60.0)
+    assert decide(exits, exits[-1].at_s, POLICY).action == "restart"
+
+
+@pytest.mark.parametrize(("status", "part"), [(0, "done"), (9, "newer process")])
+def test_done_and_fenced_are_not_restarted(status, part):
+    decision = decide(lives(1, status=status), 0.0, POLICY)
+    assert (decision.action, decision.at_s) == ("done", None)
+    assert part in decision.reason
+
+
+@pytest.mark.parametrize("status", [2, 3, 4, 8, 11, 12])
+def test_what_a_restart_cannot_heal_gets_few_tries(status):
+    assert decide(lives(2, status=status), 4.0, POLICY).action == "restart"
+    assert decide(lives(3, status=status), 4.0, POLICY).action == "give_up"
+    assert decide([*lives(2, status=status), *lives(1)], 4.0, POLICY).action == "restart"
+
+
+@pytest.mark.parametrize("status", [6, 13, 75])
+def test_the_outside_world_gets_an_hour_to_heal(status):
+    exits = lives(110, status=status, gap_s=30.0)
+    assert decide(exits, exits[-1].at_s, POLICY).action == "restart"
+    exits = lives(130, status=status, gap_s=30.0)
+    assert decide(exits, exits[-1].at_s, POLICY).action == "give_up"
+
+
+@pytest.mark.parametrize(
+    ("status", "part"),
+    [
+        (None, "adopted"),
+        (-9, "killed by SIGKILL after 1.0 s"),
+        (6, "the store failed"),
+        (1, "status 1"),
+        (-99, "99"),
+    ],
+)
+def test_the_reason_tells_how_it_ended(status, part):
+    assert part in decide(lives(1, status=status), 0.0, POLICY).reason
+
+
+def test_every_state_but_the_last_ones_can_be_left_and_no_last_one_can():
+    left = {state for state, _ in TRANSITIONS}
+    assert left == set(State) - LAST_STATES
+    assert {*TRANSITIONS.values()} == set(State)
+    with pytest.raises(ValueError, match="DONE"):
+        next_state(State.DONE, Happening.DUE)
+
+
+def ending_after(*heard: tuple[int, str | None]):
+    ending = None
+    steps = []
+    for second, (num_signals, state) in enumerate(heard):
+        ending = next_ending(ending, num_signals, state, float(second), StopPolicy())
+        steps.append(ending)
+    return steps
+
+
+def test_nothing_heard_ends_nothing():
+    assert ending_after((0, None), (0, "RUNNING")) == [None, None]
+
+
+@pytest.mark.parametrize(("state", "reason"), [("FINISHED", "finished"), ("STOPPED", "stopped")])
+def test_the_end_of_the_run_leaves_units_time_to_leave(state, reason):
+    first, second = ending_after((0, state), (0, state))
+    assert first == second
+    assert (first.reason, first.terminate_at_s, first.kill_at_s) == (reason, 4.0, 8.0)
+
+
+def test_an_interruption_ends_and_a_second_one_kills_at_once():
+    first, second, third = ending_after((1, "RUNNING"), (1, "STOPPED"), (2, "STOPPED"))
+    assert first == second
+    assert (first.reason, first.kill_at_s) == ("interrupted", 8.0)
+    assert third.kill_at_s == third.terminate_at_s == 2.0
+
+
+def test_an_interruption_of_an_ending_run_does_not_prolong_it():
+    first, second = ending_after((0, "FINISHED"), (1, "FINISHED"))
+    assert (second.reason, second.terminate_at_s, second.kill_at_s) == ("interrupted", 1.0, first.kill_at_s)
+
+
+def test_endings_take_at_most_ten_seconds():
+    ending = ending_after((1, None))[0]
+    assert ending.kill_at_s < ending.give_up_at_s <= 10.0
+    assert all(a <= b for a, b in pairwise([ending.terminate_at_s, ending.kill_at_s, ending.give_up_at_s]))

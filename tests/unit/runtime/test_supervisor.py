@@ -1,0 +1,439 @@
+"""Real processes under supervision: they come back, stay down when held, and leave in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.environment import environment_with
+from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
+from diloco_cli.runtime.detach import start_detached
+from diloco_cli.runtime.ending import Event, StopPolicy, SupervisionResult
+from diloco_cli.runtime.identity import is_alive
+from diloco_cli.runtime.registry import (
+    UnitRecord,
+    hold,
+    living_supervisor,
+    log_path,
+    read_unit,
+    release,
+)
+from diloco_cli.runtime.restart import RestartPolicy
+from diloco_cli.runtime.signals import signal_process
+from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.units import UnitSpec, learner_unit, start_unit, syncer_unit
+from diloco_cli.runtime.watch import SignalCount
+
+pytestmark = pytest.mark.usefixtures("home")
+RUN = "nano"
+SLEEP = "import time; time.sleep(60)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
+STOP = StopPolicy(leave_s=0.3, kill_s=1.0, give_up_s=2.0)
+SUPERVISOR = """
+import sys
+from diloco_cli.runtime.ending import StopPolicy
+from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.units import UnitSpec
+command = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
+units = [UnitSpec(name, "learner", command) for name in ("a", "b")]
+def show(event):
+    print(event.kind, event.unit or "", event.text, flush=True)
+def stop_request():
+    print("stop request written", flush=True)
+out = supervise(
+    "nano", units, run_state=lambda: "RUNNING", on_event=show, request_stop=stop_request, poll_s=0.02,
+    stop=StopPolicy(leave_s=0.5, kill_s=6.0),
+)
+print(out.reason, out.exit_status, flush=True)
+sys.exit(out.exit_status)
+"""
+
+
+def unit(name: str, code: str = SLEEP, kind: str = "learner") -> UnitSpec:
+    return UnitSpec(name, kind, (sys.executable, "-S", "-c", code))
+
+
+class Supervision:
+    """`supervise` in a thread, with what it told."""
+
+    def __init__(self, *units: UnitSpec, **options) -> None:
+        self.events: list[Event] = []
+        self.state = "RUNNING"
+        self.signals = SignalCount()
+        self.outcome: SupervisionResult | None = None
+        self.error: Exception | None = None
+        self._units = units
+        self._options = {"poll_s": 0.02, "state_every_s": 0.05, "stop": STOP, **options}
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Supervision:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+        self.join()
+
+    def stop(self) -> None:
+        """As if one signal had come."""
+        self.signals.count = 1
+
+    def join(self) -> SupervisionResult | None:
+        self._thread.join(15)
+        assert not self._thread.is_alive()
+        return self.outcome
+
+    def kinds(self, name: str | None) -> list[str]:
+        return [event.kind for event in self.events if event.unit == name]
+
+    def _run(self) -> None:
+        options = {
+            "run_state": lambda: self.state,
+            "on_event": self.events.append,
+            "signals": self.signals,
+            **self._options,
+        }
+        try:
+            self.outcome = supervise(RUN, self._units, **options)
+        except Exception as error:
+            self.error = error
+
+
+def pid_of(name: str) -> int | None:
+    record = read_unit(RUN, name)
+    return record.identity.pid if isinstance(record, UnitRecord) and is_alive(record.identity) else None
+
+
+def kill(name: str) -> None:
+    record = read_unit(RUN, name)
+    signal_process(record.identity, signal.SIGKILL)
+
+
+def test_a_killed_unit_is_back_soon_and_the_others_are_left_alone(eventually):
+    with Supervision(unit("a"), unit("b")) as run:
+        eventually(lambda: pid_of("a") and pid_of("b"))
+        first, other = pid_of("a"), pid_of("b")
+        began_s = monotonic_s()
+        kill("a")
+        eventually(lambda: pid_of("a") not in {None, first})
+        assert monotonic_s() - began_s < 1.0
+        assert pid_of("b") == other
+        run.stop()
+        run.join()
+    assert run.kinds("a")[:3] == ["started", "ended", "started"]
+    assert next(event.text for event in run.events if event.kind == "ended").startswith("killed by SIGKILL")
+    assert [run.kinds(name).count("started") for name in ("a", "b")] == [2, 1]
+
+
+def test_a_unit_that_always_fails_is_given_up_and_the_run_fails():
+    policy = RestartPolicy(first_delay_s=0.01, second_delay_s=0.01, max_delay_s=0.02, max_restarts=3)
+    with Supervision(unit("a", "raise SystemExit(1)"), unit("syncer", kind="syncer"), restart=policy) as run:
+        run.join()
+    assert isinstance(run.error, RunFailedError)
+    assert run.error.exit_status == 12
+    assert "a: ended with status 1" in str(run.error)
+    assert run.kinds("a").count("started") == 4
+    assert pid_of("syncer") is None
+
+
+def test_a_run_goes_on_without_a_learner_that_failed(eventually):
+    with Supervision(unit("a", "raise SystemExit(2)"), unit("b")) as run:
+        eventually(lambda: "failed" in run.kinds("a"))
+        assert pid_of("b") is not None
+        run.state = "FINISHED"
+        assert run.join().reason == "finished"
+
+
+def test_a_missing_program_is_told_not_raised():
+    broken = UnitSpec("a", "learner", ("/nonexistent/python",))
+    with Supervision(broken, restart=RestartPolicy(first_delay_s=0.01, second_delay_s=0.01)) as run:
+        run.join()
+    assert isinstance(run.error, RunFailedError)
+    assert "cannot be started" in str(run.error)
+
+
+def test_it_ends_when_all_units_are_done_and_says_what_the_bucket_says():
+    with Supervision(unit("a", "pass"), unit("b", "pass"), run_state=lambda: "FINISHED") as run:
+        outcome = run.join()
+    assert (outcome.reason, outcome.exit_status) == ("finished", 0)
+
+
+def test_fenced_units_are_not_restarted():
+    with Supervision(unit("a", "raise SystemExit(9)")) as run:
+        outcome = run.join()
+    assert (outcome.reason, outcome.exit_status) == ("fenced", 9)
+    assert run.kinds("a").count("started") == 1
+
+
+def test_units_that_stay_after_the_end_are_terminated_then_killed(eventually):
+    with Supervision(unit("a"), unit("b", STUBBORN)) as run:
+        eventually(lambda: pid_of("a") and pid_of("b") and b"up" in log_path(RUN, "b").read_bytes())
+        run.state, began_s = "FINISHED", monotonic_s()
+        assert run.join().reason == "finished"
+        assert monotonic_s() - began_s < 3.0
+    assert run.kinds("a")[-2:] == ["terminated", "done"]
+    assert run.kinds("b")[-3:] == ["terminated", "killed", "done"]
+
+
+def test_a_paused_unit_hears_a_stop(eventually):
+    with Supervision(unit("a")) as run:
+        eventually(lambda: pid_of("a") is not None)
+        signal_process(read_unit(RUN, "a").identity, signal.SIGSTOP)
+        run.stop()
+        run.join()
+    assert "killed" not in run.kinds("a")
+
+
+def test_a_held_unit_stays_down_until_it_is_released(eventually):
+    with Supervision(unit("a"), unit("b")) as run:
+        eventually(lambda: pid_of("a") is not None)
+        hold(RUN, "a")
+        kill("a")
+        eventually(lambda: "held" in run.kinds("a"))
+        sleep_s(0.5)
+        assert pid_of("a") is None
+        release(RUN, "a")
+        eventually(lambda: pid_of("a") is not None)
+
+
+def test_a_slow_or_failing_store_delays_no_restart(eventually):
+    def never() -> str:
+        sleep_s(3.0)
+        raise StoreError("the store is down")
+
+    with Supervision(unit("a"), run_state=never) as run:
+        eventually(lambda: pid_of("a") is not None)
+        first = pid_of("a")
+        kill("a")
+        eventually(lambda: pid_of("a") not in {None, first}, 2.0)
+        run.stop()
+        assert run.join().reason == "interrupted"
+
+
+def test_a_stop_request_that_hangs_does_not_hinder_the_stop(eventually):
+    with Supervision(unit("a"), request_stop=lambda: sleep_s(5.0)) as run:
+        eventually(lambda: pid_of("a") is not None)
+        began_s = monotonic_s()
+        run.stop()
+        run.join()
+        assert monotonic_s() - began_s < 2.0
+
+
+def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path, eventually):
+    request = tmp_path / "stop"
+    heedful = f"import os, time\nwhile not os.path.exists({str(request)!r}): time.sleep(0.01)"
+    with Supervision(unit("a", heedful), request_stop=request.touch) as run:
+        eventually(lambda: pid_of("a") is not None)
+        run.stop()
+        run.join()
+    assert run.kinds("a") == ["started", "done"]
+
+
+def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated(eventually):
+    def fail() -> None:
+        raise StoreError("forbidden")
+
+    with Supervision(unit("a"), request_stop=fail, stop=StopPolicy()) as run:
+        eventually(lambda: pid_of("a") is not None)
+        began_s = monotonic_s()
+        run.stop()
+        run.join()
+        assert monotonic_s() - began_s < 1.0
+    assert "forbidden" in run.events[-1].text
+
+
+def test_a_closed_terminal_does_not_end_the_supervision(eventually):
+    def closed(event: Event) -> None:
+        raise OSError(5, "Input/output error")
+
+    with Supervision(unit("a"), on_event=closed) as run:
+        eventually(lambda: pid_of("a") is not None)
+        first = pid_of("a")
+        kill("a")
+        eventually(lambda: pid_of("a") not in {None, first})
+    assert run.error is None
+
+
+def test_a_second_supervisor_is_refused(eventually):
+    with Supervision(unit("a")) as first:
+        eventually(lambda: pid_of("a") is not None)
+        pid = pid_of("a")
+        with Supervision(unit("a")) as second:
+            second.join()
+        assert isinstance(second.error, RefusedError)
+        assert pid_of("a") == pid
+        assert first.error is None
+
+
+@pytest.fixture
+def supervisor_process():
+    children = []
+
+    def begin() -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True, env=environment_with()
+        )
+        children.append(child)
+        return child
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.communicate()
+    for name in ("a", "b"):
+        if pid_of(name):
+            kill(name)
+
+
+def wait_for_units(eventually: Callable[..., None]) -> list[int]:
+    eventually(lambda: pid_of("a") is not None and pid_of("b") is not None)
+    return [pid_of("a"), pid_of("b")]
+
+
+def test_units_outlive_a_killed_supervisor_and_the_next_one_adopts_them(supervisor_process, eventually):
+    first = supervisor_process()
+    pids = wait_for_units(eventually)
+    first.kill()
+    first.wait()
+    assert wait_for_units(eventually) == pids
+    kill("b")
+    second = supervisor_process()
+    lines = [second.stdout.readline() for _ in range(2)]
+    assert lines[0].startswith(f"adopted a process {pids[0]}")
+    assert lines[1].startswith("started b")
+    kill("a")
+    eventually(lambda: pid_of("a") not in {None, pids[0]})
+    assert second.stdout.readline().startswith("ended a ended after")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_signal_stops_cleanly(supervisor_process, eventually, signum):
+    child = supervisor_process()
+    wait_for_units(eventually)
+    began_s = monotonic_s()
+    child.send_signal(signum)
+    told, _ = child.communicate(timeout=10)
+    assert monotonic_s() - began_s < 4.0
+    assert "stop request written" in told
+    assert "killed a" not in told
+    assert child.returncode == 128 + signum
+    assert pid_of("a") is pid_of("b") is None
+
+
+def test_a_second_ctrl_c_kills_at_once(eventually):
+    code = SUPERVISOR.replace("import time; time.sleep(60)", STUBBORN.replace("'up'", "1"))
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment_with())
+    wait_for_units(eventually)
+    eventually(lambda: all(log_path(RUN, name).stat().st_size for name in ("a", "b")))
+    child.send_signal(signal.SIGINT)
+    sleep_s(0.3)
+    assert pid_of("a") is not None
+    began_s = monotonic_s()
+    child.send_signal(signal.SIGINT)
+    told, _ = child.communicate(timeout=10)
+    assert monotonic_s() - began_s < 1.0
+    assert "killed a" in told
+    assert child.returncode == 130
+    assert pid_of("a") is pid_of("b") is None
+
+
+def test_a_detached_supervisor_registers_and_can_be_stopped(eventually):
+    identity = start_detached(RUN, (sys.executable, "-c", SUPERVISOR))
+    assert living_supervisor(RUN) == identity
+    assert identity.token is not None
+    assert os.getsid(identity.pid) == identity.pid
+    wait_for_units(eventually)
+    signal_process(identity, signal.SIGTERM)
+    eventually(lambda: not is_alive(identity))
+    assert "interrupted 143" in log_path(RUN, "supervisor").read_text()
+
+
+def test_a_detached_supervisor_that_fails_is_quoted():
+    with pytest.raises(InfeasibleError, match=r"status 3.*no bucket"):
+        start_detached(RUN, (sys.executable, "-S", "-c", "print('no bucket'); raise SystemExit(3)"))
+
+
+def test_a_detached_supervisor_that_told_an_error_passes_it_on_with_its_hint_and_status():
+    code = "print('error: the bucket is gone\\nhint: make it\\nbye'); raise SystemExit(6)"
+    with pytest.raises(StoreError, match=r"the bucket is gone$") as caught:
+        start_detached(RUN, (sys.executable, "-S", "-c", code))
+    assert (caught.value.exit_status, caught.value.hint) == (6, "make it")
+
+
+def test_the_environment_of_a_detached_supervisor_is_added_to():
+    code = "import os; print('error:', os.environ['WORD']); raise SystemExit(2)"
+    with pytest.raises(UsageError, match=r"spoken$"):
+        start_detached(RUN, (sys.executable, "-S", "-c", code), {"WORD": "spoken"})
+
+
+def test_a_unit_has_its_own_session_bounded_threads_a_private_log_and_no_secret_in_it(home: Path):
+    code = (
+        "import os; print(os.getsid(0) == os.getpid(), os.environ['OMP_NUM_THREADS'], os.read(0, 1),"
+        " len(os.environ['DILOCO_UNIT_TOKEN']))"
+    )
+    spec = UnitSpec("a", "learner", (sys.executable, "-S", "-c", code), learner_unit("a", "x", threads=2).environment)
+    child, record = start_unit(RUN, spec)
+    child.wait()
+    path = log_path(RUN, "a")
+    assert path.read_text() == "True 2 b'' 32\n"
+    assert path.stat().st_mode & 0o077 == 0
+    assert record.identity.token not in " ".join(spec.command)
+
+
+def test_a_large_log_is_rotated_at_the_next_start(monkeypatch):
+    monkeypatch.setattr("diloco_cli.runtime.units.MAX_LOG_BYTES", 10)
+    for text in ("a first long text", "second"):
+        start_unit(RUN, unit("a", f"print({text!r})"))[0].wait()
+    assert log_path(RUN, "a").read_text() == "second\n"
+    assert log_path(RUN, "a").with_name("a.log.1").read_text() == "a first long text\n"
+
+
+def test_the_log_of_a_living_unit_is_bounded(monkeypatch, eventually):
+    monkeypatch.setattr("diloco_cli.runtime.units.MAX_LOG_BYTES", 1000)
+    talkative = "import time\nwhile True: print('x' * 99, flush=True); time.sleep(0.005)"
+    with Supervision(unit("a", talkative)):
+        log = log_path(RUN, "a")
+        eventually(lambda: log.with_name("a.log.1").exists())
+        for _ in range(3):
+            eventually(lambda: log.stat().st_size <= 1000)
+        eventually(lambda: log.stat().st_size > 0)
+        assert set(log.read_text()) == {"x", "\n"}, "a hole: the writer did not append"
+        assert pid_of("a") is not None
+
+
+def test_a_fenced_syncer_is_said_aloud_once_and_the_learners_go_on(eventually):
+    with Supervision(unit("a"), unit("syncer", "raise SystemExit(9)", kind="syncer")) as run:
+        eventually(lambda: "fenced" in run.kinds("syncer") and pid_of("a") is not None)
+        sleep_s(0.2)
+        assert run.kinds("syncer") == ["started", "done", "fenced"]
+        assert "diloco resume nano" in next(e.text for e in run.events if e.kind == "fenced")
+        assert pid_of("a") is not None
+
+
+def test_commands_of_units_take_values_that_look_like_options():
+    assert learner_unit("a", "--evil", threads=1).command[-2:] == ("--run=--evil", "--name=a")
+    assert syncer_unit("file:///b", threads=1).command[1:] == (
+        "-m",
+        "diloco_cli",
+        "syncer",
+        "--run=file:///b",
+    )
+
+
+@pytest.mark.parametrize("name", ["syncer", "supervisor", "../a", ""])
+def test_a_learner_cannot_have_a_reserved_or_bad_name(name):
+    with pytest.raises(UsageError):
+        learner_unit(name, "file:///b", threads=1)
+
+
+def test_names_must_be_unique():
+    with pytest.raises(UsageError, match="unique"):
+        supervise(RUN, [unit("a"), unit("a")], run_state=str, on_event=print)

@@ -1,0 +1,103 @@
+"""From a model to flat vectors and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.layout import balanced_layout, make_layout
+from diloco_cli.tensors.flat import gather, parameter_facts, scatter
+
+
+class Tied(nn.Module):
+    """An embedding whose weights are the output head's, a frozen tensor and a buffer."""
+
+    def __init__(self, head_first: bool) -> None:
+        super().__init__()
+        embedding, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        head.weight = embedding.weight
+        for name in ("head", "embedding") if head_first else ("embedding", "head"):
+            setattr(self, name, head if name == "head" else embedding)
+        self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.register_buffer("counter", torch.zeros(1))
+        self.body = nn.Linear(4, 4)
+
+
+def test_tied_weights_appear_once_and_count_as_an_embedding_whoever_names_them() -> None:
+    for head_first in (False, True):
+        facts = parameter_facts(Tied(head_first))
+        assert sorted(fact.shape for fact in facts) == [(4,), (4, 4), (7, 4)]
+        assert [fact.shape for fact in facts if fact.embedding] == [(7, 4)]
+
+
+def test_scatter_undoes_gather_in_place() -> None:
+    model = Tied(False)
+    layout = balanced_layout(parameter_facts(model), 3)
+    tensors = dict(model.named_parameters())
+    flats = [gather(fragment, tensors) for fragment in layout.fragments]
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(1.0)
+    for fragment, flat in zip(layout.fragments, flats, strict=True):
+        scatter(fragment, flat, tensors)
+    names = {slot.name for fragment in layout.fragments for slot in fragment.tensors}
+    assert all(torch.equal(tensors[name], before[name]) for name in names)
+    assert torch.equal(tensors["frozen"], before["frozen"] + 1.0)
+
+
+def test_gathering_copies_and_converts() -> None:
+    model = nn.Linear(2, 2, bias=False).to(torch.bfloat16)
+    layout = balanced_layout(parameter_facts(model), 1)
+    flat = gather(layout.fragments[0], dict(model.named_parameters()))
+    flat.zero_()
+    assert flat.dtype == torch.float32 and bool((model.weight != 0).any())
+
+
+def test_the_layout_tells_types_apart_and_holds_trained_parameters_alone() -> None:
+    def digest_of(dtype: torch.dtype) -> str:
+        return balanced_layout(parameter_facts(torch.nn.Linear(3, 2).to(dtype)), 1).digest
+
+    assert digest_of(torch.float32) != digest_of(torch.bfloat16) != digest_of(torch.float16)
+    frozen = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    frozen[0].weight.requires_grad_(False)
+    assert [fact.name for fact in parameter_facts(frozen)] == ["0.bias", "1.weight", "1.bias"]
+
+
+class Gpt(nn.Module):
+    """Positions, whose number is the width, are an embedding too; the head is tied, untied, or not the last."""
+
+    def __init__(self, head: str) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(12, 6), nn.Embedding(6, 6)
+        self.up, self.down = nn.Linear(6, 24), nn.Linear(24, 6)
+        if head != "none":
+            self.head = nn.Linear(6, 12)
+        if head == "tied":
+            self.head.weight = self.tokens.weight
+
+
+def test_an_untied_head_is_the_last_linear_from_an_embeddings_width_to_its_entries() -> None:
+    def heads(head: str) -> list[str]:
+        return [fact.name for fact in parameter_facts(Gpt(head)) if fact.head]
+
+    assert heads("untied") == ["head.weight"] and heads("tied") == heads("none") == []
+    assert not any(fact.head for fact in parameter_facts(nn.Sequential(nn.Linear(2, 3))))
+
+
+def test_scatter_undoes_gather_where_tensors_are_split_by_rows() -> None:
+    model = Gpt("untied")
+    sync = SyncSettings(fragments=7, split_rows=True, head_is_embedding=True)
+    layout = make_layout(parameter_facts(model), sync)
+    assert any(slot.rows for fragment in layout.fragments for slot in fragment.tensors)
+    tensors = dict(model.named_parameters())
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    flats = [gather(fragment, tensors) for fragment in layout.fragments]
+    assert sum(flat.numel() for flat in flats) == sum(tensor.numel() for tensor in before.values())
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.zero_()
+    for fragment, flat in zip(layout.fragments, flats, strict=True):
+        scatter(fragment, flat, tensors)
+    assert all(torch.equal(tensors[name], values) for name, values in before.items())
