@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.output import talk
-from diloco_cli.cli.resume import go_on
 from diloco_cli.cli.run_argument import foreground_store, open_known_run
 from diloco_cli.errors import UsageError
 
@@ -74,6 +73,7 @@ def idle_devices(inventory: Inventory) -> list[str]:
 
 
 def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
+    from diloco_cli.cli.supervision import go_on
     from diloco_cli.launch.new_run import (
         create_in_region,
         create_run,

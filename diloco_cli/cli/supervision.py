@@ -1,8 +1,7 @@
-"""What `launch` and `resume` share: units of a run on this machine, watched until the run ends here."""
+"""What `launch` and `resume` end in: units of a run start on this machine, and are watched until the run ends here."""
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -14,18 +13,17 @@ from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, foreground_store, head_of
 from diloco_cli.cli.status import read_status
 from diloco_cli.cli.stop import request_stop
-from diloco_cli.environment import environment_value
-from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.clock import utc_now_text
+from diloco_cli.errors import DilocoError
+from diloco_cli.launch.local_units import module_environment, syncer_region, units_here
 from diloco_cli.protocol.actors.training import is_over
-from diloco_cli.protocol.log.commit_log import require_keys
-from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.randomness import nonce
 from diloco_cli.runtime.ending import Event, SupervisionResult
 from diloco_cli.runtime.logs import StoreWords
-from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.runtime.supervisor import supervise
-from diloco_cli.runtime.units import UnitSpec, learner_unit, syncer_units
-from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret
+from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.time_box import TimeBox
 
 LINE_EVERY_S = 5.0
@@ -33,64 +31,44 @@ SCREEN_EVERY_S = 1.0
 QUIET_EVENTS = frozenset({"started", "done"})
 
 
-def units_here(run: RunFormat, url: str, region: str | None, folder: Path | None) -> list[UnitSpec]:
-    """The learners of `region` (or of all regions) whose islands are local, and the syncers in the home region."""
-    regions = sorted({island.region for island in run.islands} | {syncer_region(run)})
-    if region is not None and region not in regions:
-        raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
-    islands = [i for i in run.islands if i.infra == "local" and region in (None, i.region)]
-    home = run.home_of(url)
-    secret = signing_secret()
-    require_keys(run, secret, (LOG,), url)
-    units = []
-    for island, device in zip(islands, devices_of(islands), strict=True):
-        threads = threads_of(island, run.settings.train.threads)
-        unit = learner_unit(island.name, run.url_for(island.region, home), threads=threads)
-        own = {**device, **keys_of(run, island.name, secret)}
-        units.append(replace(unit, environment={**unit.environment, **own}))
-    if region in (None, syncer_region(run)):
-        units += syncer_units(home, run.settings.syncer, threads=1)
-    if not units:
-        raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
-    modules = module_environment(folder)
-    return [replace(unit, environment={**unit.environment, **modules}) for unit in units]
+def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, folder: Path | None) -> int:
+    """Start (or adopt) what runs here, and watch it, or leave that to a background process. In `folder` units look
+    for the modules of entrypoints."""
+    if head_of(opened).phase == "FINISHED":
+        talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
+        print_summary(opened, command, as_json)
+        return 0
+    units = units_here(opened.format, opened.url, region, folder, lambda text: talk(f"warning: {text}"))
+    say_what_runs_elsewhere(opened.format, opened.url, region)
+    if any(unit.kind == "syncer" for unit in units) or opened.format.settings.syncer.on_learners:
+        withdraw_stop_requests(opened)
+    if detach:
+        return _detached(opened, region, as_json, command, folder)
+    return supervise_run(opened, units, region is None, command, as_json)
 
 
-def syncer_region(run: RunFormat) -> str:
-    """Where `--region` starts the syncer: the home region, or the first one if none is named."""
-    return run.home_region or min(island.region for island in run.islands)
+def withdraw_stop_requests(opened: OpenRun) -> None:
+    """A stop that nobody was there to carry out (Ctrl-C while the syncer was down) must not stop what starts now."""
+    from diloco_cli.protocol.actors.requests import withdraw_stop
+
+    if opened.perform(withdraw_stop(opened.format, head_of(opened), nonce(), utc_now_text())):
+        talk("an earlier stop request was never carried out: withdrawn")
 
 
-def threads_of(island: Island, at_least: int) -> int:
-    """cpu:4 means four cores."""
-    return max(at_least, island.num_accelerators) if island.accelerator.lower() == "cpu" else at_least
+def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, folder: Path | None) -> int:
+    from diloco_cli.runtime.detach import start_detached
 
-
-def devices_of(islands: list[Island]) -> list[dict[str, str]]:
-    """Environments that give each of several CUDA islands a device of its own, in order."""
-    cuda = [island.name for island in islands if not island.accelerator.lower().startswith(("cpu", "mps", "apple"))]
-    if len(cuda) < 2:
-        return [{} for _ in islands]
-    visible = (environment_value("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(cuda))))).split(",")
-    if len(visible) < len(cuda):
-        talk(f"warning: {len(cuda)} islands share {len(visible)} visible devices")
-    device = {name: visible[index % len(visible)] for index, name in enumerate(cuda)}
-    return [{"CUDA_VISIBLE_DEVICES": device[i.name]} if i.name in device else {} for i in islands]
-
-
-def keys_of(run: RunFormat, name: str, secret: Secret | None) -> dict[str, str]:
-    """A learner of a signed run gets its own two keys in place of the run's secret, unless it hosts a syncer."""
-    if run.signing is None or secret is None or secret.learner is not None or run.settings.syncer.on_learners:
-        return {}
-    return {KEY_VARIABLE: secret.for_learner(run.run_id, name), KEY_FILE_VARIABLE: ""}
-
-
-def module_environment(folder: Path | None) -> dict[str, str]:
-    """Lets units find the modules of entrypoints that lie beside the run file."""
-    if folder is None:
-        return {}
-    earlier = environment_value("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(folder.absolute()), *([earlier] if earlier else [])])}
+    words = [sys.executable, "-m", "diloco_cli", "resume", opened.url]
+    words += [f"--region={region}"] if region else []
+    identity = start_detached(opened.name, tuple(words), module_environment(folder))
+    if as_json:
+        print_json(
+            command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}
+        )
+    else:
+        print(f"run {opened.name} goes on in the background (supervisor pid {identity.pid})")
+        talk(f"hint: diloco status {opened.name} --watch; diloco stop {opened.name}")
+    return 0
 
 
 def say_what_runs_elsewhere(run: RunFormat, url: str, region: str | None) -> None:

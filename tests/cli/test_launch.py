@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.supervision import devices_of, say_what_runs_elsewhere, threads_of, units_here
+from diloco_cli.cli.supervision import say_what_runs_elsewhere
 from diloco_cli.errors import UsageError
+from diloco_cli.launch.local_units import devices_of, threads_of, units_here
 from tests.cli.bucket import IOWA, NANO, RHINE
 from tests.cli.conftest import Diloco
 
@@ -37,7 +38,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def names_here(region: str | None, **changes) -> list[str]:
-    return [unit.name for unit in units_here(replace(NANO, **changes), "file:///b", region, None)]
+    return [unit.name for unit in units_here(replace(NANO, **changes), "file:///b", region, None, str)]
 
 
 def test_the_syncer_starts_in_the_home_region_also_where_no_island_lies() -> None:
@@ -66,21 +67,26 @@ def test_cores_of_a_cpu_island_are_threads() -> None:
     assert threads_of(replace(IOWA, num_accelerators=2), 3) == 3
     assert threads_of(replace(IOWA, accelerator="H100-SXM", num_accelerators=8), 1) == 1
     four = replace(NANO, islands=(replace(IOWA, num_accelerators=4),))
-    assert units_here(four, "file:///b", None, None)[0].environment["OMP_NUM_THREADS"] == "4"
+    assert units_here(four, "file:///b", None, None, str)[0].environment["OMP_NUM_THREADS"] == "4"
 
 
 def test_several_local_cuda_islands_get_a_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     a, b = (replace(IOWA, name=name, accelerator="H100-SXM") for name in ("a", "b"))
-    assert devices_of([a, IOWA, b]) == [{"CUDA_VISIBLE_DEVICES": "0"}, {}, {"CUDA_VISIBLE_DEVICES": "1"}]
-    assert devices_of([a, IOWA]) == [{}, {}], "one alone sees what there is"
+    warned: list[str] = []
+    assert devices_of([a, IOWA, b], warned.append) == [{"CUDA_VISIBLE_DEVICES": "0"}, {}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert devices_of([a, IOWA], warned.append) == [{}, {}], "one alone sees what there is"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert [found["CUDA_VISIBLE_DEVICES"] for found in devices_of([a, b])] == ["5", "7"]
+    assert [found["CUDA_VISIBLE_DEVICES"] for found in devices_of([a, b], warned.append)] == ["5", "7"]
+    assert not warned
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    devices_of([a, b], warned.append)
+    assert warned == ["2 islands share 1 visible devices"]
 
 
 def test_units_find_modules_beside_the_run_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    for unit in units_here(NANO, "file:///b", None, tmp_path):
+    for unit in units_here(NANO, "file:///b", None, tmp_path, str):
         assert unit.environment["PYTHONPATH"] == f"{tmp_path}:/mine"
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.supervision import keys_of
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError, UsageError
+from diloco_cli.launch.local_units import keys_of
 from diloco_cli.protocol.actors.joining import newer_incarnation
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.supervision import units_here
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.inventory_text import inventory_to_text
 from diloco_cli.errors import UsageError
+from diloco_cli.launch.local_units import units_here
 from diloco_cli.launch.new_run import create_in_region, differences, refuse_another_run, region_fields
 from diloco_cli.learner.daemon import refuse_another_regions_bucket
 from diloco_cli.protocol.log.commit_log import parse_format
@@ -66,7 +66,7 @@ def test_format_with_regions_survives_the_wire_and_another_bucket_is_another_run
 
 def test_each_unit_is_started_with_its_own_bucket_wherever_the_run_was_found() -> None:
     for found_at in (HOME, FAR):
-        units = {unit.name: unit.command for unit in units_here(regional(), found_at, None, None)}
+        units = {unit.name: unit.command for unit in units_here(regional(), found_at, None, None, str)}
         urls = {name: next(w for w in words if "://" in w).removeprefix("--run=") for name, words in units.items()}
         assert urls == {"iowa": HOME, "belgium": FAR, "syncer": HOME}
 

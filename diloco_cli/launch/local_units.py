@@ -1,0 +1,79 @@
+"""The units of a run that start on this machine: which they are, their commands, devices, threads, keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from diloco_cli.environment import environment_value
+from diloco_cli.errors import UsageError
+from diloco_cli.protocol.log.commit_log import require_keys
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.runtime.units import UnitSpec, learner_unit, syncer_units
+from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret
+
+
+def units_here(
+    run: RunFormat, url: str, region: str | None, folder: Path | None, warn: Callable[[str], None]
+) -> list[UnitSpec]:  # fmt: skip
+    """The learners of `region` (or of all regions) whose islands are local, and the syncers in the home region. In
+    `folder` units look for the modules of entrypoints."""
+    regions = sorted({island.region for island in run.islands} | {syncer_region(run)})
+    if region is not None and region not in regions:
+        raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
+    islands = [i for i in run.islands if i.infra == "local" and region in (None, i.region)]
+    home = run.home_of(url)
+    secret = signing_secret()
+    require_keys(run, secret, (LOG,), url)
+    units = []
+    for island, device in zip(islands, devices_of(islands, warn), strict=True):
+        threads = threads_of(island, run.settings.train.threads)
+        unit = learner_unit(island.name, run.url_for(island.region, home), threads=threads)
+        own = {**device, **keys_of(run, island.name, secret)}
+        units.append(replace(unit, environment={**unit.environment, **own}))
+    if region in (None, syncer_region(run)):
+        units += syncer_units(home, run.settings.syncer, threads=1)
+    if not units:
+        raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
+    modules = module_environment(folder)
+    return [replace(unit, environment={**unit.environment, **modules}) for unit in units]
+
+
+def syncer_region(run: RunFormat) -> str:
+    """Where `--region` starts the syncer: the home region, or the first one if none is named."""
+    return run.home_region or min(island.region for island in run.islands)
+
+
+def threads_of(island: Island, at_least: int) -> int:
+    """cpu:4 means four cores."""
+    return max(at_least, island.num_accelerators) if island.accelerator.lower() == "cpu" else at_least
+
+
+def devices_of(islands: list[Island], warn: Callable[[str], None]) -> list[dict[str, str]]:
+    """Environments that give each of several CUDA islands a device of its own, in order."""
+    cuda = [island.name for island in islands if not island.accelerator.lower().startswith(("cpu", "mps", "apple"))]
+    if len(cuda) < 2:
+        return [{} for _ in islands]
+    visible = (environment_value("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(cuda))))).split(",")
+    if len(visible) < len(cuda):
+        warn(f"{len(cuda)} islands share {len(visible)} visible devices")
+    device = {name: visible[index % len(visible)] for index, name in enumerate(cuda)}
+    return [{"CUDA_VISIBLE_DEVICES": device[i.name]} if i.name in device else {} for i in islands]
+
+
+def keys_of(run: RunFormat, name: str, secret: Secret | None) -> dict[str, str]:
+    """A learner of a signed run gets its own two keys in place of the run's secret, unless it hosts a syncer."""
+    if run.signing is None or secret is None or secret.learner is not None or run.settings.syncer.on_learners:
+        return {}
+    return {KEY_VARIABLE: secret.for_learner(run.run_id, name), KEY_FILE_VARIABLE: ""}
+
+
+def module_environment(folder: Path | None) -> dict[str, str]:
+    """Lets units find the modules of entrypoints that lie beside the run file."""
+    if folder is None:
+        return {}
+    earlier = environment_value("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder.absolute()), *([earlier] if earlier else [])])}
