@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from itertools import dropwhile
 from typing import NoReturn
 
 import typer
@@ -73,6 +74,7 @@ def add_command(to: typer.Typer, name: str) -> None:
 
 def _refuse_old_names(words: list[str]) -> None:
     """Raises UsageError with the name that a command or an option has now."""
+    words = list(dropwhile(lambda word: word.startswith("-"), words))
     for (command, *option), now in RENAMED.items():
         if words[:1] == [command] and all(any(w.partition("=")[0] == name for w in words[1:]) for name in option):
             raise UsageError(f"'{' '.join([command, *option])}' has another name now", hint=now)

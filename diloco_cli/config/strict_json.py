@@ -62,3 +62,12 @@ def is_deep(value: Any) -> bool:
         inner = [item for item in level if isinstance(item, dict | list)]
         level = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
     return depth > MAX_DEPTH
+
+
+def has_huge_integer(value: Any) -> bool:
+    """Whether a whole number in it needs more than 64 bits: arithmetic with such numbers may take any time."""
+    if isinstance(value, dict):
+        return any(map(has_huge_integer, value.values()))
+    if isinstance(value, list):
+        return any(map(has_huge_integer, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**64

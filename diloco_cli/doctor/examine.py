@@ -12,7 +12,7 @@ from diloco_cli.doctor import checks
 from diloco_cli.doctor.permissions import permissions
 from diloco_cli.doctor.place import CLEAN_UP_S, Place
 from diloco_cli.doctor.races import exclusive_create, race_of_threads
-from diloco_cli.doctor.throughput import MAX_BYTES, QUICK_LARGEST_BYTES, Speed, measure_speed
+from diloco_cli.doctor.throughput import MAX_BYTES, QUICK_MAX_BYTES, Speed, measure_speed
 from diloco_cli.doctor.verdicts import Check, Examination, Finding, failed, passed
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.store.open import open_store, parse_url
@@ -44,7 +44,7 @@ class Effort:
     max_bytes: int = MAX_BYTES
 
 
-QUICK = Effort(racers=4, rounds=4, processes=2, reads=8, max_bytes=QUICK_LARGEST_BYTES)
+QUICK = Effort(racers=4, rounds=4, processes=2, reads=8, max_bytes=QUICK_MAX_BYTES)
 
 
 def examine(

@@ -12,7 +12,7 @@ from diloco_cli.units import format_bandwidth, format_duration, format_size
 SMALL_READS = 11
 FIRST_BYTES = 1_000_000
 MAX_BYTES = 64_000_000
-QUICK_LARGEST_BYTES = 4_000_000
+QUICK_MAX_BYTES = 4_000_000
 GROWTH = 4
 LONG_ENOUGH_S = 1.0
 """An object that takes this long says enough: larger ones are not tried."""

@@ -59,7 +59,7 @@ class Disturber:
         self.let_in()
 
     def let_in(self) -> None:
-        """Operators readmit the quarantine of whoever behaves again: no other learner may need it."""
+        """Operators readmit whoever behaves again: no other learner may need it."""
         for name in sorted(self.history.monitor.replayer.kept_out):
             self._ask("readmit", learner=name)
 

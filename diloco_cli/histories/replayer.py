@@ -141,6 +141,8 @@ class Replayer:
         self.n, self.previous = n, digest(data)
         self.kinds.append(commit["kind"])
         expect("finish" not in self.kinds[:-1], "1", f"a {commit['kind']} after the run had finished")
+        stopped = self.kinds[-2:-1] == ["stop"] and commit["kind"] != "epoch_start"
+        expect(not stopped, "1", f"a {commit['kind']} while the run was stopped")
         if commit["kind"] in ("merge", "skip"):
             expect(commit["slot"] == self.slot, "1", f"slot {commit['slot']} where {self.slot} was due")
             self.slot += 1

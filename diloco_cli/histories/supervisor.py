@@ -16,6 +16,7 @@ from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.virtual.world import Actor
 
 if TYPE_CHECKING:
@@ -165,6 +166,6 @@ def _status_of(actor: Actor, error: BaseException) -> int:
     """5: whoever leaves with an error does so with a documented status."""
     if isinstance(error, ViolationError):
         raise error
-    if not isinstance(error, DilocoError):
+    if not isinstance(error, DilocoError) or isinstance(error, IllegalStateError):
         raise ViolationError("exit", f"{actor.name} ended with {type(error).__name__}: {error}") from error
     return error.exit_status

@@ -12,7 +12,7 @@ from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.replayer import expect
 from diloco_cli.protocol.actors import learner as product
 from diloco_cli.protocol.actors.observer import Observer, Phase
-from diloco_cli.protocol.actors.progress import OfferDraft
+from diloco_cli.protocol.actors.offer_draft import OfferDraft
 from diloco_cli.protocol.actors.training import is_over
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState

@@ -28,7 +28,6 @@ from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Stopping, say
@@ -123,21 +122,14 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
     try:
         perform(learner.train(), store, clock)
         _end_if_asked(stop)
-    except TerminatedError:
-        learner.go(LearnerState.DONE)
-        raise
-    except FencedError:
-        learner.go(LearnerState.FENCED)
-        raise
-    except BaseException:
-        learner.go(LearnerState.FAILED)
+    except BaseException as error:
+        learner.ended_by(error)
         raise
     finally:
         learner.follower.leaves = True
         lanes.close(CLEAN_STOP_S)
-        if hasattr(learner, "progress") and not isinstance(
-            lanes.failure, FencedError
-        ):  # a successor's heartbeat is there
+        has_successor = isinstance(lanes.failure, FencedError)  # whose heartbeat must stay
+        if hasattr(learner, "progress") and not has_successor:
             with suppress(DilocoError):  # a last word; nothing depends on it
                 perform(learner.follower.send_heartbeat(), store, SystemClock(monotonic_s, sleep_s, lambda: None))
 

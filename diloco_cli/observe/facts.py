@@ -21,7 +21,7 @@ from diloco_cli.store.port import Store
 TOLERATED_SKEW_S = 5.0
 MAX_STANDBYS = 64
 UNKNOWN = datetime.fromtimestamp(0, UTC)
-Beat = TypeVar("Beat", LearnerHeartbeat, SyncerHeartbeat)
+Heartbeat = TypeVar("Heartbeat", LearnerHeartbeat, SyncerHeartbeat)
 
 
 def moment(text: str) -> datetime:
@@ -37,10 +37,10 @@ def moment(text: str) -> datetime:
 
 
 @dataclass(frozen=True)
-class Heard(Generic[Beat]):
+class Heard(Generic[Heartbeat]):
     """A unit's heartbeat and its age in seconds, by the store's own time of change."""
 
-    heartbeat: Beat
+    heartbeat: Heartbeat
     age_s: float
 
 
@@ -84,7 +84,7 @@ def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunS
     return RunFacts(url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s))
 
 
-def _heartbeats(store: Store, keys: Mapping[str, str], kind: type[Beat]) -> dict[str, tuple[Beat, float]]:
+def _heartbeats(store: Store, keys: Mapping[str, str], kind: type[Heartbeat]) -> dict[str, tuple[Heartbeat, float]]:
     """Units' last words by name, and when the store got them; nothing of who said none, or none that can be read."""
     found = {}
     for name, key in keys.items():
@@ -95,7 +95,7 @@ def _heartbeats(store: Store, keys: Mapping[str, str], kind: type[Beat]) -> dict
     return found
 
 
-def _heard(heartbeats: Mapping[str, tuple[Beat, float]], now_s: float) -> dict[str, Heard[Beat]]:
+def _heard(heartbeats: Mapping[str, tuple[Heartbeat, float]], now_s: float) -> dict[str, Heard[Heartbeat]]:
     return {
         name: Heard(heartbeat, max(0.0, now_s - modified_s)) for name, (heartbeat, modified_s) in heartbeats.items()
     }

@@ -310,9 +310,9 @@ def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
         cost = (heartbeat.up_bytes * facts.run.home_egress_per_gb + heartbeat.down_bytes * store.egress_per_gb) / GB
     known, heartbeat = heartbeat is not None, heartbeat or MirrorHeartbeat(store.name)
     over = facts.state.phase != RunPhase.RUNNING
-    behind = (
-        max(0, facts.state.n - heartbeat.n) if over else heartbeat.behind
-    )  # a heartbeat is seconds old: new commits mean no lag
+    behind = heartbeat.behind  # a heartbeat is seconds old: new commits mean no lag
+    if over:
+        behind = max(0, facts.state.n - heartbeat.n)
     state = "BEHIND" if behind and (over or heartbeat.error or heartbeat.behind_s > SUSPECT_S) else "FOLLOWS"
     if not over and (not known or facts.syncer is None or facts.syncer.age_s > LOST_S):
         state = "UNKNOWN"

@@ -47,8 +47,8 @@ class Summary:
     participants_mean: float | None
     up_bytes: int
     down_bytes: int
-    syncer_bytes_up: int
-    syncer_bytes_down: int
+    syncer_up_bytes: int
+    syncer_down_bytes: int
     data_parallel_bytes: int
     learners: list[LearnerSummary]
     syncer: SyncerSummary
@@ -86,8 +86,8 @@ def summary_of(facts: RunFacts) -> Summary:
         participants_mean=state.metrics.offers_applied / state.merges if state.merges else None,
         up_bytes=up_bytes,
         down_bytes=down_bytes,
-        syncer_bytes_up=status.store.up_bytes - up_bytes,
-        syncer_bytes_down=status.store.down_bytes - down_bytes,
+        syncer_up_bytes=status.store.up_bytes - up_bytes,
+        syncer_down_bytes=status.store.down_bytes - down_bytes,
         data_parallel_bytes=data_parallel_bytes(run, status.tokens),
         learners=learners,
         syncer=SyncerSummary(state.epoch),

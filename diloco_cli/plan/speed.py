@@ -13,7 +13,7 @@ from diloco_cli.plan.plan import Assumption
 GUESSED_MFU = 0.40  # of the peak; well-tuned dense training reaches 0.35-0.50 on data-centre accelerators
 MFU_OF_ACHIEVABLE = 0.5  # where even large matrix products miss the peak, training keeps about half of theirs
 CPU_GFLOPS_PER_WIDTH = 0.7  # one core, float32: small matrices starve it, so its rate grows with the width
-CPU_GFLOPS_MOST = 120.0
+MAX_CPU_GFLOPS = 120.0
 MPS_GFLOPS = 1000.0
 TERA, GIGA = 1e12, 1e9
 Precision = Literal["auto", "fp32", "bf16"]  # as in `train.precision`
@@ -49,7 +49,7 @@ def island_speed(
 
 def host_gflops(name: str, model: ModelFacts) -> float:
     """Of one core, or of the host's own accelerator, in training."""
-    return min(CPU_GFLOPS_PER_WIDTH * model.width, CPU_GFLOPS_MOST) if name == CPU else MPS_GFLOPS
+    return min(CPU_GFLOPS_PER_WIDTH * model.width, MAX_CPU_GFLOPS) if name == CPU else MPS_GFLOPS
 
 
 def peak_tflops(device: Device, precision: Precision) -> tuple[float, str]:

@@ -46,15 +46,15 @@ class MeteredStore(StoreWrapper):
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
         self._errors = 0
-        self._bytes_up = 0
-        self._bytes_down = 0
+        self._up_bytes = 0
+        self._down_bytes = 0
 
     @property
     def counts(self) -> StoreCounts:
         """One consistent snapshot."""
         with self._lock:
             requests = MappingProxyType(dict(self._requests))
-            return StoreCounts(requests, self._errors, self._bytes_up, self._bytes_down)
+            return StoreCounts(requests, self._errors, self._up_bytes, self._down_bytes)
 
     @property
     def retrying(self) -> Retrying | None:
@@ -65,7 +65,7 @@ class MeteredStore(StoreWrapper):
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         with self._lock:
             self._requests[verb] += 1
-            self._bytes_up += num_bytes
+            self._up_bytes += num_bytes
         try:
             answer = call()
         except DilocoError:
@@ -73,5 +73,5 @@ class MeteredStore(StoreWrapper):
                 self._errors += 1
             raise
         with self._lock:
-            self._bytes_down += received_bytes(answer)
+            self._down_bytes += received_bytes(answer)
         return answer

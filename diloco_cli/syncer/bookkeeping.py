@@ -20,9 +20,10 @@ from diloco_cli.protocol.log.commits import (
     Readmit,
     Rollback,
     Skip,
+    Stop,
 )
 from diloco_cli.protocol.log.quarantine import faults_after, faults_for_quarantine
-from diloco_cli.protocol.log.records import MOST, FragmentVersion, MergedOffer, Offer, RunFormat
+from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat
 from diloco_cli.protocol.log.schedule import fragment_of_slot
 from diloco_cli.protocol.rules.eligibility import max_steps
 from diloco_cli.protocol.rules.mixing import rebase_of_next
@@ -45,7 +46,7 @@ class Books:
         self.slot = 0
         self.epoch = 0
         self.duplicates = 0
-        self.finished = False
+        self.finished = self.stopped = False
         self.base_floor = self.gc_floor = self.next_request = 0
         self.faults: dict[str, int] = {}
         self.kept_out: set[str] = set()
@@ -60,6 +61,9 @@ class Books:
     def check_order(self, commit: Commit, key: str) -> None:
         """Epochs, slots, requests, the end of the run."""
         self.expect(not self.finished, f"{key}: a {commit.kind} after the run had finished")
+        held = self.stopped and not isinstance(commit, EpochStart)
+        self.expect(not held, f"{key}: a {commit.kind} while the run was stopped")
+        self.stopped = isinstance(commit, Stop)
         follows = commit.epoch > self.epoch if isinstance(commit, EpochStart) else commit.epoch == self.epoch
         self.expect(follows, f"{key}: a {commit.kind} of epoch {commit.epoch} after epoch {self.epoch}")
         self.epoch = commit.epoch
@@ -131,7 +135,7 @@ class Books:
     def _numbers(self, item: MergedOffer) -> list[tuple[bool, str]]:
         island = self.run.island(item.learner)
         batch = 0 if island is None else island.batch_tokens
-        possible = 0 < item.tokens < MOST and 0 < item.steps < MOST
+        possible = 0 < item.tokens < MAX_EXACT and 0 < item.steps < MAX_EXACT
         weight = token_weight(item.tokens, item.steps, self.run.settings.sync.weight) if possible else 0.0
         span = item.data_end - item.data_start
         clip = self.run.settings.sync.clip

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.log.records import MOST, Event, OfferId, RunFormat
+from diloco_cli.protocol.log.records import MAX_EXACT, Event, OfferId, RunFormat
 from diloco_cli.protocol.log.schedule import fragment_of_slot
 from diloco_cli.protocol.log.tape import Tape, Track
 
@@ -84,7 +84,7 @@ def _follow(tape: Tape, track: Track, needs: Needs) -> None:
     """One track's events up to its horizon: each must make sense after those before it."""
     fragments = tape.run.num_fragments
     _expect(tape.run.island(track.learner) is not None, f"the run has no learner {track.learner!r}")
-    _expect(0 <= track.position < MOST, f"{_name(track)} begins at token {track.position}")
+    _expect(0 <= track.position < MAX_EXACT, f"{_name(track)} begins at token {track.position}")
     _expect(len(track.versions) == fragments, f"{_name(track)} begins with {len(track.versions)} versions")
     base = list(track.versions)
     needs.versions.update(enumerate(base))
@@ -112,7 +112,7 @@ def _follow(tape: Tape, track: Track, needs: Needs) -> None:
 
 def _check_event(event: Event, track: Track, fragments: int) -> None:
     numbers = (event.count, event.batch_tokens, event.n, event.local_steps, event.position, event.version, event.seq)
-    _expect(all(0 <= number < MOST for number in numbers), f"{_name(track)}: impossible numbers in {event}")
+    _expect(all(0 <= number < MAX_EXACT for number in numbers), f"{_name(track)}: impossible numbers in {event}")
     _expect(0 <= event.fragment < fragments, f"{_name(track)}: no fragment {event.fragment}")
     _expect(event.kind != "lost", f"{_name(track)}: more happened than is known")
     if event.kind == "steps":
@@ -129,7 +129,7 @@ def _check_run(run: RunFormat) -> None:
     _expect(bool(names) and len(set(names)) == len(names), "its islands are none, or two of one name")
     paces = [number for island in run.everybody for number in (island.batch_tokens, island.local_steps)]
     numbers = [run.settings.train.tokens, run.num_fragments, run.num_shards, *paces]
-    _expect(all(0 < number < MOST for number in numbers), "impossible numbers in its run")
+    _expect(all(0 < number < MAX_EXACT for number in numbers), "impossible numbers in its run")
 
 
 def _check_merges(tape: Tape) -> None:

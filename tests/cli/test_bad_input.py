@@ -148,6 +148,7 @@ def test_export_and_verify_need_a_run_and_export_never_overwrites(diloco: Diloco
     ("words", "now"),
     [
         (("lift", "l0"), "diloco readmit"),
+        (("--debug", "lift", "l0"), "diloco readmit"),
         (("access", "URL", "learner"), "diloco bucket-policy"),
         (("plan", "inventory.yaml", "--against", "plan.json"), "diloco plan --diff"),
         (("plan", "--against=plan.json"), "diloco plan --diff"),

@@ -30,7 +30,7 @@ from diloco_cli.protocol.actors.mailboxes import MAX_CLAIMS_PER_LOOK, MAX_OFFERS
 from diloco_cli.protocol.log.commit_log import fold, parse_format
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log.operations import Get, Steps
-from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MOST, SCHEMA
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.eligibility import is_well_formed
 from diloco_cli.runtime.daemon import say
@@ -212,7 +212,7 @@ def test_control_characters_never_reach_a_terminal(text: str, capfd: pytest.Capt
 def test_numbers_from_outside_are_bounded() -> None:
     """Row 20: numbers from outside are bounded."""
     assert well_formed()
-    for strange in (-1, MOST, 10**30):
+    for strange in (-1, MAX_EXACT, 10**30):
         for name in ("slot", "fragment", "base", "data_start", "data_end", "tokens", "steps", "payload_bytes"):
             assert not well_formed(**{name: strange}), (name, strange)
 

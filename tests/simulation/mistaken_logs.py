@@ -188,7 +188,7 @@ class NoReadBack(Syncer):
         return output
 
 
-class NoLastFates(Syncer):
+class NoLastOutcomes(Syncer):
     """Ends the run without a word on what is outstanding."""
 
     def _finish(self) -> Steps[None]:

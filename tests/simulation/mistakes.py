@@ -120,7 +120,7 @@ OF_COLLECTORS: dict[str, Mistake] = {
 OF_SYNCERS: dict[str, Mistake] = {
     "no dedupe": Mistake(Actors(syncer=logs.NoDedupe), frozenset("2")),
     "watermark per learner": Mistake(Actors(syncer=logs.WatermarkPerLearner), frozenset({"liveness", "10"}), _KILLS),
-    "no outcomes at the end": Mistake(Actors(syncer=logs.NoLastFates), frozenset("4")),
+    "no outcomes at the end": Mistake(Actors(syncer=logs.NoLastOutcomes), frozenset("4")),
     "refusals not told": Mistake(Actors(syncer=logs.NoRefusals), frozenset({"4", "liveness"})),
     "merged for another slot": Mistake(Actors(syncer=syncers.MergesForAnySlot), frozenset("7")),
     "merged below the quorum": Mistake(
@@ -147,6 +147,9 @@ OF_SYNCERS: dict[str, Mistake] = {
 }
 OF_LEARNERS: dict[str, Mistake] = {
     "no incarnations": Mistake(Actors(learner=learners.NoIncarnations), frozenset("47"), _KILLS),
+    "another way of states": Mistake(
+        Actors(learner=learners.TrainsOnAfterLeaving), frozenset({"exit"}), _disturbed_by("leave")
+    ),
     "listing trusted": Mistake(Actors(learner=learners.LooksForTheNewest), frozenset("6")),
     "data dropped silently": Mistake(Actors(learner=learners.DropsSilently), frozenset({"4", "drift"})),
     "data counted twice": Mistake(

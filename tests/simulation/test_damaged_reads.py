@@ -20,7 +20,7 @@ from diloco_cli.virtual.faulty_calls import Fault
 
 
 class Trusting(Checksummed):
-    """Seals what it writes, and takes everybody else at his word."""
+    """Signs what it writes, and takes everybody else at his word."""
 
     def authenticates(self, signer: str, key: str, data: bytes) -> bool:
         return True

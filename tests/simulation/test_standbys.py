@@ -306,8 +306,11 @@ def test_a_silence_is_four_slots_as_planned_and_fifteen_seconds_at_least() -> No
     assert SHORTEST_TAKEOVER_S >= 2 * HEARTBEAT_EVERY_S, "a syncer that only waits is heard in time"
 
 
+HUGE = b'{"slowest_s":1' + b"0" * 400 + b"}"
+
+
 @pytest.mark.parametrize(
-    "said", [b"", b"[]", b'{"slowest_s":"x"}', b'{"slowest_s":1e999}', b'{"slowest_s":-5}', b"\xff"]
+    "said", [b"", b"[]", b'{"slowest_s":"x"}', b'{"slowest_s":1e999}', b'{"slowest_s":-5}', b"\xff", HUGE]
 )
 def test_a_strangers_heartbeat_neither_stops_a_standby_nor_makes_it_wait_for_ever(said: bytes) -> None:
     fleet = StandbyFleet(RUN).with_standbys(1)

@@ -14,7 +14,7 @@ from diloco_cli.histories.options import drawn_options
 from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import MOST, RunFormat
+from diloco_cli.protocol.log.records import MAX_EXACT, RunFormat
 
 SEEDS = range(40)
 
@@ -24,7 +24,7 @@ def test_readers_on_a_long_way_look_for_newer_snapshots(monkeypatch: pytest.Monk
     calls: Counter[str] = Counter()
     newest_snapshot = log.newest_snapshot
 
-    def counted(run: RunFormat, beyond: int, before: int = MOST) -> Steps[Any]:
+    def counted(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Steps[Any]:
         caller = sys._getframe(1).f_code.co_name
         found = yield from newest_snapshot(run, beyond, before)
         calls[f"{caller}, {'found' if found else 'none'}"] += 1

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from diloco_cli.digests import digest
+from diloco_cli.errors import FencedError, TerminatedError
 from diloco_cli.protocol.actors.follower import Cast, Follower, Mail
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.joining import Joined, fetch_moments, join, publish
 from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.offer_draft import OfferDraft
 from diloco_cli.protocol.actors.ports import Moments, Progression, Training, Values, Wire
-from diloco_cli.protocol.actors.progress import OfferDraft, Progress
+from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.actors.saves import Saves
 from diloco_cli.protocol.actors.stopwatch import Stopwatch
 from diloco_cli.protocol.actors.training import awaits_last, is_over, merge_is_due, save_is_due, waited_for
@@ -110,6 +112,13 @@ class Learner:
     def go(self, to: LearnerState) -> None:
         """Raises IllegalStateError (protocol/log/states.py)."""
         self.doing = moved(LEARNER, self.doing, to)
+
+    def ended_by(self, error: BaseException) -> None:
+        """What ended `train`, or a thread beside it: a state for the last heartbeat."""
+        if isinstance(error, FencedError):
+            self.go(LearnerState.FENCED)
+        else:
+            self.go(LearnerState.DONE if isinstance(error, TerminatedError) else LearnerState.FAILED)
 
     def _is_over(self) -> bool:
         return self.leaves() or is_over(self.state, self.joined.state.n)

@@ -9,7 +9,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Offer
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.actors.learner import Learner
-    from diloco_cli.protocol.actors.progress import OfferDraft
+    from diloco_cli.protocol.actors.offer_draft import OfferDraft
 
 Phase = Literal["hear", "step", "offer", "wait", "save"]
 

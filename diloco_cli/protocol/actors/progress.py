@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from diloco_cli.protocol.actors.offer_draft import OfferDraft
 from diloco_cli.protocol.log.event_log import EventLog
 from diloco_cli.protocol.log.records import Beginning, Event, FragmentVersion, Island, Mixing, Offer, RunFormat, Timings
 from diloco_cli.protocol.log.schedule import (
@@ -28,23 +29,6 @@ from diloco_cli.protocol.rules.aim import Aim
 from diloco_cli.protocol.rules.cold_start import Turn, steps_share
 from diloco_cli.protocol.rules.eligibility import is_stale, max_ahead, max_steps
 from diloco_cli.protocol.rules.mixing import mixing_of
-
-
-@dataclass(frozen=True)
-class OfferDraft:
-    """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`. `applied`: the newest own offer
-    of the fragment that a merge took, as far as is known."""
-
-    seq: int
-    slot: int
-    fragment: int
-    base: FragmentVersion
-    data_start: int
-    data_end: int
-    steps: int
-    began: Beginning | None
-    events: tuple[Event, ...]
-    applied: int | None
 
 
 @dataclass
@@ -265,7 +249,7 @@ class Progress:
         """A newer head is known: where the run is, what became of own offers, how fast the others step.
 
         True if the books have started anew, and so the parameters must go back to what was adopted: a predecessor's
-        late offer was applied to data that this incarnation is working on, or a quarantine has been readmitted.
+        late offer was applied to data that this incarnation is working on, or a quarantine has ended.
         """
         if state.n <= self.log_n:
             return False

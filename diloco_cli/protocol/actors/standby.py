@@ -145,11 +145,9 @@ class Standby:
             "memory_bytes": 0, "mirrors": _plain(heartbeat).get("mirrors", []),
         }  # fmt: skip
         yield Put(heartbeat_key(SYNCER), encode({"epoch": 0, "n": -1, **facts}))
-        if self._next_heartbeat_s > 0:
-            yield Put(
-                standby_heartbeat_key(self.name),
-                encode(SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)),
-            )
+        if self._next_heartbeat_s > 0:  # nobody stands by under this name any more: it speaks as the syncer now
+            last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
+            yield Put(standby_heartbeat_key(self.name), encode(last))
 
     def _heartbeat(self, now_s: float, state: RunState, silent_s: float, limit_s: float) -> Steps[None]:
         if now_s < self._next_heartbeat_s:

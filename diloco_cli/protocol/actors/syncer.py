@@ -22,6 +22,7 @@ from diloco_cli.protocol.actors.operators import answer_to
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.actors.repair import Repairer
 from diloco_cli.protocol.actors.requests import pending_requests
+from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.commit_log import (
     SNAPSHOT_EVERY,
     append,
@@ -30,17 +31,6 @@ from diloco_cli.protocol.log.commit_log import (
     next_commit,
     read_log,
     write_snapshot,
-)
-from diloco_cli.protocol.log.commits import (
-    Commit,
-    EpochStart,
-    Evaluation,
-    Finish,
-    Membership,
-    Refuse,
-    Rollback,
-    Skip,
-    Stop,
 )
 from diloco_cli.protocol.log.heartbeats import Cadence
 from diloco_cli.protocol.log.keys import SYNCER, cast_key, heartbeat_key, state_key
@@ -84,7 +74,7 @@ class Syncer:
         evaluator: Evaluator,
         time_text: Callable[[], str],
         nonce: Callable[[], str],
-        on_commit: Callable[[RunState, Commit], None] = lambda state, commit: None,
+        on_commit: Callable[[RunState, commits.Commit], None] = lambda state, commit: None,
         heartbeat_facts: Callable[[], dict[str, Any]] = dict,
         recover: Recover = lambda output: None,
         because: str = "",
@@ -103,8 +93,7 @@ class Syncer:
         self.window_from_s = -inf  # of the slot that is due, at the earliest
         self.outcomes_since_s: float | None = None
         self.housekeeper, self.repairer = Housekeeper(run), Repairer(run, arithmetic, recover)
-        self.last_snapshot = 0
-        self.last_evaluated_slot = self.evaluated_tokens = 0
+        self.last_snapshot = self.last_evaluated_slot = self.evaluated_tokens = 0
         self.next_request_s = self.next_incarnations_s = 0.0
         self.cadence = Cadence(HEARTBEAT_EVERY_S)
         self.reason = ""
@@ -119,7 +108,8 @@ class Syncer:
             try:
                 return (yield from self._serve())
             except DataCheckError:
-                yield from self._notice_successor()  # which may have collected what is missing here
+                if self.epoch > 0:
+                    yield from self._notice_successor()  # which may have collected what is missing here
                 raise
         except FencedError:
             self._go(SyncerState.FENCED)
@@ -163,7 +153,7 @@ class Syncer:
                 old = yield from pending_requests(self.run, self.state)
             request = old.newest if old is not None and old.alone is None else None
             who = ": ".join(filter(None, [f"{self.claim.host} pid {self.claim.pid}", self.because]))
-            yield from self._commit(EpochStart(outputs=outputs, reason=who, request=request))
+            yield from self._commit(commits.EpochStart(outputs=outputs, reason=who, request=request))
         self.last_snapshot = self.state.n
         self.last_evaluated_slot = self.state.slot
         self.inbox.open(self.state, (yield Now()))
@@ -189,7 +179,7 @@ class Syncer:
         yield from write_and_read_back(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
         return output
 
-    def _commit(self, draft: Commit) -> Steps[bool]:
+    def _commit(self, draft: commits.Commit) -> Steps[bool]:
         """Append one record; True if it is in the log as drafted."""
         draft = structs.replace(
             draft, epoch=self.epoch, nonce=self.nonce(), time=self.time_text(), software=self.run.software
@@ -240,14 +230,14 @@ class Syncer:
         answer = yield from answer_to(self.run, self.state, self.epoch, pending, self._pulse)
         return (yield from self._carry_out(answer))
 
-    def _carry_out(self, answer: Commit) -> Steps[bool]:
+    def _carry_out(self, answer: commits.Commit) -> Steps[bool]:
         match answer:
-            case Membership():
+            case commits.Membership():
                 self.inbox.expect(answer.island.name)
-            case Stop():
+            case commits.Stop():
                 yield from self._refuse_all()
                 answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
-            case Rollback():  # what is loaded was re-anchored on versions that are left
+            case commits.Rollback():  # what is loaded was re-anchored on versions that are left
                 self.loaded, self.watch = {}, None
         return (yield from self._commit(answer))
 
@@ -258,7 +248,7 @@ class Syncer:
         finished = self.evaluator.result()
         if finished is not None and finished[1] is not None and finished[0] >= self.state.base_floor:
             tokens = self.evaluated_tokens
-            yield from self._commit(Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
+            yield from self._commit(commits.Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
         every = self.run.settings.evaluation.every * self.run.num_fragments
         if self.state.slot - self.last_evaluated_slot >= every and self.evaluator.submit(
             self.state.n, self.state.outputs, False
@@ -283,7 +273,9 @@ class Syncer:
             return (yield from self._settle_waiting_outcomes(now_s))
         if decision.action == "skip":
             outcomes = self.inbox.take_outcomes()
-            done = yield from self._commit(Skip(slot=self.state.slot, reason=decision.reason, outcomes=outcomes))
+            done = yield from self._commit(
+                commits.Skip(slot=self.state.slot, reason=decision.reason, outcomes=outcomes)
+            )
             self.window_from_s += self.pace.slot_s
             self.inbox.sort_out(self.state)
         else:
@@ -315,7 +307,7 @@ class Syncer:
         if now_s - self.outcomes_since_s < OUTCOMES_WAIT_SLOTS * self.pace.slot_s:
             return False
         self.outcomes_since_s = None
-        return (yield from self._commit(Refuse(outcomes=self.inbox.take_outcomes())))
+        return (yield from self._commit(commits.Refuse(outcomes=self.inbox.take_outcomes())))
 
     def _alive(self, now_s: float) -> set[str]:
         within_s = alive_within_s(self.pace)
@@ -379,7 +371,7 @@ class Syncer:
             if submitted and finished is not None:
                 if finished[1] is not None:
                     tokens = self.state.tokens(self.run.layout)
-                    yield from self._commit(Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
+                    yield from self._commit(commits.Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
                 break
             submitted = submitted or self.evaluator.submit(self.state.n, self.state.outputs, True)
             yield Sleep(POLL_BOUNDS_S[0])
@@ -387,14 +379,14 @@ class Syncer:
         yield from self._refuse_all()
         tokens = self.state.tokens(self.run.layout)
         reason = f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
-        yield from self._commit(Finish(outcomes=self.inbox.take_outcomes(), reason=reason))
+        yield from self._commit(commits.Finish(outcomes=self.inbox.take_outcomes(), reason=reason))
         yield from write_snapshot(self.run, self.state)
 
     def _refuse_all(self) -> Steps[None]:
         """The run is over for everything outstanding; the last commit takes the outcomes that are left then."""
         self.inbox.refuse_all("run_over")
         while self.state.phase == RunPhase.RUNNING and self.inbox.outcomes_left:
-            yield from self._commit(Refuse(outcomes=self.inbox.take_outcomes()))
+            yield from self._commit(commits.Refuse(outcomes=self.inbox.take_outcomes()))
 
     def send_heartbeat(self, now_s: float, force: bool = False) -> Steps[None]:
         """The syncer's own words, every few seconds; `force`: now."""

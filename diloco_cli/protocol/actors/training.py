@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Literal
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.actors.progress import OfferDraft
+from diloco_cli.protocol.actors.offer_draft import OfferDraft
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.keys import (
     snapshot_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
-from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MOST, SCHEMA, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState, apply
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned, body_of
@@ -189,7 +189,7 @@ def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
             state = (yield from newest_snapshot(run, state.n)) or state
 
 
-def newest_snapshot(run: RunFormat, beyond: int, before: int = MOST) -> Steps[RunState | None]:
+def newest_snapshot(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Steps[RunState | None]:
     """The newest snapshot that holds, of a commit > `beyond` and < `before`; None if there is none."""
     numbers = yield from snapshots_between(beyond + 1, before - 1)
     for number in numbers[::-1][:SNAPSHOT_TRIES]:
@@ -226,7 +226,7 @@ def _hinted_snapshot(run: RunFormat) -> Steps[RunState]:
 def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     """The state after commit n out of its snapshot; None if there is none that holds: an older start is slower, never
     wrong. One of another schema was folded by other rules, and does not hold."""
-    if not 0 <= n < MOST:
+    if not 0 <= n < MAX_EXACT:
         return None
     data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
     commit = yield Get(commit_key(n), MAX_RECORD_BYTES)
@@ -276,9 +276,10 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     record = structs.replace(draft, n=state.n + 1, previous=state.digest)
     key = commit_key(record.n)
     data = run.keyring.sign(LOG, key, encode(record))
+    mine = fold(run, state, data)  # before it is written: what cannot be folded would end the log for everybody
     there = yield from create_signed(run.keyring, LOG, key, data)
     if there == data:
-        return fold(run, state, data), True
+        return mine, True
     theirs = fold(run, state, there)
     fence(theirs, draft.epoch)
     return theirs, False

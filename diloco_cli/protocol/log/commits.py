@@ -28,6 +28,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     outcomes: tuple[Outcome, ...] = ()
     schema: int = SCHEMA
 
+    def __post_init__(self) -> None:
+        if type(self) is Commit:
+            raise TypeError("a commit is of one of the kinds below")
+
     @property
     def kind(self) -> str:
         return str(self.__struct_config__.tag)

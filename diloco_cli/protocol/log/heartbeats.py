@@ -1,4 +1,4 @@
-"""Beats: what units say of themselves every few seconds. Hints for people; no decision rests on them."""
+"""Heartbeats: what units say of themselves every few seconds. Hints for people; no decision rests on them."""
 
 from __future__ import annotations
 

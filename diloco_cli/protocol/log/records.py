@@ -17,7 +17,7 @@ from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
 SCHEMA = 4  # of records: an offer counts for the slot that it names, and for no other
 FORMAT_SCHEMA = 5  # of FORMAT.json: the one that this version reads and writes
-MOST = 1 << 53  # integers beyond this are not exact everywhere
+MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 
 RequestKind = Literal["stop", "resume", "join", "readmit", "rollback", "gc"]
 

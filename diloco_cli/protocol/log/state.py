@@ -31,7 +31,7 @@ from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.quarantine import faults_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, OfferId, RunFormat
 from diloco_cli.protocol.log.schedule import fragment_of_slot
-from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.states import RUN, RunPhase, moved
 from diloco_cli.protocol.log.wire import RecordError
 
 ROLLBACKS_KEPT = 16
@@ -174,7 +174,7 @@ def _folded(state: RunState, commit: Commit, layout: Layout) -> RunState:
     match commit:
         case EpochStart():
             fruitless = state.fruitless + (commit.serves and commit.n > 0)
-            return replace(state, phase=RunPhase.RUNNING, fruitless=fruitless)
+            return replace(_in_phase(state, RunPhase.RUNNING), fruitless=fruitless)
         case Merge():
             return _merge(state, commit, layout)
         case Skip():
@@ -188,12 +188,16 @@ def _folded(state: RunState, commit: Commit, layout: Layout) -> RunState:
         case CollectionFloor():
             return _raise_floor(state, commit)
         case Stop():
-            return replace(state, phase=RunPhase.STOPPED)
+            return _in_phase(state, RunPhase.STOPPED)
         case Finish():
-            return replace(state, phase=RunPhase.FINISHED)
+            return _in_phase(state, RunPhase.FINISHED)
         case Refuse() | Evaluation():
             return state
     raise TypeError(f"a {commit.kind} is folded by nothing")
+
+
+def _in_phase(state: RunState, phase: RunPhase) -> RunState:
+    return replace(state, phase=moved(RUN, state.phase, phase))
 
 
 def _check_chain(state: RunState, commit: Commit) -> None:
@@ -208,6 +212,8 @@ def _check_chain(state: RunState, commit: Commit) -> None:
 
 
 def _check_outputs(state: RunState, commit: Commit, num_fragments: int) -> None:
+    if commit.n == 0 and not isinstance(commit, EpochStart):
+        raise RecordError(f"the log begins with a {commit.kind}")
     expected: list[int] = []
     if commit.n == 0 or isinstance(commit, Rollback):
         expected = list(range(num_fragments))

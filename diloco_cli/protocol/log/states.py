@@ -19,7 +19,7 @@ class LearnerState(StrEnum):
     RECOVERING = "RECOVERING"  # likewise, after a failure
     TRAINING = "TRAINING"
     WAITING = "WAITING"  # it pauses: the drift bound, a quarantine, or `at_tau` waits for a merge
-    STUCK = "STUCK"  # a step does not end
+    STUCK = "STUCK"  # a step does not end; nothing sets it yet
     DRAINING = "DRAINING"  # it was told to leave and awaits the outcome of its offers
     FENCED = "FENCED"  # a newer incarnation has its place
     DONE = "DONE"
@@ -60,7 +60,7 @@ LEARNER: Mapping[LearnerState, AbstractSet[LearnerState]] = {
     **dict.fromkeys(_OVER, frozenset()),
 }
 SYNCER: Mapping[SyncerState, AbstractSet[SyncerState]] = {
-    _S.READING: {_S.CLAIMING, _S.FENCED, _S.DONE},
+    _S.READING: {_S.CLAIMING, _S.DONE},
     _S.CLAIMING: {_S.SERVING, _S.FENCED, _S.DONE},
     _S.SERVING: {_S.MERGING, _S.FINISHING, _S.FENCED, _S.DONE},
     _S.MERGING: {_S.SERVING, _S.FENCED},

@@ -4,13 +4,14 @@ strangers' bytes: every way in which they can be wrong ends in a RecordError."""
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any, TypeVar, Union, cast
 
 import msgspec
 
 from diloco_cli.config.codec import from_plain, to_plain
-from diloco_cli.config.strict_json import MAX_DEPTH, is_deep
+from diloco_cli.config.strict_json import MAX_DEPTH, has_huge_integer, is_deep
 from diloco_cli.errors import DataCheckError, DilocoError
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import MAX_TAIL_BYTES, body_of
@@ -21,6 +22,7 @@ _canonical = json.JSONEncoder(  # nothing in a record holds itself: looking for 
     sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
 ).encode
 _parse = msgspec.json.Decoder().decode
+_MANY_DIGITS = re.compile(rb"[0-9]{19}")  # what has fewer fits into 64 bits
 Record = TypeVar("Record")
 
 
@@ -31,8 +33,11 @@ class RecordError(DataCheckError):
 
 
 def encode(record: object) -> bytes:
-    """Canonical JSON: sorted keys, no spaces, UTF-8; equal records give equal bytes. Raises ValueError for NaN."""
+    """Canonical JSON: sorted keys, no spaces, ASCII; equal records give equal bytes. What is no text (half a surrogate
+    pair, as in a file's name that is not UTF-8) is written as U+FFFD. Raises ValueError for NaN."""
     data = _canonical(_plain(record)).encode()
+    if b"\\ud" in data:
+        data = _canonical(_as_text(json.loads(data))).encode()
     max_bytes = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
     if len(data) > max_bytes:
         raise RecordError(f"{len(data)} bytes, more than the {max_bytes} allowed in a record")
@@ -43,6 +48,17 @@ def _plain(record: object) -> Any:
     if isinstance(record, RunFormat):  # the run's settings have a codec of their own, which plans and tapes use too
         return to_plain(record)
     return record if isinstance(record, dict) else msgspec.to_builtins(record, str_keys=True)
+
+
+def _as_text(value: Any) -> Any:
+    """With every string such that a strict reader takes it."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_as_text(item) for item in value]
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(item) for key, item in value.items()}
+    return value
 
 
 def decode(kind: type[Record], data: bytes, where: str, schema: int | None = None) -> Record:
@@ -63,9 +79,9 @@ def decode(kind: type[Record], data: bytes, where: str, schema: int | None = Non
 
 @cache
 def _written_as(kind: type[Any]) -> Any:
-    """The types that a record of this kind may have."""
-    kinds = tuple(kind.__subclasses__())
-    return Union[kinds] if kinds else kind  # noqa: UP007
+    """The types that a record of this kind may have: of a base of tagged types, each of these."""
+    is_base = issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag_field and kind.__subclasses__()
+    return Union[tuple(kind.__subclasses__())] if is_base else kind  # noqa: UP007
 
 
 def _refuse_newer(written: object, known: int, where: str) -> None:
@@ -94,6 +110,8 @@ def _parsed(data: bytes, where: str) -> tuple[dict[str, Any], bool]:
         plain = _parse(body)
         if not isinstance(plain, dict) or is_deep(plain):
             raise ValueError(f"not an object of at most {MAX_DEPTH} levels")
+        if _MANY_DIGITS.search(body) and has_huge_integer(plain):
+            raise ValueError("a whole number beyond 64 bits")
         return plain, _canonical(plain).encode() == body
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordError(f"not valid JSON: {error}", where=where) from error

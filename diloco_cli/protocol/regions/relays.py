@@ -3,7 +3,7 @@
     a region's bucket                      home bucket
     incarnation/<learner>/<i>       ->     the same bytes under the same key, create-once
     delta/..., then offer/...       ->     the same, in the order of their numbers
-    heartbeat/<learner>                  ->     overwritten, when it has changed
+    heartbeat/<learner>             ->     overwritten, when it has changed
     request/<r>, if of kind join    ->     request/<home's next number>
 
 So a merge never waits for a region: an offer counts once it is at home, and everything that a replay needs lies there.
@@ -45,7 +45,7 @@ from diloco_cli.store.port import Created
 
 POLL_BOUNDS_S = (0.02, 0.5)
 POLLS_A_SLOT = 20
-BEATS_EVERY_S = 3.0
+HEARTBEATS_EVERY_S = 3.0
 LAST_WORDS_S = 4.0
 MAX_REQUESTS = 16  # to join, carried at once
 MAX_ANSWERED = 4096  # keys kept; who writes more requests has them read again with each full listing
@@ -97,7 +97,7 @@ class Relay:
                 yield from self._incarnations(now_s)
                 yield from self._requests(now_s)
             if now_s >= next_heartbeats_s:
-                next_heartbeats_s = now_s + BEATS_EVERY_S
+                next_heartbeats_s = now_s + HEARTBEATS_EVERY_S
                 yield from self._carry_heartbeats()
             if not (yield from self._carry_offers(now_s)):
                 low, high = POLL_BOUNDS_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from diloco_cli.digests import is_digest
 from diloco_cli.protocol.log.event_log import MAX_EVENTS
 from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
-from diloco_cli.protocol.log.records import MOST, SCHEMA, FragmentVersion, Offer, RunFormat
+from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, FragmentVersion, Offer, RunFormat
 from diloco_cli.protocol.log.schedule import fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 
@@ -44,7 +44,7 @@ def is_well_formed(offer: Offer) -> bool:
     timings = (offer.timings.step_s, offer.timings.slot_s, offer.timings.upload_s, offer.timings.adoption_s)
     return (
         offer.schema <= SCHEMA
-        and all(0 <= number < MOST for number in (*numbers, offer.payload_bytes))
+        and all(0 <= number < MAX_EXACT for number in (*numbers, offer.payload_bytes))
         and all(0 <= seconds <= MAX_S for seconds in timings)
         and is_digest(offer.payload_digest)
         and len(offer.events) <= MAX_EVENTS

@@ -13,7 +13,7 @@ EARLY = 0.88  # of a slot after the last find: the first request
 ON_TIME = 1.05  # what comes until then is on time; with what lies beyond the pauses grow
 GROWTH = 1.5
 UNKNOWN = 1 / 8  # of a slot, between two requests while nothing is known
-LONGEST = 1.0  # slots: the longest pause
+MAX_PAUSE = 1.0  # slots: the longest pause
 DENSE_BOUNDS_S = (0.02, 0.075)
 MAX_REQUESTS = 8  # in any stretch of one slot, for one learner, at slots from SHORT_SLOT_S on
 WATCH_BOUNDS_S = (1.0, 10.0)
@@ -33,7 +33,7 @@ def next_request_s(found_s: float | None, asked_s: float, slot_s: float) -> floa
     if asked_s < first_s:
         return first_s
     slots = (asked_s - found_s) / slot_s
-    return asked_s + slot_s * min(LONGEST, max(DENSE, GROWTH * (slots - ON_TIME)))
+    return asked_s + slot_s * min(MAX_PAUSE, max(DENSE, GROWTH * (slots - ON_TIME)))
 
 
 def expected_slot_s(claimed_s: float, usual_s: float) -> float:

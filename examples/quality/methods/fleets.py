@@ -16,7 +16,7 @@ from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.island import BITS, Condition, Sizes, VirtualTraining
 from diloco_cli.protocol.actors.ports import Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.records import MOST, RunFormat
+from diloco_cli.protocol.log.records import MAX_EXACT, RunFormat
 from diloco_cli.protocol.log.tape import Tape
 from diloco_cli.tapes.recorder import record
 
@@ -85,7 +85,7 @@ def play_fleet(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum
             "a fleet that trains nothing cannot mix by `adaptive`: it asks how the learners' deltas agree",
             hint="sync.mixing: replace, blend or rebase",
         )
-    train = replace(run.settings.train, tokens=MOST - 1)  # the budget ends the run
+    train = replace(run.settings.train, tokens=MAX_EXACT - 1)  # the budget ends the run
     islands = tuple(
         replace(island, step_s=pacing.step_s, link=_link(pacing))
         for island, pacing in zip(run.islands, pacings, strict=True)

@@ -193,7 +193,7 @@ def test_the_summary_tells_shares_bytes_and_what_data_parallel_would_move():
     summary = summary_of(facts(structs.replace(STATE, phase="FINISHED")))
     assert (summary.tokens, summary.commits, summary.merges, summary.wall_s) == (9000, 10, 3, 90.0)
     assert [learner.share for learner in summary.learners] == [pytest.approx(2 / 3), 0.0]
-    assert (summary.up_bytes, summary.down_bytes, summary.syncer_bytes_up) == (20, 40, 5)
+    assert (summary.up_bytes, summary.down_bytes, summary.syncer_up_bytes) == (20, 40, 5)
     steps = 9000 / 2048
     assert summary.data_parallel_bytes == int(2 * steps * 2 * LAYOUT.num_parameters * 2)
     text = summary_text(summary)

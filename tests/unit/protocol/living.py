@@ -7,7 +7,7 @@ from itertools import count
 
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.observer import Observer
-from diloco_cli.protocol.actors.progress import OfferDraft
+from diloco_cli.protocol.actors.offer_draft import OfferDraft
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.errors import FencedError
+from diloco_cli.errors import FencedError, TerminatedError
 from diloco_cli.protocol.actors.learner import PAUSE_S
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import delta_key, heartbeat_key, incarnation_key, read_inner_key
 from diloco_cli.protocol.log.operations import Create
 from diloco_cli.protocol.log.records import Event, MergedOffer, Offer, Outcome, RunFormat
+from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.protocol.rules.eligibility import max_steps
 from tests.unit.protocol.integer_ports import STEP_S, IntegerTraining, WrittenLog
@@ -462,3 +463,15 @@ def test_a_heartbeat_says_what_it_does() -> None:
         16,
         1.5,
     ) and "drift" in heartbeat.note
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(FencedError("another"), "FENCED"), (TerminatedError("SIGTERM"), "DONE"), (ValueError("a bug"), "FAILED")],
+)
+@pytest.mark.parametrize("before", ["STARTING", "RECOVERING", "TRAINING", "WAITING", "STUCK", "DRAINING"])
+def test_what_ends_a_learner_is_its_last_state(error: BaseException, state: str, before: str) -> None:
+    learner = Living(WrittenLog(make_run()), begins=False).learner
+    learner.doing = LearnerState(before)
+    learner.ended_by(error)
+    assert learner.doing == state

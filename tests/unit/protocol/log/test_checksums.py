@@ -75,7 +75,7 @@ def read(steps: Steps[T], bucket: MemoryStore, damages: Damages = lambda n, key,
     return perform(steps, DamagingStore(bucket, damages), SystemClock(lambda: 0.0, lambda seconds: None, lambda: False))
 
 
-def test_a_sealed_record_is_the_record() -> None:
+def test_a_signed_record_is_the_record() -> None:
     record = offer(genesis())
     key = offer_key(*record.id)
     data = SIGN("learner/l0", key, encode(record))
@@ -91,7 +91,7 @@ def test_no_flipped_bit_passes() -> None:
     assert not any(RUN.keyring.authenticates(LOG, key, data[:length]) for length in range(len(data)))
 
 
-def test_a_record_of_another_key_or_run_is_not_genuine() -> None:
+def test_a_record_of_another_key_or_run_is_not_authentic() -> None:
     data = SIGN(LOG, commit_key(3), b'{"n":3}')
     assert not RUN.keyring.authenticates(LOG, commit_key(4), data)
     assert not Checksummed("another").authenticates(LOG, commit_key(3), data)

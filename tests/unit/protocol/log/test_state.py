@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.log.commit_log import Snapshot, kept_versions
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commit_log import Snapshot, append, kept_versions
+from diloco_cli.protocol.log.commits import Commit, Skip
+from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import RECENT_MERGES, RECENT_NOTES
-from diloco_cli.protocol.log.records import Outcome
+from diloco_cli.protocol.log.records import Outcome, ProcessClaim
 from diloco_cli.protocol.log.state import RunState, Window, apply
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
-from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, merge, output
+from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.store.memory import MemoryStore
+from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, output
 
 
 @pytest.mark.parametrize(
@@ -149,3 +154,36 @@ def test_apply_needs_nothing_but_its_arguments() -> None:
     record = commit(genesis(), "skip", slot=0, reason="why")
     results = [apply(genesis(), record, "d", RUN.layout, 4) for _ in range(2)]
     assert results[0] == results[1] and results[0].metrics.skips == 1
+
+
+def test_a_log_begins_with_an_epoch() -> None:
+    single = make_run(fragments=1)
+    with pytest.raises(RecordError, match="the log begins with a merge"):
+        follow(RunState(), "merge", single, inputs=(applied(),))
+
+
+def test_a_commit_of_no_kind_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="one of the kinds"):
+        Commit()
+
+
+def test_what_cannot_be_folded_is_not_written() -> None:
+    """Else no reader would get past it."""
+    store, clock = MemoryStore(), SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+    state = genesis()
+    with pytest.raises(RecordError, match="slot 9"):
+        perform(append(RUN, state, Skip(epoch=1, slot=9)), store, clock)
+    assert not store.list("")
+    after, mine = perform(append(RUN, state, Skip(epoch=1, slot=0)), store, clock)
+    assert mine and after.slot == 1
+
+
+def test_a_syncer_that_finds_a_damaged_log_says_so_and_nothing_of_a_successor() -> None:
+    store, clock = MemoryStore(), SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+    store.create(commit_key(0), encode(commit(RunState(), "epoch_start", outputs=genesis().outputs)))
+    store.create(commit_key(1), b'{"kind":"skip"}')
+    claim = ProcessClaim(0, "nonce", "host", 1, "then", "test")
+    syncer = Syncer(RUN, claim, arithmetic=None, evaluator=None, time_text=str, nonce=str)  # type: ignore[arg-type]
+    with pytest.raises(RecordError, match="not a commit"):
+        perform(syncer.serve(), store, clock)
+    assert syncer.doing == "READING"

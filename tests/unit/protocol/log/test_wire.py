@@ -59,12 +59,27 @@ def test_equal_records_give_equal_bytes_whatever_the_order_of_their_keys() -> No
         b"", b" ", b"null", b"[]", b"1", b'"x"', b"{", b'{"a":1}}', b'{"a":NaN}', b'{"a":-Infinity}', b"\xff\xfe\x00",
         b'{"a":1,"a":1}', b'{"b":{"a":1,"a":2}}', b'{"b":1,"a":1}', b'{"a": 1}', b' {"a":1}', b'{"a":1}\n',
         b'{"a":1E2}', b"[" * 200_000, b'{"a":' * 200_000, b'{"a":' + b"9" * 5000 + b"}",
+        b'{"a":18446744073709551616}', b'{"a":[-9223372036854775809]}', b'{"a":' + b"9" * 400 + b"}",
         b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", b"\xef\xbb\xbf{}x",
     ],
 )  # fmt: skip
 def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
     with pytest.raises(RecordError, match="here"):
         decode_plain(data, "here")
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**53, 2**64 - 1, -(2**63)])
+def test_whole_numbers_of_64_bits_come_back(number: int) -> None:
+    assert decode_plain(encode({"a": number, "b": "9" * 30}), "here") == {"a": number, "b": "9" * 30}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(exclude_categories=()), max_size=20))
+def test_whatever_text_is_written_can_be_read(text: str) -> None:
+    """Also half a surrogate pair, as in the name of a host or a file that is not UTF-8."""
+    back = decode_plain(encode({"reason": text, "b": [{text: 1}]}), "here")["reason"]
+    kept = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert back == kept and (back == text or any("\ud800" <= character <= "\udfff" for character in text))
 
 
 def test_a_record_over_the_size_limit_is_refused_before_it_is_parsed() -> None:
