@@ -33,10 +33,10 @@ from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
+from diloco_cli.syncer.opening import opened, own_claim
 from diloco_cli.syncer.rebuild import rebuilt_state
 from diloco_cli.syncer.regions import RegionServices
 from diloco_cli.syncer.spool import Spool
-from diloco_cli.syncer.waiting import opened, own_claim
 
 
 def run_syncer(url: str) -> int:

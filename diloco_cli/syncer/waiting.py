@@ -8,21 +8,18 @@ from typing import Any
 
 import psutil
 
-from diloco_cli import __version__
-from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.records import ProcessClaim
-from diloco_cli.randomness import jitter, nonce
+from diloco_cli.randomness import jitter
 from diloco_cli.runtime.daemon import Stopping, say
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.driver import perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, OPERATOR
-from diloco_cli.store.metered import MeteredStore
-from diloco_cli.store.open import open_store
-from diloco_cli.store.retry import RetryingStore, retrying_text
-from diloco_cli.store.retry_news import HEARTBEAT_EVERY_S, RetryNews
+from diloco_cli.store.retry import retrying_text
+from diloco_cli.syncer.opening import opened, own_claim
 
 NICENESS = 10
 LEAVE_S = 5.0  # what a syncer may still finish when its host has gone
@@ -49,21 +46,6 @@ def run_standby(url: str, name: str, instead_of: int | None, hosted: bool) -> in
     from diloco_cli.syncer.daemon import serve_run  # torch: only now
 
     return serve_run(url, stop, claim, name, reason)
-
-
-def own_claim() -> ProcessClaim:
-    return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
-
-
-def opened(url: str, stop: Stopping, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
-    """The bucket at `url`, metered and patient; what it refuses is told in this process's log, after `who`."""
-    meter = MeteredStore(open_store(url))
-    news = RetryNews(lambda line: say(f"{utc_now_text()} {who}{line}"))
-    store = RetryingStore(
-        meter, sleep=stop.wait, stop=stop.is_set,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S,
-    )  # fmt: skip
-    return meter, store, news, SystemClock(monotonic_s, stop.wait, stop.check)
 
 
 def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop: Stopping) -> str | None:

@@ -134,8 +134,8 @@ def test_top_level_is_what_the_readme_shows() -> None:
     top = {name.split("/")[0] for name in listed}
     visible = {name for name in top if not name.startswith(".")}
     assert visible <= {
-        "pyproject.toml", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "diloco_cli", "templates", "tests",
-        "examples",
+        "pyproject.toml", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE",
+        "diloco_cli", "templates", "tests", "examples",
     }  # fmt: skip
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from tests.unit.launch.test_supervisor import Supervision, kill, pid_of, unit
 
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.runtime.restart import FENCED_STATUS, Exit, RestartPolicy, decide
 from diloco_cli.runtime.units import UnitSpec, restarted, syncer_units
+from tests.unit.runtime.test_supervisor import Supervision, kill, pid_of, unit
 
 URL = "file:///b"
 FAST = RestartPolicy(first_delay_s=0.01, second_delay_s=0.01)
