@@ -4,7 +4,7 @@ This is the paper's form, without numbered slots: a report is made for no slot i
 that is due when it comes. Who misses a window opens the next slot, and at K = 1 makes its quorum. So where the reports
 of many learners are spread over a step, there are more merges than a learner has steps, with fewer participants each.
 Through a bucket an offer is made for a slot and counts for no other, and a slot's window does not begin before its time
-(`protocol.quorum.Watch`); that is what `simulate run` and `simulate protocol` show.
+(`protocol.rules.quorum.Watch`); that is what `simulate run` and `simulate protocol` show.
 
 A slot whose inputs, seen from its first report, equal an earlier slot's has the same outcome: the decision is pure, so
 it may be remembered. Without the memory every slot is decided anew, which is slower and must change nothing.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.plan.link import CODEC_BITS, Fragments
 from diloco_cli.plan.plan import Schedule
+from diloco_cli.protocol.rules.quorum import grace_seconds
 
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
 SYNCER_BPS = 10e9  # guessed: what a machine near the bucket reads from it, or writes to it, bits per second
@@ -43,7 +44,7 @@ def make_schedule(
         sync_every=sync.every,
         overlap=overlap,
         quorum=sync.quorum,
-        grace_s=min(max(0.0, sync.grace.gamma * slack_s), slot_s),
+        grace_s=grace_seconds(sync.grace.gamma, slack_s, slot_s),
         codec=sync.codec,
         broadcast=sync.broadcast,
         round_s=round_s,

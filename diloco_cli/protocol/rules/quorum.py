@@ -69,6 +69,14 @@ class Grace:
     reason: str
 
 
+MAX_GRACE_SLOTS = 1.0
+
+
+def grace_seconds(gamma: float, slack_s: float, slot_s: float) -> float:
+    """gamma x slack, at most one slot: what the syncer waits by, and what a plan foresees."""
+    return min(max(0.0, gamma * slack_s), MAX_GRACE_SLOTS * slot_s)
+
+
 def grace_window(setting: int | Literal["auto"], pace: Pace, gamma: float) -> Grace:
     """xi_slack = tau * xi_step - (xi_quorum + xi_sync); the window is gamma * slack, at most one slot
     (arXiv 2604.21428, adaptive grace window; through a bucket a slot takes the place of the paper's step)."""
@@ -77,7 +85,7 @@ def grace_window(setting: int | Literal["auto"], pace: Pace, gamma: float) -> Gr
     if slack_s <= 0:
         needed = overlap_slots("auto", pace)
         return Grace(0.0, f"no slack: {tau} slots of overlap are too few, {needed} are needed")
-    seconds = min(gamma * slack_s, pace.slot_s)
+    seconds = grace_seconds(gamma, slack_s, pace.slot_s)
     return Grace(seconds, f"{gamma:g} of {slack_s:.2f} s slack, at most one slot of {pace.slot_s:.2f} s")
 
 

@@ -1,22 +1,14 @@
-"""Schedule, weights, quorum and grace: pure functions with their properties."""
+"""Grace, pace, the decision on a slot and the windows: pure functions with their properties."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.protocol.log.schedule import (
-    EXACT_TO,
-    SLOWEST,
-    fraction_of_run,
-    fragment_of_slot,
-    may_step,
-    measured_local_steps,
-)
 from diloco_cli.protocol.rules.quorum import (
     FOLLOWS,
     FOLLOWS_WITHIN,
@@ -34,7 +26,6 @@ from diloco_cli.protocol.rules.quorum import (
     overlap_slots,
     window_start_s,
 )
-from diloco_cli.protocol.rules.weights import token_weight
 
 seconds = st.floats(0.0, 1e4)
 paces = st.builds(Pace, st.floats(1e-3, 1e4), seconds, seconds)
@@ -42,84 +33,7 @@ overlaps = st.one_of(st.integers(0, 50), st.just("auto"))
 quick = settings(max_examples=60, deadline=None)
 
 
-# -- schedule ---------------------------------------------------------------------------------------------------
-
-
-def test_every_fragment_is_due_once_a_round() -> None:
-    assert sorted(fragment_of_slot(slot, 5) for slot in range(15, 20)) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("own_s", "fastest_s", "expected"),
-    [(1.0, 1.0, 24.0), (2.0, 1.0, 12.0), (1.0, 2.0, 24.0), (7.0, 3.0, 10.286), (99.0, 1.0, 1.0), (23.9, 1.0, 1.004)],
-)
-def test_slower_islands_make_fewer_steps_a_round_but_never_none(
-    own_s: float, fastest_s: float, expected: float
-) -> None:
-    assert measured_local_steps(24, own_s, fastest_s) == expected
-
-
-def test_a_peer_that_says_it_is_very_fast_drives_nobody_to_a_sync_a_step() -> None:
-    assert measured_local_steps(3200, 1.0, 1e-9) == 3200 / SLOWEST
-
-
-@quick
-@given(st.integers(1, 500), st.floats(0.05, 20.0), st.floats(0.05, 20.0))
-def test_all_islands_reach_a_sync_at_the_same_time(every: int, own_s: float, other_s: float) -> None:
-    """Not a whole number of steps, or what rounding leaves over would add up: after 1,000 rounds they are apart by
-    less than the rounding of the figure itself, as far as nobody is at the bound for the slowest."""
-    fastest_s = min(own_s, other_s)
-    rounds_s = [measured_local_steps(every, s, fastest_s) * s for s in (own_s, other_s)]
-    if every * fastest_s / max(own_s, other_s) >= max(1.0, every / SLOWEST):
-        assert abs(rounds_s[0] - rounds_s[1]) <= 10**-EXACT_TO * max(own_s, other_s)
-
-
-@pytest.mark.parametrize(
-    ("own_steps", "expected"), [(0, 0.5), (5, 0.5 + 0.05), (40, 0.5 + 0.4), (400, 0.5 + 0.4)]
-)  # fmt: skip
-def test_the_schedule_goes_on_between_merges_no_further_than_the_drift_bound(own_steps: int, expected: float) -> None:
-    """500 of 1,000 tokens are merged; all together make 100 a round, this learner 10 steps; 4 rounds of drift."""
-    assert fraction_of_run(500, 1000, 100, own_steps, 10, 4) == pytest.approx(expected)
-    assert fraction_of_run(900, 1000, 100, 400, 10, 4) == 1.0
-
-
-def test_the_drift_bound_pauses_with_a_reason() -> None:
-    assert may_step(39, 10, 4).allowed
-    assert not may_step(40, 10, 4).allowed and "drift" in may_step(40, 10, 4).reason
-
-
-# -- weights ----------------------------------------------------------------------------------------------------
-
-
-def test_half_the_batch_at_equal_steps_weighs_a_quarter() -> None:
-    assert token_weight(400, 10, "tokens2/steps") == 4 * token_weight(200, 10, "tokens2/steps") == 16_000
-    assert token_weight(200, 10, "tokens") == 200
-
-
-def test_equal_batches_weigh_in_proportion_to_steps() -> None:
-    assert token_weight(800, 20, "tokens2/steps") == 2 * token_weight(400, 10, "tokens2/steps")
-
-
-@pytest.mark.parametrize("rule", ["tokens2/steps", "tokens"])
-@pytest.mark.parametrize(("tokens", "steps"), [(0, 0), (0, 5), (5, 0), (-4, 2), (4, -2)])
-def test_no_tokens_or_no_steps_weigh_nothing(rule: Any, tokens: int, steps: int) -> None:
-    assert token_weight(tokens, steps, rule) == 0.0
-
-
-@quick
-@given(st.integers(0, 1 << 53), st.integers(0, 1 << 53), st.sampled_from(["tokens2/steps", "tokens"]))
-def test_a_weight_is_finite_and_zero_only_for_nothing(tokens: int, steps: int, rule: Any) -> None:
-    weight = token_weight(tokens, steps, rule)
-    assert 0.0 <= weight < float("inf") and (weight == 0.0) == (tokens == 0 or steps == 0)
-
-
-def test_mixed_batches_and_speeds_by_hand() -> None:
-    """A: 10 steps of 400 tokens; B: 10 of 800; C: 5 of 800 (half as fast): quantity x quality."""
-    a, b, c = (token_weight(steps * batch, steps, "tokens2/steps") for steps, batch in ((10, 400), (10, 800), (5, 800)))
-    assert (a, b, c) == (1_600_000.0, 6_400_000.0, 3_200_000.0)
-
-
-# -- grace ------------------------------------------------------------------------------------------------------
+# -- grace ------------------------------------------------------------------------------------------------------------
 
 
 @quick
@@ -182,7 +96,7 @@ def test_the_first_value_of_a_moving_average_is_the_value() -> None:
     assert moving_average(None, 3.0) == 3.0 and moving_average(1.0, 3.0) == 2.0
 
 
-# -- the decision -----------------------------------------------------------------------------------------------
+# -- the decision -----------------------------------------------------------------------------------------------------
 
 FACTS = SlotFacts(present=1, alive=3, quorum=1, window_from_s=10.0, later_offers=False, waiting_since_s=9.0, now_s=10.5)
 ONE_SECOND = Grace(1.0, "test")
@@ -273,7 +187,7 @@ def test_a_decision_has_a_reason_and_a_merge_has_its_quorum(facts: SlotFacts, gr
     assert (decision.action == "skip") <= (facts.present < facts.quorum and (facts.later_offers or facts.passed > 0))
 
 
-# -- a slot as its syncer sees it happen ------------------------------------------------------------------------
+# -- a slot as its syncer sees it happen ------------------------------------------------------------------------------
 
 
 def looked(watch: Watch, present: int, now_s: float, quorum: int = 1, passed: int = 0) -> SlotFacts:
