@@ -10,8 +10,9 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.observer import Incarnation, Observer
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped, Values
+from diloco_cli.protocol.actors.stopwatch import Phase
 from diloco_cli.protocol.log.keys import read_inner_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat
@@ -173,7 +174,7 @@ class Stalls(Observer):
     def __init__(self, condition: Condition) -> None:
         self._condition = condition
 
-    def began(self, learner: Learner) -> None:
+    def began(self, learner: Incarnation) -> None:
         self._condition.incarnations += 1
 
     def took(self, phase: Phase, seconds: float) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import DilocoError, FencedError, UsageError
 from diloco_cli.histories.demands import check_gave_way
-from diloco_cli.histories.learner import Habits
 from diloco_cli.histories.monitor import OPERATOR
 from diloco_cli.histories.options import SLOWEST, as_learner
+from diloco_cli.histories.ports import Habits
 from diloco_cli.histories.processes import Process, SlowEvaluator
 from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.protocol.log.keys import SYNCER

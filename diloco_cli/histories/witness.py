@@ -5,21 +5,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from diloco_cli.histories.ledger import Account
 from diloco_cli.histories.moments import MomentsWatch
+from diloco_cli.histories.ports import IntegerTraining
 from diloco_cli.histories.replayer import expect
-from diloco_cli.protocol.actors import learner as product
-from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.observer import Incarnation, Observer
 from diloco_cli.protocol.actors.offer_draft import OfferDraft
+from diloco_cli.protocol.actors.stopwatch import Phase
 from diloco_cli.protocol.actors.training import is_over
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.cold_start import beginners
-
-if TYPE_CHECKING:
-    from diloco_cli.histories.learner import Learner
 
 
 @dataclass
@@ -39,12 +37,21 @@ class Beliefs:
         self.on_publication(offer_id, data)
 
 
+class Watched(Incarnation, Protocol):
+    """A learner as its witness sees it, from within."""
+
+    integers: IntegerTraining
+    casts: dict[FragmentVersion, bytes]
+    leaves: Callable[[], bool]
+    may_drain: Callable[[], bool]
+
+
 class Witness(Observer):
     """Keeps the account of one incarnation, apart from the books of the product's code. `stepped_at`: where its steps
     ended, in tokens; `since_news`: how many of them since the log brought a merge, as far as the learner has read it;
     `local_steps`: H_i then; `versions`: what it adopted last, of each fragment; `offered`: its newest offer of each."""
 
-    def __init__(self, learner: Learner, seen: Beliefs) -> None:
+    def __init__(self, learner: Watched, seen: Beliefs) -> None:
         self.learner, self.seen = learner, seen
         self.account: Account | None = None
         self.stepped_at: list[int] = []
@@ -55,7 +62,7 @@ class Witness(Observer):
         self._merges = self._floor = 0
         self._kept_out = self._went_back = False
 
-    def began(self, learner: product.Learner) -> None:
+    def began(self, learner: Incarnation) -> None:
         start, fragments = learner.joined.data_start, learner.run.num_fragments
         self.account = Account(learner.name, learner.joined.incarnation, [start] * fragments, [start] * fragments)
         self.seen.accounts.append(self.account)
@@ -69,7 +76,7 @@ class Witness(Observer):
         if self.seen.moments is not None:
             self.seen.moments.fitting(self.learner.name, head, self.learner.integers.as_of)
 
-    def rolled_back(self, learner: product.Learner, to: int) -> None:
+    def rolled_back(self, learner: Incarnation, to: int) -> None:
         self._went_back = True
         self._check_moments(learner.state.n)
 

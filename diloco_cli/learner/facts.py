@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from diloco_cli.clock import utc_now_text
-from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.observer import Incarnation, Observer
+from diloco_cli.protocol.actors.stopwatch import Phase
 from diloco_cli.runtime.daemon import say
 
 RATE_SMOOTHING = 0.05
@@ -24,7 +24,7 @@ class Facts(Observer):
     def say(self, text: str) -> None:
         say(f"{utc_now_text()} {self._name}: {text}")
 
-    def began(self, learner: Learner) -> None:
+    def began(self, learner: Incarnation) -> None:
         joined = learner.joined
         moments = "new"
         if learner.moments_lost:
@@ -52,7 +52,7 @@ class Facts(Observer):
             rate = self._step_tokens / max(seconds, 1e-9)
             self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_SMOOTHING if self.tokens_per_s else 1.0)
 
-    def rolled_back(self, learner: Learner, to: int) -> None:
+    def rolled_back(self, learner: Incarnation, to: int) -> None:
         since = "new" if learner.saves.newest is None else "from before"
         self.say(f"the run went back to commit {to}, inner moments {since}")
 

@@ -13,9 +13,9 @@ import torch
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
 from diloco_cli.protocol.actors import collection, housekeeping, syncer
-from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.observer import Observer, Phase
+from diloco_cli.protocol.actors.observer import Incarnation, Observer
 from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.actors.stopwatch import Phase
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, cast_key, commit_key, delta_key, state_key
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
@@ -95,7 +95,7 @@ class Noting(Observer):
         if phase == "step":
             self.before = optimizer_step(self.process.training.replica.optimizer)
 
-    def rolled_back(self, learner: Learner, to: int) -> None:
+    def rolled_back(self, learner: Incarnation, to: int) -> None:
         self.seen.steps[self.name] = (self.before, optimizer_step(self.process.training.replica.optimizer))
         self.seen.lost[self.name] = learner.moments_lost
 

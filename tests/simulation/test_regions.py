@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-from diloco_cli.histories.learner import Habits
+from diloco_cli.histories.ports import Habits
 from diloco_cli.histories.replayer import Replayer
 from diloco_cli.protocol.actors import collection, housekeeping, membership, syncer
 from diloco_cli.protocol.log import commit_log as log

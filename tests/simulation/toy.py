@@ -10,7 +10,8 @@ from typing import Any
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.histories.learner import Habits, Learner
+from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.ports import Habits
 from diloco_cli.histories.witness import Beliefs
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.membership import enter

@@ -15,7 +15,7 @@ from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
 from diloco_cli.histories.integers import FailingEvaluator, IntegerArithmetic
-from diloco_cli.histories.learner import Habits, IntegerTraining, IntegerWire
+from diloco_cli.histories.ports import Habits, IntegerTraining, IntegerWire
 from diloco_cli.learner.lanes import Lanes
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.syncer import Syncer

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.joining import fetch_cast, newer_incarnation
+from diloco_cli.protocol.actors.observer import Incarnation
 from diloco_cli.protocol.actors.ports import Values
 from diloco_cli.protocol.actors.training import is_over
 from diloco_cli.protocol.log.commit_log import read_log
@@ -22,9 +23,6 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.polling import expected_slot_s, fence_check_every_s, next_request_s
-
-if TYPE_CHECKING:
-    from diloco_cli.protocol.actors.learner import Learner
 
 HEARTBEAT_EVERY_S = 3.0
 SLEEP_BOUNDS_S = (0.02, 0.5)
@@ -47,7 +45,7 @@ class Follower:
     """Of one learner. Another thread takes the mail, reads the plain attributes, and sets `leaves`."""
 
     def __init__(
-        self, learner: Learner, heartbeat_facts: Callable[[], dict[str, Any]], wakes: Callable[[], None]
+        self, learner: Incarnation, heartbeat_facts: Callable[[], dict[str, Any]], wakes: Callable[[], None]
     ) -> None:
         self._learner, self._heartbeat_facts, self._wakes = learner, heartbeat_facts, wakes
         self._mail: deque[Mail] = deque()  # at most one: put by this one, taken by the training

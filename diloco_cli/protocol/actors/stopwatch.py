@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from statistics import median_low
+from typing import Literal
 
-from diloco_cli.protocol.actors.observer import Phase
 from diloco_cli.protocol.log.records import Timings
 from diloco_cli.protocol.rules.quorum import moving_average
 
+Phase = Literal["hear", "step", "offer", "wait", "save"]
 STEPS_SEEN = 33  # their median: H_i follows it, and neither a pause nor a hiccup in one of them says how fast they are
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from diloco_cli.histories.learner import DRAIN_S, Habits
+from diloco_cli.histories.learner import DRAIN_S
+from diloco_cli.histories.ports import Habits
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from tests.simulation.toy import STEP_S, Fleet, make_run

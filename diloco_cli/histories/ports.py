@@ -1,0 +1,99 @@
+"""Ports of the product's learner for a model of one integer a fragment. Its parameters really move, so a delta that
+does not stand for the range that its offer claims shows in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from diloco_cli.histories.integers import delta_bytes, gradient, numbers, rounded
+from diloco_cli.histories.moments import FRESH, moments_bytes, read_moments
+from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
+from diloco_cli.protocol.log.operations import Sleep, Steps
+from diloco_cli.protocol.log.records import FragmentVersion, Mixing
+
+
+@dataclass
+class Habits:
+    """What sets one learner apart: its step's time, when it leaves (drained, for some seconds), what it says in place
+    of a delta (None: the truth), whether its payload is other bytes than its offer names, and the share of its batch
+    that a step takes (below 1 while a part of the island is gone)."""
+
+    step_s: float = 0.05
+    leaves: Callable[[], bool] = lambda: False
+    poison: Callable[[], int | str | None] = lambda: None
+    corrupts: Callable[[], bool] = lambda: False
+    share: Callable[[], float] = lambda: 1.0
+
+
+class IntegerTraining:
+    """Implements protocol.ports.Training: a step takes its time and moves every fragment by its data's gradient.
+    `optimizer_steps`: what its moments have seen, `saved_at` of them when they were saved last; `restored`: what they
+    were made from, None: nothing. `head`: the newest commit that the learner knows."""
+
+    def __init__(self, name: str, num_fragments: int, habits: Habits, head: Callable[[], int] = int) -> None:
+        self.name, self.habits, self.head = name, habits, head
+        self.values = [0] * num_fragments
+        self.optimizer_steps = self.saved_at = 0
+        self.restored: bytes | None = None
+
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
+        yield Sleep(self.habits.step_s)
+        tokens = max(1, round(batch_tokens * self.habits.share()))
+        moved = gradient(self.name, position, position + tokens)
+        self.values = [value - moved for value in self.values]
+        self.optimizer_steps += 1
+        return Stepped(tokens)
+
+    def read(self, fragment: int) -> int:
+        return self.values[fragment]
+
+    def write(self, fragment: int, values: int) -> None:
+        self.values[fragment] = values
+
+    def save(self) -> Moments | None:
+        step, n = self.optimizer_steps, self.head()
+        self.saved_at = step
+        return Moments(step, lambda: moments_bytes(step, n))
+
+    def restore(self, moments: bytes) -> bool:
+        self.optimizer_steps = self.saved_at = read_moments(moments)[0]
+        self.restored = moments
+        return True
+
+    def reset(self) -> bool:
+        self.optimizer_steps = self.saved_at = 0
+        self.restored = None
+        return True
+
+    @property
+    def as_of(self) -> int:
+        """The commit as of which the moments were saved that it went on from."""
+        return FRESH if self.restored is None else read_moments(self.restored)[1]
+
+
+class IntegerWire:
+    """Implements protocol.ports.Wire. `casts`: the bytes of the versions that were decoded and not adopted yet; `left`:
+    what was rounded away of each offer, by fragment and seq."""
+
+    def __init__(self, habits: Habits, feeds_back: bool) -> None:
+        self.habits, self.feeds_back = habits, feeds_back
+        self.casts: dict[FragmentVersion, bytes] = {}
+        self.left: dict[tuple[int, int | None], int] = {}
+
+    def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
+        poison, delta = self.habits.poison(), base - values
+        if self.feeds_back:
+            wanted = delta + self.left.get((fragment, applied), 0)
+            delta = rounded(wanted)
+            self.left[fragment, seq] = wanted - delta
+        return delta_bytes(delta if poison is None else poison)
+
+    def decode(self, output: FragmentVersion, data: bytes) -> int:
+        self.casts[output] = data
+        (value,) = numbers(data, "cast")
+        return value
+
+    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None) -> int:
+        """A blend of integers is the merged one: what was trained counts from there in any case."""
+        return merged if reference is None else merged + (own - reference)
