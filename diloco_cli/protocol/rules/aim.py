@@ -81,10 +81,10 @@ class Shot:
 @dataclass
 class Aim:
     """Of one incarnation. `max_ahead`: slots that an offer may name beyond the head (see eligibility.max_ahead);
-    `next_slot`: the one after its newest offer's. `reached`: where on the
-    line of slots its own steps have brought it; slot s is due from s + 1 on. `pace`: `steps`: by these alone;
-    `planned`: by the clock so that none is too late; `measured`: so that nobody waits for it. `closes`: False where no
-    merge goes on without this learner, and so no offer is ever too late."""
+    `next_slot`: the one after its newest offer's. `reached`: where on the line of slots its own steps have brought it;
+    slot s is due from s + 1 on. `unsent`: how many slots' worth of steps it has made since its newest offer. `pace`:
+    `steps`: by these alone; `planned`: by the clock so that none is too late; `measured`: so that nobody waits for it.
+    `closes`: False where no merge goes on without this learner, and so no offer is ever too late."""
 
     num_fragments: int
     head: int
@@ -97,6 +97,7 @@ class Aim:
     delivery: Delivery = field(default_factory=Delivery)
     next_slot: int = 0
     reached: float = 0.0
+    unsent: float = 0.0
     passed: int = 0
     known: bool = False
     _shots: dict[int, Shot] = field(default_factory=dict)
@@ -109,6 +110,7 @@ class Aim:
 
     def stepped(self, local_steps: float) -> None:
         self.reached += self.num_fragments / local_steps
+        self.unsent += self.num_fragments / local_steps
 
     def heard(self, state: RunState, since_s: float, now_s: float) -> None:
         """A newer head: it appeared after `since_s`, when it was not there yet, and is there now."""
@@ -124,7 +126,7 @@ class Aim:
 
     def begin_at(self, head: int) -> None:
         """No offer is on its way any more that counts, and none has a slot."""
-        self.next_slot, self.reached = head, float(head)
+        self.next_slot, self.reached, self.unsent = head, float(head), 0.0
         self._shots.clear()
 
     def sent(self, slot: int, now_s: float) -> None:
@@ -213,14 +215,16 @@ class Aim:
                 break
             slots.append(slot)
             self.passed += slot - self.next_slot
-            self.next_slot = slot + 1
+            self.next_slot, self.unsent = slot + 1, 0.0
         self.reached = min(self.reached, slot + 1.0)
         return slots
 
     def _is_due(self, slot: int, now_s: float, step_s: float) -> bool:
         """By its steps, or by the clock; unless it is too far ahead of the others, or earlier ones wait to be uploaded
         for longer than a step: an offer that lies somewhere for long would merge old progress."""
-        has_reached = self.reached >= slot + 1 - 1e-6
+        missed_a_round = slot >= self.next_slot + self.num_fragments  # then nobody waits for it any more
+        made = max(self.reached - slot, self.unsent if missed_a_round else 0.0)  # others may always be quicker
+        has_reached = made >= 1 - 1e-6
         if slot > self.head + self.max_ahead:
             return False
         if self.pace == "steps":
@@ -230,7 +234,6 @@ class Aim:
             return False
         if self.window is None or opens_s == -inf:
             return has_reached and slot < self.head + self.num_fragments
-        missed_a_round = slot >= self.next_slot + self.num_fragments  # then nobody waits for it any more
         if missed_a_round and slot == self.head and self._stands_still(now_s):
             return True  # all meet in the slot that is due
         if has_reached and opens_s - way_s <= now_s + max(step_s, EARLY * self.window.slot_s):

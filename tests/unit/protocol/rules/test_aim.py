@@ -105,14 +105,14 @@ def test_what_could_not_be_offered_is_not_made_up_for_in_a_burst() -> None:
 
 
 def test_of_all_that_was_trained_too_early_one_slots_worth_counts_later() -> None:
-    """Half a slot's steps a slot are enough for two more slots, and not for all that come."""
+    """Half a slot's steps a slot are enough for two more slots, and not for all that come: then for one a round."""
     aim = aim_at(10)
     slots_after(aim, 40)
     offered = []
     for head in range(11, 21):
         aim.heard(log(head), 80.0 + 2 * head, 80.0 + 2 * head)
         offered += slots_after(aim, 1, 80.0 + 2 * head)
-    assert offered == [11, 12]
+    assert offered == [11, 12, 17]
 
 
 # -- in their order ---------------------------------------------------------------------------------------------
@@ -168,6 +168,21 @@ def test_who_has_missed_a_whole_round_does_not_wait_for_its_steps_any_more(head:
     aim.heard(log(head), 106.0, 106.0)
     opens_s = aim.opens_s(head, 106.0)
     assert slots_after(aim, 1, opens_s - 0.5, step_s=0.5) == ([head] if offers else [])
+
+
+@pytest.mark.parametrize("pace", ["planned", "measured"])
+def test_one_that_steps_slower_than_slots_pass_still_offers_a_slots_worth_now_and_then(pace: Pace) -> None:
+    """The others are there early, so each slot is merged before its window begins: by the clock none is due yet, and by
+    its steps it has half of each slot when that is merged."""
+    aim, now_s, head, offered = aim_at(pace=pace), 100.0, 0, 0
+    for _ in range(60):
+        now_s += 1.2
+        aim.stepped(EVERY)
+        while 100.0 + 1.6 * (head + 1) <= now_s:
+            head += 1
+            aim.heard(log(head), 100.0 + 1.6 * head, 100.0 + 1.6 * head)
+        offered += len(aim.due(now_s, 0.1))
+    assert 6 <= offered <= 30 + 1, "of 45 slots, in 60 steps of half a slot each"
 
 
 def test_nothing_is_offered_while_earlier_ones_wait_to_be_uploaded_for_longer_than_a_step() -> None:
