@@ -272,7 +272,7 @@ def test_replaced_progress_is_not_kept_when_an_offer_that_held_it_is_applied_lat
     progress, state, draft = ready(run)
     other = merged_without(follow(state, "skip", run, slot=0), 0, run)
     hear(progress, other)
-    (draft,) = stepped(progress, 5)
+    (draft,) = stepped(progress, 4)
     assert adopt(progress, other) == ("replace", None)
     stepped(progress, 2)
     state = merge(other, took(draft), run=run)
