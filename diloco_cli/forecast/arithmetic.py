@@ -13,7 +13,7 @@ from diloco_cli.protocol.log.schedule import fragment_of_slot
 
 
 class TraceArithmetic:
-    """Implements protocol.ports.Arithmetic. `refuse` may give the reason for refusing an offer's payload."""
+    """Implements protocol.actors.ports.Arithmetic. `refuse` may give the reason for refusing an offer's payload."""
 
     def __init__(self, num_fragments: int, refuse: Callable[[Offer], str | None] = lambda offer: None) -> None:
         self._num_fragments, self._refuse = num_fragments, refuse
@@ -53,7 +53,7 @@ class TraceArithmetic:
 
 
 class NoEvaluator:
-    """Implements protocol.ports.Evaluator: there is nothing to evaluate, and that is said at once."""
+    """Implements protocol.actors.ports.Evaluator: there is nothing to evaluate, and that is said at once."""
 
     def __init__(self) -> None:
         self._asked: int | None = None

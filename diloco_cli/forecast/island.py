@@ -103,7 +103,7 @@ def fragment_of(payload: bytes) -> int:
 
 
 class VirtualTraining:
-    """Implements protocol.ports.Training: only time passes."""
+    """Implements protocol.actors.ports.Training: only time passes."""
 
     def __init__(self, condition: Condition) -> None:
         self.condition, self.optimizer_steps = condition, 0
@@ -135,7 +135,7 @@ class VirtualTraining:
 
 
 class NamedPayloads:
-    """Implements protocol.ports.Wire."""
+    """Implements protocol.actors.ports.Wire."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -72,8 +72,8 @@ def delta_bytes(delta: int | str) -> bytes:
 
 
 class IntegerArithmetic:
-    """Implements protocol.ports.Arithmetic. `refuse` may give the reason for refusing an offer's payload, `unfit` the
-    one that shows only in the merge."""
+    """Implements protocol.actors.ports.Arithmetic. `refuse` may give the reason for refusing an offer's payload,
+    `unfit` the one that shows only in the merge."""
 
     def __init__(
         self,

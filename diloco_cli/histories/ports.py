@@ -27,7 +27,7 @@ class Habits:
 
 
 class IntegerTraining:
-    """Implements protocol.ports.Training: a step takes its time and moves every fragment by its data's gradient.
+    """Implements protocol.actors.ports.Training: a step takes its time and moves every fragment by its data's gradient.
     `optimizer_steps`: what its moments have seen, `saved_at` of them when they were saved last; `restored`: what they
     were made from, None: nothing. `head`: the newest commit that the learner knows."""
 
@@ -73,8 +73,8 @@ class IntegerTraining:
 
 
 class IntegerWire:
-    """Implements protocol.ports.Wire. `casts`: the bytes of the versions that were decoded and not adopted yet; `left`:
-    what was rounded away of each offer, by fragment and seq."""
+    """Implements protocol.actors.ports.Wire. `casts`: the bytes of the versions that were decoded and not adopted yet;
+    `left`: what was rounded away of each offer, by fragment and seq."""
 
     def __init__(self, habits: Habits, feeds_back: bool) -> None:
         self.habits, self.feeds_back = habits, feeds_back

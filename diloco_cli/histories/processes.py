@@ -140,7 +140,7 @@ class Process:
 
 
 class SlowEvaluator:
-    """Implements protocol.ports.Evaluator: an answer after a few questions; each third evaluation fails."""
+    """Implements protocol.actors.ports.Evaluator: an answer after a few questions; each third evaluation fails."""
 
     def __init__(self) -> None:
         self._n: int | None = None

@@ -44,7 +44,7 @@ class FragmentState:
 
 
 class TorchArithmetic:
-    """Implements protocol.ports.Arithmetic."""
+    """Implements protocol.actors.ports.Arithmetic."""
 
     def __init__(self, run: RunFormat, *, check_norms: bool = True, spool: Spool | None = None) -> None:
         self.run, self.check_norms, self.spool = run, check_norms, spool

@@ -34,7 +34,7 @@ Answer = tuple[int, float | None]
 
 
 class EvaluatorProcess:
-    """Implements protocol.ports.Evaluator with `diloco evaluator` as a child. One evaluation at a time."""
+    """Implements protocol.actors.ports.Evaluator with `diloco evaluator` as a child. One evaluation at a time."""
 
     def __init__(self, url: str, max_s: float = MAX_S) -> None:
         self._url, self._max_s = url, max_s

@@ -34,8 +34,8 @@ CLOSES_WITHIN_S = 1.5  # each lane, once the run is over
 
 
 class FloatWire:
-    """Implements protocol.ports.Wire: the integers of a learner travel as float32 tensors, as the product's codecs
-    write them. `sizes`: the numbers in each fragment."""
+    """Implements protocol.actors.ports.Wire: the integers of a learner travel as float32 tensors, as the product's
+    codecs write them. `sizes`: the numbers in each fragment."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self._sizes = sizes

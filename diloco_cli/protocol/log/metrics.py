@@ -6,21 +6,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diloco_cli.protocol.log.commits import (
-    CollectionFloor,
-    Commit,
-    EpochStart,
-    Evaluation,
-    Finish,
-    Membership,
-    Merge,
-    Quarantine,
-    Readmit,
-    Refuse,
-    Rollback,
-    Skip,
-    Stop,
-)
+from diloco_cli.protocol.log import commits
 
 RECENT_MERGES = 10
 RECENT_NOTES = 20
@@ -71,7 +57,7 @@ class Metrics(Struct, frozen=True):
         return self.losses[-1][1] if self.losses else None
 
 
-def metrics_after(metrics: Metrics, commit: Commit, tokens: int) -> Metrics:
+def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metrics:
     """With one more commit, after which so many tokens are merged."""
     metrics = replace(
         metrics,
@@ -82,21 +68,21 @@ def metrics_after(metrics: Metrics, commit: Commit, tokens: int) -> Metrics:
         notes=(*metrics.notes, *_notes(commit))[-RECENT_NOTES:],
     )
     match commit:
-        case Merge():
+        case commits.Merge():
             share = len(commit.inputs) / max(1, commit.alive, len(commit.inputs))
             merges = (*metrics.recent_merges, _merge_note(commit, tokens))[-RECENT_MERGES:]
             return replace(metrics, participation_sum=metrics.participation_sum + share, recent_merges=merges)
-        case Skip():
+        case commits.Skip():
             return replace(metrics, skips=metrics.skips + 1)
-        case Evaluation():
+        case commits.Evaluation():
             return replace(metrics, losses=_thinned((*metrics.losses, (commit.tokens, commit.loss))))
-        case Rollback():
+        case commits.Rollback():
             losses = tuple(point for point in metrics.losses if point[0] <= tokens)
             return replace(metrics, losses=losses, recent_merges=())
     return metrics
 
 
-def _merge_note(commit: Merge, tokens: int) -> MergeNote:
+def _merge_note(commit: commits.Merge, tokens: int) -> MergeNote:
     participants = tuple(sorted(item.learner for item in commit.inputs))
     return MergeNote(
         commit.n, commit.slot, commit.time, participants, commit.alive, commit.quorum, commit.grace_s,
@@ -104,7 +90,7 @@ def _merge_note(commit: Merge, tokens: int) -> MergeNote:
     )  # fmt: skip
 
 
-def _notes(commit: Commit) -> list[Note]:
+def _notes(commit: commits.Commit) -> list[Note]:
     notes = [
         (
             outcome.learner,
@@ -117,24 +103,24 @@ def _notes(commit: Commit) -> list[Note]:
     return [Note(commit.time, commit.kind, unit, text) for unit, text in notes]
 
 
-def _own_notes(commit: Commit) -> list[tuple[str, str]]:
+def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:
     """(unit, text) of what the commit's kind tells."""
     match commit:
-        case EpochStart():
+        case commits.EpochStart():
             return [("syncer", f"epoch {commit.epoch} starts: {commit.reason}")]
-        case Skip() | Finish() | CollectionFloor():
+        case commits.Skip() | commits.Finish() | commits.CollectionFloor():
             return [("syncer", commit.reason)]
-        case Refuse():
+        case commits.Refuse():
             return [("syncer", commit.reason)] if commit.reason else []
-        case Membership():
+        case commits.Membership():
             return [(commit.island.name, commit.reason)]
-        case Quarantine():
+        case commits.Quarantine():
             return [(commit.learner, f"quarantined: {commit.reason}")]
-        case Readmit():
+        case commits.Readmit():
             return [(commit.learner, f"let in again: {commit.reason}")]
-        case Rollback():
+        case commits.Rollback():
             return [("syncer", f"rolled back to commit {commit.to}: {commit.reason}")]
-        case Stop():
+        case commits.Stop():
             return [("syncer", f"stopped: {commit.reason}")]
     return []
 

@@ -12,21 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diloco_cli.layout import Layout
-from diloco_cli.protocol.log.commits import (
-    CollectionFloor,
-    Commit,
-    EpochStart,
-    Evaluation,
-    Finish,
-    Membership,
-    Merge,
-    Quarantine,
-    Readmit,
-    Refuse,
-    Rollback,
-    Skip,
-    Stop,
-)
+from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.quarantine import faults_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, OfferId, RunFormat
@@ -154,7 +140,7 @@ class RunState(Struct, frozen=True):
         return self.metrics.participation_sum / self.merges if self.merges else None
 
 
-def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_versions: int) -> RunState:
+def apply(state: RunState, commit: commits.Commit, digest: str, layout: Layout, kept_versions: int) -> RunState:
     """The state after one more commit. Raises RecordError if the record does not continue this very log.
 
     `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
@@ -169,29 +155,29 @@ def apply(state: RunState, commit: Commit, digest: str, layout: Layout, kept_ver
     return replace(state, metrics=metrics_after(state.metrics, commit, state.tokens(layout)))
 
 
-def _folded(state: RunState, commit: Commit, layout: Layout) -> RunState:
+def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState:
     """What the commit's kind alone changes."""
     match commit:
-        case EpochStart():
+        case commits.EpochStart():
             fruitless = state.fruitless + (commit.serves and commit.n > 0)
             return replace(_in_phase(state, RunPhase.RUNNING), fruitless=fruitless)
-        case Merge():
+        case commits.Merge():
             return _merge(state, commit, layout)
-        case Skip():
+        case commits.Skip():
             return replace(state, slot=state.slot + 1)
-        case Membership():
+        case commits.Membership():
             return replace(state, members=(*state.members, commit.island))
-        case Quarantine() | Readmit():
+        case commits.Quarantine() | commits.Readmit():
             return _keep_out_or_let_in(state, commit)
-        case Rollback():
+        case commits.Rollback():
             return _roll_back(state, commit)
-        case CollectionFloor():
+        case commits.CollectionFloor():
             return _raise_floor(state, commit)
-        case Stop():
+        case commits.Stop():
             return _in_phase(state, RunPhase.STOPPED)
-        case Finish():
+        case commits.Finish():
             return _in_phase(state, RunPhase.FINISHED)
-        case Refuse() | Evaluation():
+        case commits.Refuse() | commits.Evaluation():
             return state
     raise TypeError(f"a {commit.kind} is folded by nothing")
 
@@ -200,31 +186,32 @@ def _in_phase(state: RunState, phase: RunPhase) -> RunState:
     return replace(state, phase=moved(RUN, state.phase, phase))
 
 
-def _check_chain(state: RunState, commit: Commit) -> None:
+def _check_chain(state: RunState, commit: commits.Commit) -> None:
     if (commit.n, commit.previous) != (state.n + 1, state.digest):
         raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
     if commit.epoch < state.epoch:
         raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
-    if state.phase != RunPhase.RUNNING and not (state.phase == RunPhase.STOPPED and isinstance(commit, EpochStart)):
+    goes_on = state.phase == RunPhase.STOPPED and isinstance(commit, commits.EpochStart)
+    if state.phase != RunPhase.RUNNING and not goes_on:
         raise RecordError(f"commit {commit.n}, a {commit.kind}, comes after the run was {state.phase}")
-    if isinstance(commit, Merge | Skip) and commit.slot != state.slot:
+    if isinstance(commit, commits.Merge | commits.Skip) and commit.slot != state.slot:
         raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
 
 
-def _check_outputs(state: RunState, commit: Commit, num_fragments: int) -> None:
-    if commit.n == 0 and not isinstance(commit, EpochStart):
+def _check_outputs(state: RunState, commit: commits.Commit, num_fragments: int) -> None:
+    if commit.n == 0 and not isinstance(commit, commits.EpochStart):
         raise RecordError(f"the log begins with a {commit.kind}")
     expected: list[int] = []
-    if commit.n == 0 or isinstance(commit, Rollback):
+    if commit.n == 0 or isinstance(commit, commits.Rollback):
         expected = list(range(num_fragments))
-    elif isinstance(commit, Merge):
+    elif isinstance(commit, commits.Merge):
         expected = [fragment_of_slot(state.slot, num_fragments)]
     fragments = [output.fragment for output in commit.outputs]
     if fragments != expected:
         raise RecordError(f"commit {commit.n} brings fragments {fragments} instead of {expected}")
 
 
-def _settle_outcomes(state: RunState, commit: Commit) -> RunState:
+def _settle_outcomes(state: RunState, commit: commits.Commit) -> RunState:
     if not commit.inputs and not commit.outcomes:
         return state
     settled: list[OfferId] = [(i.learner, i.incarnation, i.seq) for i in commit.inputs]
@@ -251,7 +238,7 @@ def _settle(known: LearnerRecord, offers: list[tuple[int, int]]) -> LearnerRecor
     return replace(known, next_seq=next_seq, settled=tuple(sorted(seq for seq in settled if seq > next_seq)))
 
 
-def _merge(state: RunState, commit: Merge, layout: Layout) -> RunState:
+def _merge(state: RunState, commit: commits.Merge, layout: Layout) -> RunState:
     output = commit.outputs[0]
     parameters = layout.fragments[output.fragment].num_parameters
     learners = dict(state.learners)
@@ -279,8 +266,8 @@ def _merge(state: RunState, commit: Merge, layout: Layout) -> RunState:
     )
 
 
-def _keep_out_or_let_in(state: RunState, commit: Quarantine | Readmit) -> RunState:
-    known, keeps_out = state.learner(commit.learner), isinstance(commit, Quarantine)
+def _keep_out_or_let_in(state: RunState, commit: commits.Quarantine | commits.Readmit) -> RunState:
+    known, keeps_out = state.learner(commit.learner), isinstance(commit, commits.Quarantine)
     if (known.quarantined is None) != keeps_out:
         raise RecordError(f"commit {commit.n}, a {commit.kind} of {commit.learner!a}, does not fit what was before it")
     faults = faults_after(known.faults, commit, commit.learner)
@@ -288,7 +275,7 @@ def _keep_out_or_let_in(state: RunState, commit: Quarantine | Readmit) -> RunSta
     return replace(state, learners={**state.learners, commit.learner: changed})
 
 
-def _roll_back(state: RunState, commit: Rollback) -> RunState:
+def _roll_back(state: RunState, commit: commits.Rollback) -> RunState:
     """Tokens and shares are those of then; what happened stays counted, and no data comes back."""
     if not state.gc_floor <= commit.to < commit.n:
         raise RecordError(f"commit {commit.n} goes back to commit {commit.to}, which is not there")
@@ -305,7 +292,7 @@ def _roll_back(state: RunState, commit: Rollback) -> RunState:
     )
 
 
-def _raise_floor(state: RunState, commit: CollectionFloor) -> RunState:
+def _raise_floor(state: RunState, commit: commits.CollectionFloor) -> RunState:
     if not state.gc_floor < commit.floor < commit.n:
         raise RecordError(f"commit {commit.n} has the floor {commit.floor}, after {state.gc_floor}")
     return replace(state, gc_floor=commit.floor)

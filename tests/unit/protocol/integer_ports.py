@@ -20,7 +20,7 @@ STEP_S = 0.1
 
 
 class IntegerTraining:
-    """Implements protocol.ports.Training. A step takes one from every fragment."""
+    """Implements protocol.actors.ports.Training. A step takes one from every fragment."""
 
     def __init__(self, fragments: int, keeps_moments: bool = True) -> None:
         self.values = [0] * fragments
@@ -59,7 +59,7 @@ class IntegerTraining:
 
 
 class IntegerWire:
-    """Implements protocol.ports.Wire. A blend is the mean, rounded down."""
+    """Implements protocol.actors.ports.Wire. A blend is the mean, rounded down."""
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
         return b"%d" % (base - values)
