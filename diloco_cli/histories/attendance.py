@@ -2,9 +2,10 @@
 
 The second is demanded where it can be had: of a learner whose offers follow the pace of the others (`local_steps:
 measured`, `adoption: on_arrival`), with a grace for those that come a little later (`overlap: auto`), that can make two
-steps of its own and an exchange within a round (after an adoption that gives up its progress it steps anew), in a run
-whose slots are long beside a call of the store, and of more than one fragment (of a single one nothing is offered
-before the outcome of its last offer is known, and to hear of that late is to be late again).
+steps of its own and an exchange within a round (after an adoption that gives up its progress it steps anew), whose
+clock is not so slow that it looks for a commit when the next one is about to come, in a run whose slots are long beside
+a call of the store, and of more than one fragment (of a single one nothing is offered before the outcome of its last
+offer is known, and to hear of that late is to be late again).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from diloco_cli.histories.options import CALLS_AN_EXCHANGE, POLL_BOUNDS_S, SLOWEST, Options
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.replayer import LIVENESS, Plain, expect
+from diloco_cli.protocol.rules.polling import next_request_s
 
 if TYPE_CHECKING:
     from diloco_cli.histories.history import History
@@ -97,7 +99,14 @@ class Attendances:
         until_s = min(process.ended_s, self.history.world.now_s)
         slot_s = (until_s - mine.since_s) / max(1, mine.merges)
         in_time = 2 * step_s(options, process) + exchange_s <= options.fragments * min(slot_s, options.slot_s)
-        return in_time and exchange_s <= SHORT_EXCHANGE * options.slot_s
+        short = exchange_s <= SHORT_EXCHANGE * options.slot_s
+        return in_time and short and self._hears_in_time(process)
+
+    def _hears_in_time(self, process: Process) -> bool:
+        """It looks for a commit before the next one is there: both wait for a slot, each on its own clock."""
+        slot_s, processes = self.history.options.slot_s, self.history.supervisor.processes
+        fastest = max(syncer.clock_rate for syncer in processes if syncer.serves is not None)
+        return next_request_s(0.0, 0.0, slot_s) / process.clock_rate < slot_s / fastest
 
 
 def step_s(options: Options, process: Process) -> float:
