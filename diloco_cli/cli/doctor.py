@@ -47,7 +47,7 @@ def doctor(
     place = str(parse_url(url))
     growth = None
     if file is not None:
-        from diloco_cli.cli.plan_files import read_plan
+        from diloco_cli.launch.plan_files import read_plan
 
         growth = read_plan(file, []).money.storage_gb_per_day
     if not as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from diloco_cli.cli.run_argument import foreground_store, open_known_run
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from diloco_cli.config.settings import Inventory
     from diloco_cli.plan.plan import Plan
     from diloco_cli.store.port import Store
 
@@ -40,7 +38,7 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    from diloco_cli.cli.plan_files import read_plan
+    from diloco_cli.launch.plan_files import idle_devices, read_plan, refuse_stores
 
     plan = read_plan(file, overrides)
     refuse_stores(plan.inventory)
@@ -52,26 +50,6 @@ def launch(
     sys.exit(_start(plan, file.parent, region, detach, as_json))
 
 
-def refuse_stores(inventory: Inventory) -> None:
-    """Buckets that this version cannot launch on."""
-    stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
-    for place, url in {"": inventory.store.url, **stores}.items():
-        if url is not None and url.startswith("memory:"):
-            raise UsageError(
-                f"{place}memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
-            )
-
-
-def idle_devices(inventory: Inventory) -> list[str]:
-    """Warnings about accelerators that this version plans with and leaves idle."""
-    return [
-        f"{i.name} has {i.accelerators.count * i.nodes} x {i.accelerators.name}, and this version trains on ONE of"
-        " them: it will be slower than planned; list one island a device to use them all"
-        for i in inventory.islands
-        if i.accelerators.count * i.nodes > 1 and not (i.accelerators.name.lower() == "cpu" and i.nodes == 1)
-    ]
-
-
 def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
     from diloco_cli.cli.supervision import go_on
     from diloco_cli.launch.new_run import (
@@ -80,6 +58,7 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
         islands_of,
         make_format,
         refuse_another_run,
+        shares_here,
         signed,
     )
     from diloco_cli.layout import layout_warning
@@ -91,8 +70,11 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
 
     search_first(folder)
     url = join_url(plan.inventory.store.url, plan.run.name)
+    shares, slower = shares_here(plan, region)
+    if slower is not None:
+        talk(slower)
     secret = signing_secret()
-    fresh = signed(make_format(plan.run, plan.inventory, url, islands_of(plan, _shares(plan, region))), secret)
+    fresh = signed(make_format(plan.run, plan.inventory, url, islands_of(plan, shares)), secret)
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
@@ -127,28 +109,6 @@ def _trusted_store(url: str) -> Store:
     if store.get(FORMAT_KEY, MAX_RECORD_BYTES) is None:
         prove_exclusive_create(url)
     return store
-
-
-def _shares(plan: Plan, region: str | None) -> dict[str, float]:
-    """Of the planned speeds: islands that share this machine's cores share its speed."""
-    from diloco_cli.plan.sharing import busy_cores, share_of_cores
-
-    cores, busy = _num_cores(), busy_cores(plan.inventory.islands, region)
-    shares = share_of_cores(plan.inventory.islands, region, cores)
-    if plan.inventory.local is not None:  # then the plan's speeds are those of processes that share it
-        shares = dict.fromkeys(shares, 1.0)
-    elif busy > cores:
-        here = [shares[island.name] for island in plan.islands]
-        spread = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (min(here), max(here))))
-        talk(f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {spread}")
-    return shares
-
-
-def _num_cores() -> int:
-    """The cores that this process may use, where the system tells (Linux)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _say_plan(plan: Plan, region: str | None) -> None:

@@ -39,17 +39,17 @@ def plan(
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
-    from diloco_cli.cli.plan_files import plan_of_files
+    from diloco_cli.launch.plan_files import plan_of_files
     from diloco_cli.plan.plan_file import load_plan, plan_differences, plan_to_json, summary_of
 
     earlier = load_plan(diff) if diff else None
     goal = _goal(objective, budget, deadline)
-    made = plan_of_files(inventory, file, overrides, goal)
+    made = plan_of_files(inventory, file, overrides, goal, talk)
     extra: dict[str, Any] = {}
     if calibrate is not None:
         made, extra["calibration"] = _calibrated(calibrate, made)
     if simulate:
-        from diloco_cli.cli.plan_simulation import simulated
+        from diloco_cli.forecast.plan_failures import simulated
 
         extra["simulation"] = to_plain(simulated(made))
     if explain:
@@ -122,7 +122,7 @@ def _text(made: Plan, extra: dict[str, Any]) -> str:
     if "calibration" in extra:
         parts.insert(0, calibration_text(extra["calibration"]))
     if "simulation" in extra:
-        from diloco_cli.cli.plan_simulation import simulation_text
+        from diloco_cli.forecast.plan_failures import simulation_text
 
         parts.append(simulation_text(extra["simulation"]))
     if "explanations" in extra:

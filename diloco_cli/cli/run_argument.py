@@ -105,8 +105,7 @@ def foreground_store(url: str, box: TimeBox | None = None, quiet: bool = False) 
     unless `quiet` told on stderr while they last."""
     from diloco_cli.cli.output import talk
     from diloco_cli.store.open import open_store
-    from diloco_cli.store.retry import RetryingStore
-    from diloco_cli.store.retry_news import RetryNews
+    from diloco_cli.store.retry import RetryingStore, RetryNews
     from diloco_cli.store.time_box import TimeBoxedStore
 
     store, news = open_store(url), RetryNews((lambda line: None) if quiet else talk)

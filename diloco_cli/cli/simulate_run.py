@@ -96,7 +96,7 @@ def _subject(text: str) -> _Subject:
     path = Path(text)
     if path.is_file():
         from diloco_cli import __version__
-        from diloco_cli.cli.plan_files import read_plan
+        from diloco_cli.launch.plan_files import read_plan
 
         plan = read_plan(path, [])
         made = run_of_plan(plan, "simulated", __version__)

@@ -16,12 +16,12 @@ from diloco_cli.cli.stop import request_stop
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import DilocoError
 from diloco_cli.launch.local_units import module_environment, syncer_region, units_here
-from diloco_cli.protocol.actors.training import is_over
+from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.ending import Event, SupervisionResult
 from diloco_cli.runtime.logs import StoreWords
+from diloco_cli.runtime.restart import Event, SupervisionResult
 from diloco_cli.runtime.supervisor import supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.time_box import TimeBox

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
 from diloco_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+    from diloco_cli.store.port import Store
 
 
 def syncer(
@@ -26,8 +31,15 @@ def syncer(
             raise UsageError("--name, --hosted and --instead-of belong to a standby", hint="add --standby")
         from diloco_cli.syncer.daemon import run_syncer
 
-        sys.exit(run_syncer(place))
+        sys.exit(run_syncer(place, _rebuilt))
     from diloco_cli.runtime.files import checked_name
-    from diloco_cli.syncer.waiting import run_standby
+    from diloco_cli.syncer.standby import run_standby
 
-    sys.exit(run_standby(place, checked_name(name or "standby", "name of a standby"), instead_of, hosted))
+    called = checked_name(name or "standby", "name of a standby")
+    sys.exit(run_standby(place, called, instead_of, hosted, _rebuilt))
+
+
+def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | None:
+    from diloco_cli.observe.rebuild import rebuilt_state  # torch: only where a state is lost
+
+    return rebuilt_state(run, store, version)

@@ -13,8 +13,8 @@ from diloco_cli.cli.run_argument import OpenRun, RunArgument, foreground_store, 
 from diloco_cli.errors import DataCheckError, StoreError
 
 if TYPE_CHECKING:
-    from diloco_cli.syncer.mirror_check import MirrorCheck
-    from diloco_cli.syncer.replay import Replay
+    from diloco_cli.observe.mirror_check import MirrorCheck
+    from diloco_cli.observe.replay import Replay
 
 SHOWN = 5
 
@@ -25,7 +25,7 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest."""
-    from diloco_cli.syncer.replay import verified
+    from diloco_cli.observe.replay import verified
 
     opened = open_run(run)
     found = verified(opened.store, opened.format)
@@ -68,7 +68,7 @@ def unchecked(opened: OpenRun) -> list[str]:
 
 
 def check_mirrors(opened: OpenRun) -> list[MirrorCheck]:
-    from diloco_cli.syncer.mirror_check import MirrorCheck, check_mirror
+    from diloco_cli.observe.mirror_check import MirrorCheck, check_mirror
 
     run, found = head_of(opened).with_members(opened.format), []
     for region in run.regions:

@@ -9,10 +9,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from diloco_cli.config import readers
 from diloco_cli.config.fields import required_fields, type_hints, without_none
-from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.readers import Reader
 from diloco_cli.config.yaml_tree import Node
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import UsageError, suggestion
 
 T = TypeVar("T")
 

@@ -10,10 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from diloco_cli.config.build import Builder
-from diloco_cli.config.nearest import nearest
 from diloco_cli.config.settings import Accelerators, Device
 from diloco_cli.config.yaml_tree import parse_yaml
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import UsageError, nearest
 
 FILE = Path(__file__).with_name("devices.yaml")
 CPU = "cpu"

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.strict_json import parse_object
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import UsageError, suggestion
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 1_000_000

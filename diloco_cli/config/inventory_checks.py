@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from diloco_cli.config.build import Origins
 from diloco_cli.config.devices import in_catalogue, resolve
-from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.settings import RESERVED_NAMES, Accelerators, Device, Inventory, IslandSettings, MachineSettings
 from diloco_cli.config.yaml_tree import Node
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import UsageError, suggestion
 
 MAX_ISLANDS = 10_000
 MAX_MACHINES = 100_000

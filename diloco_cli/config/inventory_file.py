@@ -13,7 +13,6 @@ from diloco_cli.config.build import Builder, Rule, Rules
 from diloco_cli.config.devices import with_catalogue_facts
 from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
 from diloco_cli.config.inventory_checks import Places, check_inventory, with_own_names, with_whole_hosts
-from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.readers import Reader, above, at_least, between, inside, integer, number, quantity
 from diloco_cli.config.run_file import COUNT, refuse_newer
 from diloco_cli.config.settings import (
@@ -29,7 +28,7 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.config.store_url import normalise_store_url
 from diloco_cli.config.yaml_tree import Node, read_yaml_file
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import UsageError, suggestion
 from diloco_cli.units import parse_bandwidth, parse_duration, parse_egress, parse_price
 
 INVENTORY_VERSION = 1

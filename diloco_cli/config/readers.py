@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.yaml_tree import Node
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import UsageError, suggestion
 
 T = TypeVar("T")
 Reader = Callable[[Node], Any]

@@ -8,7 +8,6 @@ from typing import Any
 
 from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Origins, Rule, Rules
-from diloco_cli.config.impossible import refuse_impossible
 from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, data_of
 from diloco_cli.config.readers import (
     above,
@@ -35,6 +34,7 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
+from diloco_cli.config.validation import refuse_impossible
 from diloco_cli.config.yaml_tree import Node, parse_yaml, read_yaml_file
 from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration

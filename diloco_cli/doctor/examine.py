@@ -9,10 +9,9 @@ from functools import partial
 
 from diloco_cli import clock
 from diloco_cli.doctor import checks
-from diloco_cli.doctor.permissions import permissions
-from diloco_cli.doctor.place import CLEAN_UP_S, Place
+from diloco_cli.doctor.checks import permissions
+from diloco_cli.doctor.place import CLEAN_UP_S, MAX_BYTES, QUICK_MAX_BYTES, Place, Speed, measure_speed
 from diloco_cli.doctor.races import exclusive_create, race_of_threads
-from diloco_cli.doctor.throughput import MAX_BYTES, QUICK_MAX_BYTES, Speed, measure_speed
 from diloco_cli.doctor.verdicts import Check, Examination, Finding, failed, passed
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.store.open import open_store, parse_url

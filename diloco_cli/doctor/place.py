@@ -1,4 +1,7 @@
-"""The corner of a store that an examination may use: a fresh random prefix of its own, empty again afterwards."""
+"""The corner of a store that an examination may use: a fresh random prefix of its own, empty again afterwards.
+
+`measure_speed`: how fast whole objects go up and come down, and how long the smallest read takes.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,35 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
+from diloco_cli.clock import seconds_of
 from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
 from diloco_cli.store.open import join_url, parse_url
 from diloco_cli.store.port import Store, StoreUnavailableError
-from diloco_cli.store.prefixed import PrefixedStore
 from diloco_cli.store.retry import Retrying, RetryingStore
 from diloco_cli.store.time_box import TimeBox, TimeBoxedStore, call_within
-from diloco_cli.store.wrapper import StoreWrapper
+from diloco_cli.store.wrapper import PrefixedStore, StoreWrapper
+from diloco_cli.units import format_bandwidth, format_duration, format_size
 
 CLEAN_UP_S = 6.0
 CLEANERS = 8
 UNHURRIED_S = 600.0
 
 T = TypeVar("T")
+SMALL_READS = 11
+FIRST_BYTES = 1_000_000
+MAX_BYTES = 64_000_000
+QUICK_MAX_BYTES = 4_000_000
+GROWTH = 4
+LONG_ENOUGH_S = 1.0
+"""An object that takes this long says enough: larger ones are not tried."""
+SLOWER_BY = 12.0
+"""The next size up may take `GROWTH` times as long, thrice (up, down, clean-up): not begun with less time left."""
 
 
 class Place:
@@ -147,3 +162,35 @@ class _Announced(StoreWrapper):
 def noise(seed: str, num_bytes: int) -> bytes:
     """Bytes without a pattern, the same for the same seed: what compresses or repeats could flatter a link."""
     return hashlib.shake_128(seed.encode()).digest(num_bytes)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of the largest object that was tried."""
+
+    payload_bytes: int
+    up_bps: float
+    down_bps: float
+    latency_s: float
+
+    def text(self) -> str:
+        return (
+            f"{format_bandwidth(self.up_bps)} up, {format_bandwidth(self.down_bps)} down (one object of "
+            f"{format_size(self.payload_bytes)}), {format_duration(self.latency_s)} a small read"
+        )
+
+
+def measure_speed(place: Place, max_bytes: int) -> Speed:
+    """Objects grow until one takes a second, or there is no time for the next."""
+    place.store.create("speed/small", b"x" * 64)
+    latency_s = median(seconds_of(lambda: place.store.get("speed/small", 64)) for _ in range(SMALL_READS))
+    size = FIRST_BYTES
+    while True:
+        key, data = f"speed/{size}", noise(f"speed {size}", size)
+        up_s = seconds_of(lambda key=key, data=data: place.store.create(key, data))  # type: ignore[misc]
+        down_s = seconds_of(lambda key=key, size=size: place.store.get(key, size))  # type: ignore[misc]
+        slower_s = max(up_s, down_s)
+        bigger = size * GROWTH
+        if slower_s >= LONG_ENOUGH_S or bigger > max_bytes or SLOWER_BY * slower_s > place.box.left_s():
+            return Speed(size, 8 * size / up_s, 8 * size / down_s, latency_s)
+        size = bigger

@@ -8,8 +8,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.ports import Merged
-from diloco_cli.protocol.log.records import FragmentVersion, Offer
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, fragment_of_slot
 
 
 class TraceArithmetic:

@@ -22,8 +22,7 @@ from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import LOG
 from diloco_cli.units import format_duration
-from diloco_cli.virtual.lanes import VirtualLanes
-from diloco_cli.virtual.world import LATENCY_S, Actor, World
+from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: runs in virtual time carry no real date
 RESTART_S = 5.0  # of a process that its supervisor starts again

@@ -10,9 +10,8 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.observer import Incarnation, Observer
+from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped, Values
-from diloco_cli.protocol.actors.stopwatch import Phase
 from diloco_cli.protocol.log.keys import read_inner_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat

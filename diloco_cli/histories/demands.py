@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from diloco_cli.errors import FencedError, UsageError
 from diloco_cli.histories.attendance import Attendances
-from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.monitor import check_folded
 from diloco_cli.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
 from diloco_cli.histories.processes import MAX_DRIFT, Process

@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.demands import Healthy, check_bucket, check_restart
 from diloco_cli.histories.disturbances import Disturber
 from diloco_cli.histories.folds import remembered, tuned

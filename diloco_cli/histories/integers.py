@@ -9,8 +9,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.ports import Merged, Refused
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
 MOST = 1 << 400

@@ -15,7 +15,7 @@ from diloco_cli.protocol.actors.learner import PAUSE_S
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.virtual.lanes import VirtualLanes
+from diloco_cli.virtual.world import VirtualLanes
 
 DRAIN_S = 10.0  # at most: where a quorum leaves together, each would wait for the others' progress
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.replayer import Replayer, expect
 
 FRESH = -1  # the commit of moments that were never saved

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, get_args
 
-from diloco_cli.config.impossible import max_overlap
 from diloco_cli.config.settings import (
     ColdStartSettings,
     DataSettings,
@@ -19,6 +18,7 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
+from diloco_cli.config.validation import max_overlap
 from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError
-from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.options import REGION
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.replayer import OfferId, ViolationError, expect

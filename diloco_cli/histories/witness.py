@@ -11,13 +11,11 @@ from diloco_cli.histories.ledger import Account
 from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.ports import IntegerTraining
 from diloco_cli.histories.replayer import expect
-from diloco_cli.protocol.actors.observer import Incarnation, Observer
-from diloco_cli.protocol.actors.offer_draft import OfferDraft
-from diloco_cli.protocol.actors.stopwatch import Phase
-from diloco_cli.protocol.actors.training import is_over
+from diloco_cli.protocol.actors.decisions import OfferDraft, is_over
+from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.cold_start import beginners
+from diloco_cli.protocol.rules.schedule import beginners
 
 
 @dataclass

@@ -9,16 +9,18 @@ from typing import Any, Literal
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
-from diloco_cli.config.impossible import overlap_problem
 from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.config.validation import overlap_problem
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.layout import Layout, make_layout
 from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.speed import busy_cores, share_of_cores
 from diloco_cli.protocol.log.commit_log import parse_format, with_keys
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.signing import LOG, Checksummed, Secret
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store
@@ -26,6 +28,19 @@ from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.tensors.flat import parameter_facts
 
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens")
+
+
+def shares_here(plan: Plan, region: str | None) -> tuple[dict[str, float], str | None]:
+    """Of the planned speeds: islands that share this machine's cores share its speed; and a warning if they do."""
+    cores, busy = usable_cores(), busy_cores(plan.inventory.islands, region)
+    shares = share_of_cores(plan.inventory.islands, region, cores)
+    if plan.inventory.local is not None:  # then the plan's speeds are those of processes that share it
+        return dict.fromkeys(shares, 1.0), None
+    if busy <= cores:
+        return shares, None
+    here = [shares[island.name] for island in plan.islands]
+    spread = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (min(here), max(here))))
+    return shares, f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {spread}"
 
 
 def layout_of(settings: RunSettings) -> Layout:

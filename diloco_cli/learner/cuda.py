@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 
 from diloco_cli.learner.inner import keeps_moments, moments_of
-from diloco_cli.learner.replica import Replica
-from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire, mixed
 from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat

@@ -19,8 +19,7 @@ from diloco_cli.learner.hosting import HostedSyncer, standby_command
 from diloco_cli.learner.lanes import Lanes
 from diloco_cli.learner.micro_batch import micro_batch_here, parameters_of
 from diloco_cli.learner.prefetch import Prefetched
-from diloco_cli.learner.replica import Replica
-from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
@@ -34,12 +33,11 @@ from diloco_cli.runtime.daemon import Stopping, say
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, learner_signer
-from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import RetryingStore, retrying_text
-from diloco_cli.store.retry_news import HEARTBEAT_EVERY_S, RetryNews
+from diloco_cli.store.retry import HEARTBEAT_EVERY_S, RetryingStore, RetryNews, retrying_text
 from diloco_cli.store.wan import EmulatedLink
+from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import parameter_facts
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diloco_cli.clock import utc_now_text
-from diloco_cli.protocol.actors.observer import Incarnation, Observer
-from diloco_cli.protocol.actors.stopwatch import Phase
+from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.runtime.daemon import say
 
 RATE_SMOOTHING = 0.05

@@ -1,9 +1,16 @@
 """The inner optimizer: AdamW with weight-decay groups, clipping, precision, warm-up and cosine on the RUN's schedule;
-its saved state."""
+its saved state.
+
+The optimizers are torch's without its compiler. torch decorates methods of its optimizers so that torch.compile leaves
+them out, and the decorators import torch._dynamo at the first call, which takes almost as long as importing torch
+itself (torch 2.13.0). No step of a learner is compiled, so these use the methods without their decorators. Where a
+torch imports its compiler in another way, a learner starts as slowly as it did before.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from inspect import unwrap
 from math import cos, inf, isfinite, pi
 
 import torch
@@ -11,7 +18,6 @@ from torch import nn
 
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.learner.eager import SGD, AdamW
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes
 
@@ -19,6 +25,21 @@ FLOOR = 0.1  # the cosine ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
 BF16_CAPABILITY = 8  # major number of the first CUDA devices with bf16 of their own (Ampere); older ones emulate it
 FUSED = ("cpu", "cuda")  # where torch has AdamW as one kernel: a third of the time of the others on a CPU
+
+
+class _Eager(torch.optim.Optimizer):
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class AdamW(_Eager, torch.optim.AdamW):
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+
+class SGD(_Eager, torch.optim.SGD):
+    step = torch.no_grad()(unwrap(torch.optim.SGD.step))
 
 
 def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Optimizer:

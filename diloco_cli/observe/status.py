@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from diloco_cli.observe.facts import Heard, RunFacts, moment
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Note
-from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import RunPhase
 

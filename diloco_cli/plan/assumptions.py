@@ -13,7 +13,7 @@ from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE, STORAGE_PRICE
 from diloco_cli.plan.plan import Assumption, Mark
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, SYNCER_BPS
-from diloco_cli.plan.sharing import shares_cores
+from diloco_cli.plan.speed import shares_cores
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 
 MAX_NAMES = 6

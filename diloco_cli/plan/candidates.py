@@ -15,8 +15,7 @@ from diloco_cli.plan.link import Need
 from diloco_cli.plan.memory import Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption
-from diloco_cli.plan.sharing import shares_of_the_local_machine
-from diloco_cli.plan.speed import island_speed, num_devices
+from diloco_cli.plan.speed import island_speed, num_devices, shares_of_the_local_machine
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 
 from diloco_cli.config.devices import HOST_DEVICES, find_device
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.plan import goodput, link, memory, sharing
+from diloco_cli.plan import goodput, link, memory, speed
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_IN_FLIGHT, Flow
 from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
@@ -94,10 +94,10 @@ def _speed(plan: Plan, candidate: Candidate) -> Explanation:
 def _share(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     """What others on the same cores leave, over all states of the machine in which the island is awake."""
     local = plan.inventory.local
-    if local is None or not sharing.shares_cores(candidate.island, None):
+    if local is None or not speed.shares_cores(candidate.island, None):
         return
-    here = [other for other in plan.inventory.islands if sharing.shares_cores(other, None)]
-    states = sharing.states_of(candidate.island, here, local, sharing.SERVICE_CORES)
+    here = [other for other in plan.inventory.islands if speed.shares_cores(other, None)]
+    states = speed.states_of(candidate.island, here, local, speed.SERVICE_CORES)
     numbers = " + ".join(f"{short(probability)} * {short(speed)}" for probability, speed in states)
     formula = "mean over who else is awake of seat x crowding x what the run's services leave"
     yield Explanation(candidate.island.name, "shared cores", formula, numbers, candidate.share, "")

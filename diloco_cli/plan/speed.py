@@ -1,11 +1,27 @@
-"""Tokens per second of an island: measured if the inventory says so, else peak x MFU over FLOPs per token."""
+"""Tokens per second of an island: measured if the inventory says so, else peak x MFU over FLOPs per token.
+
+Islands of one machine share its cores, and so its speed. Every thread that trains wants a core of its own. Of k awake
+threads on c < k cores, r = k mod c cores hold one thread more than the others. Threads that never sleep are moved about
+by the system and get c / k each over time. One that slept (an emulated slowdown is sleep) wakes on some core and shares
+that core with those who are there, for the short time that a step takes: the one that woke last sits on a fuller core,
+the other k - 1 wherever there is room.
+
+    fuller   1 / ceil(k / c)                                     what a thread on a fuller core gets of it
+    other    (c - fuller) / (k - 1)                              the mean of everybody but the last one
+    sleeper  fuller / m + other x (m - 1) / m                    m of the k sleep now and then, each may be the last
+
+A slowdown of s sleeps (s - 1) times as long as the step took, however long that was: its island is awake for exactly
+1 / s of the time, and only then does it crowd others or suffer from them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from math import ceil
 from typing import Literal
 
 from diloco_cli.config.devices import CPU, HOST_DEVICES, find_device
-from diloco_cli.config.settings import Device, Inventory, IslandSettings
+from diloco_cli.config.settings import Device, Inventory, IslandSettings, LocalMachine
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption
@@ -17,6 +33,8 @@ MAX_CPU_GFLOPS = 120.0
 MPS_GFLOPS = 1000.0
 TERA, GIGA = 1e12, 1e9
 Precision = Literal["auto", "fp32", "bf16"]  # as in `train.precision`
+SERVICE_CORES = 0.2  # syncer, evaluator and supervisor; measured beside the quickstart's learners
+MAX_SLEEPERS = 64  # whose every combination is weighed; of more, as many as are awake on average
 
 
 def num_devices(island: IslandSettings) -> int:
@@ -109,3 +127,100 @@ def _implausible(island: IslandSettings, device: Device, model: ModelFacts, prec
         f"{island.name}: {island.tokens_per_s:g} tokens/s would be {100 * mfu:.0f} % of the {kind} peak of"
         f" {num_devices(island)} x {device.name}{least}: measured with this model?"
     ]
+
+
+def shares_cores(island: IslandSettings, region: str | None) -> bool:
+    """Does `launch --region REGION` (None: all) start this island on cores of the machine it runs on?"""
+    on_cpu = island.accelerators.name.lower() == CPU
+    return on_cpu and island.infra == "local" and region in (None, island.region)
+
+
+def busy_cores(islands: Sequence[IslandSettings], region: str | None) -> float:
+    """How many cores are wanted on average: an emulated slowdown is sleep."""
+    return sum(num_devices(island) / island.slowdown for island in islands if shares_cores(island, region))
+
+
+def share_of_cores(islands: Sequence[IslandSettings], region: str | None, cores: int) -> dict[str, float]:
+    """By island: the share of its planned speed that is left to it, 1 for all that start elsewhere."""
+    return {island.name: 1.0 for island in islands} | _shares(islands, region, LocalMachine(cores), 0.0)
+
+
+def shares_of_the_local_machine(inventory: Inventory) -> dict[str, float]:
+    """By island: what is left of its speed where the inventory describes the machine that the local islands share with
+    one another and with the run's own services; empty where it does not (`launch` then counts its own cores)."""
+    if inventory.local is None:
+        return {}
+    return _shares(inventory.islands, None, inventory.local, SERVICE_CORES)
+
+
+def _shares(
+    islands: Sequence[IslandSettings], region: str | None, local: LocalMachine, services: float
+) -> dict[str, float]:
+    """Islands that are alike have the same share."""
+    here = [island for island in islands if shares_cores(island, region)]
+    known: dict[tuple[int, float], float] = {}
+    for island in here:
+        kind = (num_devices(island), island.slowdown)
+        if kind not in known:
+            states = states_of(island, here, local, services)
+            known[kind] = sum(probability * speed for probability, speed in states)
+    return {island.name: known[num_devices(island), island.slowdown] for island in here}
+
+
+def states_of(
+    island: IslandSettings, here: Sequence[IslandSettings], local: LocalMachine, services: float
+) -> Iterator[tuple[float, float]]:
+    """(probability, speed) in every state of the machine in which `island`, one of those `here`, is awake. The speed
+    of one of its threads over that of one alone: its seat x what the crowd costs x what the run's services leave."""
+    sleeps = island.slowdown > 1
+    own = num_devices(island)
+    steady = sum(num_devices(other) for other in here if other.slowdown == 1 and other is not island)
+    others = [other for other in here if other.slowdown > 1 and other is not island]
+    for probability, woken in woken_threads(others):
+        awake, sleepers = steady + woken + own, woken + (own if sleeps else 0)
+        speed = seat(awake, sleepers, local.cores, sleeps) * crowd(local, awake) * left(awake, local.cores, services)
+        yield probability, speed
+
+
+def woken_threads(sleepers: Sequence[IslandSettings]) -> Iterator[tuple[float, int]]:
+    """How probable it is that so many threads of islands that sleep now and then, each by itself, are awake; the
+    probabilities add up to 1."""
+    if len(sleepers) > MAX_SLEEPERS:
+        yield 1.0, round(sum(num_devices(island) / island.slowdown for island in sleepers))
+        return
+    chances = {0: 1.0}
+    for island in sleepers:
+        later: dict[int, float] = {}
+        for woken, chance in chances.items():
+            more = woken + num_devices(island)
+            later[woken] = later.get(woken, 0.0) + chance * (1 - 1 / island.slowdown)
+            later[more] = later.get(more, 0.0) + chance / island.slowdown
+        chances = later
+    yield from ((chance, woken) for woken, chance in sorted(chances.items()))
+
+
+def seat(awake: int, sleepers: int, cores: int, sleeps: bool) -> float:
+    """The share of a core that a thread of a sleeper (`sleeps`) or of somebody else gets, over the even one."""
+    if awake <= cores or awake % cores == 0 or sleepers == 0:
+        return 1.0
+    fuller = 1 / ceil(awake / cores)
+    other = (cores - fuller) / (awake - 1)
+    mine = fuller / sleepers + other * (sleepers - 1) / sleepers if sleeps else other
+    return mine * awake / cores
+
+
+def left(awake: int, cores: int, services: float) -> float:
+    """What the run's services leave: they take what they need, first from cores that are idle."""
+    wanted = min(awake, cores)
+    return max(0.0, min(wanted, cores - services)) / wanted
+
+
+def crowd(local: LocalMachine, awake: int) -> float:
+    """The speed of one of `awake` threads as a share of one's alone: as measured; beyond the largest number measured,
+    and where none was, as the cores are divided."""
+    known = local.crowding
+    if awake <= len(known):
+        return known[awake - 1]
+    most = max(1, len(known))
+    even = min(1.0, local.cores / awake) / min(1.0, local.cores / most)
+    return (known[-1] if known else 1.0) * even

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.devices import CPU, MPS, in_catalogue
 from diloco_cli.config.settings import Accelerators
 from diloco_cli.probe.spread import Spread, spread_of
+from diloco_cli.runtime.kernel import usable_cores
 
 GB = 1e9
 VENDORS = re.compile(r"^(?:(?:NVIDIA|Tesla|Quadro|GeForce|AMD|Instinct|Radeon)[ -]+)+", re.IGNORECASE)
@@ -49,13 +49,6 @@ def machine_facts() -> MachineFacts:
     if torch.backends.mps.is_available():
         return MachineFacts(Accelerators(MPS, 1), True, None, cores, host_memory_gb, "mps")
     return MachineFacts(Accelerators(CPU, 1), True, None, cores, host_memory_gb, "cpu")
-
-
-def usable_cores() -> int:
-    """The cores that this process may use, where the system tells (Linux)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def device_name(driver_name: str) -> str:

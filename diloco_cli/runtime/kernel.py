@@ -131,3 +131,10 @@ def _token_portable(process: psutil.Process) -> str | None:
         return process.environ().get(TOKEN_VARIABLE)
     except psutil.Error:
         return None
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, where the system tells (Linux)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -13,8 +13,7 @@ from diloco_cli.runtime.identity import is_alive
 from diloco_cli.runtime.registry import UnitRecord, is_held, read_unit
 from diloco_cli.runtime.restart import Exit
 from diloco_cli.runtime.signals import signal_family, signal_process
-from diloco_cli.runtime.unit_states import LAST_STATES, Happening, State, next_state
-from diloco_cli.runtime.units import UnitSpec, restarted, start_unit
+from diloco_cli.runtime.units import LAST_STATES, Happening, State, UnitSpec, next_state, restarted, start_unit
 
 MAX_EXITS_KEPT = 200
 

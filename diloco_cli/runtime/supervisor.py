@@ -1,31 +1,136 @@
-"""Keeps the units of a run alive on this machine until the run ends, is stopped, or cannot go on."""
+"""Keeps the units of a run alive on this machine until the run ends, is stopped, or cannot go on.
+
+It hears signals and the run's state in the bucket (`SignalCount`, `OnceInBackground`) without waiting for either.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
+from typing import Any
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
-from diloco_cli.runtime.ending import (
+from diloco_cli.runtime.registry import SUPERVISOR, log_path, supervisor_lock
+from diloco_cli.runtime.restart import (
+    DONE_STATUSES,
     ENDINGS,
+    FENCED_STATUS,
     Ending,
     Event,
     EventKind,
+    Exit,
     Reason,
+    RestartPolicy,
     StopPolicy,
     SupervisionResult,
     begin_ending,
+    decide,
+    describe_exit,
     next_ending,
 )
-from diloco_cli.runtime.registry import SUPERVISOR, log_path, supervisor_lock
-from diloco_cli.runtime.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
 from diloco_cli.runtime.supervised import SupervisedUnit
-from diloco_cli.runtime.unit_states import Happening, State
-from diloco_cli.runtime.units import UnitSpec, bound_log
-from diloco_cli.runtime.watch import Asking, OnceInBackground, SignalCount
+from diloco_cli.runtime.units import Happening, State, UnitSpec, bound_log
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
+AFTER_DECISION: dict[str, tuple[Happening, EventKind]] = {
+    "restart": (Happening.DIED, "ended"),
+    "done": (Happening.FINISHED, "done"),
+    "give_up": (Happening.GAVE_UP, "failed"),
+}
+
+
+class SignalCount:
+    """Counts requests to stop. An ignored signal stays ignored (`nohup`). Only the main thread can hear."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> SignalCount:
+        if threading.current_thread() is threading.main_thread():
+            for signum in STOP_SIGNALS:
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def _hear(self, signum: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.first = self.first or signum
+
+
+class Asking:
+    """Calls `ask` again and again in a thread, so that a slow store never delays a restart."""
+
+    def __init__(self, ask: Callable[[], str], every_s: float) -> None:
+        self._ask = ask
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self._answered = threading.Event()
+        self._bug: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name="run-state", daemon=True)
+        self._answer: str | None = None
+        self.trouble: str | None = None
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+
+    @property
+    def answer(self) -> str | None:
+        """The latest one, None before the first; raises what was no declared error, for that is a bug."""
+        if self._bug is not None:
+            raise self._bug
+        return self._answer
+
+    def fresh_answer(self, timeout_s: float) -> str | None:
+        """An answer to a question asked after this call, or the latest one if none comes in time."""
+        for _ in range(2):  # the first may be the answer to a question asked before
+            self._answered.clear()
+            self._answered.wait(timeout_s / 2)
+        return self.answer
+
+    def _loop(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._answer = self._ask()
+                self.trouble = None
+            except DilocoError as error:
+                self.trouble = str(error)
+            except Exception as error:
+                self._bug = error
+                self._ended.set()
+            self._answered.set()
+            self._ended.wait(self._every_s)
+
+
+class OnceInBackground:
+    """One call in a thread; `trouble` is why it failed."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self.trouble: str | None = None
+        self._thread = threading.Thread(target=self._run, name="request-stop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except Exception as error:
+            # The units are stopped by signals all the same; what went wrong is told by the supervisor.
+            self.trouble = f"{type(error).__name__}: {error}"
 
 
 def supervise(
@@ -217,13 +322,6 @@ class Supervisor:
             return "failed"
         statuses = {unit.exits[-1].status for unit in self.units if unit.exits}
         return "fenced" if statuses == {FENCED_STATUS} else "stopped"
-
-
-AFTER_DECISION: dict[str, tuple[Happening, EventKind]] = {
-    "restart": (Happening.DIED, "ended"),
-    "done": (Happening.FINISHED, "done"),
-    "give_up": (Happening.GAVE_UP, "failed"),
-}
 
 
 def _check(units: Sequence[UnitSpec]) -> None:

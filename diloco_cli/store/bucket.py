@@ -19,8 +19,15 @@ from diloco_cli.store.answers import (
     short_text,
     within_range,
 )
-from diloco_cli.store.keys import check_key
-from diloco_cli.store.port import Created, Exists, ObjectStat, StoreBrokenError, StoreUnavailableError, holder_bytes
+from diloco_cli.store.port import (
+    Created,
+    Exists,
+    ObjectStat,
+    StoreBrokenError,
+    StoreUnavailableError,
+    check_key,
+    holder_bytes,
+)
 
 T = TypeVar("T")
 

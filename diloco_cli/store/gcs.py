@@ -28,8 +28,7 @@ from diloco_cli.store.gcs_client import (
     start_client,
     stated_crc32c,
 )
-from diloco_cli.store.keys import check_prefix
-from diloco_cli.store.port import ObjectStat, StoreBrokenError, StoreUnavailableError
+from diloco_cli.store.port import ObjectStat, StoreBrokenError, StoreUnavailableError, check_prefix
 from diloco_cli.store.retry import pause_s
 
 CHUNK_BYTES = 32 << 20

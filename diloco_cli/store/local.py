@@ -20,16 +20,20 @@ from pathlib import Path
 
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.randomness import nonce
-from diloco_cli.store.keys import BadKeyError, check_key, check_prefix, is_between, is_key_part
 from diloco_cli.store.paging import Paging
 from diloco_cli.store.port import (
+    BadKeyError,
     Created,
     Exists,
     ObjectStat,
     StoreBrokenError,
     StoreForbiddenError,
     StoreUnavailableError,
+    check_key,
+    check_prefix,
     holder_bytes,
+    is_between,
+    is_key_part,
 )
 
 TEMPORARY_PREFIX = ".tmp~"

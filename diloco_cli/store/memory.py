@@ -7,8 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 
 from diloco_cli import clock
-from diloco_cli.store.keys import check_key, check_prefix
-from diloco_cli.store.port import Created, Exists, ObjectStat, beginning, holder_bytes
+from diloco_cli.store.port import Created, Exists, ObjectStat, beginning, check_key, check_prefix, holder_bytes
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from urllib.parse import quote, unquote, urlsplit
 from diloco_cli.config.store_url import without_credentials
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
-from diloco_cli.store.keys import BadKeyError, check_key
-from diloco_cli.store.port import Store, StoreBrokenError, StoreForbiddenError
-from diloco_cli.store.prefixed import PrefixedStore
+from diloco_cli.store.port import BadKeyError, Store, StoreBrokenError, StoreForbiddenError, check_key
+from diloco_cli.store.wrapper import PrefixedStore
 
 SCHEMES = ("gs", "s3", "file", "memory")
 CLIENT_VARIABLE = "DILOCO_STORE_CLIENT"

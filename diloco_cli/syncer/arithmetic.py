@@ -8,7 +8,12 @@ chunks of 256 KB, whatever the number of learners and parameters.
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,11 +22,9 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.actors.ports import Merged, Refused
-from diloco_cli.protocol.log.records import Offer, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
-from diloco_cli.protocol.rules.cold_start import outer_at
+from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.rules.schedule import outer_at
 from diloco_cli.syncer.norms import NormCap
-from diloco_cli.syncer.spool import Spool
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.codecs import codec
@@ -31,6 +34,38 @@ from diloco_cli.tensors.merge import Merging, Source, rule_of
 from diloco_cli.tensors.norms import measured_norms
 from diloco_cli.tensors.outer import apply_merge
 from diloco_cli.tensors.payload import Blank, PayloadError, views
+
+SMALLEST_BYTES = 1 << 18  # what is smaller stays in memory
+
+
+class Spool:
+    """Keeps bytes in files without a name, mapped for reading. They are gone with the last view on them, and with the
+    process however it ends. Nobody else can open them: what was checked is what is read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def keep(self, data: bytes) -> bytes | memoryview:
+        """The same bytes, on disk if they are many. Where the disk takes no more they stay in memory: a merge that
+        needs more of it is better than none."""
+        if len(data) < SMALLEST_BYTES:
+            return data
+        with suppress(OSError):
+            return self._written(data)
+        return data
+
+    def _written(self, data: bytes) -> memoryview:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, path = tempfile.mkstemp(dir=self._directory)
+        try:
+            os.unlink(path)
+            with os.fdopen(os.dup(descriptor), "wb", buffering=0) as file:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            return memoryview(mmap.mmap(descriptor, len(data), access=mmap.ACCESS_READ))
+        finally:
+            os.close(descriptor)
 
 
 @dataclass

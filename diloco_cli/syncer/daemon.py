@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +19,7 @@ from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Finish, Merge, Skip
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
-from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.protocol.regions.regional import home_of, read_after_relays
@@ -28,25 +29,28 @@ from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, OPERATOR
 from diloco_cli.store.leftovers import discarding_leftovers
-from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
-from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.opening import opened, own_claim
-from diloco_cli.syncer.rebuild import rebuilt_state
 from diloco_cli.syncer.regions import RegionServices
-from diloco_cli.syncer.spool import Spool
+
+Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
+"""The bytes of a damaged or lost state, made anew from the log (observe/rebuild.py); None where that cannot be done."""
 
 
-def run_syncer(url: str) -> int:
+def run_syncer(url: str, rebuild: Rebuild) -> int:
     """Serves from now on, whoever did before; see `serve_run`."""
     stop = Stopping()
     stop.hear_signals()
-    return serve_run(url, stop, own_claim())
+    return serve_run(url, stop, own_claim(), rebuild)
 
 
-def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER, because: str = "") -> int:
+def serve_run(
+    url: str, stop: Stopping, claim: ProcessClaim, rebuild: Rebuild, unit: str = SYNCER, because: str = ""
+) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
     syncer took over. `unit` and `because`: who serves, and why, for `status`."""
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
@@ -61,7 +65,7 @@ def serve_run(url: str, stop: Stopping, claim: ProcessClaim, unit: str = SYNCER,
         time_text=utc_now_text,
         nonce=nonce,
         on_commit=lambda state, commit: _log_commit(run, state, commit),
-        recover=lambda output: rebuilt_state(run, store, output),
+        recover=lambda output: rebuild(run, store, output),
         because=because,
     )
     regions = RegionServices(run, store, home_of(syncer), _earlier_mirrors(store))

@@ -10,10 +10,9 @@ from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Stopping, say
 from diloco_cli.runtime.driver import SystemClock
-from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
-from diloco_cli.store.retry import RetryingStore
-from diloco_cli.store.retry_news import HEARTBEAT_EVERY_S, RetryNews
+from diloco_cli.store.retry import HEARTBEAT_EVERY_S, RetryingStore, RetryNews
+from diloco_cli.store.wrapper import MeteredStore
 
 
 def own_claim() -> ProcessClaim:

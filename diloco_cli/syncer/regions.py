@@ -20,11 +20,10 @@ from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, Home, RegionLink
 from diloco_cli.protocol.regions.relays import Tell
 from diloco_cli.runtime.daemon import say
 from diloco_cli.runtime.driver import Side, SystemClock, perform
-from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import RetryingStore, retrying_text
-from diloco_cli.store.retry_news import RetryNews
+from diloco_cli.store.retry import RetryingStore, RetryNews, retrying_text
+from diloco_cli.store.wrapper import MeteredStore
 
 PROVEN_S = 2 * TRIES_AGAIN_S
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region

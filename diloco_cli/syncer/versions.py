@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, TryAgainError
-from diloco_cli.protocol.log.keys import state_key
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store

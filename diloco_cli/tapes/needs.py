@@ -9,8 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.log.records import MAX_EXACT, Event, OfferId, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import MAX_EXACT, Event, OfferId, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.tape import Tape, Track
 
 TrackId = tuple[str, int]

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import torch
 
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.replica import Replica
-from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import Event, Mixing, OfferId
-from diloco_cli.protocol.log.schedule import fraction_of_run
 from diloco_cli.protocol.log.tape import Tape, Track
+from diloco_cli.protocol.rules.schedule import fraction_of_run
 from diloco_cli.tapes.needs import Needs, Save
 from diloco_cli.tensors.codecs import Codec, codec
 

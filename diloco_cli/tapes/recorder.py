@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diloco_cli.errors import DataCheckError, TryAgainError
+from diloco_cli.observe.bookkeeping import disagreements
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key, offer_key, read_inner_key
@@ -18,7 +19,6 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.bookkeeping import disagreements
 from diloco_cli.tapes.needs import Save, TrackId
 
 

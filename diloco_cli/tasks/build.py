@@ -11,10 +11,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from diloco_cli.config.nearest import suggestion
 from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.errors import DilocoError, UsageError, suggestion
 from diloco_cli.tasks import huggingface, models
 from diloco_cli.tasks.data import ByteText, Digits
 

@@ -2,15 +2,19 @@
 
 An operation on the store is two events, its effect and its answer, and between them anything may happen. Faults are
 asked for as each operation of an actor is sent (`virtual/faulty_calls.py` says what there is).
+
+`Lanes`: the threads of one simulated process; each performs its steps one after the other, in the order of handing in.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
+from diloco_cli.protocol.actors.learner import Lane
 from diloco_cli.protocol.log.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep, Steps, There
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store, StoreUnavailableError
@@ -280,3 +284,25 @@ class World:
         actor.steps.close()
         actor.ended, actor.result, actor.error = True, result, error
         self.on_end(actor)
+
+
+class VirtualLanes:
+    """`begin` starts an actor of the process. A lane's actor ends with its last steps; the next ones get a new one."""
+
+    def __init__(self, begin: Callable[[Steps[Any]], object]) -> None:
+        self._begin = begin
+        self._waiting: dict[Lane, deque[Steps[Any]]] = {}
+
+    def start(self, lane: Lane, steps: Steps[Any]) -> None:
+        if lane in self._waiting:
+            self._waiting[lane].append(steps)
+            return
+        self._waiting[lane] = deque([steps])
+        self._begin(self._work(lane))
+
+    def _work(self, lane: Lane) -> Steps[bool]:
+        waiting = self._waiting[lane]
+        while waiting:
+            yield from waiting.popleft()
+        del self._waiting[lane]
+        return True

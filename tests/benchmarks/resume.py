@@ -21,13 +21,12 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, HeadHint, Snapshot, fold, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
 from diloco_cli.protocol.log.keys import HEAD_HINT_KEY, commit_key, snapshot_key
-from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.metered import MeteredStore
+from diloco_cli.store.wrapper import MeteredStore
 from tests.benchmarks.measure import machine, row
 
 BATCH = 1000

@@ -12,7 +12,7 @@ from msgspec import structs
 from diloco_cli.cli.operators import carry_out, silence_to_bear_s
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.actors import collection, housekeeping, syncer
+from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log.commit_log import append, read_log
 from diloco_cli.protocol.log.commits import Finish, Quarantine, Refuse, Stop
 from diloco_cli.protocol.log.keys import request_key
@@ -34,7 +34,7 @@ TIME = "2026-01-01T00:00:00Z"
 def history() -> dict[str, bytes]:
     """The bucket of a run of 30 commits with snapshots, its syncer gone."""
     patch = pytest.MonkeyPatch()
-    for module in (syncer, collection, housekeeping):
+    for module in (syncer, collection):
         patch.setattr(module, "SNAPSHOT_EVERY", 5)
     run = run_that_keeps(grace_s=0.0, merges=60)
     fleet = started(run, 30)

@@ -136,8 +136,8 @@ def test_goals_that_cannot_be_read_are_refused(diloco, words, message):
 
 def test_every_screen_fits_80_columns_and_a_wide_one_shows_more(diloco, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    from diloco_cli.cli.plan_files import plan_of_files
     from diloco_cli.cli.plan_table import islands_table
+    from diloco_cli.launch.plan_files import plan_of_files
 
     for run in ("run.yaml", "tpu-run.yaml", "machines-run.yaml"):
         path = QUICKSTART.parent / "plan" / run
@@ -154,8 +154,8 @@ def test_every_screen_fits_80_columns_and_a_wide_one_shows_more(diloco, monkeypa
 def test_of_very_many_islands_the_table_shows_the_largest_and_says_so():
     from dataclasses import replace
 
-    from diloco_cli.cli.plan_files import plan_of_files
     from diloco_cli.cli.plan_table import islands_table
+    from diloco_cli.launch.plan_files import plan_of_files
 
     (one, *_) = plan_of_files(None, QUICKSTART.parent / "plan" / "run.yaml", []).islands
     lines = islands_table([replace(one, name=f"i{n}", tokens_per_s=float(n)) for n in range(100)], 80, 24)
@@ -181,7 +181,7 @@ def test_in_a_pipe_no_row_no_entry_and_no_explanation_is_left_out(diloco, tmp_pa
 
 
 def test_launch_warns_of_too_many_fragments_as_plan_does():
-    from diloco_cli.cli.plan_files import read_plan
+    from diloco_cli.launch.plan_files import read_plan
 
     warned = read_plan(QUICKSTART / "run.yaml", ["sync.fragments=100"]).warnings
     assert "the model has too few tensors for 100 fragments: there will be 21" in warned

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from diloco_cli.cli.plan_files import plan_of_files
-from diloco_cli.cli.plan_simulation import simulated
 from diloco_cli.errors import InfeasibleError
+from diloco_cli.forecast.plan_failures import simulated
+from diloco_cli.launch.plan_files import plan_of_files
 from diloco_cli.plan.plan import Plan
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"

@@ -37,7 +37,7 @@ def test_a_standby_of_no_run_says_so(diloco: Diloco, tmp_path: Path) -> None:
 
 
 def test_a_standby_loads_neither_torch_nor_numpy_before_it_serves() -> None:
-    code = "import sys, diloco_cli.syncer.waiting; print(sorted({'torch', 'numpy', 'fsspec'} & set(sys.modules)))"
+    code = "import sys, diloco_cli.syncer.standby; print(sorted({'torch', 'numpy', 'fsspec'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

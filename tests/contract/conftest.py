@@ -14,12 +14,11 @@ import pytest
 from diloco_cli.randomness import nonce
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.open import CLIENT_VARIABLE, open_store, parse_url
 from diloco_cli.store.port import Store
-from diloco_cli.store.prefixed import PrefixedStore
 from diloco_cli.store.retry import RetryingStore
 from diloco_cli.store.wan import EmulatedLink
+from diloco_cli.store.wrapper import MeteredStore, PrefixedStore
 from tests.contract.emulators import S3_ENVIRONMENT, environment, s3_emulator
 from tests.contract.fake_gcs import FakeGCS
 from tests.contract.fault_proxy import FaultProxy

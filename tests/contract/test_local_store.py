@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.errors import NoSpaceError
-from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.port import Created, Exists, StoreBrokenError, StoreForbiddenError
+from diloco_cli.store.port import BadKeyError, Created, Exists, StoreBrokenError, StoreForbiddenError
 
 RACERS = Path(__file__).with_name("racers.py")
 SIZE_BYTES = 4 << 20

@@ -13,7 +13,7 @@ from diloco_cli.errors import StoreError, UsageError
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.open import join_url, open_store, parse_url, split_url
 from diloco_cli.store.port import Created
-from diloco_cli.store.prefixed import PrefixedStore
+from diloco_cli.store.wrapper import PrefixedStore
 
 
 def test_a_path_and_a_file_url_open_the_same_directory(tmp_path: Path) -> None:

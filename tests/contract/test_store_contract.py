@@ -18,9 +18,8 @@ import pytest
 from diloco_cli.errors import StoreError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import port
-from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.open import open_store
-from diloco_cli.store.port import Created, Exists, Store, StoreUnavailableError
+from diloco_cli.store.port import BadKeyError, Created, Exists, Store, StoreUnavailableError
 from tests.contract.conftest import REAL_URL_VARIABLES, Backend
 from tests.contract.racers import race_in_processes
 

@@ -9,7 +9,6 @@ import pytest
 
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.metered import MeteredStore
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -19,6 +18,7 @@ from diloco_cli.store.port import (
 )
 from diloco_cli.store.retry import MAX_PAUSE_S, SHORTEST_PAUSE_S, Retrying, RetryingStore, pause_s
 from diloco_cli.store.wan import EmulatedLink
+from diloco_cli.store.wrapper import MeteredStore
 
 
 class VirtualClock:

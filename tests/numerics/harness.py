@@ -21,8 +21,7 @@ from diloco_cli.config.settings import (
 from diloco_cli.histories.integers import FailingEvaluator
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.lanes import Lanes
-from diloco_cli.learner.replica import Replica
-from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.observer import Observer

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import AgreementSettings, OuterSettings, SyncSettings
+from diloco_cli.observe.replay import Replayer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.rules.mixing import rebases
+from diloco_cli.protocol.rules.merging import rebases
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.replay import Replayer
 from tests.numerics.harness import commits, flat, make_run, run_to_end
 from tests.numerics.test_delay_and_mix import reference
 from tests.numerics.test_identities import CONSTANT, assert_close

@@ -17,12 +17,12 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.inner import build_optimizer
+from diloco_cli.observe.replay import Replayer
 from diloco_cli.protocol.log.keys import delta_key, state_key
 from diloco_cli.protocol.log.records import Event, Offer, OfferId, RunFormat
 from diloco_cli.protocol.log.tape import Tape, Track
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.syncer.replay import Replayer
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tapes.player import Player
 from diloco_cli.tapes.recorder import record

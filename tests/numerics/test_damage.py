@@ -11,14 +11,14 @@ import pytest
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.digests import digest
+from diloco_cli.observe.rebuild import rebuilt_state
+from diloco_cli.observe.replay import Replay, Replayer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import cast_key, commit_key, delta_key, offer_key, state_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.rebuild import rebuilt_state
-from diloco_cli.syncer.replay import Replay, Replayer
 from tests.numerics.harness import CLOCK, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
 

@@ -7,12 +7,12 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.impossible import max_overlap
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.config.validation import max_overlap
 from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.learner.wire import mixed
+from diloco_cli.observe.replay import Replayer
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.syncer.replay import Replayer
 from diloco_cli.tasks.build import build_model
 from tests.numerics.harness import flat, make_run, run_to_end, versions
 from tests.numerics.test_identities import CONSTANT, assert_close, inner_step

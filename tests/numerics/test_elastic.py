@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.config.settings import DataSettings, OuterSettings, SyncSettings
+from diloco_cli.observe.replay import Replayer
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.requests import ask_to_stop
 from diloco_cli.protocol.log.commit_log import read_log
@@ -17,7 +18,6 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.syncer.replay import Replayer
 from tests.numerics.harness import CLOCK, commits, learn, make_run, process_of, serve
 from tests.numerics.test_identities import CONSTANT
 from tests.numerics.tiny import ROWS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
-from diloco_cli.syncer.replay import Replayer
+from diloco_cli.observe.replay import Replayer
 from tests.numerics.harness import commits, flat, make_run, run_to_end
 from tests.numerics.test_identities import DYADIC
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
+from diloco_cli.observe.bookkeeping import Books
+from diloco_cli.observe.replay import Replayer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
-from diloco_cli.protocol.rules.weights import token_weight
+from diloco_cli.protocol.rules.merging import token_weight
 from diloco_cli.store.port import Store
 from diloco_cli.syncer import arithmetic
-from diloco_cli.syncer.bookkeeping import Books
 from diloco_cli.syncer.norms import NormCap
-from diloco_cli.syncer.replay import Replayer
 from tests.numerics.harness import make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
 

@@ -12,10 +12,11 @@ import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
-from diloco_cli.protocol.actors import collection, housekeeping, syncer
-from diloco_cli.protocol.actors.observer import Incarnation, Observer
+from diloco_cli.observe.rebuild import rebuilt_state
+from diloco_cli.observe.replay import Replayer, verified
+from diloco_cli.protocol.actors import collection, syncer
+from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.requests import ask
-from diloco_cli.protocol.actors.stopwatch import Phase
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, cast_key, commit_key, delta_key, state_key
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
@@ -24,8 +25,6 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.rebuild import rebuilt_state
-from diloco_cli.syncer.replay import Replayer, verified
 from tests.numerics.harness import CLOCK, Process, commits, make_run, process_of, serve
 
 ADAMW = InnerSettings(lr=0.02, warmup_steps=0, save_every=1)
@@ -113,7 +112,7 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> float:
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[tuple[RunFormat, MemoryStore, Seen]]:
     patch = pytest.MonkeyPatch()
-    for module in (syncer, collection, housekeeping):
+    for module in (syncer, collection):
         patch.setattr(module, "SNAPSHOT_EVERY", 5)
     yield operated()
     patch.undo()

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from diloco_cli.config.settings import ColdStartSettings, SyncSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.observe.replay import Replayer, verified
 from diloco_cli.protocol.log.records import Event, RunFormat
 from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.syncer.replay import Replayer, verified
 from diloco_cli.tapes.files import read_tape, write_tape
 from diloco_cli.tapes.player import PlayedMerge, Player
 from diloco_cli.tapes.recorder import record

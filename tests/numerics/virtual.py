@@ -7,8 +7,7 @@ from collections.abc import Callable
 from itertools import count
 
 from diloco_cli.histories.integers import FailingEvaluator
-from diloco_cli.learner.replica import Replica
-from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.ports import Progression, Stepped
@@ -21,8 +20,7 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.virtual.lanes import VirtualLanes
-from diloco_cli.virtual.world import LATENCY_S, Actor, World
+from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 
 ENDS_WITHIN_S = 10_000.0
 Seconds = Callable[[str, int], float]

@@ -45,8 +45,8 @@ from diloco_cli.runtime.files import read_json
 from diloco_cli.runtime.identity import identity_from_json
 from diloco_cli.signing import Secret
 from diloco_cli.store.gcs import GCSStore
-from diloco_cli.store.keys import check_key, check_prefix
 from diloco_cli.store.open import parse_url
+from diloco_cli.store.port import check_key, check_prefix
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import read_answer
 from diloco_cli.syncer.versions import state_spec

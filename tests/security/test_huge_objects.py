@@ -14,6 +14,7 @@ import pytest
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.observe.facts import read_facts
+from diloco_cli.observe.replay import Replayer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
@@ -22,17 +23,16 @@ from diloco_cli.protocol.log.keys import (
     delta_key,
     heartbeat_key,
     incarnation_key,
+    max_fragment_bytes,
     offer_key,
     request_key,
 )
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
 from diloco_cli.protocol.log.records import Offer, RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.replay import Replayer
 from diloco_cli.virtual.world import World
 from tests.simulation.regional import FAR, RegionalFleet
 from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
+from diloco_cli.observe.replay import Replayer
 from diloco_cli.protocol.log.keys import commit_key, offer_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import KEYLESS
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.replay import Replayer
 from tests.numerics.harness import make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
 from tests.security.signed import as_learner, signed_run

@@ -18,9 +18,8 @@ from diloco_cli.protocol.actors.joining import newer_incarnation
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key, request_key, snapshot_key
-from diloco_cli.protocol.log.quarantine import HOSTILE
 from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.state import HOSTILE, RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.signing_key import signing_secret, write_key
 from diloco_cli.signing import KEYLESS, LOG, OPERATOR, Secret, SignatureError, learner_signer

@@ -25,8 +25,7 @@ from diloco_cli.errors import DataCheckError, DilocoError, UsageError
 from diloco_cli.faults.scenario import load_scenario
 from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.plan.plan_file import plan_from_text
-from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.mailboxes import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES
+from diloco_cli.protocol.actors.inbox import MAX_CLAIMS_PER_LOOK, MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, Inbox
 from diloco_cli.protocol.log.commit_log import fold, parse_format
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log.operations import Get, Steps

@@ -8,18 +8,18 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.histories.learner import Learner
+from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.follower import Cast, Follower, Mail
 from diloco_cli.protocol.actors.joining import Joined
-from diloco_cli.protocol.actors.offer_draft import OfferDraft
 from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.keys import delta_key, inner_key, offer_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer
-from diloco_cli.protocol.log.schedule import StepPermit
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
+from diloco_cli.protocol.rules.schedule import StepPermit
 from diloco_cli.signing import learner_signer
 
 PAUSE_S = 0.05

@@ -12,7 +12,7 @@ from diloco_cli.digests import digest
 from diloco_cli.histories.client import Client
 from diloco_cli.histories.integers import Delta, IntegerArithmetic
 from diloco_cli.protocol.actors.inbox import Inbox, Mailbox
-from diloco_cli.protocol.actors.loading import make_resident
+from diloco_cli.protocol.actors.merging import make_resident
 from diloco_cli.protocol.actors.ports import Merged
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.actors.syncer import Syncer
@@ -24,7 +24,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Offer
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.protocol.regions.mirrors import Mirror
-from diloco_cli.protocol.rules.mixing import as_logged, rebase_of_next
+from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
 from diloco_cli.signing import LOG, Checksummed
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
 

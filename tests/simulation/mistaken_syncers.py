@@ -11,12 +11,11 @@ from msgspec import structs
 from diloco_cli.histories.integers import IntegerArithmetic, numbers, state_bytes
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.loading import load_delta
+from diloco_cli.protocol.actors.merging import load_delta
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit, Membership, Quarantine
 from diloco_cli.protocol.log.operations import Operation, Steps
-from diloco_cli.protocol.log.records import Offer
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import Offer, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.relays import Box, Relay
 from diloco_cli.protocol.rules.quorum import SlotFacts

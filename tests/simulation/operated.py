@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.config.settings import RetentionSettings
-from diloco_cli.protocol.actors import collection, housekeeping, syncer
+from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.actors.operators import StandIn
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log
@@ -28,7 +28,7 @@ def run_that_keeps(rounds: int | str = "all", grace_s: float = 0.1, **made: obje
 
 @pytest.fixture
 def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (syncer, collection, housekeeping):
+    for module in (syncer, collection):
         monkeypatch.setattr(module, "SNAPSHOT_EVERY", SNAPSHOTS_EVERY)
 
 

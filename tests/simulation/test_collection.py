@@ -9,9 +9,8 @@ import pytest
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.actors.requests import ask
-from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commit_log import read_log, state_after
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.earlier_states import state_after
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.history import History
 from diloco_cli.histories.monitor import Floors, Monitor
 from diloco_cli.histories.options import GRACE_S, REGION, drawn_options, run_of

@@ -11,8 +11,8 @@ import pytest
 
 from diloco_cli.protocol.actors import repair
 from diloco_cli.protocol.actors.joining import join
-from diloco_cli.protocol.actors.loading import READS
-from diloco_cli.protocol.log.earlier_states import Pulse
+from diloco_cli.protocol.actors.merging import READS
+from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.operations import Get, Now, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from tests.simulation.operated import (

@@ -10,7 +10,7 @@ from diloco_cli.histories.history import History
 from diloco_cli.histories.options import DisturbanceKind, Options, drawn_options
 from diloco_cli.histories.outcome import HistoryResult
 from diloco_cli.histories.script import OF_PROCESSES, Disturbance, Script, drawn_disturbances
-from diloco_cli.histories.telling import trace_of
+from diloco_cli.histories.shrinking import trace_of
 from diloco_cli.protocol.log.keys import SYNCER
 
 AT_S, FOR_S = 0.5, 20.0

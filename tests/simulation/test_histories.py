@@ -38,7 +38,7 @@ from diloco_cli.histories.options import (
 )
 from diloco_cli.histories.outcome import Actors, HistoryResult
 from diloco_cli.histories.script import CallFault, Script
-from diloco_cli.histories.telling import trace_of
+from diloco_cli.histories.shrinking import trace_of
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.operations import Steps
@@ -64,7 +64,7 @@ FEEDS_BACK = re.compile(rb'"feeds_back": ?[0-9]')
 TRACE = (
     "from diloco_cli.histories.history import History\n"
     "from diloco_cli.histories.options import drawn_options\n"
-    "from diloco_cli.histories.telling import trace_of\n"
+    "from diloco_cli.histories.shrinking import trace_of\n"
     "for seed in (3, 11): print(trace_of(History(seed, drawn_options(seed)).live()))"
 )
 

@@ -11,7 +11,7 @@ from diloco_cli.histories.campaign import lived
 from diloco_cli.histories.history import History
 from diloco_cli.histories.options import REGION, Options, drawn_options
 from diloco_cli.histories.replayer import ViolationError
-from diloco_cli.histories.telling import told
+from diloco_cli.histories.shrinking import told
 from diloco_cli.virtual.faulty_calls import Fault
 
 SEEDS = 20

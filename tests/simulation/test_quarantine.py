@@ -7,7 +7,7 @@ import json
 import pytest
 
 from diloco_cli.protocol.actors.requests import ask
-from diloco_cli.protocol.log.quarantine import faults_for_quarantine
+from diloco_cli.protocol.log.state import faults_for_quarantine
 from diloco_cli.virtual.world import Fault, World
 from tests.simulation.operated import (
     answered,

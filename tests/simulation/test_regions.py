@@ -11,7 +11,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.histories.ports import Habits
 from diloco_cli.histories.replayer import Replayer
-from diloco_cli.protocol.actors import collection, housekeeping, membership, syncer
+from diloco_cli.protocol.actors import collection, membership, syncer
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log.wire import encode
@@ -249,7 +249,7 @@ def test_a_version_that_home_lost_before_it_was_mirrored_is_passed_over_once_it_
 def test_a_regions_bucket_forgets_what_home_forgets_and_a_late_mirror_passes_it_over(
     cut_off_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (log, syncer, housekeeping, collection, mirrors):
+    for module in (log, syncer, collection, mirrors):
         monkeypatch.setattr(module, "SNAPSHOT_EVERY", 4)
     run = regional_run(merges=60)
     kept = replace(run.settings, retention=RetentionSettings(rounds=4, grace_s=0.5))

@@ -29,12 +29,12 @@ from statistics import quantiles
 from typing import Literal, Protocol, get_args
 
 from diloco_cli.config.settings import RetentionSettings
+from diloco_cli.observe.replay import Replay
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.store.open import open_store
-from diloco_cli.syncer.replay import Replay
 from tests.studies.launched import SUPERVISOR, LaunchedRun, run_file
 from tests.studies.toy_runs import LEARNERS, integer_run
 from tests.studies.verifying import verified_integers

@@ -25,6 +25,7 @@ from typing import Literal, get_args
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.launch.new_run import layout_of
+from diloco_cli.observe.replay import Replay, verified
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
@@ -34,7 +35,6 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.replay import Replay, verified
 from tests.contract.emulators import S3_ENVIRONMENT, environment, s3_emulator
 from tests.contract.fake_gcs import FakeGCS
 from tests.contract.fault_proxy import FaultProxy

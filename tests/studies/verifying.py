@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.observe.replay import Replay, Replayer
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.replay import Replay, Replayer
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from diloco_cli.protocol.log import states
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.runtime import unit_states as units
+from diloco_cli.runtime import units
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "ARCHITECTURE.md"

@@ -17,7 +17,8 @@ LAYERS: list[set[str]] = [
     {"config"},
     {"store", "tensors", "protocol", "faults"},
     {"runtime", "virtual", "plan", "tasks"},
-    {"learner", "syncer", "launch", "chaos", "observe", "histories", "forecast"},
+    {"learner", "syncer", "launch", "chaos", "histories", "forecast"},
+    {"observe"},
     {"tapes", "probe", "doctor"},
     {"cli"},
 ]

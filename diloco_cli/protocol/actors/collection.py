@@ -11,18 +11,20 @@ the number of a snapshot; everything after it can still be replayed, and gone ba
                     ever committed, if its epoch is over
 
 The work is cut into single requests, made while the syncer waits, after a grace for readers that are on their way.
+
+`Housekeeper`: the commits that a syncer makes unasked beside merging: quarantines and floors.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, snapshots_between
-from diloco_cli.protocol.log.earlier_states import state_after
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, snapshots_between, state_after
+from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
 from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_snapshot_key, read_version_key
-from diloco_cli.protocol.log.operations import Delete, List, Now, Steps
+from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.state import RunState, faults_for_quarantine, quarantine_reason
 
 KINDS = ("delta", "cast", "state", "inner", "snapshot")
 PAGE = 256  # keys of one listing
@@ -191,3 +193,56 @@ def survey(run: RunFormat, state: RunState, floor: int) -> Steps[dict[str, list[
     for key in sweep.doomed:
         found[key.partition("/")[0]].append(key)
     return found
+
+
+def collected(floor: int, why: str) -> Commit:
+    return CollectionFloor(floor=floor, reason=f"what only commits before {floor} need goes ({why})")
+
+
+class Housekeeper:
+    """Of one syncer process. Everything that must not be lost is in the log."""
+
+    def __init__(self, run: RunFormat) -> None:
+        self.run = run
+        self.collector = Collector(run)
+        self._next_floor_n = 0
+
+    def due(self, state: RunState) -> Steps[Commit | None]:
+        """The commit that is due now, if any."""
+        name = to_quarantine(state, self.run)
+        if name is not None:
+            return Quarantine(learner=name, reason=quarantine_reason(state.learner(name).faults))
+        if state.n < self._next_floor_n:
+            return None
+        self._next_floor_n = state.n + SNAPSHOT_EVERY
+        floor = yield from floor_in_turn(self.run, state)
+        return None if floor is None else collected(floor, "in turn")
+
+    def rest(self, state: RunState, seconds: float) -> Steps[None]:
+        """Between two turns: pass so much time, with collecting as long as there is garbage. A merge never waits for
+        more than one request of it; a syncer that never rests makes one a turn."""
+        if self.collector.is_done(state):
+            if seconds > 0:
+                yield Sleep(seconds)
+            return
+        now_s: float = yield Now()
+        self.collector.look(state, now_s)
+        yield from self.collector.work(state, now_s, seconds)
+        left_s = now_s + seconds - (yield Now()) if seconds > 0 else 0.0
+        if left_s > 0:
+            yield Sleep(left_s)
+
+
+def to_quarantine(state: RunState, run: RunFormat) -> str | None:
+    """The learner that is due for it, the first by name; None if nobody is.
+
+    Nobody, too, where fewer would be left than the quorum needs: a run must not stop itself for what it refuses anyway.
+    """
+    enough = faults_for_quarantine(run.num_fragments)
+    if all(known.faults < enough for known in state.learners.values()):
+        return None
+    names = {island.name for island in state.with_members(run).everybody}
+    trusted = [name for name in sorted(names) if state.learner(name).quarantined is None]
+    if len(trusted) <= run.settings.sync.quorum:
+        return None
+    return next((name for name in trusted if state.learner(name).faults >= enough), None)

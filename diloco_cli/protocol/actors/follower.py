@@ -10,10 +10,10 @@ from math import isfinite
 from typing import Any
 
 from diloco_cli.errors import FencedError
+from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.joining import fetch_cast, newer_incarnation
 from diloco_cli.protocol.actors.observer import Incarnation
 from diloco_cli.protocol.actors.ports import Values
-from diloco_cli.protocol.actors.training import is_over
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key

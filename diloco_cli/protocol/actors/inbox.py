@@ -1,17 +1,14 @@
-"""How a syncer discovers offers: it polls the next known key of every learner and never lists."""
+"""How a syncer discovers offers: it polls the next known key of every learner and never lists.
+
+`PolledMailbox`: when to look for the offers of one incarnation, and for how long; relays in regions use it as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 
-from diloco_cli.protocol.actors.mailboxes import (
-    MAX_CLAIMS_PER_LOOK,
-    MAX_OFFERS_PER_POLL,
-    MAX_PENDING_ROUNDS,
-    PolledMailbox,
-    replaced,
-)
 from diloco_cli.protocol.log.commit_log import read_signed
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log.operations import Steps
@@ -19,11 +16,45 @@ from diloco_cli.protocol.log.records import Offer, Outcome, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal
-from diloco_cli.protocol.rules.polling import SHORT_SLOT_S
+from diloco_cli.protocol.rules.polling import SHORT_SLOT_S, expected_slot_s, next_request_s
 from diloco_cli.signing import learner_signer
 
+MAX_CLAIMS_PER_LOOK = 8  # of one learner's incarnations: a flood must not starve the others
+MAX_OFFERS_PER_POLL = 8  # of one learner, for the same reason
+MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most one a fragment
+MAX_OLD_MAILBOXES = 8  # of one learner, beside its newest
+RETIRE_S = 120.0
 MAX_PORTIONS = 16  # of one mailbox at the run's end: a flood must not hold it up
 MAX_OUTCOMES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
+
+
+@dataclass
+class PolledMailbox:
+    """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next.
+
+    `slot_s`: the time between them in the learner's own words, which count only beside the others' pace."""
+
+    learner: str
+    incarnation: int
+    next_seq: int = 0
+    since_s: float = 0.0
+    found_s: float | None = None
+    slot_s: float = 0.0
+    next_request_s: float = 0.0
+    asked_s: float = -inf
+
+    def asked(self, now_s: float, usual_slot_s: float) -> None:
+        """Nothing more is there now: when to ask again."""
+        self.asked_s = now_s
+        self.next_request_s = next_request_s(self.found_s, now_s, expected_slot_s(self.slot_s, usual_slot_s))
+
+
+def replaced(old: Iterable[tuple[str, int]], newest: PolledMailbox, now_s: float) -> list[tuple[str, int]]:
+    """Which of one learner's `old` mailboxes are given up: nobody looks for ever after the offers of a process that was
+    replaced long ago."""
+    kept = MAX_OLD_MAILBOXES if now_s - newest.since_s < RETIRE_S else 0
+    rising = sorted(old)
+    return rising[: max(0, len(rising) - kept)]
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""How a learner's process joins, and publishes: what is asked of the store behind the training loop."""
+"""How a learner's process joins, and publishes: what is asked of the store behind the training loop.
+
+`Saves`: the inner optimizer's saved moments, as of which commit each, and the way back to them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,14 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
 from diloco_cli.protocol.log.commit_log import claim_number, create_signed, read_log, read_signed
-from diloco_cli.protocol.log.keys import cast_key, delta_key, incarnation_key, offer_key, read_inner_key
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.keys import (
+    cast_key,
+    delta_key,
+    incarnation_key,
+    max_fragment_bytes,
+    offer_key,
+    read_inner_key,
+)
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -19,6 +28,7 @@ from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 
 WAIT_FOR_GENESIS_S = 0.1
 MAX_FORGED_CLAIMS = 64  # in a row, that are looked behind
+REMEMBERED = 16  # the newest saves; an older one is hardly worth going back to
 
 
 @dataclass(frozen=True)
@@ -115,3 +125,34 @@ def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGN
         if keyring.authenticates(learner_signer(learner), key, claim):
             return True
     return False
+
+
+class Saves:
+    """Keys of this process's saves, each with the newest commit that was known when it was made. The upload lane adds,
+    the training asks."""
+
+    def __init__(self) -> None:
+        self._saves: tuple[tuple[int, str], ...] = ()
+        self._rollbacks: tuple[tuple[int, int], ...] = ()
+
+    def add(self, key: str, n: int) -> None:
+        left = (save for save in self._saves if self._counts(save[0]))  # or those would take the place of what counts
+        self._saves = (*left, (n, key))[-REMEMBERED:]
+
+    @property
+    def newest(self) -> str | None:
+        """What offers name. A save that a rollback has overtaken on its way counts for nothing."""
+        return next((key for n, key in reversed(self._saves) if self._counts(n)), None)
+
+    def _counts(self, n: int) -> bool:
+        return all(n <= to or n >= at for to, at in self._rollbacks)
+
+    def go_back(self, rollbacks: tuple[tuple[int, int], ...]) -> str | None:
+        """`rollbacks`: as in RunState. What was saved between the two commits of one, or is yet to come from there,
+        counts for nothing. Returns the newest save that is left."""
+        self._rollbacks = rollbacks
+        return self.newest
+
+    def forget(self) -> None:
+        """None of them could be restored."""
+        self._saves = ()

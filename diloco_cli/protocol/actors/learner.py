@@ -20,23 +20,19 @@ from typing import Any, Literal
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, TerminatedError
+from diloco_cli.protocol.actors.decisions import OfferDraft, awaits_last, is_over, merge_is_due, save_is_due, waited_for
 from diloco_cli.protocol.actors.follower import Cast, Follower, Mail
 from diloco_cli.protocol.actors.fragments import Fragments
-from diloco_cli.protocol.actors.joining import Joined, fetch_moments, join, publish
-from diloco_cli.protocol.actors.observer import Observer
-from diloco_cli.protocol.actors.offer_draft import OfferDraft
+from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, join, publish
+from diloco_cli.protocol.actors.observer import Observer, Phase, Stopwatch
 from diloco_cli.protocol.actors.ports import Moments, Progression, Training, Values, Wire
 from diloco_cli.protocol.actors.progress import Progress
-from diloco_cli.protocol.actors.saves import Saves
-from diloco_cli.protocol.actors.stopwatch import Phase, Stopwatch
-from diloco_cli.protocol.actors.training import awaits_last, is_over, merge_is_due, save_is_due, waited_for
-from diloco_cli.protocol.log.keys import inner_key
-from diloco_cli.protocol.log.max_sizes import max_moments_bytes
+from diloco_cli.protocol.log.keys import inner_key, max_moments_bytes
 from diloco_cli.protocol.log.operations import Create, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LEARNER, LearnerState, moved
-from diloco_cli.protocol.rules.mixing import keeps_progress
+from diloco_cli.protocol.rules.merging import keeps_progress
 
 PAUSE_S = 0.2
 Lane = Literal["follow", "upload", "moments"]

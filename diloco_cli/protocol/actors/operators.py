@@ -10,13 +10,12 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from diloco_cli.protocol.actors.collection import Collector, floor_by_request
+from diloco_cli.protocol.actors.collection import Collector, collected, floor_by_request
 from diloco_cli.protocol.actors.membership import as_admitted, refusal_of_island, refusal_text
 from diloco_cli.protocol.actors.requests import MAX_REASON, Pending, pending_requests
 from diloco_cli.protocol.actors.rollback import published_anew, return_to
-from diloco_cli.protocol.log.commit_log import append, claim_epoch, read_log
-from diloco_cli.protocol.log.commits import CollectionFloor, Commit, EpochStart, Membership, Readmit, Refuse, Stop
-from diloco_cli.protocol.log.earlier_states import Pulse, no_pulse
+from diloco_cli.protocol.log.commit_log import Pulse, append, claim_epoch, no_pulse, read_log
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Membership, Readmit, Refuse, Stop
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import Island, ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -50,10 +49,6 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
 
 def refuse(reason: str) -> Commit:
     return Refuse(reason=reason[:MAX_REASON])
-
-
-def collected(floor: int, why: str) -> Commit:
-    return CollectionFloor(floor=floor, reason=f"what only commits before {floor} need goes ({why})")
 
 
 def _admitted(run: RunFormat, state: RunState, island: Island) -> Commit:

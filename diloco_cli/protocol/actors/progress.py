@@ -14,21 +14,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from diloco_cli.protocol.actors.offer_draft import OfferDraft
-from diloco_cli.protocol.log.event_log import EventLog
-from diloco_cli.protocol.log.records import Beginning, Event, FragmentVersion, Island, Mixing, Offer, RunFormat, Timings
-from diloco_cli.protocol.log.schedule import (
-    StepPermit,
-    fraction_of_run,
+from diloco_cli.protocol.actors.decisions import OfferDraft
+from diloco_cli.protocol.log.records import (
+    Beginning,
+    Event,
+    FragmentVersion,
+    Island,
+    Mixing,
+    Offer,
+    RunFormat,
+    Timings,
     fragment_of_slot,
-    may_step,
-    measured_local_steps,
 )
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.protocol.log.tape import EventLog
 from diloco_cli.protocol.rules.aim import Aim
-from diloco_cli.protocol.rules.cold_start import Turn, steps_share
 from diloco_cli.protocol.rules.eligibility import is_stale, max_ahead, max_steps
-from diloco_cli.protocol.rules.mixing import mixing_of
+from diloco_cli.protocol.rules.merging import mixing_of
+from diloco_cli.protocol.rules.schedule import (
+    StepPermit,
+    Turn,
+    fraction_of_run,
+    may_step,
+    measured_local_steps,
+    steps_share,
+)
 
 
 @dataclass

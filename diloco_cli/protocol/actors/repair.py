@@ -22,12 +22,12 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.joining import fetch_cast
-from diloco_cli.protocol.actors.loading import READS, Recover, make_resident, write_and_read_back
+from diloco_cli.protocol.actors.merging import READS, Recover, make_resident, write_and_read_back
 from diloco_cli.protocol.actors.operators import refuse
 from diloco_cli.protocol.actors.ports import Arithmetic, Merged
 from diloco_cli.protocol.actors.rollback import back_to
+from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Refuse
-from diloco_cli.protocol.log.earlier_states import Pulse
 from diloco_cli.protocol.log.keys import cast_key, state_key
 from diloco_cli.protocol.log.operations import Now, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat

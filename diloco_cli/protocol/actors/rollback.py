@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError
 from diloco_cli.layout import Layout
-from diloco_cli.protocol.actors.loading import write_and_read_back
+from diloco_cli.protocol.actors.merging import write_and_read_back
+from diloco_cli.protocol.log.commit_log import Pulse, no_pulse, state_after
 from diloco_cli.protocol.log.commits import Rollback
-from diloco_cli.protocol.log.earlier_states import Pulse, no_pulse, state_after
-from diloco_cli.protocol.log.keys import cast_key, state_key
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.keys import cast_key, max_fragment_bytes, state_key
 from diloco_cli.protocol.log.operations import Get, List, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState

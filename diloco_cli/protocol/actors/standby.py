@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.training import is_over
+from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key

@@ -14,10 +14,9 @@ from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, FencedError
-from diloco_cli.protocol.actors.housekeeping import Housekeeper
+from diloco_cli.protocol.actors.collection import Housekeeper
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.loading import Recover, load_delta, write_and_read_back
-from diloco_cli.protocol.actors.merge_commit import merge_commit
+from diloco_cli.protocol.actors.merging import Recover, load_delta, merge_commit, write_and_read_back
 from diloco_cli.protocol.actors.operators import answer_to
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.actors.repair import Repairer
@@ -35,13 +34,12 @@ from diloco_cli.protocol.log.commit_log import (
 from diloco_cli.protocol.log.heartbeats import Cadence
 from diloco_cli.protocol.log.keys import SYNCER, cast_key, heartbeat_key, state_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.protocol.rules.mixing import as_logged, rebase_of_next
+from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next, token_weight
 from diloco_cli.protocol.rules.pacing import Pacer
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (
@@ -54,7 +52,6 @@ from diloco_cli.protocol.rules.quorum import (
     grace_window,
     next_window_s,
 )
-from diloco_cli.protocol.rules.weights import token_weight
 
 HEARTBEAT_EVERY_S = 3.0
 OUTCOMES_WAIT_SLOTS = 2

@@ -1,4 +1,6 @@
-"""Reading and writing the commit log. Creating commit n+1 is the only way to make anything true."""
+"""Reading and writing the commit log. Creating commit n+1 is the only way to make anything true.
+`state_after` gives the log as it was, for a rollback and for garbage collection.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,8 @@ LOOKS = 4  # at what seems not to be what was written: a read may be damaged
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits, from a snapshot that should have been the newest
 SNAPSHOT_TRIES = 3  # of the newest; one of each was written by another process at another time
 KeyOf = Callable[[int], str]
+LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
+TRIES = 3  # of the newest snapshots; after that the walk from commit 0 is the way
 
 
 @dataclass(frozen=True)
@@ -292,3 +296,34 @@ def fence(state: RunState, epoch: int) -> None:
             f"epoch {state.epoch} has taken over from epoch {epoch}; nothing was changed",
             hint="this syncer may be forgotten: another one serves the run",
         )
+
+
+Pulse = Callable[[], Steps[None]]
+"""What a syncer does now and then so that nobody takes it for dead."""
+
+
+def no_pulse() -> Steps[None]:
+    yield from ()
+
+
+def state_after(run: RunFormat, n: int, pulse: Pulse = no_pulse) -> Steps[RunState]:
+    """The state after commit n, from the newest snapshot that is not newer and holds, else from commit 0; `pulse` runs
+    before each commit that is read. Raises NotFoundError if there is no such commit."""
+    state = yield from _start(run, n)
+    while state.n < n:
+        yield from pulse()
+        later = yield from next_commit(run, state)
+        if later is None:
+            raise NotFoundError(f"the log ends at commit {state.n}, before commit {n}", where=commit_key(n))
+        state = later
+    return state
+
+
+def _start(run: RunFormat, n: int) -> Steps[RunState]:
+    recent = yield from snapshots_between(max(0, n - LOOK_BACK), n)
+    numbers = recent or (yield from snapshots_between(0, n))
+    for number in numbers[::-1][:TRIES]:
+        state = yield from snapshot_at(run, number)
+        if state is not None:
+            return state
+    return RunState()

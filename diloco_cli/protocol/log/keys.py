@@ -15,11 +15,17 @@
                                                  overwritten now and then: hints, never trusted for safety
 
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
+
+How long an object can be: a longer one is no honest writer's, and is not read to its end. Records: MAX_RECORD_BYTES
+(wire.py); heartbeats: MAX_HEARTBEAT_BYTES (heartbeats.py); everything else by the run's layout, at the end of this
+file.
 """
 
 from __future__ import annotations
 
 import re
+
+from diloco_cli.layout import Layout
 
 FORMAT_KEY = "FORMAT.json"
 HEAD_HINT_KEY = "hint/head.json"
@@ -30,6 +36,10 @@ _VERSION = re.compile(r"(?:state|cast)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15}
 _DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
 _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
+BYTES_PER_PARAMETER = 8
+"""A state holds float32 parameters and momentum; a delta at most float32 values and as many norms; a cast less."""
+HEADER_BYTES = 1 << 16  # of a payload: it names three tensors
+MOMENTS_HEADER_BYTES = 8 << 20  # names every tensor of the model twice
 
 
 def is_name(text: str) -> bool:
@@ -107,3 +117,14 @@ def heartbeat_key(unit: str) -> str:
 
 def standby_heartbeat_key(name: str) -> str:
     return f"{STANDBY_HEARTBEATS}{name}.json"
+
+
+def max_fragment_bytes(layout: Layout, fragment: int) -> int:
+    """Of a delta, state or cast of this fragment; of one that there is not, nothing is long."""
+    is_known = 0 <= fragment < len(layout.fragments)
+    return HEADER_BYTES + (BYTES_PER_PARAMETER * layout.fragments[fragment].num_parameters if is_known else 0)
+
+
+def max_moments_bytes(layout: Layout) -> int:
+    """Of a learner's saved inner state: two float32 moments of each parameter."""
+    return MOMENTS_HEADER_BYTES + BYTES_PER_PARAMETER * layout.num_parameters

@@ -22,6 +22,12 @@ MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 RequestKind = Literal["stop", "resume", "join", "readmit", "rollback", "gc"]
 
 
+def fragment_of_slot(slot: int, num_fragments: int) -> int:
+    """Merges are numbered slots k = 0, 1, ...; slot k belongs to fragment k mod P, so that each fragment is due once a
+    round of H steps, on its own offset (arXiv 2604.21428, algorithm 1: t mod H = t_p, offsets spread evenly)."""
+    return slot % num_fragments
+
+
 @dataclass(frozen=True)
 class Island:
     """What a learner needs to know about its island. Steps are inner steps, times are seconds as planned.

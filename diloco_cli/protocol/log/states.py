@@ -1,7 +1,7 @@
 """The states of a learner, a syncer, a standby and a run, and every way from one to another.
 
 A process changes its state through `moved` alone. ARCHITECTURE.md draws these tables, and that of a unit on a machine
-(runtime/unit_states.py).
+(runtime/units.py).
 """
 
 from __future__ import annotations

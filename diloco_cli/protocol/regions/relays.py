@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from diloco_cli.protocol.actors.loading import read_payload
-from diloco_cli.protocol.actors.mailboxes import (
+from diloco_cli.protocol.actors.inbox import (
     MAX_CLAIMS_PER_LOOK,
     MAX_OFFERS_PER_POLL,
     MAX_PENDING_ROUNDS,
@@ -29,6 +28,7 @@ from diloco_cli.protocol.actors.mailboxes import (
     replaced,
 )
 from diloco_cli.protocol.actors.membership import refusal_of_island
+from diloco_cli.protocol.actors.merging import read_payload
 from diloco_cli.protocol.actors.requests import ask, signer_of
 from diloco_cli.protocol.log.commit_log import LOOKS, read_signed
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat

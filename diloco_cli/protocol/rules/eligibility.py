@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from diloco_cli.digests import is_digest
-from diloco_cli.protocol.log.event_log import MAX_EVENTS
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
-from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, FragmentVersion, Offer, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.keys import max_fragment_bytes
+from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, FragmentVersion, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.tape import MAX_EVENTS
 
 MAX_S = 1e6  # that a learner can honestly say of its own timings
 REASONS: dict[str, str] = {

@@ -12,16 +12,18 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.chaos.actions import (
+    MAX_PAUSE_S,
     execute,
     execute_pause,
+    hint_for,
     overview,
     plan_kill,
     plan_pause,
     plan_revive,
+    refusal,
     revive,
 )
 from diloco_cli.chaos.journal import read_entries, record_plan
-from diloco_cli.chaos.rails import MAX_PAUSE_S, hint_for, refusal
 from diloco_cli.chaos.targets import Target, find_target
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with

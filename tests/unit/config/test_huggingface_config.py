@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.plan_files import facts_of
 from diloco_cli.config.huggingface import ARCHITECTURES, facts_of_config, find_folder, read_config, sequence_of
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import ModelSettings, RunSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.launch.plan_files import facts_of
 
 LLAMA_7B = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.doctor.checks import skew_finding
-from diloco_cli.doctor.permissions import finding_of
+from diloco_cli.doctor.checks import finding_of, skew_finding
 from diloco_cli.doctor.races import fault_of_round
 from diloco_cli.doctor.racing_processes import Answer
 from diloco_cli.doctor.retention import Retention, monthly_cost, retention_finding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.client import Bucket
 
 KEYS = [f"delta/{name}" for name in "abc"]
 

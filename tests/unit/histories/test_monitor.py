@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from diloco_cli.histories.bucket import Bucket
+from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.history import History
 from diloco_cli.histories.monitor import OUTCOME_ROUNDS, OUTCOME_S, Monitor
 from diloco_cli.histories.options import drawn_options

@@ -11,8 +11,7 @@ import torch
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.cuda import CudaTraining, CudaWire, Placed
 from diloco_cli.learner.inner import inner_state
-from diloco_cli.learner.replica import Replica
-from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.ports import Progression

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from diloco_cli.cli.launch import _shares
 from diloco_cli.config.presets import MODEL_PRESETS, data_of
 from diloco_cli.config.settings import (
     Accelerators,
@@ -26,7 +25,7 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.new_run import islands_of, layout_of, make_format
+from diloco_cli.launch.new_run import islands_of, layout_of, make_format, shares_here
 from diloco_cli.learner.daemon import Newcomer, _island_of
 from diloco_cli.learner.inner import clip_gradients, set_learning_rate
 from diloco_cli.learner.micro_batch import micro_batch_here, micro_batches, parameters_of
@@ -246,7 +245,7 @@ def test_the_plan_the_launch_and_an_island_that_joins_agree(preset: str, micro: 
     run = settings_of(preset, micro, batch_tokens)
     inventory = Inventory(StoreSettings("bucket"), (IslandSettings("here", "us", Accelerators("cpu", 2)),))
     plan = make_plan(run, inventory, model_facts(run.model))
-    launched = make_format(plan.run, plan.inventory, "file:///bucket", islands_of(plan, _shares(plan, None)))
+    launched = make_format(plan.run, plan.inventory, "file:///bucket", islands_of(plan, shares_here(plan, None)[0]))
     joining = _island_of(launched, "file:///bucket", "spot", None, Newcomer())
     planned = plan.islands[0].micro_batch_tokens
     assert launched.islands[0].micro_batch_tokens == joining.micro_batch_tokens == planned

@@ -9,8 +9,7 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.learner.replica import Replica
-from diloco_cli.learner.training import DeviceTraining
+from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.protocol.actors.ports import Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.tasks.build import build_data, build_model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.metered import MeteredStore
+from diloco_cli.store.wrapper import MeteredStore
 
 
 def test_writes_and_listings_are_counted_apart_from_reads() -> None:

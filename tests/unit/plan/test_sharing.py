@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, LocalMachine, StoreSettings
-from diloco_cli.plan.sharing import (
+from diloco_cli.plan.speed import (
     MAX_SLEEPERS,
     busy_cores,
     crowd,

@@ -9,8 +9,7 @@ from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.keys import FORMAT_KEY, cast_key, commit_key
 from diloco_cli.protocol.log.operations import Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Mixing, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Mixing, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore

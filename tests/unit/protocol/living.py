@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
+from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.observer import Incarnation, Observer
-from diloco_cli.protocol.actors.offer_draft import OfferDraft
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.virtual.lanes import VirtualLanes
-from diloco_cli.virtual.world import World
+from diloco_cli.virtual.world import VirtualLanes, World
 from tests.unit.protocol.integer_ports import IntegerTraining, IntegerWire, WrittenLog
 
 

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from diloco_cli.runtime.ending import StopPolicy, next_ending
-from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
-from diloco_cli.runtime.unit_states import LAST_STATES, TRANSITIONS, Happening, State, next_state
+from diloco_cli.runtime.restart import Exit, RestartPolicy, StopPolicy, decide, next_ending
+from diloco_cli.runtime.units import LAST_STATES, TRANSITIONS, Happening, State, next_state
 
 POLICY = RestartPolicy()
 

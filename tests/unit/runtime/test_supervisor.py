@@ -16,7 +16,6 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.runtime.detach import start_detached
-from diloco_cli.runtime.ending import Event, StopPolicy, SupervisionResult
 from diloco_cli.runtime.identity import is_alive
 from diloco_cli.runtime.registry import (
     UnitRecord,
@@ -26,11 +25,10 @@ from diloco_cli.runtime.registry import (
     read_unit,
     release,
 )
-from diloco_cli.runtime.restart import RestartPolicy
+from diloco_cli.runtime.restart import Event, RestartPolicy, StopPolicy, SupervisionResult
 from diloco_cli.runtime.signals import signal_process
-from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.supervisor import SignalCount, supervise
 from diloco_cli.runtime.units import UnitSpec, learner_unit, start_unit, syncer_unit
-from diloco_cli.runtime.watch import SignalCount
 
 pytestmark = pytest.mark.usefixtures("home")
 RUN = "nano"
@@ -39,7 +37,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 STOP = StopPolicy(leave_s=0.3, kill_s=1.0, give_up_s=2.0)
 SUPERVISOR = """
 import sys
-from diloco_cli.runtime.ending import StopPolicy
+from diloco_cli.runtime.restart import StopPolicy
 from diloco_cli.runtime.supervisor import supervise
 from diloco_cli.runtime.units import UnitSpec
 command = (sys.executable, "-S", "-c", "import time; time.sleep(60)")

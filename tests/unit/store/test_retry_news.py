@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.clock import wall_s
-from diloco_cli.store.retry import Retrying
-from diloco_cli.store.retry_news import RetryNews
+from diloco_cli.store.retry import Retrying, RetryNews
 
 
 class Listener:

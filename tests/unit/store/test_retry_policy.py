@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.errors import DilocoError, NoSpaceError
-from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import BadKeyError, StoreBrokenError, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.retry import (
     MAX_REASON,
     RetryBudget,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import DataSettings
+from diloco_cli.observe.bookkeeping import Books
 from diloco_cli.protocol.actors.membership import refusal_of_island
 from diloco_cli.protocol.log.commits import Merge
 from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Outcome
-from diloco_cli.syncer.bookkeeping import Books
 from tests.unit.protocol.records import KINDS, applied, make_run, output
 
 RUN = make_run(2, quorum=1)

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.observe.mirror_check import check_mirror
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key
@@ -18,12 +19,10 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.regional import Home
 from diloco_cli.protocol.regions.relays import withheld_by
 from diloco_cli.store import retry
-from diloco_cli.store.keys import BadKeyError
 from diloco_cli.store.memory import MemoryStore, shared_memory_store
 from diloco_cli.store.open import open_store
-from diloco_cli.store.port import Created, Exists, Store, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import BadKeyError, Created, Exists, Store, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.syncer import regions
-from diloco_cli.syncer.mirror_check import check_mirror
 from diloco_cli.syncer.regions import MAX_UNHEARD, PROVEN_S, RegionServices, Trouble
 from diloco_cli.virtual.world import World
 from tests.simulation.bucket_check import commits_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.syncer.spool import SMALLEST_BYTES, Spool
+from diloco_cli.syncer.arithmetic import SMALLEST_BYTES, Spool
 from tests.benchmarks import durable
 
 SIZE = 1 << 20  # parameters: 1.1 MB of int8 payload each, with scales and norms

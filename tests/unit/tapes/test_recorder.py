@@ -11,10 +11,10 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.commit_log import fold
-from diloco_cli.protocol.log.event_log import MAX_EVENTS, EventLog
 from diloco_cli.protocol.log.keys import commit_key, inner_key, offer_key, read_inner_key
 from diloco_cli.protocol.log.records import Beginning, Event, Offer
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.tape import MAX_EVENTS, EventLog
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.tapes.recorder import record

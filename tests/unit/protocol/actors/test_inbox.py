@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.inbox import MAX_PORTIONS, Inbox
-from diloco_cli.protocol.actors.mailboxes import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS
+from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, MAX_PORTIONS, Inbox
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log.operations import Get
 from diloco_cli.protocol.log.wire import encode

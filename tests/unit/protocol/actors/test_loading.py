@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.loading import READS, read_payload
+from diloco_cli.protocol.actors.merging import READS, read_payload
 from diloco_cli.protocol.log.operations import Get
 from tests.unit.protocol.records import genesis, offer
 

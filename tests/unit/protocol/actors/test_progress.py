@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from diloco_cli.protocol.actors.offer_draft import OfferDraft
+from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.records import MergedOffer, Outcome, RunFormat, Timings
 from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window

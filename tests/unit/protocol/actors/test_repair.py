@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.protocol.actors import repair
 from diloco_cli.protocol.actors.inbox import Inbox, Mailbox
 from diloco_cli.protocol.actors.repair import LOOKS, ROUNDS, SOONEST_S, Repairer
-from diloco_cli.protocol.log.earlier_states import Pulse, no_pulse
+from diloco_cli.protocol.log.commit_log import Pulse, no_pulse
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_cli.protocol.actors.saves import REMEMBERED, Saves
+from diloco_cli.protocol.actors.joining import REMEMBERED, Saves
 
 
 def saved(*numbers: int) -> Saves:

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from diloco_cli.protocol.actors.collection import is_garbage, next_floor
-from diloco_cli.protocol.actors.housekeeping import to_quarantine
+from diloco_cli.observe.bookkeeping import Books
+from diloco_cli.protocol.actors.collection import is_garbage, next_floor, to_quarantine
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.keys import cast_key, delta_key, snapshot_key, state_key
-from diloco_cli.protocol.log.quarantine import HOSTILE, faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
-from diloco_cli.protocol.log.state import RunState, apply
+from diloco_cli.protocol.log.state import HOSTILE, RunState, apply, faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.protocol.rules.eligibility import refusal
-from diloco_cli.protocol.rules.mixing import mixing_of
-from diloco_cli.syncer.bookkeeping import Books
+from diloco_cli.protocol.rules.merging import mixing_of
 from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import BATCH, RUN, applied, commit, follow, genesis, make_run, merge, offer, output
 

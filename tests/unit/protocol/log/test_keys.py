@@ -6,7 +6,7 @@ import pytest
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.log import keys
-from diloco_cli.store.keys import check_key
+from diloco_cli.store.port import check_key
 
 
 def test_keys_sort_in_the_order_of_their_numbers() -> None:

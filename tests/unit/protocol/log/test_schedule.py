@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.protocol.log.schedule import (
-    EXACT_TO,
-    SLOWEST,
-    fraction_of_run,
-    fragment_of_slot,
-    may_step,
-    measured_local_steps,
-)
+from diloco_cli.protocol.log.records import fragment_of_slot
+from diloco_cli.protocol.rules.schedule import EXACT_TO, SLOWEST, fraction_of_run, may_step, measured_local_steps
 
 quick = settings(max_examples=60, deadline=None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.mailboxes import MAX_OLD_MAILBOXES
+from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.keys import delta_key, incarnation_key, offer_key, request_key
 from diloco_cli.protocol.log.operations import Operation, There
 from diloco_cli.protocol.log.records import Island, Offer, RegionStore, Request, RunFormat, Timings

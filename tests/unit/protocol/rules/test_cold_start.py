@@ -11,7 +11,7 @@ from diloco_cli.observe.status import _global_step
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.rules.cold_start import beginners, outer_at, steps_share
+from diloco_cli.protocol.rules.schedule import beginners, outer_at, steps_share
 from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, fleet
 from tests.unit.plan.fleets import RUN as PLANNED
 from tests.unit.protocol.books import stepped

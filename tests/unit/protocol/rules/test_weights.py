@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.protocol.rules.weights import token_weight
+from diloco_cli.protocol.rules.merging import token_weight
 
 quick = settings(max_examples=60, deadline=None)
 

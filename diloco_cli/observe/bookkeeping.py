@@ -22,12 +22,10 @@ from diloco_cli.protocol.log.commits import (
     Skip,
     Stop,
 )
-from diloco_cli.protocol.log.quarantine import faults_after, faults_for_quarantine
-from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.state import faults_after, faults_for_quarantine
 from diloco_cli.protocol.rules.eligibility import max_steps
-from diloco_cli.protocol.rules.mixing import rebase_of_next
-from diloco_cli.protocol.rules.weights import token_weight
+from diloco_cli.protocol.rules.merging import rebase_of_next, token_weight
 
 Expect = Callable[[bool, str], None]
 

@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from diloco_cli.digests import digest
 from diloco_cli.errors import StoreError
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, offer_key, read_snapshot_key, read_version_key
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.keys import (
+    FORMAT_KEY,
+    commit_key,
+    max_fragment_bytes,
+    offer_key,
+    read_snapshot_key,
+    read_version_key,
+)
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store

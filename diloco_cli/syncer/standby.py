@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -21,12 +21,15 @@ from diloco_cli.signing import LOG, OPERATOR
 from diloco_cli.store.retry import retrying_text
 from diloco_cli.syncer.opening import opened, own_claim
 
+if TYPE_CHECKING:
+    from diloco_cli.syncer.daemon import Rebuild
+
 NICENESS = 10
 LEAVE_S = 5.0  # what a syncer may still finish when its host has gone
 STDIN = 0
 
 
-def run_standby(url: str, name: str, instead_of: int | None, hosted: bool) -> int:
+def run_standby(url: str, name: str, instead_of: int | None, hosted: bool, rebuild: Rebuild) -> int:
     """Exit status: 0 when the run is over. Raises what a syncer raises once it has taken over.
 
     `name`: the standby's; `instead_of`: the pid of its dead predecessor on this host; `hosted`: by a learner's
@@ -45,7 +48,7 @@ def run_standby(url: str, name: str, instead_of: int | None, hosted: bool) -> in
     say(f"{utc_now_text()} {reason}")
     from diloco_cli.syncer.daemon import serve_run  # torch: only now
 
-    return serve_run(url, stop, claim, name, reason)
+    return serve_run(url, stop, claim, rebuild, name, reason)
 
 
 def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop: Stopping) -> str | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from diloco_cli.digests import digest
+from diloco_cli.observe.replay import Replayer
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
-from diloco_cli.protocol.log.keys import commit_key, state_key
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.log.keys import commit_key, max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.replay import Replayer
 from diloco_cli.tensors.payload import PayloadError
 
 

@@ -17,21 +17,26 @@ import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.digests import digest
+from diloco_cli.observe.bookkeeping import Books, disagreements
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, Snapshot, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
-from diloco_cli.protocol.log.keys import cast_key, commit_key, delta_key, offer_key, snapshot_key, state_key
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, RunFormat
-from diloco_cli.protocol.log.schedule import fragment_of_slot
+from diloco_cli.protocol.log.keys import (
+    cast_key,
+    commit_key,
+    delta_key,
+    max_fragment_bytes,
+    offer_key,
+    snapshot_key,
+    state_key,
+)
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
-from diloco_cli.protocol.rules.mixing import as_logged
+from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import LOG, SignatureError, learner_signer
-from diloco_cli.store.keys import BadKeyError
-from diloco_cli.store.port import Store
+from diloco_cli.store.port import BadKeyError, Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.bookkeeping import Books, disagreements
 from diloco_cli.syncer.norms import ScaleBooks
 from diloco_cli.tensors.merge import Source
 from diloco_cli.tensors.payload import PayloadError

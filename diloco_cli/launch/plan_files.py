@@ -1,16 +1,16 @@
-"""From the files that a user names to a plan."""
+"""From the files that a user names to a plan, and what this version cannot launch of it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from diloco_cli.cli.output import talk
 from diloco_cli.config.huggingface import CONFIG, facts_of_config, read_config
-from diloco_cli.config.impossible import refuse_together
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
-from diloco_cli.config.settings import RunSettings
+from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.config.validation import refuse_together
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
@@ -22,12 +22,18 @@ UNKNOWN_SEQUENCE = 1  # then every batch is a whole number of sequences, and att
 PRESET_SEQUENCE = 128  # of preset data under a model of one's own
 
 
-def plan_of_files(inventory: Path | None, file: Path | None, overrides: list[str], goal: Goal | None = None) -> Plan:
+def plan_of_files(
+    inventory: Path | None,
+    file: Path | None,
+    overrides: list[str],
+    goal: Goal | None = None,
+    tell: Callable[[str], None] = print,
+) -> Plan:
     """For `plan`: of an inventory and a run file. The inventory named wins over the run file's own; without a run file
     the template is planned. What the run file does not pin is searched."""
     run_path = file or templates_directory() / "run.yaml"
     if file is None:
-        talk(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
+        tell(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
     run, origins = load_run_with_origins(run_path, overrides)
     inventory_path = inventory or (inventory_path_of(run, file) if file else None)
     if inventory_path is None:
@@ -55,6 +61,26 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
     inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
     refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
     return make_plan(run, inventory, facts)
+
+
+def refuse_stores(inventory: Inventory) -> None:
+    """Buckets that this version cannot launch on."""
+    stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
+    for place, url in {"": inventory.store.url, **stores}.items():
+        if url is not None and url.startswith("memory:"):
+            raise UsageError(
+                f"{place}memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
+            )
+
+
+def idle_devices(inventory: Inventory) -> list[str]:
+    """Warnings about accelerators that this version plans with and leaves idle."""
+    return [
+        f"{i.name} has {i.accelerators.count * i.nodes} x {i.accelerators.name}, and this version trains on ONE of"
+        " them: it will be slower than planned; list one island a device to use them all"
+        for i in inventory.islands
+        if i.accelerators.count * i.nodes > 1 and not (i.accelerators.name.lower() == "cpu" and i.nodes == 1)
+    ]
 
 
 def _is_plan(file: Path) -> bool:

@@ -1,18 +1,22 @@
-"""Deltas, versions and payloads between the bucket and the arithmetic: read, checked, written, read back."""
+"""Deltas, versions and payloads between the bucket and the arithmetic: read, checked, written, read back.
+`merge_commit`: what the commit of a merge says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.actors.ports import Arithmetic
-from diloco_cli.protocol.log.keys import cast_key, delta_key, state_key
-from diloco_cli.protocol.log.max_sizes import max_fragment_bytes
+from diloco_cli.protocol.actors.ports import Arithmetic, Merged
+from diloco_cli.protocol.log.commits import Merge
+from diloco_cli.protocol.log.keys import cast_key, delta_key, max_fragment_bytes, state_key
 from diloco_cli.protocol.log.operations import Create, Get, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, OfferId, Outcome, RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.merging import as_logged
+from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 from diloco_cli.store.port import Created
 
 READS = 3  # of a payload, before it is called damaged
@@ -80,3 +84,34 @@ def write_and_read_back(key: str, data: bytes) -> Steps[None]:
     seen = yield Get(key, len(data))
     if not isinstance(answer, Created) or seen != data:
         raise DataCheckError("the store holds other bytes than were written", where=key, hint="diloco doctor URL")
+
+
+def merge_commit(
+    offers: Sequence[Offer], weights: Mapping[OfferId, float], merged: Merged, output: FragmentVersion,
+    facts: SlotFacts, grace: Grace, slot_s: float, opens_in_s: float, reason: str, outcomes: tuple[Outcome, ...],
+) -> Merge:  # fmt: skip
+    """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
+    scales = merged.scales or [1.0] * len(offers)
+    return Merge(
+        slot=output.slot,
+        inputs=tuple(_input(o, weights[o.id], scale) for o, scale in zip(offers, scales, strict=True)),
+        outputs=(output,),
+        outcomes=outcomes,
+        tokens=sum(offer.tokens for offer in offers),
+        quorum=facts.quorum,
+        alive=facts.alive,
+        grace_s=round(grace.seconds, 6),
+        grace_used_s=round(facts.now_s - window_start_s(facts), 6),
+        opens_s=round(opens_in_s, 6),
+        slot_s=round(slot_s, 6),
+        agreement=as_logged(merged.agreement),
+        reason=reason,
+    )
+
+
+def _input(offer: Offer, weight: float, scale: float) -> MergedOffer:
+    return MergedOffer(
+        offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
+        offer.tokens, offer.steps, weight, offer.payload_digest, offer.payload_bytes,
+        offer.timings.step_s, scale,
+    )  # fmt: skip

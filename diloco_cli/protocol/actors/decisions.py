@@ -5,17 +5,35 @@ awaits_last      a leaver stays for the outcomes of its last offers
 merge_is_due     `at_tau`: the merge of an own offer is to be adopted before the next step
 waited_for       ... and whether it is, is still to come, or never comes
 save_is_due      the inner optimizer's moments go to the store
+OfferDraft       what a learner decided to offer, before there is a payload
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.actors.offer_draft import OfferDraft
-from diloco_cli.protocol.log.records import FragmentVersion
+from diloco_cli.protocol.log.records import Beginning, Event, FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
+
+
+@dataclass(frozen=True)
+class OfferDraft:
+    """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`. `applied`: the newest own offer
+    of the fragment that a merge took, as far as is known."""
+
+    seq: int
+    slot: int
+    fragment: int
+    base: FragmentVersion
+    data_start: int
+    data_end: int
+    steps: int
+    began: Beginning | None
+    events: tuple[Event, ...]
+    applied: int | None
 
 
 def is_over(state: RunState, joined_at: int) -> bool:
