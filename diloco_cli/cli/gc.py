@@ -55,12 +55,12 @@ def gc(
 
 
 def _discard_leftovers(url: str) -> None:
+    from diloco_cli.store.deadline import Deadline, call_within
     from diloco_cli.store.leftovers import discard_leftovers_at
     from diloco_cli.store.port import StoreUnavailableError
-    from diloco_cli.store.time_box import TimeBox, call_within
 
     try:
-        found = call_within(TimeBox(LEFTOVERS_WITHIN_S), lambda: discard_leftovers_at(url), url)
+        found = call_within(Deadline(LEFTOVERS_WITHIN_S), lambda: discard_leftovers_at(url), url)
     except StoreUnavailableError as error:
         talk(f"temporary files of killed writers are left to the syncer: {error}")
         return

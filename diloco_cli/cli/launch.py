@@ -101,11 +101,11 @@ def _trusted_store(url: str) -> Store:
     from diloco_cli.doctor.examine import prove_exclusive_create
     from diloco_cli.protocol.log.keys import FORMAT_KEY
     from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+    from diloco_cli.store.deadline import Deadline
     from diloco_cli.store.open import open_store
-    from diloco_cli.store.time_box import TimeBox
 
     open_store(url, create=True)  # a directory is made
-    store = foreground_store(url, TimeBox(ANSWERS_WITHIN_S))
+    store = foreground_store(url, Deadline(ANSWERS_WITHIN_S))
     if store.get(FORMAT_KEY, MAX_RECORD_BYTES) is None:
         prove_exclusive_create(url)
     return store

@@ -42,7 +42,7 @@ def plan_text(plan: Plan) -> str:
         _wrapped(f"{plan.verdict}: {plan.why}", "  "),
         islands_table(plan.islands, table_columns(), at_most(MAX_ROWS)),
         _list("islands were formed of machines", formed),
-        *_left_out(plan),
+        *_excluded(plan),
         _schedule(plan),
         _memory(plan),
         _waterfall(plan),
@@ -77,13 +77,13 @@ def _short(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-def _left_out(plan: Plan) -> Iterator[list[str]]:
+def _excluded(plan: Plan) -> Iterator[list[str]]:
     most = at_most(MAX_LISTED)
-    for island in plan.left_out[:most]:
-        ways = chain.from_iterable(_wrapped(f"  way out: {way}", "           ") for way in island.ways_out)
+    for island in plan.excluded[:most]:
+        ways = chain.from_iterable(_wrapped(f"  suggestion: {way}", "           ") for way in island.suggestions)
         yield [*_wrapped(f"left out: {island.name}: {island.reason}", "  "), *ways]
-    if len(plan.left_out) > most:
-        yield [f"left out: {len(plan.left_out) - most} more, each with its reason: | less, or --json"]
+    if len(plan.excluded) > most:
+        yield [f"left out: {len(plan.excluded) - most} more, each with its reason: | less, or --json"]
 
 
 def _schedule(plan: Plan) -> list[str]:
@@ -91,7 +91,7 @@ def _schedule(plan: Plan) -> list[str]:
     step, round_, slot = (format_duration(x) for x in (s.round_s / s.sync_every, s.round_s, s.slot_s))
     exchange, grace = format_duration(s.exchange_s), format_duration(s.grace_s)
     slack = f"{'-' if s.slack_s < 0 else ''}{format_duration(abs(s.slack_s))}"
-    codec = s.codec if s.codec == s.broadcast else f"{s.codec} up, {s.broadcast} down"
+    codec = s.codec if s.codec == s.weights_codec else f"{s.codec} up, {s.weights_codec} down"
     pinned = [f"{item.name.removeprefix('sync.')} ({item.origin})" for item in plan.settings if item.pinned]
     searched = [f"{item.name.removeprefix('sync.')}={item.value}" for item in plan.settings if not item.pinned]
     offsets = ", ".join(map(str, s.offsets[:4])) + (f", ... {s.offsets[-1]}" if len(s.offsets) > 4 else "")

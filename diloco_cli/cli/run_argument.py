@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.runtime.driver import SystemClock
     from diloco_cli.runtime.runs import KnownRun
+    from diloco_cli.store.deadline import Deadline
     from diloco_cli.store.port import Store
-    from diloco_cli.store.time_box import TimeBox
 
 FOREGROUND_DEADLINE_S = 10.0
 LOOK_S = 9.0
@@ -74,7 +74,7 @@ def is_run_file(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) and Path(text).is_file()
 
 
-def open_run(text: str | None, box: TimeBox | None = None, at_home: bool = True) -> OpenRun:
+def open_run(text: str | None, box: Deadline | None = None, at_home: bool = True) -> OpenRun:
     """Raises NotFoundError (exit 4) if there is no such run, StoreError (exit 6) if its bucket cannot be read. With a
     box, all calls of the run's store together end when it is over. `at_home`: a region's bucket, which only follows
     the home bucket's log, is left for that."""
@@ -89,7 +89,7 @@ def open_run(text: str | None, box: TimeBox | None = None, at_home: bool = True)
     return open_known_run(KnownRun(opened.name, home, 0.0), box)
 
 
-def open_known_run(known: KnownRun, box: TimeBox | None = None) -> OpenRun:
+def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.driver import SystemClock, perform
     from diloco_cli.runtime.signing_key import signing_secret
@@ -100,13 +100,13 @@ def open_known_run(known: KnownRun, box: TimeBox | None = None) -> OpenRun:
     return OpenRun(run.name, known.url, store, run, clock)
 
 
-def foreground_store(url: str, box: TimeBox | None = None, quiet: bool = False) -> Store:
+def foreground_store(url: str, box: Deadline | None = None, quiet: bool = False) -> Store:
     """The store at `url` for a command that somebody waits for: errors in passing are repeated until a deadline, and
     unless `quiet` told on stderr while they last."""
     from diloco_cli.cli.output import talk
+    from diloco_cli.store.deadline import TimeBoxedStore
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore, RetryNews
-    from diloco_cli.store.time_box import TimeBoxedStore
 
     store, news = open_store(url), RetryNews((lambda line: None) if quiet else talk)
     if box is None:

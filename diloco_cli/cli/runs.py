@@ -13,13 +13,13 @@ from diloco_cli.errors import DilocoError
 def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object.")) -> None:
     """List the runs of this directory."""
     from diloco_cli.runtime.runs import known_runs
-    from diloco_cli.store.time_box import TimeBox
+    from diloco_cli.store.deadline import Deadline
 
     rows: list[dict[str, object]] = []
     warnings: list[str] = []
     for known in known_runs():
         try:
-            current, _ = read_status(open_known_run(known, TimeBox(LOOK_S)))
+            current, _ = read_status(open_known_run(known, Deadline(LOOK_S)))
         except DilocoError as error:
             warnings.append(f"{known.name}: {error}")
             rows.append({"name": known.name, "url": known.url, "state": "UNREACHABLE"})

@@ -128,7 +128,7 @@ def _of_plan(path: Path) -> Answer:
     plan = load_plan(path)
     lines = [_plan_note(plan), *map(_island_line, plan.islands)]
     islands = [{field: getattr(island, field) for field in OF_AN_ISLAND} for island in plan.islands]
-    planned = {"codec": plan.schedule.codec, "broadcast": plan.schedule.broadcast}
+    planned = {"codec": plan.schedule.codec, "weights_codec": plan.schedule.weights_codec}
     data = {"islands": islands, "planned": planned, "constants": _constants(), "fitted": ["buckets"]}
     return Answer(rows_of_plan(plan), "\n".join(lines), data)
 
@@ -139,9 +139,9 @@ def _plan_note(plan: Plan) -> str:
     schedule, share = plan.schedule, exchange_of_plan(plan).embedding_share
     alone = f"; the embedding is one fragment, {100 * share:.0f} % of the model" if share else ""
     return (
-        f"Planned: {schedule.codec} up, {schedule.broadcast} down (sync.broadcast). Through a bucket: every fragment "
-        f"up one link and down one, both equally full, {schedule.overlap} slots of overlap{alone}. Quorum, merging and "
-        "records come on top; what an island needs is the mean flow. Data-parallel: a ring over the "
+        f"Planned: {schedule.codec} up, {schedule.weights_codec} down (sync.weights_codec). Through a bucket: every "
+        f"fragment up one link and down one, both equally full, {schedule.overlap} slots of overlap{alone}. Quorum, "
+        "merging and records come on top; what an island needs is the mean flow. Data-parallel: a ring over the "
         f"{len(plan.islands)} islands, {_buckets()}."
     )
 

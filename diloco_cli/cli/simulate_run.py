@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diloco_cli.faults.scenario import Scenario
     from diloco_cli.faults.timetable import Injection
     from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
-    from diloco_cli.forecast.what_if import Price
+    from diloco_cli.forecast.run import Price
     from diloco_cli.plan.plan import Plan
     from diloco_cli.protocol.log.records import RunFormat
 
@@ -69,7 +69,7 @@ def run(
         _print_timetable(faults, json)
         return
     seconds = _seconds(duration, story, found)
-    from diloco_cli.forecast.what_if import report, simulated
+    from diloco_cli.forecast.run import report, simulated
 
     if tape is not None:
         found = replace(found, run=_with_real_tensors(found))
@@ -91,7 +91,7 @@ def run(
 
 def _subject(text: str) -> _Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
-    from diloco_cli.forecast.what_if import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
+    from diloco_cli.forecast.run import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
 
     path = Path(text)
     if path.is_file():

@@ -14,7 +14,7 @@ from diloco_cli.units import format_count, format_duration, format_size
 if TYPE_CHECKING:
     from diloco_cli.forecast.bandwidth import Row as BandwidthRow
     from diloco_cli.forecast.goodput import Row
-    from diloco_cli.forecast.what_if import IslandReport, WhatIf
+    from diloco_cli.forecast.run import IslandReport, WhatIf
 
 COLUMNS = 80
 RUN_HEADINGS = ("ISLAND", "GOODPUT", "MERGED", "TRAINED", "MERGES", "STALL", "DOWN", "STARTS", "UP/DOWNLOAD")
@@ -190,7 +190,7 @@ def bandwidth_text(rows: Sequence[BandwidthRow]) -> str:
         ):
             cells = list(line)
             name = "data-parallel bf16" if method == "data_parallel" else f"{codec} H={every} P={fragments}"
-            down = cells[0].broadcast
+            down = cells[0].weights_codec
             lines.append([f"{name} up" if down else name, *(_gbps(row) for row in cells)])
             if down:
                 lines.append([f"  {down} down", *(f"{row.down_gbps:.3g}" for row in cells)])

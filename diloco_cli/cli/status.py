@@ -18,7 +18,7 @@ from diloco_cli.errors import DegradedError, StoreError
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
     from diloco_cli.protocol.log.state import RunState
-    from diloco_cli.store.time_box import TimeBox
+    from diloco_cli.store.deadline import Deadline
 
 DEGRADED = frozenset({"DEGRADED", "SILENT"})
 WATCH_EVERY_S = 1.0
@@ -62,9 +62,9 @@ def status(
     exit_code: bool = typer.Option(False, "--exit-code", help="Exit 5 if the run is degraded."),
 ) -> None:
     """Show the run at a glance, read from the bucket alone."""
-    from diloco_cli.store.time_box import TimeBox
+    from diloco_cli.store.deadline import Deadline
 
-    box = TimeBox(LOOK_S)
+    box = Deadline(LOOK_S)
     opened = open_run(run, box)
     if watch is not None:
         try:
@@ -117,7 +117,7 @@ class Watcher:
     an error, and a later one with the last status that was read and a word on stderr: whoever watches wants to see the
     store come back."""
 
-    def __init__(self, opened: OpenRun, box: TimeBox) -> None:
+    def __init__(self, opened: OpenRun, box: Deadline) -> None:
         self._opened, self._box = opened, box
         self.current, self._known = read_status(opened)
 

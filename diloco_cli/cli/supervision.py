@@ -24,7 +24,7 @@ from diloco_cli.runtime.logs import StoreWords
 from diloco_cli.runtime.restart import Event, SupervisionResult
 from diloco_cli.runtime.supervisor import supervise
 from diloco_cli.runtime.units import UnitSpec
-from diloco_cli.store.time_box import TimeBox
+from diloco_cli.store.deadline import Deadline
 
 LINE_EVERY_S = 5.0
 SCREEN_EVERY_S = 1.0
@@ -112,7 +112,7 @@ def _phase_reader(opened: OpenRun) -> Callable[[], str]:
 def _report(opened: OpenRun, outcome: SupervisionResult, command: str, as_json: bool) -> int:
     if outcome.reason in ("interrupted", "stopped"):
         talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.name}")
-    print_summary(boxed(opened, TimeBox(LOOK_S)), command, as_json)
+    print_summary(boxed(opened, Deadline(LOOK_S)), command, as_json)
     return outcome.exit_status
 
 
@@ -126,7 +126,7 @@ def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
         print(summary_text(summary))
 
 
-def boxed(opened: OpenRun, box: TimeBox) -> OpenRun:
+def boxed(opened: OpenRun, box: Deadline) -> OpenRun:
     """The same run, seen through a store whose calls end with the box."""
     return replace(opened, store=foreground_store(opened.url, box, quiet=True))
 
@@ -135,7 +135,7 @@ class Progress:
     """Talks on stderr while the supervision works: a live screen on a terminal, plain lines otherwise."""
 
     def __init__(self, opened: OpenRun) -> None:
-        self._box = TimeBox(LOOK_S)
+        self._box = Deadline(LOOK_S)
         self._opened = boxed(opened, self._box)
         self._known: RunState | None = None
         self._words = StoreWords(opened.name)

@@ -24,6 +24,8 @@ class Rule:
     key: str | None = None
 
 
+RENAMED = {"broadcast": "weights_codec"}
+"""What earlier versions called a key."""
 Rules = Mapping[type, Mapping[str, Rule]]
 Origins = dict[str, str]
 
@@ -53,6 +55,8 @@ class Builder:
             raise UsageError(f"{_at(path)}must be a mapping, not {readers.shown(node)}", where=node.where)
         schema = self._schema(cls)
         for key, child in node.value.items():
+            if RENAMED.get(key) in schema:
+                raise UsageError(f"{_at(path)}the key '{key}' is called '{RENAMED[key]}' now", where=child.where)
             if key not in schema:
                 known = f"{suggestion(key, schema)}; allowed: {', '.join(schema)}"
                 raise UsageError(f"{_at(path)}unknown key '{key}'{known}", where=child.where)

@@ -111,7 +111,7 @@ class SyncSettings:
     weight: Literal["tokens2/steps", "tokens"] = "tokens2/steps"
     clip: float | Literal["none"] = "none"
     codec: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
-    broadcast: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
+    weights_codec: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
     adoption: Literal["on_arrival", "at_tau"] = "on_arrival"
     mixing: Literal["replace", "blend", "rebase", "adaptive"] = "replace"
     blend: float = 0.5

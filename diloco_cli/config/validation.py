@@ -1,6 +1,6 @@
 """Settings that are well formed, each by itself, and cannot work together: refused before any training starts.
 
-Every refusal names its place, what is allowed, and a way out.
+Every refusal names its place, what is allowed, and a suggestion.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from diloco_cli.doctor.place import CLEAN_UP_S, MAX_BYTES, QUICK_MAX_BYTES, Plac
 from diloco_cli.doctor.races import exclusive_create, race_of_threads
 from diloco_cli.doctor.verdicts import Check, Examination, Finding, failed, passed
 from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store, StoreBrokenError, StoreForbiddenError
-from diloco_cli.store.time_box import TimeBox
 
 CHECK_S = 12.0
 CHECK_SHARE = 0.25
@@ -54,8 +54,8 @@ def examine(
 
     Everything is written below a fresh random prefix and deleted in the end, also when interrupted. Raises StoreError
     if the store cannot even be opened."""
-    whole = TimeBox(timeout_s)
-    place = Place(open_again or partial(open_store, url), url, TimeBox(timeout_s))
+    whole = Deadline(timeout_s)
+    place = Place(open_again or partial(open_store, url), url, Deadline(timeout_s))
     examination = _Examination(place, whole, say)
     try:
         examination.run(effort, parse_url(url).scheme != "memory", more or {})
@@ -67,7 +67,7 @@ def examine(
 def prove_exclusive_create(url: str) -> None:
     """A few quick races, before a new run trusts the store. Raises StoreBrokenError if two racers win, and whatever
     the store raises."""
-    place = Place(partial(open_store, url), url, TimeBox(PROOF_S))
+    place = Place(partial(open_store, url), url, Deadline(PROOF_S))
     try:
         detail, wrong = race_of_threads(place, PROOF_RACERS, PROOF_ROUNDS)
     finally:
@@ -81,7 +81,7 @@ def prove_exclusive_create(url: str) -> None:
 
 
 class _Examination:
-    def __init__(self, place: Place, whole: TimeBox, say: Callable[[Check], None]) -> None:
+    def __init__(self, place: Place, whole: Deadline, say: Callable[[Check], None]) -> None:
         self._place, self._whole, self._say = place, whole, say
         self._checks: list[Check] = []
         self._speed: Speed | None = None

@@ -19,10 +19,10 @@ from typing import TypeVar
 from diloco_cli.clock import seconds_of
 from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
+from diloco_cli.store.deadline import Deadline, TimeBoxedStore, call_within
 from diloco_cli.store.open import join_url, parse_url
 from diloco_cli.store.port import Store, StoreUnavailableError
 from diloco_cli.store.retry import Retrying, RetryingStore
-from diloco_cli.store.time_box import TimeBox, TimeBoxedStore, call_within
 from diloco_cli.store.wrapper import PrefixedStore, StoreWrapper
 from diloco_cli.units import format_bandwidth, format_duration, format_size
 
@@ -46,9 +46,9 @@ class Place:
     """Hands out clients that see nothing but the prefix. Every key is remembered before it is written, and what was
     remembered is deleted in the end: never what a listing shows."""
 
-    def __init__(self, open_again: Callable[[], Store], url: str, box: TimeBox | None = None) -> None:
+    def __init__(self, open_again: Callable[[], Store], url: str, box: Deadline | None = None) -> None:
         self.prefix = f"doctor-{nonce()}"
-        self.box = box or TimeBox(UNHURRIED_S)
+        self.box = box or Deadline(UNHURRIED_S)
         self.url = url
         self.num_repeated, self.last_trouble = 0, ""
         self._open_again = open_again

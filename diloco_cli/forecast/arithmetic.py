@@ -25,7 +25,7 @@ class TraceArithmetic:
     def _version(self, fragment: int, made_from: bytes) -> Merged:
         name = digest(b"%d/" % fragment + made_from).encode()
         self._candidate[fragment] = b"state " + name
-        return Merged(self._candidate[fragment], b"cast " + name)
+        return Merged(self._candidate[fragment], b"weights " + name)
 
     def holds(self, fragment: int, state_digest: str) -> bool:
         self.settle(fragment, state_digest)
@@ -44,7 +44,7 @@ class TraceArithmetic:
 
     def settled(self, fragment: int) -> Merged:
         state = self._current[fragment]
-        return Merged(state, b"cast " + state.removeprefix(b"state "))
+        return Merged(state, b"weights " + state.removeprefix(b"state "))
 
     def settle(self, fragment: int, state_digest: str) -> None:
         if fragment in self._candidate and digest(self._candidate[fragment]) == state_digest:

@@ -56,7 +56,7 @@ HONEST = Exchange(sync_every=24, fragments=24)  # the setting that the publicati
 @dataclass(frozen=True)
 class Row:
     """One figure. `sync_every`, `fragments`, `overlap` are 0 for data-parallel; `published_gbps` None: not printed.
-    Through a bucket `gbps` is up, and `down_gbps` down, where fragments come back as `broadcast`."""
+    Through a bucket `gbps` is up, and `down_gbps` down, where fragments come back as `weights_codec`."""
 
     method: str
     codec: str
@@ -68,7 +68,7 @@ class Row:
     utilisation_percent: float
     gbps: float
     published_gbps: float | None = None
-    broadcast: str | None = None
+    weights_codec: str | None = None
     down_gbps: float | None = None
 
 
@@ -176,16 +176,16 @@ def rows_of(parameters: float, sites: int, step_s: float, exchange: Exchange, bi
 
 
 def rows_of_plan(plan: Plan) -> list[Row]:
-    """At the fastest island's step, through the bucket: up in each codec, down in the planned broadcast. Both links are
+    """At the fastest island's step, through the bucket: up in each codec, down in the planned one. Both links are
     equally full. Data-parallel: a ring over the islands."""
     schedule, sites = plan.schedule, len(plan.islands)
     step_s, exchange = schedule.round_s / schedule.sync_every, exchange_of_plan(plan)
     rows = _data_parallel_rows(plan.model.parameters, sites, step_s, None)
     for codec in CODEC_BITS:
-        need = need_of_round(plan.model, codec, schedule.broadcast)
+        need = need_of_round(plan.model, codec, schedule.weights_codec)
         down_share = need.down_bits / need.up_bits
         for row in decoupled_rows(need.up_bits, codec, sites, step_s, exchange, None):
-            rows.append(replace(row, broadcast=schedule.broadcast, down_gbps=row.gbps * down_share))
+            rows.append(replace(row, weights_codec=schedule.weights_codec, down_gbps=row.gbps * down_share))
     return rows
 
 

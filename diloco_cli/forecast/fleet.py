@@ -92,7 +92,7 @@ class SimulatedFleet:
             self._book_pause(name)
 
     def training_of(self, condition: Condition) -> VirtualTraining:
-        """A fleet of other habits overrides it."""
+        """A fleet of other profile overrides it."""
         return VirtualTraining(condition)
 
     def nonce(self) -> str:

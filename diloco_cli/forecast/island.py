@@ -22,10 +22,10 @@ BITS = 8.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes on the wire: of each fragment's delta and cast, and of the inner optimizer's moments."""
+    """Bytes on the wire: of each fragment's delta and weights, and of the inner optimizer's moments."""
 
     delta: tuple[float, ...]
-    cast: tuple[float, ...]
+    weights: tuple[float, ...]
     moments: float
 
 
@@ -35,7 +35,7 @@ def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
     moments = MOMENT_BYTES * sum(parameters) if run.settings.train.inner.name == "adamw" else 0.0
     return Sizes(
         delta=tuple(n * bits_of[sync.codec] / BITS for n in parameters),
-        cast=tuple(n * bits_of[sync.broadcast] / BITS for n in parameters),
+        weights=tuple(n * bits_of[sync.weights_codec] / BITS for n in parameters),
         moments=moments,
     )
 
@@ -82,7 +82,7 @@ class Condition:
             case Create(key, _) if key.startswith("inner/"):
                 return self._sent_s(self.sizes.moments, now_s)
             case Get(key, _) if (version := read_version_key(key)) is not None:
-                return self._received_s(self.sizes.cast[version[0]], now_s)
+                return self._received_s(self.sizes.weights[version[0]], now_s)
             case Get(key, _) if read_inner_key(key) is not None:
                 return self._received_s(self.sizes.moments, now_s)
         return 0.0

@@ -14,12 +14,12 @@ from multiprocessing import active_children, get_context, parent_process
 from typing import Any
 
 from diloco_cli.errors import UsageError
-from diloco_cli.histories.folds import no_garbage_collection
 from diloco_cli.histories.history import History
-from diloco_cli.histories.options import DisturbanceKind, Options, drawn_options
+from diloco_cli.histories.memo import no_garbage_collection
+from diloco_cli.histories.options import NemesisKind, Options, drawn_options
 from diloco_cli.histories.outcome import Actors, HistoryResult
 from diloco_cli.histories.replayer import ViolationError
-from diloco_cli.histories.script import CallFault, Disturbance, Script
+from diloco_cli.histories.script import CallFault, NemesisEvent, Script
 from diloco_cli.histories.shrinking import Live, Violation, violation_of
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 
@@ -28,7 +28,7 @@ AHEAD = 4  # pieces of each process
 AGAIN_EVERY = 50  # each so many-th seed is lived through again: with other wall clocks, and with nothing remembered
 MAX_VIOLATIONS = 5  # then a campaign ends: there is work to do
 SWEEP_LEARNERS, SWEEP_MERGES = 2, 10
-SWEPT_REQUESTS: tuple[DisturbanceKind, ...] = ("join", "rollback", "collect", "readmit")
+SWEPT_REQUESTS: tuple[NemesisKind, ...] = ("join", "rollback", "collect", "readmit")
 SWEEP_TAKEOVER_S = 0.5  # so that the standby serves where the syncer dies
 SWEPT = {"before": Fault.CRASH, "after": Fault.CRASH_AFTER}
 OF_WALLS = ("time", "previous", "sum", "signature")
@@ -167,7 +167,7 @@ def swept_script(options: Options, *crashes: CallFault) -> Script:
     """Operators ask for something, and an island joins: so that every role has operations to die at."""
     span_s = options.merges * options.slot_s
     asked = enumerate(SWEPT_REQUESTS, start=1)
-    return Script(crashes, tuple(Disturbance(0.2 * place * span_s, kind, "l0", 0.5) for place, kind in asked))
+    return Script(crashes, tuple(NemesisEvent(0.2 * place * span_s, kind, "l0", 0.5) for place, kind in asked))
 
 
 def sweep_points(seed: int, actors: Actors = Actors()) -> list[CallFault]:

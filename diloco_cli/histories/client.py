@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There
-from diloco_cli.store.answers import settled
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -24,6 +23,7 @@ from diloco_cli.store.port import (
     check_prefix,
     holder_bytes,
 )
+from diloco_cli.store.responses import settled
 from diloco_cli.store.retry import Patience, Pause, kind_of
 
 Result = TypeVar("Result")

@@ -11,11 +11,11 @@ from traceback import extract_tb
 from typing import Any
 
 from diloco_cli.histories.client import Bucket
-from diloco_cli.histories.demands import Healthy, check_bucket, check_restart
-from diloco_cli.histories.disturbances import Disturber
-from diloco_cli.histories.folds import remembered, tuned
 from diloco_cli.histories.ledger import check_outcomes, max_lost
+from diloco_cli.histories.liveness import Healthy, check_bucket, check_restart
+from diloco_cli.histories.memo import remembered, tuned
 from diloco_cli.histories.monitor import Monitor
+from diloco_cli.histories.nemesis import Nemesis
 from diloco_cli.histories.options import REGION, Options, run_of
 from diloco_cli.histories.outcome import Actors, HistoryResult, Moment
 from diloco_cli.histories.processes import Process
@@ -88,13 +88,13 @@ class History:
         given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
         self.calls = CallFaults(options, given)
         names = [island.name for island in self.run.islands]
-        drawn = drawn_disturbances(options, seed, names) if script is None else script.disturbances
-        self.disturbances = drawn
+        drawn = drawn_disturbances(options, seed, names) if script is None else script.nemesis_events
+        self.nemesis_events = drawn
         self.draw = Stream(seed, "history")
         self.changes = self.lost_tokens = 0
         self.tail: list[Moment] = []
         self.roles = names
-        self.disturber, self.supervisor = Disturber(self), Supervisor(self)
+        self.nemesis, self.supervisor = Nemesis(self), Supervisor(self)
         self.region = Region(self) if self.run.regions else None
         self.healthy: Healthy | None = None
         self._begin()
@@ -126,7 +126,7 @@ class History:
         outcome.commits, outcome.crashes = self.monitor.replayer.n + 1, self.supervisor.crashes
         outcome.operations = sum(actor.operations for actor in self.world.actors)
         outcome.per_actor = Counter({actor.name: actor.operations for actor in self.world.actors if actor.name})
-        outcome.faulty = Script(tuple(self.calls.struck), self.disturbances)
+        outcome.faulty = Script(tuple(self.calls.struck), self.nemesis_events)
         outcome.lost_tokens = self.lost_tokens
         outcome.processed_tokens = sum(account.tokens for account in self.beliefs.accounts)
         outcome.tail, outcome.log, outcome.objects = self.tail, self._log(), dict(self.bucket.objects)
@@ -148,8 +148,8 @@ class History:
             self.supervisor.start_standby()
         for name in self.roles:
             self.supervisor.start_learner(name, self.draw.uniform() * self.options.slot_s)
-        for disturbance in self.disturbances:
-            self.world.call_at(disturbance.at_s, lambda d=disturbance: self.disturber.strike(d))  # type: ignore[misc]
+        for event in self.nemesis_events:
+            self.world.call_at(event.at_s, lambda d=event: self.nemesis.strike(d))  # type: ignore[misc]
         max_s = MAX_FAULTY * self.options.merges * self.options.slot_s
         self._go_on(self._faulty_phase_over, max_s if self.options.faulty_share <= 1.0 else LEAVE_S)
         self._heal()
@@ -197,7 +197,7 @@ class History:
     def _heal(self) -> None:
         self.note("faults cease")
         self.monitor.grown_healthy(self.world.now_s)
-        self.disturber.heal()
+        self.nemesis.heal()
         for process in self.supervisor.processes:
             process.resume()
         self.healthy = Healthy(self)
@@ -209,7 +209,7 @@ class History:
             return
         for role in (SYNCER, *self.roles):
             self.supervisor.revive(role)
-        self.disturber.let_in()
+        self.nemesis.let_in()
         healthy.check()
         self.world.call_at(self.world.now_s + TEND_EVERY_S, lambda: self._tend(healthy))
 
@@ -219,9 +219,9 @@ class History:
         if actor.owner is None or self.monitor.healthy:
             return None
         process: Process = actor.owner.process
-        away = self.disturber.away(process.role, operation) or self.disturber.away(process.name, operation)
+        away = self.nemesis.away(process.role, operation) or self.nemesis.away(process.name, operation)
         if away is None and self.region is not None and self.region.holds(actor, operation):
-            away = self.disturber.away(REGION, operation)
+            away = self.nemesis.away(REGION, operation)
         if away is not None:
             return away
         fault = self.calls.strike(actor.name, actor.operations, operation, actor.owner.stream.uniform())

@@ -62,8 +62,8 @@ def state_bytes(parameter: int, momentum: int) -> bytes:
     return f"state:{parameter}:{momentum}".encode()
 
 
-def cast_bytes(parameter: int) -> bytes:
-    return f"cast:{parameter}".encode()
+def weights_bytes(parameter: int) -> bytes:
+    return f"weights:{parameter}".encode()
 
 
 def delta_bytes(delta: int | str) -> bytes:
@@ -89,7 +89,7 @@ class IntegerArithmetic:
 
     def _version(self, fragment: int, parameter: int, momentum: int) -> Merged:
         self.candidate[fragment] = state_bytes(parameter, momentum)
-        return Merged(self.candidate[fragment], cast_bytes(parameter))
+        return Merged(self.candidate[fragment], weights_bytes(parameter))
 
     def holds(self, fragment: int, state_digest: str) -> bool:
         self.settle(fragment, state_digest)
@@ -107,7 +107,7 @@ class IntegerArithmetic:
             return "non_finite"
         delta = int(text)
         if decoded_base is not None:
-            delta += numbers(self.current[offer.fragment], "state")[0] - numbers(decoded_base, "cast")[0]
+            delta += numbers(self.current[offer.fragment], "state")[0] - numbers(decoded_base, "weights")[0]
         return "norm_cap" if abs(delta) > MOST else Delta(delta, offer)
 
     def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
@@ -122,7 +122,7 @@ class IntegerArithmetic:
 
     def settled(self, fragment: int) -> Merged:
         state = self.current[fragment]
-        return Merged(state, cast_bytes(numbers(state, "state")[0]))
+        return Merged(state, weights_bytes(numbers(state, "state")[0]))
 
     def settle(self, fragment: int, state_digest: str) -> None:
         if fragment in self.candidate and digest(self.candidate[fragment]) == state_digest:

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.ports import Habits, IntegerTraining, IntegerWire
+from diloco_cli.histories.ports import IntegerTraining, IntegerWire, LearnerProfile
 from diloco_cli.histories.witness import Beliefs, Witness
 from diloco_cli.protocol.actors import learner as product
 from diloco_cli.protocol.actors.learner import PAUSE_S
@@ -24,17 +24,17 @@ class Learner(product.Learner):
     """One process. `start_threads` starts actors that live and die with it."""
 
     def __init__(
-        self, run: RunFormat, name: str, claim: ProcessClaim, nonce: Callable[[], str], seen: Beliefs, habits: Habits,
-        start_threads: Callable[[list[Steps[Any]]], None],
+        self, run: RunFormat, name: str, claim: ProcessClaim, nonce: Callable[[], str], seen: Beliefs,
+        profile: LearnerProfile, start_threads: Callable[[list[Steps[Any]]], None],
     ) -> None:  # fmt: skip
-        self.habits, self._waits = habits, count()
-        wire = IntegerWire(habits, run.settings.sync.error_feedback)
+        self.profile, self._waits = profile, count()
+        wire = IntegerWire(profile, run.settings.sync.error_feedback)
         lanes = VirtualLanes(lambda steps: start_threads([steps]))
-        self.casts, self.witness = wire.casts, Witness(self, seen)
-        self.integers = IntegerTraining(name, run.num_fragments, habits, lambda: self.state.n)
+        self.weights, self.witness = wire.weights, Witness(self, seen)
+        self.integers = IntegerTraining(name, run.num_fragments, profile, lambda: self.state.n)
         super().__init__(
             run, name, claim, self.integers, wire, nonce, lanes.start, self.witness,
-            lambda: self.habits.leaves(),  # noqa: PLW0108 (habits change)
+            lambda: self.profile.leaves(),  # noqa: PLW0108 (profile change)
             lambda: next(self._waits) < DRAIN_S / PAUSE_S,
         )  # fmt: skip
 
@@ -44,6 +44,6 @@ class Learner(product.Learner):
         return state
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
-        if payload and self.habits.corrupts():
+        if payload and self.profile.corrupts():
             offer = replace(offer, payload_digest=digest(payload + b"?"))
         return (yield from super()._publish(offer, payload))

@@ -22,8 +22,17 @@ from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 
 OPERATOR = "operator"
-OF_SYNCERS = ("epoch/", "commit/", "state/", "cast/", "snapshot/", "hint/", f"heartbeat/{SYNCER}", STANDBY_HEARTBEATS)
-OF_OPERATORS = ("request/", "epoch/", "commit/", "state/", "cast/")  # with no syncer alive a command commits itself
+OF_SYNCERS = (
+    "epoch/",
+    "commit/",
+    "state/",
+    "weights/",
+    "snapshot/",
+    "hint/",
+    f"heartbeat/{SYNCER}",
+    STANDBY_HEARTBEATS,
+)
+OF_OPERATORS = ("request/", "epoch/", "commit/", "state/", "weights/")  # with no syncer alive a command commits itself
 OVERWRITTEN = ("hint/", "heartbeat/")
 NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/")
 INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be refused
@@ -145,7 +154,7 @@ class Monitor:
         floor = floors.past_grace(now_s)
         expect(floor > 0, "9", f"{role} deleted {key} before the grace of any floor was over")
         kind, _, rest = key.partition("/")
-        if kind in ("state", "cast"):
+        if kind in ("state", "weights"):
             self._check_version(kind, int(rest[:4]), int(rest[5:17]), int(rest[18:28]), key, floor)
         elif kind == "delta":
             learner, incarnation, name = rest.split("/")
@@ -160,12 +169,12 @@ class Monitor:
             expect(int(rest[:12]) < floor, "9", f"{key} was deleted, which the floor {floor} needs")
 
     def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str, floor: int) -> None:
-        """As of the floor, the current version is needed, and casts that a delta may still be based on."""
+        """As of the floor, the current version is needed, and weights that a delta may still be based on."""
         versions = [v.number for v in self.replayer.versions[fragment] if v.number <= floor]
-        kept = versions[-(self.run.settings.sync.staleness_rounds + 2) :] if kind == "cast" else versions[-1:]
+        kept = versions[-(self.run.settings.sync.staleness_rounds + 2) :] if kind == "weights" else versions[-1:]
         if self.replayer.rolled_back_behind(floor):
             kept = [number for number in kept if number >= self.replayer.rolled_back_behind(floor)]
-        committed = any(key in (v.state_key, v.cast_key) for v in self.replayer.versions[fragment])
+        committed = any(key in (v.state_key, v.weights_key) for v in self.replayer.versions[fragment])
         expect(version <= floor, "9", f"{key} was deleted, which lies beyond the floor {floor}")
         needed = committed and version in kept
         expect(not needed, "9", f"{key} was deleted, which readers of the floor {floor} need")
@@ -235,11 +244,11 @@ class Monitor:
 
     # -- beliefs ------------------------------------------------------------------------------------------------
 
-    def on_adoption(self, learner: str, output: FragmentVersion, cast: bytes) -> None:
+    def on_adoption(self, learner: str, output: FragmentVersion, weights: bytes) -> None:
         """6: nobody ever adopts a version that is not in the log."""
         self.adopted += 1
         known = next((v for v in self.replayer.versions[output.fragment] if v.number == output.version), None)
-        there = known is not None and known.cast_digest == output.cast_digest == digest(cast)
+        there = known is not None and known.weights_digest == output.weights_digest == digest(weights)
         expect(there, "6", f"{learner} adopted version {output.version} of {output.fragment}, which is not in the log")
 
     def on_publication(self, offer_id: OfferId, data: bytes) -> None:

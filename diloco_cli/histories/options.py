@@ -37,14 +37,14 @@ SHORT_MERGES, LONG_MERGES, LONG_SHARE = (5, 8), (100, 300), 0.01
 SECRET = Secret("of histories, " * 3, "a history")
 POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
 
-DisturbanceKind = Literal[
+NemesisKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
     "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
     "collect",
 ]  # fmt: skip
 MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
-DISTURBANCES: tuple[DisturbanceKind, ...] = get_args(DisturbanceKind)
+DISTURBANCES: tuple[NemesisKind, ...] = get_args(NemesisKind)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # seldom on: clients wait long, and a history spends its time with nothing
 
@@ -89,7 +89,7 @@ class Options:
     calls: tuple[Fault, ...]
     write_rate: float
     read_rate: float
-    disturbances: tuple[DisturbanceKind, ...]
+    nemesis_events: tuple[NemesisKind, ...]
     faulty_share: float
     signed: bool
     cold_rounds: int = 0
@@ -128,7 +128,7 @@ class Options:
 
     def describe(self) -> str:
         calls = ", ".join(fault.name.lower() for fault in self.calls) or "none"
-        others = ", ".join(self.disturbances) or "none"
+        others = ", ".join(self.nemesis_events) or "none"
         signed = "signed, " if self.signed else ""
         apart = f", {self.apart} of them in a region of their own" if self.apart else ""
         return (
@@ -139,7 +139,7 @@ class Options:
         )
 
     def without_faults(self) -> Options:
-        return replace(self, calls=(), disturbances=())
+        return replace(self, calls=(), nemesis_events=())
 
 
 def drawn_options(seed: int) -> Options:
@@ -184,7 +184,7 @@ def drawn_options(seed: int) -> Options:
         calls=tuple(fault for fault in CALL_FAULTS if draw.chance(0.1 if fault in LONG else 0.4)),
         write_rate=draw.choice((0.0, 0.01, 0.03, 0.1)),
         read_rate=draw.choice((0.0, 0.001, 0.005)),
-        disturbances=tuple(kind for kind in DISTURBANCES if draw.chance(0.25)),
+        nemesis_events=tuple(kind for kind in DISTURBANCES if draw.chance(0.25)),
         faulty_share=draw.between(0.4, 0.8),
         signed=draw.chance(0.1),
         cold_rounds=draw.whole(1, 3) if draw.chance(0.1) else 0,

@@ -14,7 +14,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing
 
 
 @dataclass
-class Habits:
+class LearnerProfile:
     """What sets one learner apart: its step's time, when it leaves (drained, for some seconds), what it says in place
     of a delta (None: the truth), whether its payload is other bytes than its offer names, and the share of its batch
     that a step takes (below 1 while a part of the island is gone)."""
@@ -31,15 +31,15 @@ class IntegerTraining:
     `optimizer_steps`: what its moments have seen, `saved_at` of them when they were saved last; `restored`: what they
     were made from, None: nothing. `head`: the newest commit that the learner knows."""
 
-    def __init__(self, name: str, num_fragments: int, habits: Habits, head: Callable[[], int] = int) -> None:
-        self.name, self.habits, self.head = name, habits, head
+    def __init__(self, name: str, num_fragments: int, profile: LearnerProfile, head: Callable[[], int] = int) -> None:
+        self.name, self.profile, self.head = name, profile, head
         self.values = [0] * num_fragments
         self.optimizer_steps = self.saved_at = 0
         self.restored: bytes | None = None
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
-        yield Sleep(self.habits.step_s)
-        tokens = max(1, round(batch_tokens * self.habits.share()))
+        yield Sleep(self.profile.step_s)
+        tokens = max(1, round(batch_tokens * self.profile.share()))
         moved = gradient(self.name, position, position + tokens)
         self.values = [value - moved for value in self.values]
         self.optimizer_steps += 1
@@ -73,16 +73,16 @@ class IntegerTraining:
 
 
 class IntegerWire:
-    """Implements protocol.actors.ports.Wire. `casts`: the bytes of the versions that were decoded and not adopted yet;
+    """Implements protocol.actors.ports.Wire. `weights`: the bytes of versions that were decoded and not adopted yet;
     `left`: what was rounded away of each offer, by fragment and seq."""
 
-    def __init__(self, habits: Habits, feeds_back: bool) -> None:
-        self.habits, self.feeds_back = habits, feeds_back
-        self.casts: dict[FragmentVersion, bytes] = {}
+    def __init__(self, profile: LearnerProfile, feeds_back: bool) -> None:
+        self.profile, self.feeds_back = profile, feeds_back
+        self.weights: dict[FragmentVersion, bytes] = {}
         self.left: dict[tuple[int, int | None], int] = {}
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
-        poison, delta = self.habits.poison(), base - values
+        poison, delta = self.profile.poison(), base - values
         if self.feeds_back:
             wanted = delta + self.left.get((fragment, applied), 0)
             delta = rounded(wanted)
@@ -90,8 +90,8 @@ class IntegerWire:
         return delta_bytes(delta if poison is None else poison)
 
     def decode(self, output: FragmentVersion, data: bytes) -> int:
-        self.casts[output] = data
-        (value,) = numbers(data, "cast")
+        self.weights[output] = data
+        (value,) = numbers(data, "weights")
         return value
 
     def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None) -> int:

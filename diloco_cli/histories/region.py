@@ -19,7 +19,7 @@ from diloco_cli.histories.options import REGION
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.replayer import OfferId, ViolationError, expect
 from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, cast_key, commit_key, offer_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, offer_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Operation, Sleep, Steps, There
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ENDS_WITHIN_S = 60.0  # once the run is over: for the region to hear of it
 LOOKS_EVERY_S = 0.2
 JOINS_HERE = "n0"  # of the islands that join
-OF_THE_MIRROR = (FORMAT_KEY, "commit/", "cast/", "snapshot/")
+OF_THE_MIRROR = (FORMAT_KEY, "commit/", "weights/", "snapshot/")
 
 
 class Region:
@@ -88,7 +88,7 @@ class Region:
         for learner, incarnation in relay.unheard:
             if newest.get(learner) == incarnation:
                 self.history.note(f"{learner} is not heard, and started again")
-                self.history.disturber.crash(learner)
+                self.history.nemesis.crash(learner)
 
     # -- writes -------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Region:
             expect(data == home, "1", f"{key} in the region's log has other bytes than at home")
             self.mirrored += 1
             self.floors.show(json.loads(data), now_s)
-        elif key.startswith("cast/"):
+        elif key.startswith("weights/"):
             expect(key.endswith(digest(data)), "8", f"{key} in the region's bucket has other bytes than its name says")
         else:
             expect(home in (data, None), "1", f"{key} in the region's bucket has other bytes than at home")
@@ -132,7 +132,7 @@ class Region:
         log = [json.loads(home.objects[commit_key(at)]) for at in range(n + 1)]
         newest = {output["fragment"]: output for commit in log for output in commit.get("outputs", ())}
         for output in newest.values():
-            key = cast_key(output["fragment"], output["version"], output["epoch"], output["cast_digest"])
+            key = weights_key(output["fragment"], output["version"], output["epoch"], output["weights_digest"])
             expect(self.bucket.get(key) is not None, "9", f"{key} is not in the region's bucket")
         for offer_id, data in published.items():
             here, there = self.bucket.get(offer_key(*offer_id)), home.get(offer_key(*offer_id))

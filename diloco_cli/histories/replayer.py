@@ -22,13 +22,13 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.histories.integers import (
     MOST,
-    cast_bytes,
     first_version,
     gradient,
     numbers,
     outer_step,
     rounded,
     state_bytes,
+    weights_bytes,
 )
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.port import Store
@@ -63,8 +63,8 @@ class Version:
     parameter: int
     momentum: int
     state_key: str
-    cast_key: str
-    cast_digest: str
+    weights_key: str
+    weights_digest: str
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Replayer:
         expect(not self.store.list("commit/", after=last), "1", f"a commit beyond the gap after {self.n}")
         for fragment, versions in self.versions.items():
             start = [version for version in versions if version.number <= self.collected][-1]
-            there = all(self.store.get(key) is not None for key in (start.state_key, start.cast_key))
+            there = all(self.store.get(key) is not None for key in (start.state_key, start.weights_key))
             expect(there, "9", f"a replay from {self.collected} has no start for fragment {fragment}")
         return self
 
@@ -278,24 +278,27 @@ class Replayer:
         if base is None:
             raise ViolationError("6", f"{who}: its base {item['base']} was never committed")
         if 0 < self.collected < self.n:
-            expect(self.store.get(base.cast_key) is not None, "9", f"{who}: the cast of its base is gone")
+            expect(self.store.get(base.weights_key) is not None, "9", f"{who}: the weights of its base is gone")
         return versions[-1].parameter - base.parameter
 
     def _output(self, output: Plain, n: int) -> None:
         fragment, versions = output["fragment"], self.versions[output["fragment"]]
         expect(output["version"] == n, "1", f"commit {n} brings version {output['version']}")
         names = f"{fragment:04d}/{n:012d}-{output['epoch']:010d}"
-        state_key, cast_key = f"state/{names}-{output['state_digest']}", f"cast/{names}-{output['cast_digest']}"
-        state, cast = self.store.get(state_key) or b"", self.store.get(cast_key) or b""
-        whole = digest(state) == output["state_digest"] and digest(cast) == output["cast_digest"]
+        state_key, weights_key = (
+            f"state/{names}-{output['state_digest']}",
+            f"weights/{names}-{output['weights_digest']}",
+        )
+        state, weights = self.store.get(state_key) or b"", self.store.get(weights_key) or b""
+        whole = digest(state) == output["state_digest"] and digest(weights) == output["weights_digest"]
         expect(whole or n <= self.collected, "9", f"version {n} of fragment {fragment} is not there, or other bytes")
         if not versions:
             versions.append(Version(n, *first_version(fragment), "", "", ""))
         own = versions[-1]
-        made = digest(state_bytes(own.parameter, own.momentum)), digest(cast_bytes(own.parameter))
-        same = made == (output["state_digest"], output["cast_digest"])
+        made = digest(state_bytes(own.parameter, own.momentum)), digest(weights_bytes(own.parameter))
+        same = made == (output["state_digest"], output["weights_digest"])
         expect(same and own.number == n, "3", f"version {n} of fragment {fragment} differs from a replay")
-        own.state_key, own.cast_key, own.cast_digest = state_key, cast_key, output["cast_digest"]
+        own.state_key, own.weights_key, own.weights_digest = state_key, weights_key, output["weights_digest"]
 
     def leads_to(self, head: int, n: int) -> bool:
         """Whether commit n is a part of how things came to be as they were after commit `head`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from diloco_cli.histories.options import DisturbanceKind, Options
+from diloco_cli.histories.options import NemesisKind, Options
 from diloco_cli.histories.stream import Stream
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
@@ -18,9 +18,9 @@ OF_PROCESSES = frozenset({"kill", "pause", "zombie", "outage", "forbidden", "ful
 WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
 OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "readmit"})
 CHECKED = (  # bytes that may come damaged
-    "delta/", "state/", "cast/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
+    "delta/", "state/", "weights/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
 )  # fmt: skip
-READ_BACK = ("state/", "cast/", "delta/")  # what may be stored in half: a create of any other key is atomic
+READ_BACK = ("state/", "weights/", "delta/")  # what may be stored in half: a create of any other key is atomic
 WRITES = frozenset({Create, Put, Delete})
 _SECONDS_BITS = 10
 
@@ -40,12 +40,12 @@ class CallFault:
 
 
 @dataclass(frozen=True)
-class Disturbance:
+class NemesisEvent:
     """Something that happens at a moment, to a role (a learner's name, or `syncer`): to all its processes, or to the
     `which`-th of those that live then, counted from 1 and round. A wall clock jumps back if `for_s` is below 0."""
 
     at_s: float
-    kind: DisturbanceKind
+    kind: NemesisKind
     target: str
     for_s: float
     which: int = 0
@@ -60,31 +60,31 @@ class Script:
     """Faults to inject, and no others."""
 
     calls: tuple[CallFault, ...] = ()
-    disturbances: tuple[Disturbance, ...] = ()
+    nemesis_events: tuple[NemesisEvent, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.calls) + len(self.disturbances)
+        return len(self.calls) + len(self.nemesis_events)
 
     def kept(self, places: Sequence[int]) -> Script:
-        """With these faults only, by their place: calls first, then disturbances."""
-        faults = [*self.calls, *self.disturbances]
+        """With these faults only, by their place: calls first, then nemesis_events."""
+        faults = [*self.calls, *self.nemesis_events]
         chosen = [faults[place] for place in places]
         calls = tuple(fault for fault in chosen if isinstance(fault, CallFault))
-        return Script(calls, tuple(fault for fault in chosen if isinstance(fault, Disturbance)))
+        return Script(calls, tuple(fault for fault in chosen if isinstance(fault, NemesisEvent)))
 
 
-def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tuple[Disturbance, ...]:
+def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tuple[NemesisEvent, ...]:
     """In the first part of the fault phase, where the run surely still goes."""
-    draw, found = Stream(seed, "disturbances"), []
+    draw, found = Stream(seed, "disturbances"), []  # the label is part of what a seed means
     span_s = options.faulty_share * options.merges * options.slot_s
-    for kind in options.disturbances:
+    for kind in options.nemesis_events:
         for _ in range(draw.whole(1, 3)):
             target = SYNCER if draw.chance(0.4) and kind not in OF_LEARNERS else draw.choice(names)
             at_s, for_s = draw.between(0.0, span_s), draw.choice(MAX_AWAY_S) * draw.uniform()
             which = draw.choice(WHICH) if kind in OF_PROCESSES else 0
             for_s *= draw.choice((-1, 1)) if kind == "wall_jump" else 1
-            found.append(Disturbance(round(at_s, 6), kind, target, round(for_s, 6), which))
-    return tuple(sorted(found, key=lambda disturbance: disturbance.at_s))
+            found.append(NemesisEvent(round(at_s, 6), kind, target, round(for_s, 6), which))
+    return tuple(sorted(found, key=lambda event: event.at_s))
 
 
 @dataclass

@@ -106,7 +106,7 @@ def violation_of(seed: int, options: Options, outcome: HistoryResult, command: s
     assert outcome.violation is not None
     script, shown = shortest(outcome, live)
     assert shown.violation is not None
-    faults = [fault.describe() for fault in script.calls] + [other.describe() for other in script.disturbances]
+    faults = [fault.describe() for fault in script.calls] + [other.describe() for other in script.nemesis_events]
     story = (
         f"seed {seed}: {options.describe()}",
         *([f"{len(faults)} faults are enough:"] if faults else ["no fault is needed:"]),

@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import DilocoError, FencedError, UsageError
-from diloco_cli.histories.demands import check_gave_way
+from diloco_cli.histories.liveness import check_gave_way
 from diloco_cli.histories.monitor import OPERATOR
 from diloco_cli.histories.options import SLOWEST, as_learner
-from diloco_cli.histories.ports import Habits
+from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.histories.processes import Process, SlowEvaluator
 from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.protocol.log.keys import SYNCER
@@ -60,7 +60,7 @@ class Supervisor:
 
     def _serve(self, process: Process, because: str = "") -> Steps[RunState]:
         history = self.history
-        arithmetic = history.actors.arithmetic(history.run, unfit=history.disturber.unfit)
+        arithmetic = history.actors.arithmetic(history.run, unfit=history.nemesis.unfit)
         process.serves = served = history.actors.syncer(
             history.run, process.claim(), arithmetic, SlowEvaluator(), process.time_text, process.nonce,
             on_commit=history.monitor.on_commit, because=because,
@@ -90,18 +90,18 @@ class Supervisor:
     def learner_steps(self, process: Process, run: RunFormat) -> Steps[RunState]:
         learner = self.history.actors.learner(
             as_learner(run, process.role), process.role, process.claim(), process.nonce, self.history.beliefs,
-            self._habits(process.role), process.start_threads,
+            self._profile(process.role), process.start_threads,
         )  # fmt: skip
         return learner.train()
 
-    def _habits(self, name: str) -> Habits:
-        options, disturber = self.history.options, self.history.disturber
-        return Habits(
+    def _profile(self, name: str) -> LearnerProfile:
+        options, nemesis = self.history.options, self.history.nemesis
+        return LearnerProfile(
             options.step_s * (options.slowest if name == SLOWEST else 1.0),
-            lambda: disturber.leaves(name),
-            lambda: disturber.poison(name),
-            lambda: disturber.corrupts(name),
-            lambda: disturber.share(name),
+            lambda: nemesis.leaves(name),
+            lambda: nemesis.poison(name),
+            lambda: nemesis.corrupts(name),
+            lambda: nemesis.share(name),
         )
 
     # -- ending, and coming back --------------------------------------------------------------------------------
@@ -150,12 +150,12 @@ class Supervisor:
     def revive(self, role: str) -> None:
         """A syncer's place is its own: that somebody stands by does not keep its supervisor from starting it."""
         serving = [process for process in self.living(role) if process.name not in self.standing_by]
-        if serving or role == OPERATOR or self.history.disturber.stopped:
+        if serving or role == OPERATOR or self.history.nemesis.stopped:
             return
         if role == SYNCER:
             self.start_syncer()
         else:
-            self.history.disturber.start(role)
+            self.history.nemesis.start(role)
 
     def freeze(self, process: Process, for_s: float) -> None:
         process.pause()

@@ -21,11 +21,11 @@ from diloco_cli.protocol.rules.schedule import beginners
 @dataclass
 class Beliefs:
     """What learners believe: the bytes of every offer whose publication they saw succeed, and what they adopted (who,
-    the version, the bytes of its cast). `accounts`: of what each incarnation has processed."""
+    the version, the bytes of its weights). `accounts`: of what each incarnation has processed."""
 
     offers: dict[OfferId, bytes] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)
-    on_adoption: Callable[[str, FragmentVersion, bytes], None] = lambda learner, output, cast: None
+    on_adoption: Callable[[str, FragmentVersion, bytes], None] = lambda learner, output, weights: None
     on_publication: Callable[[OfferId, bytes], None] = lambda offer_id, data: None
     moments: MomentsWatch | None = None
 
@@ -39,7 +39,7 @@ class Watched(Incarnation, Protocol):
     """A learner as its witness sees it, from within."""
 
     integers: IntegerTraining
-    casts: dict[FragmentVersion, bytes]
+    weights: dict[FragmentVersion, bytes]
     leaves: Callable[[], bool]
     may_drain: Callable[[], bool]
 
@@ -147,7 +147,7 @@ class Witness(Observer):
         newer = before is None or output.version > before.version
         expect(newer, "6", f"{self.learner.name} adopted version {output.version} where it had a newer one")
         self.versions[output.fragment] = output
-        self.seen.on_adoption(self.learner.name, output, self.learner.casts.pop(output))
+        self.seen.on_adoption(self.learner.name, output, self.learner.weights.pop(output))
         if self.account is not None and since is not None:
             self.account.kept(output.fragment, since.data_end)
 

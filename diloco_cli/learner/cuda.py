@@ -18,7 +18,7 @@ from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire, mixed
 from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
-from diloco_cli.tensors.flat import gather_into, scatter
+from diloco_cli.tensors.flat import flatten_into, unflatten
 from diloco_cli.tensors.payload import to_bytes
 
 
@@ -81,11 +81,11 @@ class CudaTraining(DeviceTraining):
     def read(self, fragment: int) -> Values:
         slots = self.run.layout.fragments[fragment]
         flat = torch.empty(slots.num_parameters, device=self.replica.device)
-        gather_into(flat, slots, self._tensors)
+        flatten_into(flat, slots, self._tensors)
         return Placed(self.outward, None, flat)
 
     def write(self, fragment: int, values: Values) -> None:
-        scatter(self.run.layout.fragments[fragment], values.device, self._tensors)
+        unflatten(self.run.layout.fragments[fragment], values.device, self._tensors)
         values.leave_device()
 
     def save(self) -> Moments | None:

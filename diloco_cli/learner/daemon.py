@@ -29,7 +29,7 @@ from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.daemon import StopSignal, say
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, learner_signer
@@ -62,7 +62,7 @@ def run_learner(
     On a signal it leaves at once, or drains for at most `drain_s`. A `newcomer` asks the run to be admitted first.
     `host_syncer`: beside it a syncer stands by, also where the run's settings do not want one on every learner.
     """
-    stop = Stopping(drain_s)
+    stop = StopSignal(drain_s)
     stop.hear_signals()
     bare, clock = open_store(url), _hasty(stop)
     run = _run_with_island(bare, clock, stop, name, device, newcomer)
@@ -115,7 +115,7 @@ def _hosted_syncer(url: str, name: str) -> Iterator[None]:
         hosted.close(leave_s)
 
 
-def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, stop: Stopping) -> None:
+def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, stop: StopSignal) -> None:
     """The whole training; whatever ends it is in the last heartbeat."""
     try:
         perform(learner.train(), store, clock)
@@ -134,7 +134,7 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
 
 def _learn(
     run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, device_name: str | None,
-    stop: Stopping, news: RetryNews,
+    stop: StopSignal, news: RetryNews,
 ) -> None:  # fmt: skip
     device = choose_device(device_name or island.accelerator)
     data, model = Prefetched(build_data(run.settings), device), build_model(run.settings)
@@ -169,18 +169,18 @@ def _ports(run: RunFormat, replica: Replica, slowdown: float) -> tuple[DeviceTra
     return CudaTraining(run, replica, slowdown), CudaWire(run, replica.device)
 
 
-def _hasty(stop: Stopping) -> SystemClock:
+def _hasty(stop: StopSignal) -> SystemClock:
     """For all that comes before training: a signal ends it at once, however patient the stop is."""
     return SystemClock(monotonic_s, stop.wait, lambda: _end_if_asked(stop))
 
 
-def _end_if_asked(stop: Stopping) -> None:
+def _end_if_asked(stop: StopSignal) -> None:
     if stop.is_set():
         raise TerminatedError("stopped by a signal")
 
 
 def _run_with_island(
-    bare: Store, clock: SystemClock, stop: Stopping, name: str, device: str | None, newcomer: Newcomer | None
+    bare: Store, clock: SystemClock, stop: StopSignal, name: str, device: str | None, newcomer: Newcomer | None
 ) -> RunFormat:
     """The run as this learner has to know it: with the members of its log, if the launch did not know the island."""
     store, _ = _patient(bare, name, stop, stop.is_set)
@@ -264,7 +264,9 @@ def _claim() -> ProcessClaim:
     return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
 
 
-def _patient(store: Store, name: str, stop: Stopping, gives_up: Callable[[], bool]) -> tuple[RetryingStore, RetryNews]:
+def _patient(
+    store: Store, name: str, stop: StopSignal, gives_up: Callable[[], bool]
+) -> tuple[RetryingStore, RetryNews]:
     """What the store refuses is told in the learner's log and tried again, until it `gives_up`."""
     news = RetryNews(lambda line: say(f"{utc_now_text()} {name}: {line}"))
     patient = RetryingStore(

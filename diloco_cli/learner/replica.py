@@ -29,7 +29,7 @@ from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, Data, losses_of
-from diloco_cli.tensors.flat import gather, scatter
+from diloco_cli.tensors.flat import flatten, unflatten
 from diloco_cli.tensors.payload import to_bytes
 
 CPU = torch.device("cpu")
@@ -138,11 +138,11 @@ class DeviceTraining:
 
     def read(self, fragment: int) -> torch.Tensor:
         """[n] float32 on the CPU."""
-        return gather(self.run.layout.fragments[fragment], self._tensors)
+        return flatten(self.run.layout.fragments[fragment], self._tensors)
 
     def write(self, fragment: int, values: torch.Tensor) -> None:
         """[n] float32."""
-        scatter(self.run.layout.fragments[fragment], values, self._tensors)
+        unflatten(self.run.layout.fragments[fragment], values, self._tensors)
 
     def save(self) -> Moments | None:
         tensors = inner_state(self.replica.model, self.replica.optimizer)

@@ -18,7 +18,7 @@ class TensorWire:
     def __init__(self, run: RunFormat) -> None:
         sync = run.settings.sync
         self._layout, self._blend = run.layout, sync.blend
-        self._broadcast = codec(sync.broadcast)
+        self._weights_codec = codec(sync.weights_codec)
         self.residuals = Residuals(delta_formats(run.layout, sync), sync.error_feedback)
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: torch.Tensor, values: torch.Tensor) -> bytes:
@@ -26,7 +26,7 @@ class TensorWire:
 
     def decode(self, output: FragmentVersion, data: bytes) -> torch.Tensor:
         """[n] float32."""
-        return self._broadcast.from_bytes(data, self._layout.fragments[output.fragment].num_parameters)
+        return self._weights_codec.from_bytes(data, self._layout.fragments[output.fragment].num_parameters)
 
     def mix(
         self, mixing: Mixing, merged: torch.Tensor, own: torch.Tensor, reference: torch.Tensor | None

@@ -192,8 +192,8 @@ class Books:
         self.expect(dict(commit.shares) == shares, f"{key}: other shares than there were after commit {commit.to}")
         for output in commit.outputs:
             then = self.version_at(output.fragment, commit.to)
-            digests = None if then is None else (then.state_digest, then.cast_digest)
-            same = digests == (output.state_digest, output.cast_digest)
+            digests = None if then is None else (then.state_digest, then.weights_digest)
+            same = digests == (output.state_digest, output.weights_digest)
             self.expect(same, f"{key}: fragment {output.fragment} is not what it was after commit {commit.to}")
 
     def settle(self, commit: Commit) -> None:

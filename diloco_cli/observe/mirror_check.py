@@ -90,7 +90,7 @@ def _check_snapshots(found: MirrorCheck, home: Store, there: Store) -> None:
 
 
 def _check_versions(found: MirrorCheck, run: RunFormat, there: Store) -> None:
-    for key in _listed(there, "cast/"):
+    for key in _listed(there, "weights/"):
         version = read_version_key(key)
         max_bytes = max_fragment_bytes(run.layout, -1 if version is None else version[0])
         data = there.get(key, max_bytes)

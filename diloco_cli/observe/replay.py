@@ -22,13 +22,13 @@ from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, Snapshot, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
 from diloco_cli.protocol.log.keys import (
-    cast_key,
     commit_key,
     delta_key,
     max_fragment_bytes,
     offer_key,
     snapshot_key,
     state_key,
+    weights_key,
 )
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
@@ -147,7 +147,7 @@ class Replayer:
             self._expect(False, f"{key}: this merge cannot be recomputed")
             return False
         self._expect(digest(merged.state) == output.state_digest, f"{key}: replayed parameters differ")
-        self._expect(digest(merged.cast) == output.cast_digest, f"{key}: replayed cast differs")
+        self._expect(digest(merged.weights) == output.weights_digest, f"{key}: replayed weights differs")
         self._expect(as_logged(merged.agreement) == commit.agreement, f"{key}: the deltas agree otherwise than it says")
         return True
 
@@ -179,15 +179,15 @@ class Replayer:
             self._expect(False, f"{payload_at}: its base {item.base} is not in the log")
             return None
         if offer is not None:
-            self._expect(offer.base_digest == base.cast_digest, f"{payload_at}: the offer names another base")
-        base_cast = None
+            self._expect(offer.base_digest == base.weights_digest, f"{payload_at}: the offer names another base")
+        base_weights = None
         if base is not current[-1]:
-            base_cast = self._present(_cast_key(base), max_bytes, base.cast_digest)
-            if base_cast is None:
+            base_weights = self._present(_weights_key(base), max_bytes, base.weights_digest)
+            if base_weights is None:
                 return None
         if offer is None or payload is None or not self.arithmetic.holds(fragment, current[-1].state_digest):
             return None
-        delta = self.arithmetic.read_delta(offer, payload, base_cast)
+        delta = self.arithmetic.read_delta(offer, payload, base_weights)
         if isinstance(delta, str):
             self.found.mismatches.append(f"{payload_at}: {delta}")
             return None
@@ -214,7 +214,7 @@ class Replayer:
         key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
         max_bytes = max_fragment_bytes(self.run.layout, output.fragment)
         state = self._present(key, max_bytes, output.state_digest)
-        self._present(_cast_key(output), max_bytes, output.cast_digest)
+        self._present(_weights_key(output), max_bytes, output.weights_digest)
         if state is None or self.arithmetic.holds(output.fragment, output.state_digest):
             return
         self._expect(not computed, f"{key}: went on from the bucket's bytes")
@@ -290,5 +290,5 @@ class Replayer:
             self.found.mismatches.append(otherwise)
 
 
-def _cast_key(output: FragmentVersion) -> str:
-    return cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+def _weights_key(output: FragmentVersion) -> str:
+    return weights_key(output.fragment, output.version, output.epoch, output.weights_digest)

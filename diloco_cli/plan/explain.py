@@ -98,16 +98,16 @@ def _synchronous(plan: Plan, fleet: Fleet) -> str:
 def _syncer(plan: Plan) -> Iterator[Explanation]:
     s, needs, sync, say = plan.schedule, plan.syncer, plan.run.sync, partial(Explanation, "syncer")
     total, count, round_s = short(plan.model.parameters), len(plan.islands), short(s.round_s)
-    up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
+    up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     per = f"(8 + 8 + {down:g} / 8 + {up:g} / 8)"
     numbers = f"(8 * {total} + {per} * {short(s.fragment_parameters)} + 64e6) / 1e9"
-    formula = "8 N + (next version + read back + cast + one payload) x largest fragment + 64 MB"
+    formula = "8 N + (next version + read back + weights + one payload) x largest fragment + 64 MB"
     yield say("memory", formula, numbers, needs.memory_gb, "GB")
     state = f"64 * {total} + {total} * {down:g}"
     numbers = f"({count} * {total} * {up:g} + {state}) / {round_s} / 1e6"
-    formula = "(islands x delta + state + cast) / T: every delta, and both read back"
+    formula = "(islands x delta + state + weights) / T: every delta, and both read back"
     yield say("down", formula, numbers, needs.down_mbps, "Mbps")
-    yield say("up", "(state + cast) / T", f"({state}) / {round_s} / 1e6", needs.up_mbps, "Mbps")
+    yield say("up", "(state + weights) / T", f"({state}) / {round_s} / 1e6", needs.up_mbps, "Mbps")
     numbers = f"100 * {total} * {count} / {short(MERGE_PARAMETERS_PER_S)} / {round_s}"
     yield say("merging", "N x islands / parameters merged a second / T", numbers, needs.merge_percent, "%")
 
@@ -136,8 +136,8 @@ def _money(plan: Plan) -> Iterator[Explanation]:
         " + M / watch + 2 / requests"
     )
     yield say("class B requests", formula, numbers, c.class_b_per_day, "/day")
-    numbers = f"{total} * ({money.STATE_BYTES} + {CODEC_BITS[sync.broadcast] / 8:g} + {count} * {sent}) {a_day}"
-    formula = "N x (state + cast + M x (delta + moments)) / T, until the retained rounds are full"
+    numbers = f"{total} * ({money.STATE_BYTES} + {CODEC_BITS[sync.weights_codec] / 8:g} + {count} * {sent}) {a_day}"
+    formula = "N x (state + weights + M x (delta + moments)) / T, until the retained rounds are full"
     yield say("storage", formula, numbers, c.storage_gb_per_day, "GB/day")
 
 
@@ -147,7 +147,7 @@ def _mirrors(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
     if not crossings:
         return
     c, say = plan.money, partial(Explanation, "money")
-    up, down = CODEC_BITS[plan.run.sync.codec] / 8, CODEC_BITS[plan.run.sync.broadcast] / 8
+    up, down = CODEC_BITS[plan.run.sync.codec] / 8, CODEC_BITS[plan.run.sync.weights_codec] / 8
     regions = {crossing.region: crossing.home_per_gb for crossing in crossings}
     a_day = f"{short(plan.model.parameters)} / 1e9 * 86400 / {short(plan.schedule.round_s)}"
     numbers = f"({len(regions)} * {down:g} + {len(crossings)} * {up:g}) * {a_day}"

@@ -40,7 +40,7 @@ MERGING = "fragment x (islands / parameters merged a second + (deltas + state an
 
 def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings) -> str:
     """What a fragment of so many parameters costs the syncer."""
-    bits = f"{num_islands} * {CODEC_BITS[sync.codec]:g} + 2 * ({STATE_BITS} + {CODEC_BITS[sync.broadcast]:g})"
+    bits = f"{num_islands} * {CODEC_BITS[sync.codec]:g} + 2 * ({STATE_BITS} + {CODEC_BITS[sync.weights_codec]:g})"
     merged = f"{num_islands} / {short(MERGE_PARAMETERS_PER_S)}"
     return f"{short(parameters)} * ({merged} + ({bits}) / {short(SYNCER_BPS)})"
 
@@ -107,10 +107,10 @@ def _link(plan: Plan, island: PlannedIsland, num_islands: int) -> Iterator[Expla
     """What a round needs, and what the link really carries: fragments, moments, records."""
     say, s, sync = partial(Explanation, island.name), plan.schedule, plan.run.sync
     total, longest = short(plan.model.parameters), short(max(s.round_s, island.step_s))
-    up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
+    up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     for way, codec, bits, needed in (
         ("up", sync.codec, up, island.up_mbps_needed),
-        ("down", sync.broadcast, down, island.down_mbps_needed),
+        ("down", sync.weights_codec, down, island.down_mbps_needed),
     ):
         numbers = f"{total} * {bits:g} / {longest} / 1e6"
         yield say(f"{way}link needed", f"N x bits of {codec} / max(T, step)", numbers, needed, "Mbps")
@@ -144,7 +144,7 @@ def _transfer_numbers(candidate: Candidate, parameters: float, sync: SyncSetting
     rtt_s = link.GUESSED_RTT_S if own.rtt_s is None else own.rtt_s
     parts = [
         f"{short(parameters)} * {CODEC_BITS[codec]:g} / {short(bps)}"
-        for codec, bps in ((sync.codec, own.up_bps), (sync.broadcast, own.down_bps))
+        for codec, bps in ((sync.codec, own.up_bps), (sync.weights_codec, own.down_bps))
         if bps
     ]
     return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(rtt_s)}"])
@@ -192,7 +192,7 @@ def _micro_batch(plan: Plan, candidate: Candidate, tokens: str) -> Explanation:
 
 def _host_memory(plan: Plan, island: PlannedIsland) -> Explanation:
     s, sync, saved = plan.schedule, plan.run.sync, plan.run.train.inner.name == "adamw"
-    up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
+    up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     in_flight = f"(({s.overlap} + 1) * (4 + 4 + {up:g} / 8) + 4 + {down:g} / 8) * {short(s.fragment_parameters)}"
     whole = f"(4 + {memory.SAVED_BYTES if saved else 0}) * {short(plan.model.parameters)}"
     formula = "4 N adopted + 16 N while moments are saved + (overlap + 1) x (sent + delta + payload) + one arrival"

@@ -14,7 +14,7 @@ from diloco_cli.plan.link import CODEC_BITS, FULL, MBPS, link_warnings, load_of_
 from diloco_cli.plan.memory import host_memory_gb, syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs, up_gb_per_day
-from diloco_cli.plan.plan import Goal, LeftOut, Money, Plan, PlannedIsland, Prediction, Stage, SyncerNeeds
+from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Stage, SyncerNeeds
 from diloco_cli.plan.schedule import STATE_BITS, SYNCER_BPS, fragment_offsets, schedule_warnings, syncer_load
 from diloco_cli.plan.speed import num_devices, speed_warnings
 from diloco_cli.units import format_bandwidth
@@ -28,12 +28,12 @@ DAY_S = 86_400.0
 
 def assemble(
     fleet: Fleet,
-    missing: Sequence[LeftOut],
+    missing: Sequence[Excluded],
     run: RunSettings,
     inventory: Inventory,
     model: ModelFacts,
     goal: Goal,
-    unused: Sequence[LeftOut] = (),
+    unused: Sequence[Excluded] = (),
 ) -> Plan:
     """The plan of a fleet, islands in the inventory's order. `missing` islands could have taken part, of the `unused`
     machines none could be formed."""
@@ -55,7 +55,7 @@ def assemble(
         why=_why(islands, missing, unused, warnings),
         goal=goal,
         islands=tuple(islands),
-        left_out=(*missing, *unused),
+        excluded=(*missing, *unused),
         schedule=dataclasses.replace(fleet.schedule, offsets=offsets),
         prediction=predict(fleet, money, run, model),
         money=money,
@@ -76,7 +76,7 @@ def _cold_start_warnings(fleet: Fleet, run: RunSettings, model: ModelFacts) -> l
         warnings.append(f"cold start: {first} alone for {cold.rounds} rounds; {idle} of {len(kept)} islands stand idle")
     if cold.rounds and cold.every is not None:
         share = cold.every / sync.every
-        load = load_of_round(model, fleet.sync.codec, fleet.sync.broadcast, run.train.inner)
+        load = load_of_round(model, fleet.sync.codec, fleet.sync.weights_codec, run.train.inner)
         slow = [c.island.name for c in fleet.kept if not c.carries(load, share * fleet.schedule.round_s)]
         of_these = f"; not in that time: {', '.join(sorted(slow))}" if slow else ""
         warnings.append(f"cold start: the first {cold.rounds} rounds exchange {1 / share:g} times as often{of_these}")
@@ -88,11 +88,11 @@ def _planned(
 ) -> PlannedIsland:
     island, step_s, schedule, sync = candidate.island, candidate.step_s, fleet.schedule, fleet.sync
     link, own_round_s = island.link, flow.local_steps * step_s
-    need = need_of_round(model, sync.codec, sync.broadcast)
+    need = need_of_round(model, sync.codec, sync.weights_codec)
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     saved = run.train.inner.name == "adamw"
-    bits = (CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast])
+    bits = (CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec])
     return PlannedIsland(
         name=island.name,
         region=island.region,
@@ -131,7 +131,7 @@ def _island_warnings(
     candidate: Candidate, fleet: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts
 ) -> list[str]:
     name, step_s, schedule = candidate.island.name, candidate.step_s, fleet.schedule
-    load = load_of_round(model, fleet.sync.codec, fleet.sync.broadcast, run.train.inner)
+    load = load_of_round(model, fleet.sync.codec, fleet.sync.weights_codec, run.train.inner)
     warnings = link_warnings(candidate.island, load, max(schedule.round_s, step_s))
     warnings += speed_warnings(candidate.island, inventory, model, run.train.precision)
     if step_s > LATE_STEP * schedule.round_s:
@@ -148,7 +148,7 @@ def _island_warnings(
 
 
 def _why(
-    islands: Sequence[PlannedIsland], missing: Sequence[LeftOut], unused: Sequence[LeftOut], warnings: Sequence[str]
+    islands: Sequence[PlannedIsland], missing: Sequence[Excluded], unused: Sequence[Excluded], warnings: Sequence[str]
 ) -> str:
     total, absent = len(islands) + len(missing), [*missing, *unused]
     if absent:
@@ -195,10 +195,10 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
 
 
 def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
-    """The syncer reads every island's delta once a round, and writes state and cast."""
+    """The syncer reads every island's delta once a round, and writes state and weights."""
     sync, round_s, islands = fleet.sync, fleet.schedule.round_s, len(fleet.kept)
-    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.broadcast]
-    need = need_of_round(model, sync.codec, sync.broadcast)
+    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
+    need = need_of_round(model, sync.codec, sync.weights_codec)
     written_bits = model.parameters * STATE_BITS + need.down_bits
     return SyncerNeeds(
         memory_gb=syncer_memory_gb(model, fleet.schedule.fragment_parameters, up_bits, down_bits),

@@ -36,7 +36,7 @@ FREE_STEPS = 50  # H up to which longer rounds cost nothing
 PER_DOUBLING = 0.05  # H = 1000 against 50: perplexity +2.9 % (arXiv 2311.08105), about 5 % of the tokens a doubling
 CODEC_COST = {"fp32": 0.0, "bf16": 0.0, "int8": 0.005, "int4": 0.02}  # int4: loss +0.09 % (arXiv 2604.21428)
 NO_WINDOW = 0.25  # K = 1 without a grace window merges single learners (arXiv 2604.21428: accuracy falls)
-LEAST_WORTH = 0.1
+LEAST_QUALITY = 0.1
 MAX_EVERY = 1000  # no longer round has been published
 
 
@@ -77,7 +77,7 @@ class Fleet:
 def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
     """Evaluate these islands (fastest step first) under these settings."""
     fragments = fragments_of(sync, model)
-    transfers = [transfer_s(c.island.link, fragments.largest, sync.codec, sync.broadcast) for c in kept]
+    transfers = [transfer_s(c.island.link, fragments.largest, sync.codec, sync.weights_codec) for c in kept]
     schedule = make_schedule(sync, fragments, [c.step_s for c in kept], transfers)
     availabilities = [c.availability for c in kept]
     rates = [0.0 if c.island.mtbf_s is None else 1.0 / c.island.mtbf_s for c in kept]
@@ -113,7 +113,7 @@ def _flow(
     after_idle = ideal * min(1.0, steps * step_s / round_s)
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
     after_link = after_idle * busy_share(schedule.slot_s, hidden_s, exchange_s)
-    sent_s = transfer_s(link, mean, sync.codec, sync.broadcast)
+    sent_s = transfer_s(link, mean, sync.codec, sync.weights_codec)
     in_flight_s = sent_s + schedule.quorum_s + syncer_s(mean, num_islands, sync)
     if sync.mixing not in KEEPS_IN_FLIGHT:
         after_link *= kept_in_flight(in_flight_s / round_s)
@@ -127,7 +127,7 @@ def _flow(
         after_idle=after_idle,
         after_link=after_link,
         after_failures=after_link * candidate.availability * kept * moving,
-        worth=worth(sync, steps * max(1.0, load), schedule.grace_s, num_islands),
+        worth=quality_share(sync, steps * max(1.0, load), schedule.grace_s, num_islands),
         moving=moving,
     )
 
@@ -144,12 +144,12 @@ def kept_in_flight(share: float) -> float:
     return 1 - share if share <= MAX_IN_FLIGHT else (1 - MAX_IN_FLIGHT) * MAX_IN_FLIGHT / share
 
 
-def worth(sync: SyncSettings, local_steps: float, grace_s: float, num_islands: int) -> float:
+def quality_share(sync: SyncSettings, local_steps: float, grace_s: float, num_islands: int) -> float:
     """A share in (0, 1] of a token's worth with short rounds in bf16. Without it the search would always take the
     coarsest codec and the longest round; a prediction is never scaled by it. `local_steps`: between two merges of a
     fragment, more than planned where the syncer cannot keep up."""
     doublings = max(0.0, log2(local_steps / FREE_STEPS))
-    cost = PER_DOUBLING * doublings + CODEC_COST[sync.codec] + CODEC_COST[sync.broadcast]
+    cost = PER_DOUBLING * doublings + CODEC_COST[sync.codec] + CODEC_COST[sync.weights_codec]
     if num_islands > 1 and sync.quorum < num_islands and grace_s <= 0:
         cost += NO_WINDOW * (num_islands - sync.quorum) / (num_islands - 1)
-    return max(LEAST_WORTH, 1.0 - cost)
+    return max(LEAST_QUALITY, 1.0 - cost)

@@ -28,7 +28,7 @@ from diloco_cli.plan.goodput import availability
 from diloco_cli.plan.link import load_of_round
 from diloco_cli.plan.memory import USABLE, Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.plan import Formed, LeftOut
+from diloco_cli.plan.plan import Excluded, Formed
 from diloco_cli.plan.speed import island_speed
 
 SAME_PACE = 0.9  # a synchronous island goes at its slowest's pace: machines slower than this share stay apart
@@ -177,7 +177,7 @@ class Forming:
 
     inventory: Inventory
     formed: tuple[Formed, ...]
-    left_out: tuple[LeftOut, ...]
+    excluded: tuple[Excluded, ...]
 
 
 def form_islands(run: RunSettings, inventory: Inventory, model: ModelFacts) -> Forming:
@@ -186,13 +186,13 @@ def form_islands(run: RunSettings, inventory: Inventory, model: ModelFacts) -> F
         return Forming(inventory, (), ())
     islands = list(inventory.islands)
     formed: list[Formed] = []
-    left_out: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    excluded: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     taken = {island.name for island in islands} | set(RESERVED_NAMES)
     for group in groups(inventory.machines):
         decision = _Decision(run, inventory, model, group)
         least = decision.least_machines()
         if least is None:
-            left_out.setdefault(decision.why_left_out(), []).extend(machine.name for machine in group.machines)
+            excluded.setdefault(decision.why_left_out(), []).extend(machine.name for machine in group.machines)
             continue
         parts, why = decision.split(least)
         for number, part in enumerate(parts, start=1):
@@ -200,7 +200,7 @@ def form_islands(run: RunSettings, inventory: Inventory, model: ModelFacts) -> F
             islands.append(island_of(name, part))
             formed.append(Formed(name, tuple(m.name for m in part), _reason(group, len(parts), least, why)))
     whole = dataclasses.replace(inventory, islands=tuple(islands), machines=())
-    out = [LeftOut(compress_hostlist(names), reason, ways) for (reason, ways), names in left_out.items()]
+    out = [Excluded(compress_hostlist(names), reason, ways) for (reason, ways), names in excluded.items()]
     return Forming(whole, tuple(formed), tuple(out))
 
 
@@ -250,7 +250,7 @@ class _Decision:
         """Does the part's link carry the round that the part itself would set?"""
         island, sync = island_of("part", part), self.run.sync
         tokens_per_s, _ = island_speed(island, self.inventory, self.model, self.run.train.precision)
-        load = load_of_round(self.model, sync.codec, sync.broadcast, self.run.train.inner)
+        load = load_of_round(self.model, sync.codec, sync.weights_codec, self.run.train.inner)
         return load.shortest_round_s(island.link) <= sync.every * (self._batch_tokens() / tokens_per_s)
 
     def why_left_out(self) -> tuple[str, tuple[str, ...]]:

@@ -57,13 +57,13 @@ def known_codecs() -> dict[str, float]:
     return {codec: CODEC_BITS[codec] for codec in get_args(type_hints(SyncSettings)["codec"])}
 
 
-def need_of_round(model: ModelFacts, codec: str, broadcast: str) -> Need:
-    return Need(model.parameters * CODEC_BITS[codec], model.parameters * CODEC_BITS[broadcast])
+def need_of_round(model: ModelFacts, codec: str, weights_codec: str) -> Need:
+    return Need(model.parameters * CODEC_BITS[codec], model.parameters * CODEC_BITS[weights_codec])
 
 
-def load_of_round(model: ModelFacts, codec: str, broadcast: str, inner: InnerSettings) -> Need:
+def load_of_round(model: ModelFacts, codec: str, weights_codec: str, inner: InnerSettings) -> Need:
     """What an island really sends and receives: the need of a round, and its share of the moments that are saved."""
-    need = need_of_round(model, codec, broadcast)
+    need = need_of_round(model, codec, weights_codec)
     return Need(need.up_bits + 8 * model.parameters * moment_bytes(inner), need.down_bits)
 
 
@@ -78,7 +78,7 @@ def traffic_mbps(
     """(sent, received) by one island, payloads and records together. `step_s`: its own. Where a step takes longer than
     a round, the island exchanges once a step."""
     round_s = max(schedule.round_s, step_s)
-    load = load_of_round(model, sync.codec, sync.broadcast, inner)
+    load = load_of_round(model, sync.codec, sync.weights_codec, inner)
     up_bps = load.up_bps(round_s) + 8 * (
         schedule.fragments * OFFER_BYTES / round_s + HEARTBEAT_BYTES / HEARTBEAT_EVERY_S
     )
@@ -94,13 +94,13 @@ def commit_bytes(num_islands: int) -> int:
 def join_bytes(model: ModelFacts, sync: SyncSettings) -> float:
     """What a new process downloads before its first step: the newest version of every fragment. (Of saved moments it
     reads those of its predecessor, if there are any.)"""
-    return model.parameters * CODEC_BITS[sync.broadcast] / 8
+    return model.parameters * CODEC_BITS[sync.weights_codec] / 8
 
 
-def transfer_s(link: Link, parameters: float, codec: str, broadcast: str) -> float:
+def transfer_s(link: Link, parameters: float, codec: str, weights_codec: str) -> float:
     """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing."""
     up = parameters * CODEC_BITS[codec] / link.up_bps if link.up_bps else 0.0
-    down = parameters * CODEC_BITS[broadcast] / link.down_bps if link.down_bps else 0.0
+    down = parameters * CODEC_BITS[weights_codec] / link.down_bps if link.down_bps else 0.0
     return up + down + ROUND_TRIPS * (GUESSED_RTT_S if link.rtt_s is None else link.rtt_s)
 
 

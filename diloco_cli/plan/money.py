@@ -3,9 +3,9 @@
 Requests, counted from the protocol (M islands, slots of s seconds):
 
     class A (writes)  an island a slot: delta, offer; each 3 s a heartbeat; now and then its moments
-                      the syncer a slot: state, cast, commit; each 3 s a heartbeat; every 64 commits a snapshot
-    class B (reads)   an island a slot: its looks for the next commit, the new cast; at most each 5 s a fence
-                      the syncer a slot: its looks into M mailboxes, M deltas, state and cast read back; about once a
+                      the syncer a slot: state, weights, commit; each 3 s a heartbeat; every 64 commits a snapshot
+    class B (reads)   an island a slot: its looks for the next commit, the new weights; at most each 5 s a fence
+                      the syncer a slot: its looks into M mailboxes, M deltas, state and weights read back; about once a
                       slot M incarnations; each 2 s the log and requests
 
 Who looks for what comes once a slot looks about the time at which it is due (protocol/rules/polling.py).
@@ -83,7 +83,7 @@ def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
     crossings = [kept.crossing for kept in fleet.kept if kept.crossing is not None]
     version, delta = (
         model.parameters * CODEC_BITS[codec] / 8 / GB * DAY_S / fleet.schedule.round_s
-        for codec in (fleet.sync.broadcast, fleet.sync.codec)
+        for codec in (fleet.sync.weights_codec, fleet.sync.codec)
     )
     home_per_gb = {crossing.region: crossing.home_per_gb for crossing in crossings}
     cost = version * sum(home_per_gb.values()) + delta * sum(crossing.per_gb for crossing in crossings)
@@ -91,9 +91,9 @@ def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
 
 
 def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
-    """A round leaves a new state and cast of every parameter, a delta of each island, and now and then moments."""
+    """A round leaves a new state and weights of every parameter, a delta of each island, and now and then moments."""
     of_islands = len(fleet.kept) * (CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner))
-    per_parameter = STATE_BYTES + CODEC_BITS[fleet.sync.broadcast] / 8 + of_islands
+    per_parameter = STATE_BYTES + CODEC_BITS[fleet.sync.weights_codec] / 8 + of_islands
     return model.parameters * per_parameter / GB * DAY_S / fleet.schedule.round_s
 
 

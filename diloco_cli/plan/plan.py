@@ -85,12 +85,12 @@ class PlannedIsland:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Excluded:
     """An island or a machine that does not take part, why, and what would let it."""
 
     name: str
     reason: str
-    ways_out: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Schedule:
     quorum: int
     grace_s: float
     codec: str
-    broadcast: str
+    weights_codec: str
     round_s: float
     slot_s: float
     exchange_s: float
@@ -221,7 +221,7 @@ class Plan:
     why: str
     goal: Goal
     islands: tuple[PlannedIsland, ...]
-    left_out: tuple[LeftOut, ...]
+    excluded: tuple[Excluded, ...]
     schedule: Schedule
     prediction: Prediction
     money: Money

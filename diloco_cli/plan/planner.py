@@ -10,13 +10,13 @@ from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.plan.assumptions import assumptions
 from diloco_cli.plan.candidates import Candidate, candidates
+from diloco_cli.plan.excluded import excluded
 from diloco_cli.plan.fleet_plan import assemble
 from diloco_cli.plan.flow import Fleet
 from diloco_cli.plan.islands import form_islands
-from diloco_cli.plan.left_out import left_out
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
-from diloco_cli.plan.plan import Goal, LeftOut, Plan, Setting
+from diloco_cli.plan.plan import Excluded, Goal, Plan, Setting
 from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search
 from diloco_cli.plan.variations import alternatives, sensitivities
 from diloco_cli.units import format_duration
@@ -40,7 +40,7 @@ def make_plan(
     free = frozenset() if origins is None else frozenset(k for k in SEARCHED if f"sync.{k}" not in origins)
     forming = form_islands(run, inventory, model)
     inventory = forming.inventory
-    plan = _plan(run, inventory, model, goal, free, unused=forming.left_out)
+    plan = _plan(run, inventory, model, goal, free, unused=forming.excluded)
     chosen = frozenset(island.name for island in plan.islands)
 
     def again(other_run: RunSettings, other_inventory: Inventory) -> Plan:
@@ -58,7 +58,7 @@ def make_plan(
 
 def _plan(
     run: RunSettings, inventory: Inventory, model: ModelFacts, goal: Goal, free: frozenset[str],
-    max_work: int = MAX_WORK, start: frozenset[str] = frozenset(), unused: Sequence[LeftOut] = (),
+    max_work: int = MAX_WORK, start: frozenset[str] = frozenset(), unused: Sequence[Excluded] = (),
 ) -> Plan:  # fmt: skip
     """`start`: this plan is made again with one thing changed, and nobody asks why islands are left out."""
     everyone = candidates(run, inventory, model)
@@ -67,7 +67,7 @@ def _plan(
     found = found or _fastest_within(everyone, run, model, free, goal)
     if found is None:
         raise _infeasible(everyone, run, model, free, goal)
-    missing = [] if start else left_out(everyone, found, run, model, goal)
+    missing = [] if start else excluded(everyone, found, run, model, goal)
     chosen = dataclasses.replace(run, sync=found.sync)
     plan = assemble(found, missing, chosen, inventory, model, goal, unused)
     return dataclasses.replace(plan, assumptions=assumptions(run, found.kept, model, inventory, bool(free)))
@@ -100,9 +100,11 @@ def _infeasible(
         return _beyond_limits(everyone, fastest, run, model, free, goal)
     alone = dataclasses.replace(run, sync=dataclasses.replace(run.sync, quorum=1))
     without_quorum = search(everyone, alone, model, free, Goal())
-    missing = left_out(everyone, without_quorum, run, model, Goal())
+    missing = excluded(everyone, without_quorum, run, model, Goal())
     reasons = "; ".join(f"{island.name} {island.reason}" for island in missing[:5])
-    ways = "; ".join(f"{island.name}: {' or '.join(island.ways_out[:2])}" for island in missing[:5] if island.ways_out)
+    ways = "; ".join(
+        f"{island.name}: {' or '.join(island.suggestions[:2])}" for island in missing[:5] if island.suggestions
+    )
     because = f": {reasons}" if reasons else ""
     if without_quorum is None:
         return InfeasibleError(f"no island can take part{because}", hint=ways)

@@ -46,7 +46,7 @@ def make_schedule(
         quorum=sync.quorum,
         grace_s=grace_seconds(sync.grace.gamma, slack_s, slot_s),
         codec=sync.codec,
-        broadcast=sync.broadcast,
+        weights_codec=sync.weights_codec,
         round_s=round_s,
         slot_s=slot_s,
         exchange_s=exchange_s,
@@ -79,9 +79,9 @@ def quorum_s(quorum: int, step_s: Sequence[float]) -> float:
 
 def syncer_s(parameters: float, num_islands: int, sync: SyncSettings) -> float:
     """Seconds that a fragment of `parameters` spends at the syncer: every island's delta is read, all are merged, state
-    and cast are written and, before the commit, read back."""
+    and weights are written and, before the commit, read back."""
     read_bits = num_islands * CODEC_BITS[sync.codec]
-    written_bits = STATE_BITS + CODEC_BITS[sync.broadcast]
+    written_bits = STATE_BITS + CODEC_BITS[sync.weights_codec]
     return parameters * (num_islands / MERGE_PARAMETERS_PER_S + (read_bits + 2 * written_bits) / SYNCER_BPS)
 
 

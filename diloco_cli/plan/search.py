@@ -19,7 +19,7 @@ from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal
 
-SEARCHED = ("codec", "broadcast", "every", "fragments", "quorum")  # keys of `sync`
+SEARCHED = ("codec", "weights_codec", "every", "fragments", "quorum")  # keys of `sync`
 MAX_WORK = 30_000  # evaluations of one island
 MAX_FOR_SETTINGS = 0.5  # of the work of the greedy search; the rest goes into choosing islands
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
@@ -52,13 +52,13 @@ def space_of(sync: SyncSettings, free: frozenset[str], model: ModelFacts) -> Spa
     """`free`: names of `SEARCHED` that nobody pinned."""
     smaller = [codec for codec in known_codecs() if codec != "fp32"]
     ups = dict.fromkeys((sync.codec, *smaller)) if "codec" in free else (sync.codec,)
-    downs = dict.fromkeys((sync.broadcast, *smaller)) if "broadcast" in free else (sync.broadcast,)
-    both = {"codec", "broadcast"} <= free
+    downs = dict.fromkeys((sync.weights_codec, *smaller)) if "weights_codec" in free else (sync.weights_codec,)
+    both = {"codec", "weights_codec"} <= free
     pairs = [(up, up) for up in ups] if both else list(product(ups, downs))
     counts = [max(1, round(sync.fragments * factor)) for factor in FEWER_FRAGMENTS] if "fragments" in free else []
     fragments = dict.fromkeys((sync.fragments, *(count for count in counts if count <= model.num_tensors)))
     return Space(
-        codecs=tuple(dict.fromkeys(((sync.codec, sync.broadcast), *pairs))),
+        codecs=tuple(dict.fromkeys(((sync.codec, sync.weights_codec), *pairs))),
         everys=None if "every" in free else (sync.every,),
         fragments=tuple(fragments),
         quorum_free="quorum" in free,
@@ -137,7 +137,7 @@ class _Search:
                 if pool and not self._spent(MAX_FOR_SETTINGS):
                     self._consider_quorums(carried(pool, every, self._load(pair)), pair, every, fragments)
         sync = self.best.sync if self.best else self.run.sync
-        pair = (sync.codec, sync.broadcast)
+        pair = (sync.codec, sync.weights_codec)
         for pool in _pools(fitting, self.goal):
             for every in dict.fromkeys((sync.every, *everys)):
                 if not self._spent(1.0):
@@ -157,8 +157,8 @@ class _Search:
         while most - fewest > 1 and not self._spent(1.0):
             middle, before = (fewest + most) // 2, self.best
             (pool,) = _first_of(ranked, [middle])
-            kept = carried(pool, sync.every, self._load((sync.codec, sync.broadcast)))
-            self._consider_quorums(kept, (sync.codec, sync.broadcast), sync.every, sync.fragments)
+            kept = carried(pool, sync.every, self._load((sync.codec, sync.weights_codec)))
+            self._consider_quorums(kept, (sync.codec, sync.weights_codec), sync.every, sync.fragments)
             fewest, most = (middle, most) if self.best is not before else (fewest, middle)
 
     def _load(self, pair: tuple[str, str]) -> Need:
@@ -172,7 +172,7 @@ class _Search:
             return
         for quorum in self.space.quorums(len(kept), self.run.sync.quorum):
             if 1 <= quorum <= len(kept):
-                changed = {"codec": pair[0], "broadcast": pair[1], "every": every}
+                changed = {"codec": pair[0], "weights_codec": pair[1], "every": every}
                 self._consider(kept, _with(self.run.sync, fragments=fragments, quorum=quorum, **changed))
 
     def _consider(self, kept: Sequence[Candidate], sync: SyncSettings) -> None:

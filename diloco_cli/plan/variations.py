@@ -44,7 +44,7 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
     sync, changes = plan.run.sync, []
     for codec in (codec for codec in known_codecs() if codec not in (sync.codec, "fp32")):
         coarser = CODEC_BITS[codec] < CODEC_BITS[sync.codec]
-        other = replace(sync, codec=codec, broadcast=codec)  # type: ignore[arg-type]
+        other = replace(sync, codec=codec, weights_codec=codec)  # type: ignore[arg-type]
         changes.append((f"sync.codec={codec}", other, COARSER if coarser else "and they are rounded less"))
     if 2 * sync.every <= MAX_EVERY:
         changes.insert(1, (f"sync.every={2 * sync.every}", replace(sync, every=2 * sync.every), MORE_OFTEN))
@@ -98,11 +98,11 @@ def sensitivities(plan: Plan, again: Again) -> tuple[Sensitivity, ...]:
 
 def _hardware(plan: Plan) -> Iterator[tuple[str, Inventory]]:
     """What lets left-out islands in; faster links; fewer failures; other speeds than guessed."""
-    left_out = {island.name for island in plan.left_out}
+    excluded = {island.name for island in plan.excluded}
     for island in plan.inventory.islands:
-        if island.name in left_out and (faster := _carrying(island.link, plan)) is not None:
+        if island.name in excluded and (faster := _carrying(island.link, plan)) is not None:
             yield f"{island.name} with {_link_text(island.link, faster)}", _with(plan, replace(island, link=faster))
-    failing = [i for i in plan.inventory.islands if i.mtbf_s is not None and i.name not in left_out]
+    failing = [i for i in plan.inventory.islands if i.mtbf_s is not None and i.name not in excluded]
     if failing:
         calmer = [replace(i, mtbf_s=2 * i.mtbf_s) for i in failing if i.mtbf_s is not None]
         yield "every island failing half as often", _with(plan, *calmer)
@@ -125,7 +125,7 @@ def _hardware(plan: Plan) -> Iterator[tuple[str, Inventory]]:
 
 def _carrying(link: Link, plan: Plan) -> Link | None:
     """The link that carries the plan's round, in two digits; None if it does already."""
-    need = load_of_round(plan.model, plan.run.sync.codec, plan.run.sync.broadcast, plan.run.train.inner)
+    need = load_of_round(plan.model, plan.run.sync.codec, plan.run.sync.weights_codec, plan.run.train.inner)
     round_s = plan.schedule.round_s
     if need.shortest_round_s(link) <= round_s:
         return None

@@ -21,7 +21,7 @@ from diloco_cli.config.settings import (
     RegionSettings,
     StoreSettings,
 )
-from diloco_cli.probe.crowd import Crowding
+from diloco_cli.probe.contention import Crowding
 from diloco_cli.probe.machine import MachineFacts
 from diloco_cli.probe.spread import Spread
 from diloco_cli.probe.store_speed import StoreSpeed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diloco_cli.config.devices import CPU
 from diloco_cli.config.settings import Inventory, RunSettings
-from diloco_cli.probe.crowd import Crowding, Load, measure_alone, measure_crowding, model_name
+from diloco_cli.probe.contention import Crowding, Load, measure_alone, measure_crowding, model_name
 from diloco_cli.probe.entry import Measurements
 from diloco_cli.probe.machine import MachineFacts, machine_facts, matrix_tflops
 from diloco_cli.probe.spread import Spread

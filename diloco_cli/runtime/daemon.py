@@ -14,7 +14,7 @@ from diloco_cli.errors import TerminatedError
 STDOUT = 1
 
 
-class Stopping:
+class StopSignal:
     """Whether a signal has asked this process to end, and for how long it has known. `patience_s`: for so long it may
     still finish what it does; waiting and retrying go on as usual until then."""
 

@@ -22,7 +22,7 @@ class UnreadableError(ValueError):
 
 
 def checked_name(name: str, what: str) -> str:
-    """Names become file names: one alphabet, and so no way out of the run's directory."""
+    """Names become file names: one alphabet, and so no suggestion of the run's directory."""
     if not NAME.fullmatch(name):
         raise UsageError(f"{what} must match [a-z0-9][a-z0-9-]{{0,62}}, got {name!r}")
     return name

@@ -13,7 +13,7 @@ from diloco_cli.runtime.identity import is_alive
 from diloco_cli.runtime.registry import UnitRecord, is_held, read_unit
 from diloco_cli.runtime.restart import Exit
 from diloco_cli.runtime.signals import signal_family, signal_process
-from diloco_cli.runtime.units import LAST_STATES, Happening, State, UnitSpec, next_state, restarted, start_unit
+from diloco_cli.runtime.units import LAST_STATES, State, UnitEvent, UnitSpec, next_state, restarted, start_unit
 
 MAX_EXITS_KEPT = 200
 
@@ -47,8 +47,8 @@ class SupervisedUnit:
     def pid(self) -> int | None:
         return self._record.identity.pid if self._record else None
 
-    def go(self, happening: Happening, reason: str) -> None:
-        self.state = next_state(self.state, happening)
+    def go(self, event: UnitEvent, reason: str) -> None:
+        self.state = next_state(self.state, event)
         self.reason = reason
 
     def adopt(self) -> bool:

@@ -33,14 +33,14 @@ from diloco_cli.runtime.restart import (
     next_ending,
 )
 from diloco_cli.runtime.supervised import SupervisedUnit
-from diloco_cli.runtime.units import Happening, State, UnitSpec, bound_log
+from diloco_cli.runtime.units import State, UnitEvent, UnitSpec, bound_log
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
-AFTER_DECISION: dict[str, tuple[Happening, EventKind]] = {
-    "restart": (Happening.DIED, "ended"),
-    "done": (Happening.FINISHED, "done"),
-    "give_up": (Happening.GAVE_UP, "failed"),
+AFTER_DECISION: dict[str, tuple[UnitEvent, EventKind]] = {
+    "restart": (UnitEvent.DIED, "ended"),
+    "done": (UnitEvent.FINISHED, "done"),
+    "give_up": (UnitEvent.GAVE_UP, "failed"),
 }
 
 
@@ -215,48 +215,48 @@ class Supervisor:
             if life is not None:
                 self._settle(unit, life)
         elif self._ending is not None and not unit.ended:
-            unit.go(Happening.RUN_OVER, self._ending.text)
+            unit.go(UnitEvent.RUN_OVER, self._ending.text)
         elif unit.state is State.HELD:
             if not unit.held:
-                self._move(unit, Happening.RELEASED, "released", "no longer held")
+                self._move(unit, UnitEvent.RELEASED, "released", "no longer held")
         elif unit.state in {State.STARTING, State.BACKOFF} and unit.held:
             hint = f"held down; `diloco chaos revive {unit.spec.name}` brings it back"
-            self._move(unit, Happening.HOLD, "held", hint)
+            self._move(unit, UnitEvent.HOLD, "held", hint)
         elif unit.state is State.BACKOFF and monotonic_s() >= unit.restart_at_s:
-            unit.go(Happening.DUE, unit.reason)
+            unit.go(UnitEvent.DUE, unit.reason)
         if unit.state is State.STARTING and not unit.held and self._ending is None:
             self._start(unit)
 
     def _start(self, unit: SupervisedUnit) -> None:
         try:
             if unit.starts == 0 and unit.adopt():
-                self._move(unit, Happening.SPAWNED, "adopted", f"process {unit.pid} of an earlier supervisor")
+                self._move(unit, UnitEvent.SPAWNED, "adopted", f"process {unit.pid} of an earlier supervisor")
                 return
             unit.start()
         except DilocoError as error:
             self._settle(unit, unit.note(Exit(monotonic_s(), error.exit_status, 0.0)), str(error))
             return
-        self._move(unit, Happening.SPAWNED, "started", f"process {unit.pid}")
+        self._move(unit, UnitEvent.SPAWNED, "started", f"process {unit.pid}")
 
     def _settle(self, unit: SupervisedUnit, life: Exit, detail: str | None = None) -> None:
         """Decides what follows the end of a unit's process."""
         if self._ending is not None:
-            self._move(unit, Happening.FINISHED, "done", describe_exit(life))
+            self._move(unit, UnitEvent.FINISHED, "done", describe_exit(life))
         elif unit.held and life.status not in DONE_STATUSES:
-            self._move(unit, Happening.HOLD, "held", f"{describe_exit(life)}; held down")
+            self._move(unit, UnitEvent.HOLD, "held", f"{describe_exit(life)}; held down")
         else:
             decision = decide(tuple(unit.exits), monotonic_s(), self._restart, bool(unit.spec.later))
             reason = f"{detail}; {decision.reason}" if detail else decision.reason
             unit.restart_at_s = decision.at_s or 0.0
-            happening, kind = AFTER_DECISION[decision.action]
-            self._move(unit, happening, kind, reason)
+            event, kind = AFTER_DECISION[decision.action]
+            self._move(unit, event, kind, reason)
             if unit.spec.kind == "syncer" and life.status == FENCED_STATUS:
                 here = f"no syncer here any more; `diloco resume {self._run_name}` takes over"
                 here = "this one stands by from now on" if unit.spec.later else here
                 self._tell("fenced", unit.spec.name, f"another syncer serves the run: {here}")
 
-    def _move(self, unit: SupervisedUnit, happening: Happening, kind: EventKind, reason: str) -> None:
-        unit.go(happening, reason)
+    def _move(self, unit: SupervisedUnit, event: UnitEvent, kind: EventKind, reason: str) -> None:
+        unit.go(event, reason)
         self._tell(kind, unit.spec.name, reason)
 
     def _bound_logs(self) -> None:

@@ -157,7 +157,7 @@ class State(StrEnum):
     FAILED = "FAILED"
 
 
-class Happening(StrEnum):
+class UnitEvent(StrEnum):
     SPAWNED = "spawned"  # its process was started, or a living one was adopted
     DIED = "died"  # it ended and will be started again
     FINISHED = "finished"  # it ended and need not be started again
@@ -168,28 +168,28 @@ class Happening(StrEnum):
     RUN_OVER = "run over"  # the run ended or is being stopped
 
 
-TRANSITIONS: dict[tuple[State, Happening], State] = {
-    (State.STARTING, Happening.SPAWNED): State.RUNNING,
-    (State.STARTING, Happening.DIED): State.BACKOFF,
-    (State.STARTING, Happening.GAVE_UP): State.FAILED,
-    (State.STARTING, Happening.HOLD): State.HELD,
-    (State.STARTING, Happening.RUN_OVER): State.DONE,
-    (State.RUNNING, Happening.DIED): State.BACKOFF,
-    (State.RUNNING, Happening.HOLD): State.HELD,
-    (State.RUNNING, Happening.FINISHED): State.DONE,
-    (State.RUNNING, Happening.GAVE_UP): State.FAILED,
-    (State.BACKOFF, Happening.DUE): State.STARTING,
-    (State.BACKOFF, Happening.HOLD): State.HELD,
-    (State.BACKOFF, Happening.RUN_OVER): State.DONE,
-    (State.HELD, Happening.RELEASED): State.STARTING,
-    (State.HELD, Happening.RUN_OVER): State.DONE,
+TRANSITIONS: dict[tuple[State, UnitEvent], State] = {
+    (State.STARTING, UnitEvent.SPAWNED): State.RUNNING,
+    (State.STARTING, UnitEvent.DIED): State.BACKOFF,
+    (State.STARTING, UnitEvent.GAVE_UP): State.FAILED,
+    (State.STARTING, UnitEvent.HOLD): State.HELD,
+    (State.STARTING, UnitEvent.RUN_OVER): State.DONE,
+    (State.RUNNING, UnitEvent.DIED): State.BACKOFF,
+    (State.RUNNING, UnitEvent.HOLD): State.HELD,
+    (State.RUNNING, UnitEvent.FINISHED): State.DONE,
+    (State.RUNNING, UnitEvent.GAVE_UP): State.FAILED,
+    (State.BACKOFF, UnitEvent.DUE): State.STARTING,
+    (State.BACKOFF, UnitEvent.HOLD): State.HELD,
+    (State.BACKOFF, UnitEvent.RUN_OVER): State.DONE,
+    (State.HELD, UnitEvent.RELEASED): State.STARTING,
+    (State.HELD, UnitEvent.RUN_OVER): State.DONE,
 }
 LAST_STATES = frozenset({State.DONE, State.FAILED})
 
 
-def next_state(state: State, happening: Happening) -> State:
+def next_state(state: State, event: UnitEvent) -> State:
     """Raises ValueError for a way that the table does not have."""
     try:
-        return TRANSITIONS[state, happening]
+        return TRANSITIONS[state, event]
     except KeyError:
-        raise ValueError(f"a unit cannot go on from {state} when {happening}") from None
+        raise ValueError(f"a unit cannot go on from {state} when {event}") from None

@@ -10,15 +10,6 @@ from typing import TypeVar
 
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
-from diloco_cli.store.answers import (
-    ConditionFailedError,
-    ObjectAbsentError,
-    RangeBehindEndError,
-    intact,
-    settled,
-    short_text,
-    within_range,
-)
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -27,6 +18,15 @@ from diloco_cli.store.port import (
     StoreUnavailableError,
     check_key,
     holder_bytes,
+)
+from diloco_cli.store.responses import (
+    ConditionFailedError,
+    ObjectAbsentError,
+    RangeBehindEndError,
+    intact,
+    settled,
+    short_text,
+    within_range,
 )
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """The syncer's numbers: deltas in, a fragment's new version out. Deterministic, on one thread.
 
 Resident are 8 bytes a parameter: each fragment's newest parameters and momentum, as the bytes that lie in the bucket.
-While a fragment is merged, there are also its next version, that one's cast, and one of them read back. Payloads of its
+While a fragment is merged, there are also its next version, its weights, and one of both read back. Payloads of its
 deltas (encoded) wait on disk if there is a spool; beyond that a merge needs the one that is being fetched, and some
 chunks of 256 KB, whatever the number of learners and parameters.
 """
@@ -29,7 +29,7 @@ from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
-from diloco_cli.tensors.flat import gather, parameter_facts
+from diloco_cli.tensors.flat import flatten, parameter_facts
 from diloco_cli.tensors.merge import Merging, Source, rule_of
 from diloco_cli.tensors.norms import measured_norms
 from diloco_cli.tensors.outer import apply_merge
@@ -84,7 +84,7 @@ class TorchArithmetic:
     def __init__(self, run: RunFormat, *, check_norms: bool = True, spool: Spool | None = None) -> None:
         self.run, self.check_norms, self.spool = run, check_norms, spool
         self.sync = run.settings.sync
-        self.broadcast = codec(self.sync.broadcast)
+        self.weights_codec = codec(self.sync.weights_codec)
         self._current: dict[int, FragmentState] = {}
         self._candidates: dict[int, FragmentState] = {}
         self._norms = NormCap(self.sync.clip)
@@ -100,7 +100,7 @@ class TorchArithmetic:
         versions = []
         for index, fragment in enumerate(layout.fragments):
             blank = Blank(state_spec(fragment.num_parameters))
-            blank.tensors["parameters"].copy_(gather(fragment, tensors))
+            blank.tensors["parameters"].copy_(flatten(fragment, tensors))
             versions.append(self._version(index, blank))
         return versions
 
@@ -127,8 +127,8 @@ class TorchArithmetic:
         try:
             read, norms = form.open(self._kept(payload))
             if decoded_base is not None:
-                spec = self.broadcast.spec(form.cut.size)
-                base = self.broadcast.reader(views(self._kept(decoded_base), spec))
+                spec = self.weights_codec.spec(form.cut.size)
+                base = self.weights_codec.reader(views(self._kept(decoded_base), spec))
                 read, norms = anchored_anew(read, base, current.parameters), None
         except PayloadError:
             return "bad_payload"
@@ -169,14 +169,14 @@ class TorchArithmetic:
         return replace(version, agreement=merging.agreement, scales=scales if set(scales) != {1.0} else ())
 
     def _version(self, fragment: int, blank: Blank) -> Merged:
-        cast = self.broadcast.to_bytes(blank.tensors["parameters"])
+        weights = self.weights_codec.to_bytes(blank.tensors["parameters"])
         state = blank.seal()
         self._candidates[fragment] = self._state(fragment, digest(state), state)
-        return Merged(state, cast)
+        return Merged(state, weights)
 
     def settled(self, fragment: int) -> Merged:
         current = self._current[fragment]
-        return Merged(current.data, self.broadcast.to_bytes(current.parameters))
+        return Merged(current.data, self.weights_codec.to_bytes(current.parameters))
 
     def settle(self, fragment: int, state_digest: str) -> None:
         candidate = self._candidates.get(fragment)

@@ -24,7 +24,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.protocol.regions.regional import home_of, read_after_relays
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.daemon import StopSignal, say
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, OPERATOR
@@ -43,13 +43,13 @@ Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 
 def run_syncer(url: str, rebuild: Rebuild) -> int:
     """Serves from now on, whoever did before; see `serve_run`."""
-    stop = Stopping()
+    stop = StopSignal()
     stop.hear_signals()
     return serve_run(url, stop, own_claim(), rebuild)
 
 
 def serve_run(
-    url: str, stop: Stopping, claim: ProcessClaim, rebuild: Rebuild, unit: str = SYNCER, because: str = ""
+    url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, unit: str = SYNCER, because: str = ""
 ) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
     syncer took over. `unit` and `because`: who serves, and why, for `status`."""

@@ -8,7 +8,7 @@ from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.daemon import StopSignal, say
 from diloco_cli.runtime.driver import SystemClock
 from diloco_cli.store.open import open_store
 from diloco_cli.store.retry import HEARTBEAT_EVERY_S, RetryingStore, RetryNews
@@ -19,7 +19,7 @@ def own_claim() -> ProcessClaim:
     return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
 
 
-def opened(url: str, stop: Stopping, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
+def opened(url: str, stop: StopSignal, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
     """The bucket at `url`, metered and patient; what it refuses is told in this process's log, after `who`."""
     meter = MeteredStore(open_store(url))
     news = RetryNews(lambda line: say(f"{utc_now_text()} {who}{line}"))

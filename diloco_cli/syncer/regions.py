@@ -109,7 +109,7 @@ class RegionService:
     def _error(self, now_s: float) -> str:
         retrying = retrying_text(self._opened[0]) if self._opened else ""
         lasting = (trouble.told(now_s) for trouble in self.troubles.values())
-        damaged = sorted(self.link.mirror.casts.damaged.copy().values())
+        damaged = sorted(self.link.mirror.weights.damaged.copy().values())
         return self.stopped or retrying or next(filter(None, (*lasting, *damaged)), "")
 
     def _check(self) -> None:

@@ -14,7 +14,7 @@ from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.randomness import jitter
-from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.daemon import StopSignal, say
 from diloco_cli.runtime.driver import perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, OPERATOR
@@ -35,7 +35,7 @@ def run_standby(url: str, name: str, instead_of: int | None, hosted: bool, rebui
     `name`: the standby's; `instead_of`: the pid of its dead predecessor on this host; `hosted`: by a learner's
     process, whose training comes first and whose end is this one's end.
     """
-    stop = Stopping()
+    stop = StopSignal()
     stop.hear_signals()
     if hosted:
         os.nice(NICENESS)
@@ -51,7 +51,7 @@ def run_standby(url: str, name: str, instead_of: int | None, hosted: bool, rebui
     return serve_run(url, stop, claim, rebuild, name, reason)
 
 
-def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop: Stopping) -> str | None:
+def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop: StopSignal) -> str | None:
     meter, store, _, clock = opened(url, stop, f"{name}: ")
     process = psutil.Process()
 
@@ -71,7 +71,7 @@ def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop
         raise
 
 
-def _leave_with_host(stop: Stopping) -> None:
+def _leave_with_host(stop: StopSignal) -> None:
     """The host holds the other end of stdin, and the kernel closes it on any death."""
     while os.read(STDIN, 1):
         continue

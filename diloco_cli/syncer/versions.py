@@ -14,7 +14,7 @@ from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
-from diloco_cli.tensors.flat import scatter
+from diloco_cli.tensors.flat import unflatten
 from diloco_cli.tensors.payload import Spec, views
 
 
@@ -33,7 +33,7 @@ def load_versions(
         data = store.get(key, max_fragment_bytes(run.layout, output.fragment))
         if data is None or digest(data) != output.state_digest:
             raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
-        scatter(fragment, views(data, state_spec(fragment.num_parameters))["parameters"], tensors)
+        unflatten(fragment, views(data, state_spec(fragment.num_parameters))["parameters"], tensors)
 
 
 def outer_parameters(run: RunFormat, state: RunState, store: Store) -> dict[str, torch.Tensor]:

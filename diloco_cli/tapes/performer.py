@@ -33,38 +33,38 @@ class Sent:
 
 
 class Versions:
-    """The casts of the versions that somebody still needs, decoded when first adopted: [n] float32 each."""
+    """The weights of the versions that somebody still needs, decoded when first adopted: [n] float32 each."""
 
     def __init__(self, tape: Tape, needs: Needs) -> None:
         self._layout, self.uses = tape.run.layout, needs.versions.copy()
-        self._codec: Codec = codec(tape.run.settings.sync.broadcast)
-        self.casts: dict[tuple[int, int], bytes] = {}
+        self._codec: Codec = codec(tape.run.settings.sync.weights_codec)
+        self.encoded: dict[tuple[int, int], bytes] = {}
         self._decoded: dict[tuple[int, int], torch.Tensor] = {}
 
-    def put(self, fragment: int, version: int, cast: bytes) -> None:
+    def put(self, fragment: int, version: int, weights: bytes) -> None:
         if self.uses[fragment, version] > 0:
-            self.casts[fragment, version] = cast
+            self.encoded[fragment, version] = weights
 
-    def cast(self, fragment: int, version: int) -> bytes:
+    def weights(self, fragment: int, version: int) -> bytes:
         """Raises UsageError if no merge has made it yet: the tape contradicts itself."""
-        if (fragment, version) not in self.casts:
+        if (fragment, version) not in self.encoded:
             raise UsageError(
                 f"this tape cannot be played: version {version} of fragment {fragment} is used before it is made"
             )
-        return self.casts[fragment, version]
+        return self.encoded[fragment, version]
 
     def values(self, fragment: int, version: int) -> torch.Tensor:
-        cast = self.cast(fragment, version)
+        weights = self.weights(fragment, version)
         if (fragment, version) not in self._decoded:
             size = self._layout.fragments[fragment].num_parameters
-            self._decoded[fragment, version] = self._codec.from_bytes(cast, size)
+            self._decoded[fragment, version] = self._codec.from_bytes(weights, size)
         return self._decoded[fragment, version]
 
     def used(self, fragment: int, version: int) -> None:
         """One of its uses is over."""
         self.uses[fragment, version] -= 1
         if self.uses[fragment, version] <= 0:
-            self.casts.pop((fragment, version), None)
+            self.encoded.pop((fragment, version), None)
             self._decoded.pop((fragment, version), None)
 
 

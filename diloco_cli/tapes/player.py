@@ -26,7 +26,7 @@ from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss
 from diloco_cli.tapes.needs import Save, TrackId, needs_of, save_restored
 from diloco_cli.tapes.performer import Performer, Sent, Versions, World
 from diloco_cli.tasks.build import Data, build_data, build_model
-from diloco_cli.tensors.flat import scatter
+from diloco_cli.tensors.flat import unflatten
 from diloco_cli.tensors.merge import Source
 
 
@@ -78,7 +78,7 @@ class Player:
         fragments = self.run.layout.fragments
         tensors = {slot.name: torch.empty(slot.shape) for fragment in fragments for slot in fragment.tensors}
         for index, fragment in enumerate(fragments):
-            scatter(fragment, self.arithmetic.parameters(index), tensors)
+            unflatten(fragment, self.arithmetic.parameters(index), tensors)
         return tensors
 
     def held_out_loss(self, num_sequences: int) -> float:
@@ -87,7 +87,7 @@ class Player:
             self._evaluated = build_model(self.run.settings).eval()
         tensors = dict(self._evaluated.named_parameters())
         for index, fragment in enumerate(self.run.layout.fragments):
-            scatter(fragment, self.arithmetic.parameters(index), tensors)
+            unflatten(fragment, self.arithmetic.parameters(index), tensors)
         return held_out_loss(self._evaluated, self.data, num_sequences)
 
     def final_loss(self) -> float:
@@ -122,7 +122,7 @@ class Player:
     def _settle(self, fragment: int, version: int, merged: Merged) -> str:
         state_digest = digest(merged.state)
         self.arithmetic.settle(fragment, state_digest)
-        self.world.versions.put(fragment, version, merged.cast)
+        self.world.versions.put(fragment, version, merged.weights)
         self.current[fragment], self.states[fragment] = version, merged.state
         return state_digest
 
@@ -131,10 +131,10 @@ class Player:
         sent = self.world.sent.pop(offer)
         if sent.fragment != merge.fragment:
             raise UsageError(f"this tape cannot be played: merge {merge.n} takes {offer}, which is another fragment's")
-        base_cast = None
+        base_weights = None
         if sent.base != self.current[merge.fragment]:
-            base_cast = self.world.versions.cast(merge.fragment, sent.base)
-        delta = self.arithmetic.read_delta(_as_offer(offer, sent), sent.payload, base_cast)
+            base_weights = self.world.versions.weights(merge.fragment, sent.base)
+        delta = self.arithmetic.read_delta(_as_offer(offer, sent), sent.payload, base_weights)
         self.world.versions.used(merge.fragment, sent.base)
         if isinstance(delta, str):
             raise RunFailedError(f"merge {merge.n} of this tape cannot take {offer}: {delta}")

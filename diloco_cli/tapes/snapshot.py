@@ -34,8 +34,8 @@ def save_snapshot(player: Player, path: Path) -> None:
     tensors, world, versions = Tensors(), player.world, player.world.versions
     for fragment, state in enumerate(player.states):
         tensors[f"state/{fragment}"] = _as_tensor(state)
-    for (fragment, version), cast in versions.casts.items():
-        tensors[f"cast/{fragment}/{version}"] = _as_tensor(cast)
+    for (fragment, version), weights in versions.encoded.items():
+        tensors[f"weights/{fragment}/{version}"] = _as_tensor(weights)
     for index, sent in enumerate(world.sent.values()):
         tensors[f"sent/{index}"] = _as_tensor(sent.payload)
     for index, moments in enumerate(world.saved.values()):
@@ -70,8 +70,8 @@ def resume(tape: Tape, path: Path, *, device: torch.device = CPU, data: Data | N
     for fragment in range(player.run.num_fragments):
         player.restore(fragment, _as_bytes(tensors[f"state/{fragment}"]))
     versions.uses = Counter({(f, v): count for f, v, count in facts["uses"]})
-    casts = [name.split("/") for name in tensors if name.startswith("cast/")]
-    versions.casts = {(int(f), int(v)): _as_bytes(tensors[f"cast/{f}/{v}"]) for _, f, v in casts}
+    weights = [name.split("/") for name in tensors if name.startswith("weights/")]
+    versions.encoded = {(int(f), int(v)): _as_bytes(tensors[f"weights/{f}/{v}"]) for _, f, v in weights}
     world.needs.saves = Counter({(name, i, step): count for name, i, step, count in facts["saves"]})
     for index, (name, incarnation, seq, fragment, slot, base, loss) in enumerate(facts["sent"]):
         payload = _as_bytes(tensors[f"sent/{index}"])

@@ -26,7 +26,7 @@ HELD_OUT = 297  # images, the same in every run; 1,500 remain to train on
 SPLIT_SEED = 0
 SHIFT = 1  # pixels, at most, up or down and left or right
 NOISE = 0.5  # standard deviation of what is added to each pixel; the pixels' own is 1
-DISTURBANCES = 4093  # a prime: an image meets another disturbance each epoch
+DISTURBANCES = 4093  # a prime: an image meets another nemesis_event each epoch
 HELD_OUT_VIEWS = 8  # of each held-out image
 BRIGHTEST = 16.0
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -137,7 +137,7 @@ class Digits:
 
 
 class _Views:
-    """Images, and the disturbances that view number n of any of them gets."""
+    """Images, and the nemesis_events that view number n of any of them gets."""
 
     def __init__(self, images: torch.Tensor, classes: torch.Tensor, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -148,7 +148,7 @@ class _Views:
         self.corner = torch.randint(2 * SHIFT + 1, (DISTURBANCES, 2), generator=generator)
 
     def draw(self, indices: list[int], numbers: list[int]) -> Batch:
-        """Image indices[i] under disturbance numbers[i]: [n, side, side] and [n]."""
+        """Image indices[i] under nemesis_event numbers[i]: [n, side, side] and [n]."""
         chosen = torch.tensor(numbers) % DISTURBANCES
         inside = torch.arange(self.side)
         rows = self.corner[chosen, 0, None, None] + inside[:, None]

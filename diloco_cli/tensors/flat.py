@@ -44,21 +44,21 @@ def _head_of(model: torch.nn.Module, embeddings: list[torch.nn.Embedding]) -> in
     return id(last.weight) if fits and not tied else None
 
 
-def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def flatten(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The fragment's tensors as one [n] float32 vector on the CPU."""
     flat = torch.empty(fragment.num_parameters, dtype=torch.float32)
-    gather_into(flat, fragment, tensors)
+    flatten_into(flat, fragment, tensors)
     return flat
 
 
-def gather_into(flat: torch.Tensor, fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> None:
+def flatten_into(flat: torch.Tensor, fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> None:
     """The same into an [n] float32 vector on any device."""
     for slot in fragment.tensors:
         flat[slot.start : slot.start + slot.num_elements].copy_(_piece(slot, tensors[slot.name].detach()).reshape(-1))
 
 
 @torch.no_grad()
-def scatter(fragment: Fragment, flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+def unflatten(fragment: Fragment, flat: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy an [n] vector into the fragment's tensors, in place, on whatever device and dtype they have."""
     for slot in fragment.tensors:
         values = flat[slot.start : slot.start + slot.num_elements].view(slot.piece_shape)

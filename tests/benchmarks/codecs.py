@@ -19,7 +19,7 @@ from diloco_cli.learner.replica import Replica
 from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.codecs import CODECS, codec
-from diloco_cli.tensors.flat import gather, parameter_facts
+from diloco_cli.tensors.flat import flatten, parameter_facts
 from tests.benchmarks.measure import interleaved, machine, ratios, row
 
 SIZE, ROUNDS = 1 << 27, 5
@@ -70,10 +70,10 @@ def trained_delta(seed: int, steps: int = STEPS) -> torch.Tensor:
     )
     replica = Replica(settings, build_model(settings), build_data(settings), 0, 1)
     fragment = balanced_layout(parameter_facts(replica.model), 1).fragments[0]
-    before = gather(fragment, replica.tensors)
+    before = flatten(fragment, replica.tensors)
     for step in range(steps):
         replica.step(step * BATCH_TOKENS, BATCH_TOKENS, inner.lr * min(1.0, (step + 1) / inner.warmup_steps))
-    return before - gather(fragment, replica.tensors)
+    return before - flatten(fragment, replica.tensors)
 
 
 def relative_error(found: torch.Tensor, true: torch.Tensor) -> float:

@@ -60,13 +60,13 @@ def merged(arithmetic: TorchArithmetic, payloads: list[bytes]) -> Merged:
 
 def megabytes_beyond(learners: int, size: int) -> float:
     """Peak memory of one merge (Linux), less what is stated to be resident: the version before, the payloads, and the
-    new state and cast."""
+    new state and weights."""
     merged(*prepared(1 << 16, 2))  # what libraries allocate once
     arithmetic, payloads = prepared(size, learners)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = _kilobytes("VmRSS")
     found = merged(arithmetic, payloads)
-    return (_kilobytes("VmHWM") - before) * 1024 / 1e6 - (len(found.state) + len(found.cast)) / 1e6
+    return (_kilobytes("VmHWM") - before) * 1024 / 1e6 - (len(found.state) + len(found.weights)) / 1e6
 
 
 def _kilobytes(what: str) -> int:
@@ -74,13 +74,13 @@ def _kilobytes(what: str) -> int:
 
 
 def ingest(size: int, learners: int, folder: Path, rounds: int) -> list[str]:
-    """From durable payloads through digest, merge and digest to a durable state and cast; beside it, the same bytes
+    """From durable payloads through digest, merge and digest to a durable state and weights; beside it, the same bytes
     read and durably written by bare Python."""
     store = open_store((folder / "bucket").as_uri(), create=True)
     arithmetic, payloads = prepared(size, learners)
     for i, payload in enumerate(payloads):
         store.create(f"delta/{i}", payload)
-    written = [len(merged(arithmetic, payloads).state), len(arithmetic.broadcast.to_bytes(torch.zeros(size)))]
+    written = [len(merged(arithmetic, payloads).state), len(arithmetic.weights_codec.to_bytes(torch.zeros(size)))]
     stages: dict[str, list[float]] = {"read": [], "merge": [], "write": []}
     names = iter(range(10**6))
     works: dict[str, Callable[[], object]] = {
@@ -108,11 +108,11 @@ def _one_merge(
     found = merged(arithmetic, payloads)
     marks.append(time.perf_counter())
     store.create(f"state/{name}", found.state)
-    store.create(f"cast/{name}", found.cast)
+    store.create(f"weights/{name}", found.weights)
     marks.append(time.perf_counter())
     for stage, start, end in zip(stages.values(), marks, marks[1:], strict=False):
         stage.append(end - start)
-    for kind in ("state", "cast"):
+    for kind in ("state", "weights"):
         store.delete(f"{kind}/{name}")
 
 

@@ -3,7 +3,7 @@
 A real `diloco syncer` serves a run of one fragment on file://; M learners' offers with payloads of so many megabytes
 lie in the bucket together, and quorum M lets it merge all of them at once. Anonymous memory (RssAnon) is sampled from
 outside, all the time. Resident, as syncer/arithmetic.py says: the version (8 bytes a parameter); while merging the next
-version, its cast (2 bytes), and the version as it is read back.
+version, its weights (2 bytes), and the version as it is read back.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def offer_all(run: RunFormat, store: LocalStore, clock: SystemClock) -> None:
     for island in run.islands:
         payload = form.encode(torch.randn(run.layout.num_parameters, generator=generator) * 1e-3)
         offer = Offer(
-            island.name, 1, 0, 0, 0, 0, base.cast_digest, 0, BATCH, BATCH, 1, digest(payload), len(payload), nonce(),
+            island.name, 1, 0, 0, 0, 0, base.weights_digest, 0, BATCH, BATCH, 1, digest(payload), len(payload), nonce(),
             Timings(1.0, 1.0, 0.1, 0.1),
         )  # fmt: skip
         perform(publish(offer, payload), store, clock)

@@ -15,7 +15,7 @@ from diloco_cli.launch.plan_files import plan_of_files
 from diloco_cli.plan.plan import Plan
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"
-LET_IN = ["sync.codec=int4", "sync.broadcast=int4", "sync.every=221"]
+LET_IN = ["sync.codec=int4", "sync.weights_codec=int4", "sync.every=221"]
 
 
 def planned(*overrides: str, run: str = "run.yaml") -> Plan:
@@ -30,10 +30,13 @@ def test_four_islands_give_the_worked_figures() -> None:
     assert [round(i.up_mbps_needed) for i in plan.islands] == [142] * 3
     assert [round(i.availability, 3) for i in plan.islands] == [0.97, 0.90, 0.95]
     assert plan.verdict == "feasible with warnings"
-    (home,) = plan.left_out
+    (home,) = plan.excluded
     assert "needs 142 Mbps up, has 30 Mbps" in home.reason
-    assert "--set sync.codec=int4 --set sync.broadcast=int4 --set sync.every=221 (a round of 4.15 min)" in home.ways_out
-    assert "do without it, as this plan does: -2.9 % tokens/s" in home.ways_out
+    assert (
+        "--set sync.codec=int4 --set sync.weights_codec=int4 --set sync.every=221 (a round of 4.15 min)"
+        in home.suggestions
+    )
+    assert "do without it, as this plan does: -2.9 % tokens/s" in home.suggestions
 
 
 def test_the_way_out_lets_the_home_in_with_its_worked_figures() -> None:
@@ -43,7 +46,7 @@ def test_the_way_out_lets_the_home_in_with_its_worked_figures() -> None:
     assert round(home.step_s, 2) == 3.37
     assert home.up_mbps_needed <= 30
     assert round(home.availability, 3) == 0.98
-    assert not plan.left_out
+    assert not plan.excluded
 
 
 def test_with_a_fast_uplink_the_home_makes_33_steps_a_round(tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_64_machines_become_islands_and_none_is_lost() -> None:
     plan = planned(run="machines-run.yaml")
     placed = [machine for formed in plan.formed for machine in formed.machines]
     assert len(placed) == len(set(placed)) == 64 - 8
-    assert {left.name for left in plan.left_out} == {"home[1-4]", "old[1-4]"}
+    assert {left.name for left in plan.excluded} == {"home[1-4]", "old[1-4]"}
     assert all(formed.reason for formed in plan.formed)
     assert {formed.name for formed in plan.formed} == {island.name for island in plan.islands}
 

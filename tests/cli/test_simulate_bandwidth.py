@@ -16,7 +16,7 @@ INVENTORY = "templates/inventory.yaml"
 def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
     """int4 up, int8 down, whatever a search would choose."""
     path = tmp_path_factory.mktemp("plan") / "p.json"
-    pinned = ["--set", "sync.codec=int4", "--set", "sync.broadcast=int8"]
+    pinned = ["--set", "sync.codec=int4", "--set", "sync.weights_codec=int8"]
     command = [sys.executable, "-m", "diloco_cli", "plan", INVENTORY, *pinned, "-o", str(path)]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
     return str(path)
@@ -44,7 +44,7 @@ def test_a_model_of_ones_own() -> None:
     assert [row["utilisation_percent"] for row in rows] == [50, 75, 90, 95, 99]
     for row in rows:
         assert row["gbps"] == pytest.approx(16 * 1.5 * row["utilisation_percent"] / 100 / 20, rel=1e-6)
-        assert row["broadcast"] is row["down_gbps"] is row["published_gbps"] is None
+        assert row["weights_codec"] is row["down_gbps"] is row["published_gbps"] is None
     assert data["fitted"] == ["buckets"]
     assert {row["gbps"] for row in data_of("bandwidth", "--parameters", "1B", "--sites", "1")["rows"]} == {0}
 
@@ -53,7 +53,7 @@ def test_a_plan_shows_both_directions(plan: str) -> None:
     data = data_of("bandwidth", "--plan", plan)
     rows = [row for row in data["rows"] if row["method"] == "decoupled"]
     assert {row["codec"] for row in rows} >= {"bf16", "int8", "int4"}
-    assert data["planned"]["codec"] == "int4" and {row["broadcast"] for row in rows} == {"int8"}
+    assert data["planned"]["codec"] == "int4" and {row["weights_codec"] for row in rows} == {"int8"}
     most = next(row for row in rows if row["codec"] == "int4" and row["utilisation_percent"] == 99)
     for island in data["islands"]:
         assert 1000 * most["gbps"] >= 0.99 * island["up_mbps_needed"] * (1 - 1e-9)

@@ -19,8 +19,8 @@ from diloco_cli.cli.run_argument import open_run
 from diloco_cli.cli.status import Watcher, with_interval
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.store import open as opening
+from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.time_box import TimeBox
 from tests.cli.bucket import NANO, make_bucket, say
 from tests.cli.conftest import Diloco
 
@@ -94,7 +94,7 @@ def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes
 ) -> None:
     hung = HangsWhenTold(tmp_path / "nano")
     monkeypatch.setattr(opening, "open_store", lambda url: hung)
-    box = TimeBox(20)
+    box = Deadline(20)
     watcher = Watcher(open_run(url, box), box)
     monkeypatch.setattr(status, "LOOK_S", 0.2)
     hung.works.clear()

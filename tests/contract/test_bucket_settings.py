@@ -8,10 +8,10 @@ import pytest
 
 from diloco_cli.doctor.place import Place
 from diloco_cli.doctor.retention import Retention, _ask_s3, bucket_checks, gcs_retention, retention, s3_retention
+from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError
-from diloco_cli.store.time_box import TimeBox
 from tests.contract.fake_gcs import FakeGCS
 from tests.contract.fault_proxy import FaultProxy
 
@@ -38,7 +38,7 @@ def test_soft_delete_and_versioning_of_a_gcs_bucket_are_read(gcs: FakeGCS, setti
 
 def test_settings_that_may_not_be_read_are_no_fault(gcs: FakeGCS) -> None:
     gcs.inject("403", "GET")
-    place = Place(MemoryStore, "memory://any", TimeBox(10))
+    place = Place(MemoryStore, "memory://any", Deadline(10))
     found = retention(place, lambda: gcs_retention("bucket"), None)
     assert (found.level, "may not read" in found.detail) == ("skip", True)
     with pytest.raises(StoreForbiddenError):
@@ -49,7 +49,7 @@ def test_settings_that_may_not_be_read_are_no_fault(gcs: FakeGCS) -> None:
 def test_gcs_refuses_a_damaged_upload_and_one_that_takes_it_is_warned_of(gcs: FakeGCS) -> None:
     checks = bucket_checks("gs://bucket/runs", None)
     assert list(checks) == ["checksum", "soft_delete"]
-    place = Place(lambda: open_store("gs://bucket/runs"), "gs://bucket/runs", TimeBox(20))
+    place = Place(lambda: open_store("gs://bucket/runs"), "gs://bucket/runs", Deadline(20))
     gcs.inject("503", "POST")  # in passing: asked again
     assert checks["checksum"](place).level == "pass"
     assert place.num_repeated == 1

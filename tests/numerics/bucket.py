@@ -9,7 +9,7 @@ from diloco_cli.config.settings import InnerSettings, ModelSettings, OuterSettin
 from diloco_cli.digests import digest
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.log.commits import EpochStart
-from diloco_cli.protocol.log.keys import FORMAT_KEY, cast_key, commit_key, state_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, state_key, weights_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.open import open_store
@@ -32,9 +32,9 @@ def begun_run(
     store.create(FORMAT_KEY, encode(run))
     outputs = []
     for fragment, merged in enumerate(TorchArithmetic(run).initial()):
-        output = FragmentVersion(fragment, 0, -1, 1, digest(merged.state), digest(merged.cast))
+        output = FragmentVersion(fragment, 0, -1, 1, digest(merged.state), digest(merged.weights))
         store.create(state_key(fragment, 0, 1, output.state_digest), merged.state)
-        store.create(cast_key(fragment, 0, 1, output.cast_digest), merged.cast)
+        store.create(weights_key(fragment, 0, 1, output.weights_digest), merged.weights)
         outputs.append(output)
     first = EpochStart(n=0, epoch=1, nonce="nonce", time=run.created_at, outputs=tuple(outputs))
     store.create(commit_key(0), encode(first))

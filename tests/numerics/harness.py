@@ -39,7 +39,7 @@ from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.versions import load_versions, state_spec
 from diloco_cli.tasks.build import Data, build_data, build_model
-from diloco_cli.tensors.flat import gather
+from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.tiny import ROWS
 
@@ -50,13 +50,13 @@ def make_run(
     learners: int, rounds: int, sync: SyncSettings, outer: OuterSettings, inner: InnerSettings,
     model: str = "regression", data: str = "stream", codec: str = "fp32",
 ) -> RunFormat:  # fmt: skip
-    """Equal islands; the run ends after `rounds` rounds of everybody. `codec` is the uploads'; casts are exact."""
+    """Equal islands; the run ends after `rounds` rounds of everybody. `codec` is the uploads'; weights are exact."""
     settings = RunSettings(
         name="tiny",
         model=ModelSettings(entrypoint=f"tests.numerics.tiny:{model}"),
         data=DataSettings(entrypoint=f"tests.numerics.tiny:{data}"),
         train=TrainSettings(tokens=rounds * sync.every * learners * ROWS, batch_tokens=ROWS, inner=inner),
-        sync=replace(sync, codec=codec, broadcast="fp32", skip_after_s=600.0),  # type: ignore[arg-type]
+        sync=replace(sync, codec=codec, weights_codec="fp32", skip_after_s=600.0),  # type: ignore[arg-type]
         outer=outer,
     )
     islands = tuple(Island(f"l{i}", "here", ROWS, sync.every, 100.0, 0.01) for i in range(learners))
@@ -170,4 +170,4 @@ def versions(run: RunFormat, store: Store, fragment: int) -> list[torch.Tensor]:
 
 
 def flat(run: RunFormat, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([gather(fragment, tensors) for fragment in run.layout.fragments])
+    return torch.cat([flatten(fragment, tensors) for fragment in run.layout.fragments])

@@ -11,7 +11,7 @@ import torch
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.histories.integers import FailingEvaluator
-from diloco_cli.protocol.actors.follower import Cast, Mail
+from diloco_cli.protocol.actors.follower import FetchedVersion, Mail
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import FragmentVersion
@@ -20,7 +20,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.tensors.flat import gather
+from diloco_cli.tensors.flat import flatten
 from tests.numerics.harness import CLOCK, Process, claim, make_run, process_of
 from tests.numerics.tiny import ROWS
 
@@ -44,20 +44,20 @@ def after_some_steps(mixing: str, steps: int = 5) -> Process:
     return process
 
 
-def arrival(process: Process) -> Cast:
+def arrival(process: Process) -> FetchedVersion:
     """A committed version that differs from everything that the learner has."""
     fragment = process.learner.run.layout.fragments[FRAGMENT]
     values = torch.linspace(-1, 1, fragment.num_parameters)
-    return FragmentVersion(FRAGMENT, 7, 4, 1, "state", "cast", rebase=True), values, 0.0
+    return FragmentVersion(FRAGMENT, 7, 4, 1, "state", "weights", rebase=True), values, 0.0
 
 
-def adopt(process: Process, cast: Cast) -> None:
+def adopt(process: Process, weights: FetchedVersion) -> None:
     """It hears of the version, and takes it over."""
     learner = process.learner
-    learner.follower.take = lambda: Mail(learner.state, {FRAGMENT: cast})  # type: ignore[method-assign]
+    learner.follower.take = lambda: Mail(learner.state, {FRAGMENT: weights})  # type: ignore[method-assign]
     process.perform(learner.hear())
     process.perform(learner.adopt())
-    assert learner.progress.books[FRAGMENT].base is cast[0]
+    assert learner.progress.books[FRAGMENT].base is weights[0]
 
 
 def moments(process: Process) -> dict[str, Any]:
@@ -133,15 +133,15 @@ def test_only_its_fragment_changes_and_the_books_say_what_counts(
         assert process.learner.progress._drafts([FRAGMENT], 0.0)
     learner, tensors = process.learner, process.training.replica.tensors
     fragments = learner.run.layout.fragments
-    own = [gather(fragment, tensors) for fragment in fragments]
+    own = [flatten(fragment, tensors) for fragment in fragments]
     adopted_before = learner.fragments.bases[FRAGMENT].clone()
     new = arrival(process)
     adopt(process, new)
     for index in (0, 2):
-        assert torch.equal(gather(fragments[index], tensors), own[index])
+        assert torch.equal(flatten(fragments[index], tensors), own[index])
         assert (learner.progress.books[index].steps, learner.progress.books[index].data_start) == (5, 0)
     kept = own[FRAGMENT] - adopted_before if share is None else share * (own[FRAGMENT] - new[1])
-    torch.testing.assert_close(gather(fragments[FRAGMENT], tensors), new[1] + kept)
+    torch.testing.assert_close(flatten(fragments[FRAGMENT], tensors), new[1] + kept)
     book = learner.progress.books[FRAGMENT]
     assert (book.steps, book.data_start, book.base.version) == (steps, (5 - steps) * ROWS, 7)
     assert learner.progress.position == 5 * ROWS

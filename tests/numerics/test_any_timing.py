@@ -27,7 +27,7 @@ from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tapes.player import Player
 from diloco_cli.tapes.recorder import record
 from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.tensors.flat import gather
+from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.harness import commits, make_run
 from tests.numerics.test_identities import CONSTANT, DYADIC, inner_step
@@ -91,7 +91,7 @@ def moved(run: RunFormat, offer: Offer) -> torch.Tensor:
         x, _ = data.batch(shard, shards, position, ROWS)
         total["a"] += lr * x[0, :3]
         total["b"] += lr * x[0, 3:5]
-    return gather(run.layout.fragments[offer.fragment], total)
+    return flatten(run.layout.fragments[offer.fragment], total)
 
 
 @MIXINGS
@@ -146,7 +146,7 @@ def test_one_learner_that_rebases_is_plain_training_whatever_the_timing(seed: in
         fragment = run.layout.fragments[output.fragment]
         state = store.get(state_key(output.fragment, output.version, output.epoch, output.state_digest)) or b""
         found = from_bytes(state, state_spec(fragment.num_parameters))["parameters"]
-        torch.testing.assert_close(found, gather(fragment, dict(model.named_parameters())), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, flatten(fragment, dict(model.named_parameters())), rtol=1e-5, atol=1e-6)
 
 
 # -- tapes ------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from tests.numerics.test_identities import ADAMW, CONSTANT, flat, plain_training
 from tests.numerics.tiny import ROWS, Stream
 
 ROOT = Path(__file__).resolve().parents[2]
-FP32 = {"codec": "fp32", "broadcast": "fp32"}
+FP32 = {"codec": "fp32", "weights_codec": "fp32"}
 
 
 def trial(

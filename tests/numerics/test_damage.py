@@ -14,7 +14,7 @@ from diloco_cli.digests import digest
 from diloco_cli.observe.rebuild import rebuilt_state
 from diloco_cli.observe.replay import Replay, Replayer
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import cast_key, commit_key, delta_key, offer_key, state_key
+from diloco_cli.protocol.log.keys import commit_key, delta_key, offer_key, state_key, weights_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.store.memory import MemoryStore
@@ -57,12 +57,12 @@ def key_of(store: Store, what: str) -> str:
     first = commits(store)[0].outputs[0]
     return {
         "state": state_key(output.fragment, output.version, output.epoch, output.state_digest),
-        "cast": cast_key(output.fragment, output.version, output.epoch, output.cast_digest),
+        "weights": weights_key(output.fragment, output.version, output.epoch, output.weights_digest),
         "delta": delta_key(item.learner, item.incarnation, item.seq, item.payload_digest),
         "offer": offer_key(item.learner, item.incarnation, item.seq),
         "commit": commit_key(merge.n),
         "first state": state_key(first.fragment, 0, first.epoch, first.state_digest),
-        "first cast": cast_key(first.fragment, 0, first.epoch, first.cast_digest),
+        "first weights": weights_key(first.fragment, 0, first.epoch, first.weights_digest),
         "last commit": commit_key(commits(store)[-1].n),
     }[what]
 
@@ -81,7 +81,7 @@ def test_the_undamaged_run_agrees(finished: Bucket, store: MemoryStore) -> None:
     assert found.ok and found.merges >= 6, found
 
 
-OBJECTS = ["state", "cast", "delta", "offer", "commit", "first state", "first cast", "last commit"]
+OBJECTS = ["state", "weights", "delta", "offer", "commit", "first state", "first weights", "last commit"]
 
 
 @pytest.mark.parametrize("what", OBJECTS)
@@ -134,7 +134,7 @@ LIES: dict[str, tuple[Callable[[Plain], object], str]] = {
     "another fragment": (lambda plain: plain["outputs"][0].update(fragment=7), "brings fragments [7]"),
     "another version": (lambda plain: plain["outputs"][0].update(version=1), "version of another commit"),
     "another state": (lambda plain: plain["outputs"][0].update(state_digest=digest(b"")), "parameters differ"),
-    "another cast": (lambda plain: plain["outputs"][0].update(cast_digest=digest(b"")), "cast differs"),
+    "another weights": (lambda plain: plain["outputs"][0].update(weights_digest=digest(b"")), "weights differs"),
     "quorum": (lambda plain: plain.update(quorum=1), "quorum 1, but the run's is 2"),
     "too few inputs": (lambda plain: plain["inputs"].pop(), "1 inputs, quorum 2"),
     "the sum of tokens": (lambda plain: plain.update(tokens=1), "1 tokens, but its inputs have"),

@@ -18,7 +18,7 @@ from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.protocol.log.keys import FORMAT_KEY, cast_key, commit_key, delta_key, state_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, state_key, weights_key
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
@@ -199,7 +199,7 @@ def test_what_is_missing_above_a_floor_that_stays_is_found_at_once(bucket: Bucke
     run, store, _ = bucket
     damaged = copy_of(store)
     output = head(run, store).outputs[0]
-    damaged.delete(cast_key(output.fragment, output.version, output.epoch, output.cast_digest))
+    damaged.delete(weights_key(output.fragment, output.version, output.epoch, output.weights_digest))
     assert len(verified(damaged, run).missing) == 1
 
 

@@ -61,7 +61,7 @@ class Bucket:
         base, payload = self.state().outputs[0], to_bytes(tensors)
         start = seq * 2 * ROWS
         offer = Offer(
-            learner, 1, seq, slot, 0, base.version, base.cast_digest, start, start + 2 * ROWS, 2 * ROWS, 2,
+            learner, 1, seq, slot, 0, base.version, base.weights_digest, start, start + 2 * ROWS, 2 * ROWS, 2,
             digest(payload), len(payload), "nonce",
         )  # fmt: skip
         return offer, payload

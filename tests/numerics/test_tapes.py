@@ -26,7 +26,7 @@ from tests.numerics.harness import outer_parameters
 from tests.numerics.live import Chance, SlowData, live_format, run_live
 
 SYNC = SyncSettings(
-    every=12, fragments=3, overlap=1, codec="int8", broadcast="bf16", local_steps="measured", blend=0.25
+    every=12, fragments=3, overlap=1, codec="int8", weights_codec="bf16", local_steps="measured", blend=0.25
 )  # fmt: skip
 REBASING = {"mixing": "rebase", "codec": "int4", "error_feedback": True, "clip": 1.05}
 

@@ -88,7 +88,7 @@ class Fleet:
         match operation:
             case Create(key, data) if key.startswith("delta/") and data:
                 return self._upload_s(actor.name, next(self._uploads))
-            case Get(key, _) if key.startswith("cast/") and actor.name != "syncer":
+            case Get(key, _) if key.startswith("weights/") and actor.name != "syncer":
                 return self._download_s(actor.name, next(self._downloads))
         return LATENCY_S
 

@@ -145,7 +145,7 @@ def _judged(found: Offer, state: RunState) -> str | None:
 def _payloads() -> list[Parser]:
     values = torch.linspace(-1, 1, 300)
     parsers = [
-        Parser(f"cast {name}", _cast_reader(name), (kind.to_bytes(values),)) for name, kind in CODECS.items()
+        Parser(f"weights {name}", _weights_reader(name), (kind.to_bytes(values),)) for name, kind in CODECS.items()
     ]  # fmt: skip
     for name in CODECS:
         run = replace(RUN, settings=replace(RUN.settings, sync=replace(RUN.settings.sync, codec=name)))
@@ -162,7 +162,7 @@ def _payloads() -> list[Parser]:
     return parsers
 
 
-def _cast_reader(name: str) -> Parse:
+def _weights_reader(name: str) -> Parse:
     return lambda data: CODECS[name].from_bytes(data, 300)
 
 

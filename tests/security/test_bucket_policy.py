@@ -28,7 +28,7 @@ ROLES: dict[str, Role] = {"syncer": "syncer", "operator": "operator", "reader": 
 EVERY_KIND = [
     "FORMAT.json", "epoch/0000000001.json", "incarnation/{}/00000001.json", "offer/{}/00000001/0000000000.json",
     "delta/{}/00000001/0000000000-x", "inner/{}/00000001/000000000001-x", "state/0000/000000000001-0000000001-x",
-    "cast/0000/000000000001-0000000001-x", "commit/000000000001.json", "snapshot/000000000001.json",
+    "weights/0000/000000000001-0000000001-x", "commit/000000000001.json", "snapshot/000000000001.json",
     "request/0000000000.json", "heartbeat/{}.json", "heartbeat/syncer.json", "heartbeat/standby/a.json",
     "hint/head.json", "doctor-1/x", "elsewhere",
 ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
 def test_nobody_replaces_or_deletes_the_log_or_what_others_claimed(role: Role) -> None:
     """Only hints, and what the log lets go of."""
     touched = {key.partition("/")[0] for verb in ("put", "delete") for key in may(role, verb)}
-    assert touched <= {"heartbeat", "hint", "delta", "cast", "state", "inner", "snapshot", "doctor-1"}
+    assert touched <= {"heartbeat", "hint", "delta", "weights", "state", "inner", "snapshot", "doctor-1"}
     assert "commit/000000000001.json" in may(role, "get")
 
 

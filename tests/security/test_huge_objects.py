@@ -88,7 +88,7 @@ def offered(state: RunState, seq: int, **fields: object) -> Offer:
     current = state.outputs[0]
     offer = Offer(
         learner=STRANGER, incarnation=1, seq=seq, slot=2 * seq, fragment=0, base=current.version,
-        base_digest=current.cast_digest, data_start=0, data_end=BATCH_TOKENS, tokens=BATCH_TOKENS, steps=1,
+        base_digest=current.weights_digest, data_start=0, data_end=BATCH_TOKENS, tokens=BATCH_TOKENS, steps=1,
         payload_digest=digest(b"delta:1"), payload_bytes=7, nonce="n",
     )  # fmt: skip
     return replace(offer, **fields)  # type: ignore[arg-type]
@@ -162,10 +162,10 @@ def test_a_replay_names_what_is_too_long(fleet: Fleet) -> None:
     fleet.finish()
     state = head(fleet)
     output = state.outputs[0]
-    key = next(key for key in fleet.world.store.list("cast/") if output.cast_digest in key)
+    key = next(key for key in fleet.world.store.list("weights/") if output.weights_digest in key)
     make_huge(fleet, key)
     found = Replayer(fleet.world.store, fleet.run)
-    assert found._present(key, max_fragment_bytes(fleet.run.layout, 0), output.cast_digest) is None
+    assert found._present(key, max_fragment_bytes(fleet.run.layout, 0), output.weights_digest) is None
     assert found.found.mismatches == [f"{key}: other bytes than the log says"]
 
 

@@ -30,7 +30,7 @@ FORBIDDEN_CALLS = {
 }  # fmt: skip
 STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
 KEY_FAMILIES = (
-    "FORMAT.json", "epoch/", "incarnation/", "offer/", "delta/", "state/", "cast/", "commit/", "snapshot/", "inner/",
+    "FORMAT.json", "epoch/", "incarnation/", "offer/", "delta/", "state/", "weights/", "commit/", "snapshot/", "inner/",
     "request/", "heartbeat/", "hint/",
 )  # fmt: skip
 OTHERS = (

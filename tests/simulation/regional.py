@@ -75,7 +75,7 @@ class RegionalFleet(Fleet):
     def far_newcomer(self, name: str) -> Actor:
         """An island that joins by what its region's bucket shows, and asks there."""
         self.far_actors.add(name)
-        self._habits(name)
+        self._profile(name)
         island = Island(name, FAR, BATCH_TOKENS, 1, 1e9, 1e-9)
 
         def steps(learner: Learner) -> Steps[RunState]:

@@ -35,7 +35,7 @@ __all__ = ["frequent_snapshots"]
 pytestmark = pytest.mark.usefixtures("frequent_snapshots")
 RUN = run_that_keeps(merges=26)
 IN_TURN = run_that_keeps(4, merges=40)
-DELETABLE = ("delta/", "cast/", "state/", "inner/", "snapshot/")
+DELETABLE = ("delta/", "weights/", "state/", "inner/", "snapshot/")
 
 
 def keys(fleet: Fleet) -> set[str]:
@@ -62,7 +62,7 @@ def test_by_request_the_floor_is_the_second_newest_snapshot_and_what_only_older_
     assert f"snapshot/{state.gc_floor:012d}.json" in snapshots and state.gc_floor < state.n - 5
     finishes(fleet)
     gone = before - keys(fleet)
-    assert {key.partition("/")[0] for key in gone} >= {"delta", "cast", "state"}
+    assert {key.partition("/")[0] for key in gone} >= {"delta", "weights", "state"}
     assert all(key.startswith(DELETABLE) for key in gone)
 
 
@@ -161,10 +161,10 @@ def test_answers_may_be_lost_and_calls_repeated(fault: Fault) -> None:
 
 
 def test_a_reader_that_comes_late_starts_over_with_what_there_is() -> None:
-    """A learner joins with the log of before, and finds its casts gone."""
+    """A learner joins with the log of before, and finds its weights gone."""
     fleet = started(RUN, 8)
     late = fleet.learner("l0")
-    assert fleet.world.run(lambda: str(late.pending).startswith("Get(key='cast/"), 30)
+    assert fleet.world.run(lambda: str(late.pending).startswith("Get(key='weights/"), 30)
     late.paused = True
     fleet.world.run(lambda: state_of(fleet).n > 20, 30)
     answered(fleet, "gc")
@@ -204,7 +204,7 @@ def test_a_zombie_that_had_just_taken_over_finds_its_states_collected_and_is_fen
     assert fleet.world.run(lambda: zombie.ended, 10) and type(zombie.error).__name__ == "FencedError"
 
 
-@pytest.mark.parametrize("kind", ["state", "cast"])
+@pytest.mark.parametrize("kind", ["state", "weights"])
 def test_a_zombie_that_cannot_read_back_what_it_wrote_is_fenced(kind: str) -> None:
     """Its version was never committed, and was collected before it looked at it again."""
     fleet = started(RUN, 6)

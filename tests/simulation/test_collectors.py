@@ -35,8 +35,8 @@ def test_histories_delete_of_every_kind_at_home_and_in_a_region() -> None:
         for bucket, name in ((history.bucket, "home"), (history.region.bucket, REGION)):
             deleted.update(f"{name} {key.partition('/')[0]}" for key in bucket.listed_until_s)
     print(dict(deleted))
-    kinds = {f"home {kind}" for kind in ("delta", "cast", "state", "inner", "snapshot")}
-    assert kinds | {f"{REGION} delta", f"{REGION} cast"} <= set(deleted)
+    kinds = {f"home {kind}" for kind in ("delta", "weights", "state", "inner", "snapshot")}
+    assert kinds | {f"{REGION} delta", f"{REGION} weights"} <= set(deleted)
 
 
 def test_a_floor_counts_once_the_fastest_clock_has_seen_its_grace() -> None:

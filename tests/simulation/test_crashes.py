@@ -126,13 +126,13 @@ def test_the_same_history_gives_the_same_log_bytes(fault: Fault | None) -> None:
 
 def test_the_check_notices_planted_mistakes() -> None:
     """An independent replayer that cannot fail proves nothing."""
-    for mistake in ("chain", "twice", "tokens", "state"):
+    for mutant in ("chain", "twice", "tokens", "state"):
         fleet = Fleet(RUN).start()
         fleet.finish()
         store, last = fleet.world.store, len(commits_of(fleet.world.store)) - 1
         merge_key = f"commit/{last - 1:012d}.json"
         data = store.get(merge_key) or b""
-        match mistake:
+        match mutant:
             case "chain":
                 store.put(merge_key, data.replace(b'"software":"test"', b'"software":"best"'))
             case "twice":

@@ -64,7 +64,7 @@ class SkipsForEver(Syncer):
 
 def others_go_on(options: Options) -> bool:
     """Without l1, which may come back."""
-    return options.learners > 1 and options.quorum == 1 and bool({"kill", "kill_all"} & set(options.disturbances))
+    return options.learners > 1 and options.quorum == 1 and bool({"kill", "kill_all"} & set(options.nemesis_events))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,6 @@ def test_a_sweeps_learners_that_live_apart_are_no_more_than_its_learners() -> No
 
 
 def test_a_run_that_only_skips_is_noticed() -> None:
-    options = replace(drawn_options(3), learners=2, quorum=1, apart=0, disturbances=(), calls=(), faulty_share=0.4)
+    options = replace(drawn_options(3), learners=2, quorum=1, apart=0, nemesis_events=(), calls=(), faulty_share=0.4)
     violation = lived(3, options, Actors(syncer=SkipsForEver)).violation
     assert violation is not None and violation.invariant == "liveness" and "no merge for" in violation.text

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.histories.history import History
-from diloco_cli.histories.options import DisturbanceKind, Options, drawn_options
+from diloco_cli.histories.options import NemesisKind, Options, drawn_options
 from diloco_cli.histories.outcome import HistoryResult
-from diloco_cli.histories.script import OF_PROCESSES, Disturbance, Script, drawn_disturbances
+from diloco_cli.histories.script import OF_PROCESSES, NemesisEvent, Script, drawn_disturbances
 from diloco_cli.histories.shrinking import trace_of
 from diloco_cli.protocol.log.keys import SYNCER
 
@@ -25,8 +25,8 @@ def with_a_standby() -> Options:
     )  # fmt: skip
 
 
-def struck(kind: DisturbanceKind, which: int) -> tuple[History, HistoryResult]:
-    history = History(SEED, with_a_standby(), Script((), (Disturbance(AT_S, kind, SYNCER, FOR_S, which),)))
+def struck(kind: NemesisKind, which: int) -> tuple[History, HistoryResult]:
+    history = History(SEED, with_a_standby(), Script((), (NemesisEvent(AT_S, kind, SYNCER, FOR_S, which),)))
     return history, history.live()
 
 
@@ -35,7 +35,7 @@ def moments_of(outcome: HistoryResult, text: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["outage", "forbidden"])
-def test_one_syncer_is_cut_off_and_a_standby_serves_in_its_place(kind: DisturbanceKind) -> None:
+def test_one_syncer_is_cut_off_and_a_standby_serves_in_its_place(kind: NemesisKind) -> None:
     history, outcome = struck(kind, which=1)
     assert outcome.violation is None
     first = history.supervisor.processes[0]
@@ -60,22 +60,22 @@ def test_a_kill_ends_all_of_them_or_one(which: int, ended: set[str]) -> None:
 
 
 def test_the_swarm_strikes_all_and_one_and_lets_wall_clocks_jump_both_ways() -> None:
-    drawn: list[Disturbance] = []
+    drawn: list[NemesisEvent] = []
     for seed in range(200):
         drawn += drawn_disturbances(drawn_options(seed), seed, ["l0"])
     for kind in OF_PROCESSES:
-        assert {disturbance.which for disturbance in drawn if disturbance.kind == kind} >= {0, 1, 2}, kind
-    assert {disturbance.which for disturbance in drawn if disturbance.kind not in OF_PROCESSES} == {0}
-    jumps = [disturbance.for_s for disturbance in drawn if disturbance.kind == "wall_jump"]
+        assert {nemesis_event.which for nemesis_event in drawn if nemesis_event.kind == kind} >= {0, 1, 2}, kind
+    assert {nemesis_event.which for nemesis_event in drawn if nemesis_event.kind not in OF_PROCESSES} == {0}
+    jumps = [nemesis_event.for_s for nemesis_event in drawn if nemesis_event.kind == "wall_jump"]
     assert min(jumps) < 0 < max(jumps)
-    assert all(disturbance.for_s >= 0 for disturbance in drawn if disturbance.kind != "wall_jump")
+    assert all(nemesis_event.for_s >= 0 for nemesis_event in drawn if nemesis_event.kind != "wall_jump")
 
 
 def test_a_history_in_which_one_of_several_is_struck_is_repeated_by_the_list_of_its_faults() -> None:
     repeated = 0
     for seed in range(60):
         drawn = History(seed, drawn_options(seed)).live()
-        if any(disturbance.which for disturbance in drawn.faulty.disturbances):
+        if any(nemesis_event.which for nemesis_event in drawn.faulty.nemesis_events):
             assert trace_of(History(seed, drawn_options(seed), drawn.faulty).live()) == trace_of(drawn)
             repeated += 1
     assert repeated >= 10

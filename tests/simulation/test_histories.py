@@ -43,19 +43,19 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.virtual.faulty_calls import Fault, Injected
-from tests.simulation.mistaken_logs import Gullible
+from tests.simulation.mutant_logs import Gullible
 
 DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have drawn that is to show this
     **{mixing: lambda options, mixing=mixing: options.mixing == mixing for mixing in get_args(MixingSetting)},
     "on_arrival": lambda options: options.adoption == "on_arrival",
     "at_tau": lambda options: options.adoption == "at_tau",
     "feedback": lambda options: options.feedback,
-    "rollback": lambda options: "rollback" in options.disturbances,
+    "rollback": lambda options: "rollback" in options.nemesis_events,
     "region": lambda options: options.apart > 0,
-    "join": lambda options: "join" in options.disturbances,
-    "drain": lambda options: "leave" in options.disturbances,
-    "partial": lambda options: "partial" in options.disturbances,
-    "quarantine": lambda options: "poison" in options.disturbances and options.fewest_faults < 8,
+    "join": lambda options: "join" in options.nemesis_events,
+    "drain": lambda options: "leave" in options.nemesis_events,
+    "partial": lambda options: "partial" in options.nemesis_events,
+    "quarantine": lambda options: "poison" in options.nemesis_events and options.fewest_faults < 8,
     "long": lambda options: options.merges >= LONG_MERGES[0],
 }
 OF_EACH, OF_LONG = 8, 2
@@ -177,10 +177,15 @@ def test_the_sweeps_points_are_every_operation_of_every_role_before_and_after_it
 
 
 def test_the_swarm_uses_everything_that_it_has() -> None:
-    """Over many seeds every fault and every disturbance is drawn, and so are all sizes of fleets."""
+    """Over many seeds every fault and every nemesis_event is drawn, and so are all sizes of fleets."""
     drawn = [drawn_options(seed) for seed in range(400)]
     assert {fault for options in drawn for fault in options.calls} == set(Fault)
-    assert {kind for options in drawn for kind in options.disturbances} >= {"kill_all", "zombie", "rollback", "collect"}
+    assert {kind for options in drawn for kind in options.nemesis_events} >= {
+        "kill_all",
+        "zombie",
+        "rollback",
+        "collect",
+    }
     assert {1, 2, 3, 4, 5, 8} <= {options.learners for options in drawn}
     assert {options.syncers for options in drawn} == {1, 2, 3}
     assert all(options.quorum <= options.learners >= options.apart for options in drawn)
@@ -236,10 +241,10 @@ def test_other_wall_clocks_change_the_times_in_the_log_and_nothing_else() -> Non
 
 
 def test_a_violations_story_is_short_and_names_the_command() -> None:
-    """Of all the faults of a seed, the few that the mistake needs are left."""
+    """Of all the faults of a seed, the few that the mutant needs are left."""
     for seed in range(60):
         options = drawn_options(seed)
-        if "poison" not in options.disturbances:
+        if "poison" not in options.nemesis_events:
             continue
         outcome = History(seed, options, actors=Actors(arithmetic=Gullible)).live()
         if outcome.violation is not None and len(outcome.faulty) > 6:

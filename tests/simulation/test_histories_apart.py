@@ -42,7 +42,7 @@ def test_whatever_befalls_calls_between_two_buckets_breaks_nothing(kinds: tuple[
     """Also what is read damaged: a relay must not bring it home, where it would lie for ever."""
     struck: set[Fault] = set()
     for seed in range(SEEDS):
-        options = replace(apart(seed), calls=kinds, write_rate=0.03, read_rate=0.03, disturbances=("region_outage",))
+        options = replace(apart(seed), calls=kinds, write_rate=0.03, read_rate=0.03, nemesis_events=("region_outage",))
         outcome = lived(seed, options)
         assert outcome.violation is None, (seed, outcome.violation)
         struck |= {call.fault.kind for call in outcome.faulty.calls if call.actor.startswith("syncer.1/")}
@@ -52,7 +52,7 @@ def test_whatever_befalls_calls_between_two_buckets_breaks_nothing(kinds: tuple[
 def test_an_outage_of_the_region_stops_neither_the_others_nor_the_run() -> None:
     noted = 0
     for seed in range(SEEDS):
-        outcome = lived(seed, replace(apart(seed), calls=(), disturbances=("region_outage",)))
+        outcome = lived(seed, replace(apart(seed), calls=(), nemesis_events=("region_outage",)))
         assert outcome.violation is None, (seed, outcome.violation)
         noted += sum("region_outage" in text for _, text, _ in outcome.tail)
     assert noted >= SEEDS // 2
@@ -64,7 +64,7 @@ def test_what_the_mirror_may_not_write_shows() -> None:
     for key, data, says in (
         ("commit/000000000099.json", b"{}", "ends before it"),
         ("offer/l1/00000001/0000000099.json", b"{}", "the mirror wrote"),
-        ("cast/0000/000000000099-0000000001-blake3-00", b"cast:1", "other bytes than its name says"),
+        ("weights/0000/000000000099-0000000001-blake3-00", b"weights:1", "other bytes than its name says"),
         ("FORMAT.json", b"{}", "other bytes than at home"),
     ):
         with pytest.raises(ViolationError, match=says):

@@ -1,6 +1,6 @@
 """Each invariant and each demand of the simulation can fail: for each an actor that breaks it.
 
-Those that a planted mistake breaks (1, 2, 4, 6, 7, 8, 9, 10, 12) are in test_planted_mistakes.py.
+Those that a planted mutant breaks (1, 2, 4, 6, 7, 8, 9, 10, 12) are in test_mutants.py.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Ravaging(Learner):
     """Deletes what is not its own."""
 
     def step(self) -> Steps[None]:
-        yield Delete("cast/0000/")
+        yield Delete("weights/0000/")
         yield from super().step()
 
 
@@ -139,7 +139,7 @@ class Crashing(Syncer):
         (Actors(learner=Boastful), "4", "not made from the range"),
         (Actors(syncer=Alone), "5", "quorum"),
         (Actors(learner=Trespassing), "11", "wrote heartbeat/syncer.json"),
-        (Actors(learner=Ravaging), "11", "deleted cast/0000/"),
+        (Actors(learner=Ravaging), "11", "deleted weights/0000/"),
         (Actors(syncer=Mumbling), "liveness", "has no outcome"),
         (Actors(syncer=Idle), "liveness", "gives no reason"),
         (Actors(learner=Lazy), "liveness", "no merge for"),
@@ -157,7 +157,7 @@ def test_it_can_fail(actors: Actors, invariant: str, says: str) -> None:
         options = drawn_options(seed)
         if actors.syncer is Mumbling and not (options.learners > 2 and options.quorum == 1):
             continue  # where others keep the log growing
-        if actors.learner is Staying and {"stop", "stand_in"} & set(options.disturbances):
+        if actors.learner is Staying and {"stop", "stand_in"} & set(options.nemesis_events):
             continue  # it does not leave a run that was stopped, and is not there when that goes on
         violation = lived(seed, options, actors).violation
         if actors.syncer is Mumbling and violation is not None and violation.invariant == "4":

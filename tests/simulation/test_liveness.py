@@ -23,7 +23,7 @@ PAYLOAD = b"delta:%d" % gradient("l1", 0, 2 * BATCH_TOKENS)
 def stranger(fleet: Fleet, **changes: Any) -> dict[str, Any]:
     """The first offer of l1 as its own process could have written it, then changed."""
     fragment = int(changes.get("fragment") == 1)
-    base = fleet.world.store.list(f"cast/{fragment:04d}/")[0].rpartition("-blake3-")[2]
+    base = fleet.world.store.list(f"weights/{fragment:04d}/")[0].rpartition("-blake3-")[2]
     steps = 2
     offer = Offer(
         "l1", 1, 0, 0, 0, 0, f"blake3-{base}", 0, steps * BATCH_TOKENS, steps * BATCH_TOKENS, steps,

@@ -19,7 +19,7 @@ from tests.simulation.operated import done, kill_syncer, stand_in
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask, commits, state_of
 from tests.simulation.test_survivors import records
-from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, Habits, make_run
+from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, LearnerProfile, make_run
 
 
 def elastic(shards: int | None = 4, **arguments: object) -> RunFormat:
@@ -83,7 +83,7 @@ def test_a_newcomer_alone_keeps_the_run_going() -> None:
 @pytest.mark.parametrize("leaver", ["spot", "l1"])
 def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
     fleet = joined_half_way(elastic(merges=100))
-    fleet.habits[leaver].leaves = lambda: commits(fleet) >= 60
+    fleet.profile[leaver].leaves = lambda: commits(fleet) >= 60
     fleet.finish()
     (actor,) = [a for a in fleet.world.actors if a.name == leaver]
     outcomes, left = check(fleet).settled, actor.result
@@ -97,7 +97,7 @@ def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
 
 def test_one_that_left_comes_back_under_its_name_and_goes_on_in_its_shard() -> None:
     fleet = joined_half_way(elastic(merges=140))
-    fleet.habits["spot"].leaves = lambda: 50 <= commits(fleet) < 60
+    fleet.profile["spot"].leaves = lambda: 50 <= commits(fleet) < 60
     fleet.world.run(lambda: commits(fleet) >= 65, 60)
     fleet.newcomer("spot")
     fleet.finish()
@@ -265,7 +265,7 @@ def test_weights_follow_tokens_squared_per_step_with_mixed_batches() -> None:
 def test_local_steps_adapt_to_a_slower_island_while_the_run_goes(slowdown: int, local_steps: int) -> None:
     """H = 6: an island half as fast makes 3 steps a round, one three times slower 2; both still merge every round."""
     fleet = Fleet(elastic(merges=60))
-    fleet.habits["l1"] = Habits(slowdown * STEP_S)
+    fleet.profile["l1"] = LearnerProfile(slowdown * STEP_S)
     fleet.start().finish(120)
     check(fleet)
     merges = [record for record in records(fleet) if record["kind"] == "merge"][-15:]

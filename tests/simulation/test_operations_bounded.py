@@ -132,7 +132,7 @@ def test_what_was_published_is_found_within_a_twentieth_of_a_slot(slot_s: float)
 
 
 def test_a_commit_costs_six_operations_of_its_own_with_its_versions() -> None:
-    """State and cast written and read back, the commit; once in `SNAPSHOT_EVERY` commits a snapshot and its hint.
+    """State and weights written and read back, the commit; once in `SNAPSHOT_EVERY` commits a snapshot and its hint.
     Payloads of learners, and the looking for offers and requests, are apart."""
     asked, merged = played(10.0, 200)
     apart = {"offer", "delta", "incarnation", "request", "heartbeat"}

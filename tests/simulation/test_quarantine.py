@@ -30,7 +30,7 @@ AFTER_FAULTS = faults_for_quarantine(2)
 def with_a_bad_one(world: World | None = None) -> tuple[Fleet, list[bool]]:
     """A fleet in which one learner's payloads are other bytes than its offers name, for as long as the list says."""
     fleet, bad = Fleet(RUN, world), [True]
-    fleet._habits(BAD).corrupts = lambda: bad[0]
+    fleet._profile(BAD).corrupts = lambda: bad[0]
     return fleet.start(), bad
 
 
@@ -139,7 +139,7 @@ def test_with_no_syncer_alive_the_command_readmits_it_and_may_die_at_every_opera
 def test_nobody_is_quarantined_where_too_few_would_be_left_for_the_quorum() -> None:
     run = run_that_keeps(merges=30, learners=3, quorum=3)
     fleet, bad = Fleet(run), [True]
-    fleet._habits(BAD).corrupts = lambda: bad[0]
+    fleet._profile(BAD).corrupts = lambda: bad[0]
     fleet.start()
     fleet.world.run(lambda: state_of(fleet).learner(BAD).faults > AFTER_FAULTS, 60)
     assert state_of(fleet).learner(BAD).faults > AFTER_FAULTS and "quarantine" not in kinds(fleet)

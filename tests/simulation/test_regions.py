@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-from diloco_cli.histories.ports import Habits
+from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.histories.replayer import Replayer
 from diloco_cli.protocol.actors import collection, membership, syncer
 from diloco_cli.protocol.log import commit_log as log
@@ -35,12 +35,12 @@ def ends_soundly(fleet: RegionalFleet, within_s: float = 90.0) -> None:
     assert far.list("commit/") == home.list("commit/")
     for key in [FORMAT_KEY, *far.list("commit/")]:
         assert far.get(key) == home.get(key), key
-    for key in [*far.list("cast/"), *far.list("snapshot/")]:
+    for key in [*far.list("weights/"), *far.list("snapshot/")]:
         assert home.get(key) in (far.get(key), None), "the same, or collected at home by now"
-    assert all(digest(far.get(key) or b"") in key for key in far.list("cast/"))
+    assert all(digest(far.get(key) or b"") in key for key in far.list("weights/"))
     for commit in commits_of(home)[-4:]:
         for output in commit.get("outputs", []):
-            assert any(output["cast_digest"] in key for key in far.list("cast/"))
+            assert any(output["weights_digest"] in key for key in far.list("weights/"))
     assert far.list("state/") == [] and far.list("epoch/") == []
     settled = [i for commit in commits_of(home) for i in commit.get("inputs", []) if i["learner"] == "l1"]
     for item in settled:
@@ -80,7 +80,7 @@ def test_a_region_that_answers_with_errors_for_minutes_delays_nobody_and_catches
     """403, 503, and answers that never come: from a bucket that everybody in the region goes on asking."""
     fleet = RegionalFleet(regional_run(merges=160, quorum=1))
     for name in ("l0", "l1"):
-        fleet.habits[name] = Habits(step_s=1.0)
+        fleet.profile[name] = LearnerProfile(step_s=1.0)
     fleet.world.timeout_s = 10.0
     fleet.start()
     fleet.world.run_for(60.0)
@@ -174,9 +174,9 @@ def test_one_who_may_not_join_hears_so_in_its_regions_bucket() -> None:
     assert isinstance(last.error, UsageError) and "3 shards" in str(last.error)
 
 
-def newest_cast(store: Store, fleet: RegionalFleet, fragment: int) -> str:
+def newest_weights(store: Store, fleet: RegionalFleet, fragment: int) -> str:
     version = fleet.served.state.outputs[fragment].version
-    (key,) = store.list(f"cast/{fragment:04d}/{version:012d}-")
+    (key,) = store.list(f"weights/{fragment:04d}/{version:012d}-")
     return key
 
 
@@ -189,14 +189,14 @@ def test_what_cannot_be_read_in_a_regions_bucket_any_more_is_made_anew_for_every
     for actor in [*fleet.living("l0"), *fleet.living("l1")]:
         fleet.world.kill(actor)
     fleet.world.run_for(3.0)
-    key = newest_cast(fleet.far, fleet, 1)
+    key = newest_weights(fleet.far, fleet, 1)
     whole = fleet.far.get(key) or b""
     fleet.far.put(key, b"other bytes")
     fleet.restart = True
     for name in ("l0", "l1"):
         fleet.learner(name)
-    assert fleet.world.run(lambda: bool(fleet.mirror.casts.damaged), 60.0)
-    assert key in fleet.mirror.casts.damaged[1]
+    assert fleet.world.run(lambda: bool(fleet.mirror.weights.damaged), 60.0)
+    assert key in fleet.mirror.weights.damaged[1]
     assert fleet.world.run(lambda: fleet.served.state.phase == "FINISHED", 60.0)
     assert fleet.far.get(key) == b"other bytes", "nothing is overwritten"
     fleet.far.put(key, whole)
@@ -211,13 +211,13 @@ def test_what_a_regions_bucket_hides_for_a_moment_costs_nobody_anything() -> Non
     for actor in fleet.living("l0"):
         fleet.world.pause(actor)
     fleet.world.run_for(3.0)
-    key = newest_cast(fleet.far, fleet, 1)
+    key = newest_weights(fleet.far, fleet, 1)
     whole = fleet.far.get(key) or b""
     fleet.far.delete(key)
-    assert fleet.world.run(lambda: any(seen.failed for seen in fleet.mirror.casts._watched.values()), 60.0)
+    assert fleet.world.run(lambda: any(seen.failed for seen in fleet.mirror.weights._watched.values()), 60.0)
     fleet.far.create(key, whole)
     fleet.world.run_for(60.0)
-    assert not fleet.mirror.casts.damaged
+    assert not fleet.mirror.weights.damaged
     for actor in fleet.living("l0"):
         fleet.world.resume(actor)
     ends_soundly(fleet)
@@ -235,7 +235,7 @@ def test_a_version_that_home_lost_before_it_was_mirrored_is_passed_over_once_it_
     fleet.world.run(lambda: fleet.served.state.n > n + 1, 60)
     fleet.world.resume(apart)
     lost = max(fleet.served.state.outputs, key=lambda output: output.version)
-    key = newest_cast(fleet.world.store, fleet, lost.fragment)
+    key = newest_weights(fleet.world.store, fleet, lost.fragment)
     whole = fleet.world.store.get(key) or b""
     fleet.world.store.put(key, b"other bytes")
     assert fleet.world.run(lambda: fleet.mirror.state.n > lost.version, 60)
@@ -262,8 +262,8 @@ def test_a_regions_bucket_forgets_what_home_forgets_and_a_late_mirror_passes_it_
         lambda: collector.floor > 40 and collector.sweep is not None and collector.sweep.is_done, 60.0
     )
     assert fleet.served.state.phase == "RUNNING"
-    assert len(far.list("cast/")) < len(commits_of(home)) / 2
-    assert all(int(key.split("/")[2][:12]) > collector.floor - 12 for key in far.list("cast/"))
+    assert len(far.list("weights/")) < len(commits_of(home)) / 2
+    assert all(int(key.split("/")[2][:12]) > collector.floor - 12 for key in far.list("weights/"))
     assert min(int(key.split("/")[1][:12]) for key in far.list("snapshot/")) >= collector.floor
     deltas = [int(key.split("/")[3][:10]) for key in far.list("delta/")]
     assert min(deltas) > 10, "payloads with an outcome are gone"

@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import commits
 from tests.simulation.test_survivors import records
-from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, Habits, make_run
+from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, LearnerProfile, make_run
 
 
 def with_schedule(every: int, fragments: int, learners: int, rounds: int = 4, **sync: object) -> RunFormat:
@@ -166,7 +166,7 @@ def test_a_quorum_of_one_is_as_good_as_a_full_quorum_and_goes_on_as_fast() -> No
 def test_the_pace_of_the_slots_is_that_of_the_fastest_participant() -> None:
     """One learner three times slower than the other, and both merge: a slot is 2 steps of the faster one."""
     fleet = Fleet(with_schedule(6, 3, 2, rounds=20, local_steps="planned"))
-    fleet.habits["l1"] = Habits(3 * STEP_S)
+    fleet.profile["l1"] = LearnerProfile(3 * STEP_S)
     fleet.start().finish(200)
     merges = [record for record in records(fleet) if record["kind"] == "merge"]
     assert sum(len(record["inputs"]) == 2 for record in merges) >= 5

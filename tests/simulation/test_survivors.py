@@ -12,7 +12,7 @@ from diloco_cli.histories.integers import NOT_FINITE
 from diloco_cli.protocol.actors.requests import withdraw_stop
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import RUN, ask, done, started, state_of
-from tests.simulation.toy import STEP_S, Fleet, Habits, make_run
+from tests.simulation.toy import STEP_S, Fleet, LearnerProfile, make_run
 
 MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
 
@@ -52,7 +52,7 @@ def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahea
     (zombie,), (syncer,) = fleet.living("l0"), fleet.living("syncer")
     fleet.pause(zombie)
     successor = fleet.learner("l0")
-    fleet.world.run(lambda: "cast/" in str(successor.pending), 10)
+    fleet.world.run(lambda: "weights/" in str(successor.pending), 10)
     fleet.pause(successor)  # it has read where its data begins when the zombie offers once more
     fleet.resume(zombie)
     published = len(fleet.published.offers)
@@ -70,7 +70,7 @@ def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahea
 
 def test_outcomes_do_not_wait_for_a_quorum_that_does_not_come() -> None:
     fleet = Fleet(make_run(learners=2, fragments=2, merges=20, quorum=2, skip_after_s=1000.0))
-    fleet.habits["l0"] = Habits(STEP_S, poison=lambda: NOT_FINITE)
+    fleet.profile["l0"] = LearnerProfile(STEP_S, poison=lambda: NOT_FINITE)
     fleet.syncer()
     fleet.learner("l0")
     fleet.world.run(lambda: fleet.world.now_s > 10, 400)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.histories.campaign import swarm
-from diloco_cli.histories.folds import tuned
+from diloco_cli.histories.memo import tuned
 from diloco_cli.histories.options import drawn_options
 from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.log import commit_log as log

@@ -46,7 +46,7 @@ def test_a_lone_learner_goes_on_after_its_zombie_was_merged() -> None:
     (zombie,) = fleet.living("l0")
     fleet.pause(zombie)
     successor = fleet.learner("l0")
-    fleet.world.run(lambda: "cast/" in str(successor.pending), 10)
+    fleet.world.run(lambda: "weights/" in str(successor.pending), 10)
     fleet.pause(successor)  # it has read where its data begins when ...
     fleet.resume(zombie)
     published = len(fleet.published.offers)

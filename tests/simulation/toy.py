@@ -11,7 +11,7 @@ from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.histories.learner import Learner
-from diloco_cli.histories.ports import Habits
+from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.histories.witness import Beliefs
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.membership import enter
@@ -58,7 +58,7 @@ class Fleet:
     def __init__(self, run: RunFormat, world: World | None = None) -> None:
         self.run, self.world = run, world or World()
         self.published = Beliefs()
-        self.habits: dict[str, Habits] = {}
+        self.profile: dict[str, LearnerProfile] = {}
         self.restart = True
         self._numbers = count()
         self._refuse: Refusal = lambda offer: None
@@ -100,7 +100,7 @@ class Fleet:
         return actor
 
     def _learner(self, run: RunFormat, name: str, start_threads: StartThreads) -> Learner:
-        return Learner(run, name, self.claim(), self.nonce, self.published, self._habits(name), start_threads)
+        return Learner(run, name, self.claim(), self.nonce, self.published, self._profile(name), start_threads)
 
     def kill_all(self) -> None:
         """At once, and nobody brings them back."""
@@ -122,7 +122,7 @@ class Fleet:
     def newcomer(self, name: str, batch_tokens: int = BATCH_TOKENS) -> Actor:
         """An island that the launch did not know: it asks, and takes part once it is admitted."""
         island = Island(name, "elsewhere", batch_tokens, 1, 1e9, 1e-9)
-        self._habits(name)
+        self._profile(name)
 
         def steps(learner: Learner) -> Steps[RunState]:
             learner.run = yield from enter(self.run, island, self.nonce(), "then")
@@ -130,8 +130,8 @@ class Fleet:
 
         return self._process(name, replace(self.run, members=(island,)), steps)
 
-    def _habits(self, name: str) -> Habits:
-        return self.habits.setdefault(name, Habits(STEP_S))
+    def _profile(self, name: str) -> LearnerProfile:
+        return self.profile.setdefault(name, LearnerProfile(STEP_S))
 
     def refuse_payloads(self, refuse: Refusal) -> None:
         self._refuse = refuse
@@ -175,7 +175,7 @@ class Fleet:
             self.syncer(delay_s=0.2)
         elif self.run.island(name) is not None:
             self.learner(name, delay_s=0.2)
-        elif name in self.habits:
+        elif name in self.profile:
             self.newcomer(name)
 
     def errors(self) -> list[BaseException]:

@@ -69,7 +69,7 @@ data:
   entrypoint: "tests.studies.toy_task:slow_data"
   args: {{step_s: {self.step_s}, factors: {list(self.factors)}}}
 train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
-sync: {{every: {self.every}, fragments: {self.fragments}, mixing: rebase, codec: fp32, broadcast: fp32}}
+sync: {{every: {self.every}, fragments: {self.fragments}, mixing: rebase, codec: fp32, weights_codec: fp32}}
 retention: {{rounds: all}}
 evaluation: {{every: 1000000}}
 """

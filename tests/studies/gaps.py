@@ -74,7 +74,7 @@ data:
   entrypoint: "tests.studies.toy_task:slow_positions"
   args: {{step_s: {step_s}, slowed: "{directory / "slowed"}"}}
 train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
-sync: {{every: {LOCAL_STEPS}, fragments: {FRAGMENTS}, mixing: {mixing}, codec: fp32, broadcast: fp32}}
+sync: {{every: {LOCAL_STEPS}, fragments: {FRAGMENTS}, mixing: {mixing}, codec: fp32, weights_codec: fp32}}
 retention: {{rounds: all}}
 evaluation: {{every: 1000000}}
 """

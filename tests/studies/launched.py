@@ -49,7 +49,7 @@ inventory: inventory.yaml
 model: {{entrypoint: "tests.studies.toy_task:model", args: {{elements: 16}}}}
 data: {{entrypoint: "tests.studies.toy_task:slow_data", args: {{step_s: {STEP_S}}}}}
 train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
-sync: {{every: {LOCAL_STEPS}, fragments: 4, quorum: 2, codec: fp32, broadcast: fp32}}
+sync: {{every: {LOCAL_STEPS}, fragments: 4, quorum: 2, codec: fp32, weights_codec: fp32}}
 evaluation: {{every: 1000000}}
 """
 

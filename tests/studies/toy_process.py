@@ -15,7 +15,7 @@ from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
 from diloco_cli.histories.integers import FailingEvaluator, IntegerArithmetic
-from diloco_cli.histories.ports import Habits, IntegerTraining, IntegerWire
+from diloco_cli.histories.ports import IntegerTraining, IntegerWire, LearnerProfile
 from diloco_cli.learner.lanes import Lanes
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.syncer import Syncer
@@ -24,7 +24,7 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, ProcessClaim
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.daemon import StopSignal, say
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -58,7 +58,7 @@ def float_payload(value: float, elements: int) -> bytes:
     return len(header).to_bytes(8, "little") + header + array("f", [value]).tobytes() * elements
 
 
-def run_learner(url: str, name: str, floats: bool, stop: Stopping) -> None:
+def run_learner(url: str, name: str, floats: bool, stop: StopSignal) -> None:
     """The product's learner in the product's threads; its model is one integer a fragment."""
     store = _background_store(open_store(url), stop)
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, stop.check))
@@ -71,16 +71,16 @@ def run_learner(url: str, name: str, floats: bool, stop: Stopping) -> None:
     run = perform(read_format(url), store, clock)
     island = run.island(name)
     assert island is not None
-    habits = Habits(island.step_s)
+    profile = LearnerProfile(island.step_s)
     sizes = tuple(fragment.num_parameters for fragment in run.layout.fragments)
-    wire = FloatWire(sizes) if floats else IntegerWire(habits, run.settings.sync.error_feedback)
-    training = IntegerTraining(name, run.num_fragments, habits)
+    wire = FloatWire(sizes) if floats else IntegerWire(profile, run.settings.sync.error_feedback)
+    training = IntegerTraining(name, run.num_fragments, profile)
     learner = Learner(run, name, _claim(), training, wire, nonce, lanes.start)
     perform(learner.train(), store, clock)
     lanes.close(CLOSES_WITHIN_S)
 
 
-def run_syncer(url: str, stop: Stopping) -> None:
+def run_syncer(url: str, stop: StopSignal) -> None:
     bare = open_store(url)
     store = _background_store(bare, stop)
     clock = SystemClock(monotonic_s, stop.wait, stop.check)
@@ -93,7 +93,7 @@ def run_syncer(url: str, stop: Stopping) -> None:
     perform(syncer.serve(), store, clock, tries_once=bare)
 
 
-def _background_store(store: Store, stop: Stopping) -> RetryingStore:
+def _background_store(store: Store, stop: StopSignal) -> RetryingStore:
     return RetryingStore(
         store, sleep=stop.wait, stop=stop.is_set,
         on_retry=lambda failing: say(f"retrying {failing.verb}: {failing.last_error}"),
@@ -112,7 +112,7 @@ def _end(error: BaseException) -> None:
 
 def main() -> None:
     role, url, *names = sys.argv[1:]
-    stop = Stopping()
+    stop = StopSignal()
     stop.hear_signals()
     try:
         if role == "syncer":

@@ -46,7 +46,7 @@ def float_run(rounds: int, step_s: float, elements: int) -> RunFormat:
         model=ModelSettings(entrypoint="tests.studies.toy_task:model", args={"elements": elements}),
         data=DataSettings(entrypoint="tests.studies.toy_task:data"),
         train=TrainSettings(tokens=rounds * ROUND_TOKENS, batch_tokens=BATCH_TOKENS),
-        sync=replace(SYNC, codec="fp32", broadcast="fp32", skip_after_s=20.0),
+        sync=replace(SYNC, codec="fp32", weights_codec="fp32", skip_after_s=20.0),
         outer=OuterSettings(),
         retention=RetentionSettings(rounds="all"),
         evaluation=EvaluationSettings(every=NEVER, sequences=1),

@@ -21,7 +21,7 @@ MARKER = re.compile(r"(<!-- states: (\w+) -->\n)(.*?)(?=\n[^\n]*:\n\n<!-- states
 def ways(name: str) -> list[tuple[str, str, str]]:
     """(from, to, what moves it) of one table, in the order of its rows."""
     if name == "unit":
-        return [(str(a), str(b), str(happening)) for (a, happening), b in units.TRANSITIONS.items()]
+        return [(str(a), str(b), str(event)) for (a, event), b in units.TRANSITIONS.items()]
     table = {"learner": states.LEARNER, "syncer": states.SYNCER, "standby": states.STANDBY, "run": states.RUN}[name]
     return [(str(now), str(to), "") for now, following in table.items() for to in sorted(following)]
 

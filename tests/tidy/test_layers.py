@@ -171,7 +171,7 @@ def test_light_commands_import_no_torch_and_no_cloud_client(words: list[str], tm
 # The parts of a history know the history that they are parts of; the only circle that is left.
 KNOWN_CIRCLE = {
     f"diloco_cli.histories.{name}"
-    for name in ("attendance", "demands", "disturbances", "history", "region", "supervisor")
+    for name in ("liveness", "nemesis", "participation", "history", "region", "supervisor")
 }
 
 

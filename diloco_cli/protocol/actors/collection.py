@@ -5,10 +5,10 @@ the number of a snapshot; everything after it can still be replayed, and gone ba
 
     kept for ever   commits, epochs, incarnations, offers, requests: they are small, and a number that was deleted could
                     be taken a second time by a writer that was held up
-    kept            each fragment's state as of the floor, its casts that a delta may still be based on then, deltas of
-                    offers without an outcome, each learner's newest saved moments
-    deleted         older states, casts, deltas with an outcome, moments, snapshots; and what a syncer wrote and nobody
-                    ever committed, if its epoch is over
+    kept            each fragment's state as of the floor, its weights that a delta may still be based on then, deltas
+                    of offers without an outcome, each learner's newest saved moments
+    deleted         older states, weights, deltas with an outcome, moments, snapshots; and what a syncer wrote and
+                    nobody ever committed, if its epoch is over
 
 The work is cut into single requests, made while the syncer waits, after a grace for readers that are on their way.
 
@@ -26,7 +26,7 @@ from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState, faults_for_quarantine, quarantine_reason
 
-KINDS = ("delta", "cast", "state", "inner", "snapshot")
+KINDS = ("delta", "weights", "state", "inner", "snapshot")
 PAGE = 256  # keys of one listing
 KEPT_MOMENTS = 4  # of each learner, the newest
 
@@ -63,8 +63,8 @@ def floor_by_request(state: RunState) -> Steps[int | str]:
 
 
 def is_garbage(key: str, floor: RunState, epoch: int) -> bool:
-    """Whether a delta, cast, state or snapshot may go: `floor` is the state after the floor's commit, `epoch` the log's
-    newest. What cannot be read as a key of its kind stays."""
+    """Whether a delta, weights, state or snapshot may go: `floor` is the state after the floor's commit, `epoch` the
+    log's newest. What cannot be read as a key of its kind stays."""
     kind = key.partition("/")[0]
     if kind == "delta":
         delta = read_delta_key(key)
@@ -73,7 +73,7 @@ def is_garbage(key: str, floor: RunState, epoch: int) -> bool:
         n = read_snapshot_key(key)
         return n is not None and n < floor.n
     version = read_version_key(key)
-    return version is not None and _is_left_behind(floor, epoch, *version, cast=kind == "cast")
+    return version is not None and _is_left_behind(floor, epoch, *version, weights=kind == "weights")
 
 
 def _is_settled(floor: RunState, learner: str, incarnation: int, seq: int) -> bool:
@@ -82,13 +82,15 @@ def _is_settled(floor: RunState, learner: str, incarnation: int, seq: int) -> bo
 
 
 def _is_left_behind(
-    floor: RunState, epoch: int, fragment: int, version: int, of_epoch: int, named: str, *, cast: bool
+    floor: RunState, epoch: int, fragment: int, version: int, of_epoch: int, named: str, *, weights: bool
 ) -> bool:
     if version > floor.n or not 0 <= fragment < len(floor.outputs):
         return False
     current = floor.outputs[fragment]
-    wanted = [current, *(o for o in floor.history if cast and o.fragment == fragment)]
-    if (version, of_epoch, named) in {(o.version, o.epoch, o.cast_digest if cast else o.state_digest) for o in wanted}:
+    wanted = [current, *(o for o in floor.history if weights and o.fragment == fragment)]
+    if (version, of_epoch, named) in {
+        (o.version, o.epoch, o.weights_digest if weights else o.state_digest) for o in wanted
+    }:
         return False
     return version < current.version or of_epoch < epoch  # else this epoch's syncer may be about to read it back
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.decisions import is_over
-from diloco_cli.protocol.actors.joining import fetch_cast, newer_incarnation
+from diloco_cli.protocol.actors.joining import fetch_weights, newer_incarnation
 from diloco_cli.protocol.actors.observer import Incarnation
 from diloco_cli.protocol.actors.ports import Values
 from diloco_cli.protocol.log.commit_log import read_log
@@ -28,7 +28,7 @@ HEARTBEAT_EVERY_S = 3.0
 SLEEP_BOUNDS_S = (0.02, 0.5)
 DRAINS_LOOK_S = 1.0  # somebody waits for its end, or its machine is about to go
 LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be had
-Cast = tuple[FragmentVersion, Values, float]
+FetchedVersion = tuple[FragmentVersion, Values, float]
 """A version, decoded, and when it was first known of."""
 
 
@@ -38,7 +38,7 @@ class Mail:
     last mail was taken."""
 
     state: RunState
-    casts: dict[int, Cast] = field(default_factory=dict)
+    versions: dict[int, FetchedVersion] = field(default_factory=dict)
 
 
 class Follower:
@@ -64,27 +64,27 @@ class Follower:
         except IndexError:
             return None
 
-    def _put(self, casts: list[Cast]) -> None:
+    def _put(self, versions: list[FetchedVersion]) -> None:
         """What lies behind a rollback is nobody's business any more, also if it was not taken in time."""
         before = self.take()
-        known = ({} if before is None else before.casts) | {cast[0].fragment: cast for cast in casts}
-        known = {f: cast for f, cast in known.items() if cast[0].version >= self.state.base_floor}
+        known = ({} if before is None else before.versions) | {version[0].fragment: version for version in versions}
+        known = {f: version for f, version in known.items() if version[0].version >= self.state.base_floor}
         self._mail.append(Mail(self.state, known))
         self._wakes()
 
     # -- the log ------------------------------------------------------------------------------------------------
 
-    def newest(self, state: RunState) -> Steps[tuple[RunState, dict[int, Cast]]]:
+    def newest(self, state: RunState) -> Steps[tuple[RunState, dict[int, FetchedVersion]]]:
         """The newest committed version of every fragment: what a new incarnation starts from. Not of every one, if the
         run ends while some cannot be read."""
         self.state, joined_at = state, state.n
         self._fetched = {output.fragment: -1 for output in state.outputs}
-        casts: dict[int, Cast] = {}
+        versions: dict[int, FetchedVersion] = {}
         while True:
-            for cast in (yield from self._casts((yield Now()))):
-                casts[cast[0].fragment] = cast
+            for version in (yield from self._fetch_wanted((yield Now()))):
+                versions[version[0].fragment] = version
             if not self.trouble or is_over(self.state, joined_at):
-                return self.state, casts
+                return self.state, versions
             yield Sleep(LOOK_AGAIN_S)  # collected meanwhile, perhaps: the log names newer ones by then
             self.state = yield from read_log(self._learner.run, self.state)
 
@@ -103,40 +103,40 @@ class Follower:
         if news:
             self._put([])
         for output in self._wanted():
-            cast = yield from self._fetch(output, seen_s)
-            if cast is not None:
-                self._put([cast])
+            version = yield from self._fetch(output, seen_s)
+            if version is not None:
+                self._put([version])
         self._tell_trouble()
         return news
 
     def _look_for_rollback(self, seen_s: float) -> Steps[None]:
         """All its versions at once, for nobody should train on a mixture of what is left and what counts. One that
         cannot be had even then comes later, as at any other time: or nobody would ever make its successor."""
-        casts: dict[int, Cast] = {}
+        versions: dict[int, FetchedVersion] = {}
         for attempt in range(LOOKS_FOR_ROLLBACK):
             if attempt:
                 yield Sleep(LOOK_AGAIN_S)
                 self.state = yield from read_log(self._learner.run, self.state)
-            for cast in (yield from self._casts(seen_s)):
-                casts[cast[0].fragment] = cast
+            for version in (yield from self._fetch_wanted(seen_s)):
+                versions[version[0].fragment] = version
             if not self.trouble:
                 break
-        self._put(list(casts.values()))
+        self._put(list(versions.values()))
 
-    def _casts(self, seen_s: float) -> Steps[list[Cast]]:
+    def _fetch_wanted(self, seen_s: float) -> Steps[list[FetchedVersion]]:
         """All that are wanted, as far as they can be had."""
         found = []
         for output in self._wanted():
-            cast = yield from self._fetch(output, seen_s)
-            found += [] if cast is None else [cast]
+            version = yield from self._fetch(output, seen_s)
+            found += [] if version is None else [version]
         self._tell_trouble()
         return found
 
     def _wanted(self) -> list[FragmentVersion]:
         return [output for output in self.state.outputs if output.version > self._fetched[output.fragment]]
 
-    def _fetch(self, output: FragmentVersion, seen_s: float) -> Steps[Cast | None]:
-        data = yield from fetch_cast(self._learner.run, output)
+    def _fetch(self, output: FragmentVersion, seen_s: float) -> Steps[FetchedVersion | None]:
+        data = yield from fetch_weights(self._learner.run, output)
         if data is None:
             return None
         self._fetched[output.fragment] = output.version

@@ -13,12 +13,12 @@ from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
 from diloco_cli.protocol.log.commit_log import claim_number, create_signed, read_log, read_signed
 from diloco_cli.protocol.log.keys import (
-    cast_key,
     delta_key,
     incarnation_key,
     max_fragment_bytes,
     offer_key,
     read_inner_key,
+    weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
@@ -100,11 +100,11 @@ def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps
     return mine
 
 
-def fetch_cast(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
+def fetch_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
     """A committed version as learners adopt it; None if it is gone (read the log again) or not what the log says."""
-    key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+    key = weights_key(output.fragment, output.version, output.epoch, output.weights_digest)
     data = yield Get(key, max_fragment_bytes(run.layout, output.fragment))
-    return data if data is not None and digest(data) == output.cast_digest else None
+    return data if data is not None and digest(data) == output.weights_digest else None
 
 
 def fetch_moments(key: str | None, max_bytes: int) -> Steps[bytes | None]:

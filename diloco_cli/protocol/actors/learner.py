@@ -21,7 +21,7 @@ from typing import Any, Literal
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, TerminatedError
 from diloco_cli.protocol.actors.decisions import OfferDraft, awaits_last, is_over, merge_is_due, save_is_due, waited_for
-from diloco_cli.protocol.actors.follower import Cast, Follower, Mail
+from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, join, publish
 from diloco_cli.protocol.actors.observer import Observer, Phase, Stopwatch
@@ -79,7 +79,7 @@ class Learner:
         self.note = ""
         self.moments_lost = False
         self.steps_at_loss = self.saved_at = 0
-        self.arrived: dict[int, Cast] = {}
+        self.arrived: dict[int, FetchedVersion] = {}
         self.awaited: deque[OfferDraft] = deque()
         self.delivered: deque[tuple[int, float | None, float]] = deque()
         self.progress: Progress
@@ -134,10 +134,10 @@ class Learner:
         if joined.incarnation > 1:
             self.go(LearnerState.RECOVERING)
         self.state = joined.state
-        state, casts = yield from self.follower.newest(joined.state)
+        state, versions = yield from self.follower.newest(joined.state)
         self.progress = self.progress_type(self.run, self.name, joined.incarnation, joined.state, joined.data_start)
         self.watch.slot_s = self.progress.island.local_steps * self.progress.island.step_s / self.run.num_fragments
-        for fragment, (output, values, _) in sorted(casts.items()):
+        for fragment, (output, values, _) in sorted(versions.items()):
             self.fragments.begin(fragment, values)
             self.progress.adopted(output)
             self.observer.adopted(output, None)
@@ -187,7 +187,7 @@ class Learner:
         for fragment, book in enumerate(self.progress.books):
             if book.sent is None:
                 self.fragments.forget(fragment)
-        self.arrived |= mail.casts
+        self.arrived |= mail.versions
         for fragment in sorted(self.arrived):
             if self._adopts_at_once(fragment):
                 self._adopt(*self.arrived.pop(fragment), now_s)
@@ -324,9 +324,9 @@ class Learner:
         while self.awaited and merge_is_due(sync, self.awaited[0], max(aim.next_slot, aim.head)):
             draft = self.awaited.popleft()
             while not self._is_over():
-                cast = self.arrived.get(draft.fragment)
+                version = self.arrived.get(draft.fragment)
                 base = self.progress.books[draft.fragment].base
-                found = waited_for(draft, base, None if cast is None else cast[0], self.state)
+                found = waited_for(draft, base, None if version is None else version[0], self.state)
                 if found == "here":
                     self._adopt(*self.arrived.pop(draft.fragment), (yield Now()))
                 if found != "to come":

@@ -11,7 +11,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.ports import Arithmetic, Merged
 from diloco_cli.protocol.log.commits import Merge
-from diloco_cli.protocol.log.keys import cast_key, delta_key, max_fragment_bytes, state_key
+from diloco_cli.protocol.log.keys import delta_key, max_fragment_bytes, state_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Get, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, OfferId, Outcome, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -33,16 +33,16 @@ def load_delta(
     payload = yield from read_payload(offer)
     if isinstance(payload, str):
         return payload
-    base_cast = None
+    base_weights = None
     if offer.base != current.version:
         base = state.version(offer.fragment, offer.base)
         if base is None:
             return "unknown_base"
-        key = cast_key(base.fragment, base.version, base.epoch, base.cast_digest)
-        base_cast = yield Get(key, max_fragment_bytes(run.layout, base.fragment))
-        if base_cast is None or digest(base_cast) != base.cast_digest:
+        key = weights_key(base.fragment, base.version, base.epoch, base.weights_digest)
+        base_weights = yield Get(key, max_fragment_bytes(run.layout, base.fragment))
+        if base_weights is None or digest(base_weights) != base.weights_digest:
             return "unknown_base"
-    return arithmetic.read_delta(offer, payload, base_cast)
+    return arithmetic.read_delta(offer, payload, base_weights)
 
 
 def read_payload(offer: Offer) -> Steps[bytes | str]:

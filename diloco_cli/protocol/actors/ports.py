@@ -16,13 +16,13 @@ the histories, nothing where only time counts."""
 
 @dataclass(frozen=True)
 class Merged:
-    """A fragment's new version as bytes: the state that syncers read, and the cast that learners adopt.
+    """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
 
     `agreement`: the mean cosine between the merged deltas, None for one learner or where nobody asked for it.
     `scales`: what each delta was multiplied by (norm clip), in their order; empty if none was."""
 
     state: bytes
-    cast: bytes
+    weights: bytes
     agreement: float | None = None
     scales: tuple[float, ...] = ()
 
@@ -49,7 +49,7 @@ class Arithmetic(Protocol):
     def restore(self, fragment: int, state_digest: str, state: bytes) -> None: ...
 
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
-        """A delta ready to merge, re-anchored if the base's cast is given; or the reason of its refusal."""
+        """A delta ready to merge, re-anchored if the base's weights are given; or the reason of its refusal."""
         ...
 
     def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:

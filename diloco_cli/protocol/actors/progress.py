@@ -220,7 +220,7 @@ class Progress:
             slot=draft.slot,
             fragment=draft.fragment,
             base=draft.base.version,
-            base_digest=draft.base.cast_digest,
+            base_digest=draft.base.weights_digest,
             data_start=draft.data_start,
             data_end=draft.data_end,
             tokens=draft.data_end - draft.data_start,

@@ -1,16 +1,16 @@
-"""Committed casts that can no longer be read, made anew.
+"""Committed weights that can no longer be read, made anew.
 
-Usually such a cast is superseded by the next merge: learners go on from their older version, and their deltas are
+Usually such a version is superseded by the next merge: learners go on from their older version, and their deltas are
 re-anchored. Not after a rollback, behind which no older version is a base, nor when all are dead, for a new
 incarnation starts from committed versions alone: then nobody can make the delta that would supersede it.
 
-So a syncer looks at the cast of each fragment that has not been merged for `ROUNDS` rounds (or once since it began to
-serve, when a slot could be skipped and no learner has offered), at growing intervals, and sooner for a new incarnation.
-A round lasts as long as its merges do, whatever the fastest learner says: models are large, and where slots are merged
-nobody should wait for a look. What `LOOKS` looks in a row could not read is superseded by a rollback to the newest
-commit itself: all fragments as they are, from the states, as versions that nobody has failed to read. Nothing is
-overwritten, and no merge is lost; progress in flight is. Where that does not help, `MAX_REPAIRS` without a merge are
-enough: the log says so, and people must look into the bucket.
+So a syncer looks at the weights of each fragment that has not been merged for `ROUNDS` rounds (or once since it began
+to serve, when a slot could be skipped and no learner has offered), at growing intervals, and sooner for a new
+incarnation. A round lasts as long as its merges do, whatever the fastest learner says: models are large, and where
+slots are merged nobody should wait for a look. What `LOOKS` looks in a row could not read is superseded by a rollback
+to the newest commit itself: all fragments as they are, from the states, as versions that nobody has failed to read.
+Nothing is overwritten, and no merge is lost; progress in flight is. Where that does not help, `MAX_REPAIRS` without a
+merge are enough: the log says so, and people must look into the bucket.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dataclasses import dataclass, replace
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.joining import fetch_cast
+from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.merging import READS, Recover, make_resident, write_and_read_back
 from diloco_cli.protocol.actors.operators import refuse
 from diloco_cli.protocol.actors.ports import Arithmetic, Merged
 from diloco_cli.protocol.actors.rollback import back_to
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Refuse
-from diloco_cli.protocol.log.keys import cast_key, state_key
+from diloco_cli.protocol.log.keys import state_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 
-ROUNDS = 2  # without a merge, after which a fragment's cast is looked at
+ROUNDS = 2  # without a merge, after which a fragment's weights are looked at
 LOOKS = 3  # in a row: a store that says for a moment that something is not there must not cost anybody's progress
 MAX_REPAIRS = 3  # of a fragment that is not merged between them
 SOONEST_S, MAX_PAUSE_S = 5.0, 3600.0  # between two looks, where nothing takes longer than that
@@ -42,8 +42,8 @@ MERGES_SEEN = 32  # of the newest, that say how long a slot takes
 
 @dataclass
 class _Watched:
-    """A fragment's newest version: when its cast was last looked at (or first seen), the pause after that (None: it has
-    never been looked at), and how many looks in a row failed. `repairs`: since its newest merge. `told`: the log says
+    """A fragment's newest version: when its weights were last looked at (or first seen), the pause after that (None:
+    never looked at), and how many looks in a row failed. `repairs`: since its newest merge. `told`: the log says
     that nothing more is done about it."""
 
     version: int
@@ -66,15 +66,15 @@ class Repairer:
         self._merges_s: deque[float] = deque(maxlen=MERGES_SEEN)
 
     def suspect(self, fragment: int) -> None:
-        """Whoever calls this, from any thread, has made sure that the newest cast of this fragment cannot be read where
-        its readers look for it: in a region's bucket, say. It is made anew, as if it could not be read here."""
+        """Whoever calls this, from any thread, has made sure that the newest weights of this fragment cannot be read
+        where their readers look: in a region's bucket, say. They are made anew, as if they could not be read here."""
         self._suspected.add(fragment)
 
     def due(
         self, state: RunState, epoch: int, slot_s: float, inbox: Inbox, pulse: Pulse
     ) -> Steps[Commit | None]:  # fmt: skip
         """The commit that supersedes what cannot be read, or says that nothing can be done; None where all can be read,
-        as far as it was looked at: one cast at most, so that nobody waits long for this."""
+        as far as it was looked at: one version at most, so that nobody waits long for this."""
         now_s: float = yield Now()
         watched = [self._watch(state, output, now_s) for output in state.outputs]
         skip_after_s = self.run.settings.sync.skip_after_s
@@ -92,7 +92,8 @@ class Repairer:
         return None
 
     def _hear(self, inbox: Inbox, usual_s: float) -> None:
-        """A new incarnation needs every cast: what has waited longer than usual for its next look gets it."""
+        """A new incarnation needs the weights of all fragments: what has waited longer than usual for its
+        next look gets it."""
         self._offered = self._offered or any(box.found_s is not None for box in inbox.mailboxes.values())
         if not inbox.mailboxes.keys() <= self._heard:
             for seen in self._watched.values():
@@ -159,7 +160,7 @@ class Repairer:
                 anew = replace(output, version=state.n + 1, slot=state.slot - 1, epoch=epoch, rebase=False)
                 names = (output.fragment, anew.version, epoch)
                 yield from write_and_read_back(state_key(*names, output.state_digest), made.state)
-                yield from write_and_read_back(cast_key(*names, output.cast_digest), made.cast)
+                yield from write_and_read_back(weights_key(*names, output.weights_digest), made.weights)
                 outputs.append(anew)
         except DataCheckError as error:
             return refuse(f"{what}, nor made anew: {error}")
@@ -169,7 +170,7 @@ class Repairer:
         """The version's very bytes, from its state. Raises DataCheckError where they are not to be had."""
         yield from make_resident(self.run, self.arithmetic, output, self.recover)
         made = self.arithmetic.settled(output.fragment)
-        if digest(made.cast) != output.cast_digest:
+        if digest(made.weights) != output.weights_digest:
             raise DataCheckError("its state gives other bytes here", where=f"fragment {output.fragment}")
         return made
 
@@ -178,6 +179,6 @@ def is_readable(run: RunFormat, output: FragmentVersion, pulse: Pulse) -> Steps[
     """Bytes are damaged on their way, too: a moment's failure is none. Models are large: `pulse` runs between reads."""
     for _ in range(READS):
         yield from pulse()
-        if (yield from fetch_cast(run, output)) is not None:
+        if (yield from fetch_weights(run, output)) is not None:
             return True
     return False

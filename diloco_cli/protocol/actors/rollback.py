@@ -1,7 +1,7 @@
 """Back to how the parameters were after an earlier commit.
 
-Nothing is taken out of the log. Every fragment's state and cast of then are published again, as a version of the number
-of the `rollback` commit, which no other version ever had; then that commit makes it true. From there on
+Nothing is taken out of the log. Every fragment's state and weights of then are published again, as a version of the
+number of the `rollback` commit, which no other version ever had; then that commit makes it true. From there on
 
     offers       whose base is older are refused (`before_rollback`): re-anchored, they would bring back what was left
     learners     replace all their parameters at once, count from 0, and take their moments from before, or new ones
@@ -19,7 +19,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.merging import write_and_read_back
 from diloco_cli.protocol.log.commit_log import Pulse, no_pulse, state_after
 from diloco_cli.protocol.log.commits import Rollback
-from diloco_cli.protocol.log.keys import cast_key, max_fragment_bytes, state_key
+from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key, weights_key
 from diloco_cli.protocol.log.operations import Get, List, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -82,7 +82,7 @@ def published_anew(
     for output in outputs:
         yield from pulse()
         anew = replace(output, version=version, slot=slot, epoch=epoch, rebase=False)
-        named = (output.state_digest, output.cast_digest)
+        named = (output.state_digest, output.weights_digest)
         for old_key, new_key, expected in zip(keys_of(output), keys_of(anew), named, strict=True):
             data = yield Get(old_key, max_fragment_bytes(run.layout, output.fragment))
             if data is None or digest(data) != expected:
@@ -93,6 +93,6 @@ def published_anew(
 
 
 def keys_of(output: FragmentVersion) -> tuple[str, str]:
-    """Of its state and of its cast."""
+    """Of its state and of its weights."""
     names = (output.fragment, output.version, output.epoch)
-    return state_key(*names, output.state_digest), cast_key(*names, output.cast_digest)
+    return state_key(*names, output.state_digest), weights_key(*names, output.weights_digest)

@@ -32,7 +32,7 @@ from diloco_cli.protocol.log.commit_log import (
     write_snapshot,
 )
 from diloco_cli.protocol.log.heartbeats import Cadence
-from diloco_cli.protocol.log.keys import SYNCER, cast_key, heartbeat_key, state_key
+from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
@@ -41,7 +41,7 @@ from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next, token_weight
 from diloco_cli.protocol.rules.pacing import Pacer
-from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
+from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S, pause_s, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (
     Grace,
     Pace,
@@ -56,8 +56,6 @@ from diloco_cli.protocol.rules.quorum import (
 HEARTBEAT_EVERY_S = 3.0
 OUTCOMES_WAIT_SLOTS = 2
 FINAL_EVALUATION_S = 120.0
-POLL_BOUNDS_S = (0.02, 0.5)
-POLLS_A_SLOT = 20
 
 
 class Syncer:
@@ -126,14 +124,10 @@ class Syncer:
                 yield from self._finish()
                 break
             worked = yield from self._turn()
-            yield from self.housekeeper.rest(self.state, 0.0 if worked else self._poll_s())
+            yield from self.housekeeper.rest(self.state, 0.0 if worked else pause_s(self.pace.slot_s))
         self._go(SyncerState.DONE)
         yield from self.send_heartbeat((yield Now()), force=True)
         return self.state
-
-    def _poll_s(self) -> float:
-        low, high = POLL_BOUNDS_S
-        return min(high, max(low, self.pace.slot_s / POLLS_A_SLOT))
 
     # -- becoming the syncer ------------------------------------------------------------------------------------
 
@@ -168,12 +162,16 @@ class Syncer:
     def _publish(
         self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
     ) -> Steps[FragmentVersion]:
-        """State and cast, written and read back BEFORE the commit that names them."""
+        """State and weights, written and read back BEFORE the commit that names them."""
         yield from self.send_heartbeat((yield Now()))  # a model's first versions may take long
         rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
-        output = FragmentVersion(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
+        output = FragmentVersion(
+            fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights), rebase
+        )
         yield from write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
-        yield from write_and_read_back(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
+        yield from write_and_read_back(
+            weights_key(fragment, version, self.epoch, output.weights_digest), merged.weights
+        )
         return output
 
     def _commit(self, draft: commits.Commit) -> Steps[bool]:

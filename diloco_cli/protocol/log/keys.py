@@ -6,7 +6,7 @@
     offer/<learner>/<i>/<seq>.json               create-once, dense: a learner offers a delta
     delta/<learner>/<i>/<seq>-<digest>           the delta itself, written before its offer
     state/<fragment>/<version>-<epoch>-<digest>  float32 parameters and outer momentum, written before the commit
-    cast/<fragment>/<version>-<epoch>-<digest>   what learners download, written before the commit
+    weights/<fragment>/<version>-<epoch>-<digest>   what learners download, written before the commit
     commit/<n>.json                              the log: create-once, numbered without gaps, never deleted
     snapshot/<n>.json                            create-once: the folded log up to commit n
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
@@ -32,12 +32,12 @@ HEAD_HINT_KEY = "hint/head.json"
 SYNCER = "syncer"
 STANDBY_HEARTBEATS = "heartbeat/standby/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_VERSION = re.compile(r"(?:state|cast)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
+_VERSION = re.compile(r"(?:state|weights)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
 _DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
 _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
 BYTES_PER_PARAMETER = 8
-"""A state holds float32 parameters and momentum; a delta at most float32 values and as many norms; a cast less."""
+"""A state holds float32 parameters and momentum; a delta at most float32 values and as many norms; weights are less."""
 HEADER_BYTES = 1 << 16  # of a payload: it names three tensors
 MOMENTS_HEADER_BYTES = 8 << 20  # names every tensor of the model twice
 
@@ -67,8 +67,8 @@ def state_key(fragment: int, version: int, epoch: int, digest: str) -> str:
     return f"state/{fragment:04d}/{version:012d}-{epoch:010d}-{digest}"
 
 
-def cast_key(fragment: int, version: int, epoch: int, digest: str) -> str:
-    return f"cast/{fragment:04d}/{version:012d}-{epoch:010d}-{digest}"
+def weights_key(fragment: int, version: int, epoch: int, digest: str) -> str:
+    return f"weights/{fragment:04d}/{version:012d}-{epoch:010d}-{digest}"
 
 
 def commit_key(n: int) -> str:
@@ -96,7 +96,7 @@ def read_snapshot_key(key: str) -> int | None:
 
 
 def read_version_key(key: str) -> tuple[int, int, int, str] | None:
-    """(fragment, version, epoch, digest) of a state or a cast, or None if it is no such key."""
+    """(fragment, version, epoch, digest) of a state or of weights, or None if it is no such key."""
     found = _VERSION.fullmatch(key)
     return None if found is None else (int(found[1]), int(found[2]), int(found[3]), found[4])
 
@@ -120,7 +120,7 @@ def standby_heartbeat_key(name: str) -> str:
 
 
 def max_fragment_bytes(layout: Layout, fragment: int) -> int:
-    """Of a delta, state or cast of this fragment; of one that there is not, nothing is long."""
+    """Of a delta, state or weights of this fragment; of one that there is not, nothing is long."""
     is_known = 0 <= fragment < len(layout.fragments)
     return HEADER_BYTES + (BYTES_PER_PARAMETER * layout.fragments[fragment].num_parameters if is_known else 0)
 

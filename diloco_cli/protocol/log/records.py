@@ -278,7 +278,7 @@ class FragmentVersion:
     slot: int
     epoch: int
     state_digest: str
-    cast_digest: str
+    weights_digest: str
     rebase: bool = False
 
 

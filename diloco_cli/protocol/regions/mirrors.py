@@ -2,21 +2,21 @@
 
     home bucket                            a region's bucket
     FORMAT.json                     ->     FORMAT.json
-    cast/..., then commit/<n>       ->     the same bytes under the same keys, in the log's order, create-once
+    weights/..., then commit/<n>       ->     the same bytes under the same keys, in the log's order, create-once
     snapshot/<n>, hint/head.json    ->     the same, once every commit up to n is there
 
 The home log is the only authority: only bytes read from it, and snapshots of it, are written, and nothing that happens
 here is waited for there. What is in a slot of the region's bucket already must be those very bytes; others end all work
 for the region, for readers may have believed them. Where a mirror is far behind, versions that nobody can need any more
-are passed over: a reader that meets such a commit finds no cast, and reads on.
+are passed over: a reader that meets such a commit finds no weights, and reads on.
 
 States, offers and deltas of others are nothing that a learner reads, so they are not mirrored.
 
-`CastWatch` finds casts that can no longer be read in the region's bucket, and tells the syncer. A mirror writes each
-cast once and never again, for nothing that a reader may have seen is overwritten. What is damaged there later, learners
-elsewhere do not notice; those of the region pass it over until the next merge of that fragment. Where there is none,
-because the quorum needs them, only new versions under new keys help: the syncer's to make (see
-protocol/actors/repair.py). So a cast that has not been superseded for some rounds is looked at, at growing intervals.
+`WeightsWatch` finds weights that can no longer be read in the region's bucket, and tells the syncer. A mirror writes
+weights once and never again, for nothing that a reader may have seen is overwritten. What is damaged there later,
+learners elsewhere do not notice; those of the region pass it over until the next merge of that fragment. Where there is
+none, because the quorum needs them, only new versions under new keys help: the syncer's to make (see
+protocol/actors/repair.py). So weights that were not superseded for some rounds are looked at, at growing intervals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.collection import Collector
-from diloco_cli.protocol.actors.joining import fetch_cast
+from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.merging import READS
 from diloco_cli.protocol.log.commit_log import (
     SNAPSHOT_EVERY,
@@ -36,7 +36,7 @@ from diloco_cli.protocol.log.commit_log import (
     read_signed,
     write_snapshot,
 )
-from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, snapshot_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -50,15 +50,15 @@ LOOKS = 3  # in a row, that fail: a store that says for a moment that something 
 SOONEST_S, LATEST_S = 5.0, 3600.0
 
 Suspect = Callable[[FragmentVersion], None]
-"""Told the version whose cast cannot be read."""
+"""Told the version whose weights cannot be read."""
 POLL_S = 0.05
 COLLECTS_FOR_S = 0.5  # at once, between two looks for the next commit
 
 
-def read_cast(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
+def read_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
     """The bytes that the log names, or None. They are damaged on their way, too: so they are read again first."""
     for _ in range(READS):
-        data = yield from fetch_cast(run, output)
+        data = yield from fetch_weights(run, output)
         if data is not None:
             return data
     return None
@@ -66,7 +66,7 @@ def read_cast(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
 
 @dataclass
 class _Watched:
-    """A fragment's newest version, when its cast is to be looked at, and how many looks in a row failed."""
+    """A fragment's newest version, when its weights are to be looked at, and how many looks in a row failed."""
 
     version: int
     due_s: float
@@ -74,7 +74,7 @@ class _Watched:
     failed: int = 0
 
 
-class CastWatch:
+class WeightsWatch:
     """Of one region. `damaged`: by fragment, in words, until a version that can be read is there."""
 
     def __init__(self, run: RunFormat, pace: Callable[[], float], suspect: Suspect) -> None:
@@ -88,7 +88,7 @@ class CastWatch:
         for output in outputs:
             seen = self._watch(output, now_s, usual_s)
             if now_s >= seen.due_s:
-                data = yield from there(read_cast(self.run, output))
+                data = yield from there(read_weights(self.run, output))
                 self._found(output, seen, data is not None)
                 seen.pause_s = min(max(usual_s, LATEST_S), 2 * seen.pause_s)
                 seen.due_s = now_s + (SOONEST_S if 0 < seen.failed < LOOKS else seen.pause_s)
@@ -96,7 +96,7 @@ class CastWatch:
         return False
 
     def _watch(self, output: FragmentVersion, now_s: float, usual_s: float) -> _Watched:
-        """The pauses go on growing over what was made anew: a bucket that shows no cast at all costs little."""
+        """The pauses go on growing over what was made anew: a bucket that shows no weights at all costs little."""
         seen = self._watched.get(output.fragment)
         if seen is None or seen.version != output.version:
             pause_s = seen.pause_s if seen is not None and seen.failed else usual_s
@@ -108,7 +108,7 @@ class CastWatch:
         if readable:
             self.damaged.pop(output.fragment, None)
         elif seen.failed >= LOOKS:
-            key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+            key = weights_key(output.fragment, output.version, output.epoch, output.weights_digest)
             self.damaged[output.fragment] = f"{key} cannot be read in the region's bucket"
             self.suspect(output)
 
@@ -142,14 +142,14 @@ class Mirror:
     """Of one region, for as long as one syncer process serves. `state`: the log as far as the region has it.
 
     `leaving`: whether to end as soon as there is nothing left to do; `pace`: how long a slot takes. `suspect`: told the
-    fragment whose newest cast the region's bucket does not show (see protocol/regions/mirrors.py)."""
+    fragment whose newest weights the region's bucket does not show (see protocol/regions/mirrors.py)."""
 
     def __init__(
         self, run: RunFormat, head: HeadOf, leaving: Callable[[], bool] = lambda: False,
         pace: Callable[[], float] = lambda: 0.0, suspect: Callable[[int], None] = lambda fragment: None,
     ) -> None:  # fmt: skip
         self.run, self.head, self.leaving = run, head, leaving
-        self.casts, self.suspect = CastWatch(run, pace, self._suspect), suspect
+        self.weights, self.suspect = WeightsWatch(run, pace, self._suspect), suspect
         self.state = RunState()
         self.collector = Collector(run)
         self.last_snapshot = 0  # and none yet, as for the syncer
@@ -217,18 +217,18 @@ class Mirror:
             return (yield from self._compare_again(key))
         if there_already is None:
             for output in _brought(later):
-                yield from self._mirror_cast(output)
+                yield from self._mirror_weights(output)
             yield from copy_once(key, data)
         self.state = later
         yield from self._mirror_snapshot()
 
-    def _mirror_cast(self, output: FragmentVersion) -> Steps[None]:
+    def _mirror_weights(self, output: FragmentVersion) -> Steps[None]:
         """Before the commit that names it; nothing if it is out of everybody's reach by now, or cannot be read at home
         and has been superseded: readers pass such a version over."""
         if output not in self.head().history:
             return
-        data = yield from read_cast(self.run, output)
-        key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+        data = yield from read_weights(self.run, output)
+        key = weights_key(output.fragment, output.version, output.epoch, output.weights_digest)
         if data is not None:
             yield from copy_once(key, data)
         elif output in self.head().outputs:
@@ -267,7 +267,7 @@ class Mirror:
         as the region has it."""
         now_s: float = yield Now()
         if self.state.phase == RunPhase.RUNNING and not self.leaving():
-            yield from self.casts.look(self.state.outputs, now_s)
+            yield from self.weights.look(self.state.outputs, now_s)
         self.collector.look(self.state, now_s)
         worked = yield from there(self.collector.work(self.state, now_s, COLLECTS_FOR_S))
         if not worked:

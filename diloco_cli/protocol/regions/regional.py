@@ -16,8 +16,8 @@ TRIES_AGAIN_S = 5.0  # after an error that repeating one call does not mend: no 
 
 @dataclass(frozen=True)
 class Home:
-    """What is copied from: the log's head, and how long a slot takes. `suspect` is told the fragment whose newest cast
-    a region's bucket does not show any more."""
+    """What is copied from: the log's head, and how long a slot takes. `suspect` is told the fragment whose newest
+    weights a region's bucket does not show any more."""
 
     head: HeadOf
     pace: PaceOf = lambda: 0.0

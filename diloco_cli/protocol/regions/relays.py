@@ -39,12 +39,10 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.mirrors import HeadOf
 from diloco_cli.protocol.rules.eligibility import has_possible_size, is_well_formed
-from diloco_cli.protocol.rules.polling import watch_every_s
+from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S, pause_s, watch_every_s
 from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Created
 
-POLL_BOUNDS_S = (0.02, 0.5)
-POLLS_A_SLOT = 20
 HEARTBEATS_EVERY_S = 3.0
 LAST_WORDS_S = 4.0
 MAX_REQUESTS = 16  # to join, carried at once
@@ -100,8 +98,7 @@ class Relay:
                 next_heartbeats_s = now_s + HEARTBEATS_EVERY_S
                 yield from self._carry_heartbeats()
             if not (yield from self._carry_offers(now_s)):
-                low, high = POLL_BOUNDS_S
-                yield Sleep(min(high, max(low, self.pace() / POLLS_A_SLOT)))
+                yield Sleep(pause_s(self.pace()))
         yield from self._last_words()
 
     def _last_words(self) -> Steps[None]:

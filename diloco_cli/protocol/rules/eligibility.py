@@ -91,7 +91,7 @@ def _base_refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
     base = state.version(offer.fragment, offer.base)
     if base is None:
         return "unknown_base"
-    if base.cast_digest != offer.base_digest:
+    if base.weights_digest != offer.base_digest:
         return "wrong_base"
     stale = is_stale(base, state.slot, run) and base not in state.outputs  # skipped slots do not age what is current
     return "unknown_base" if stale else None

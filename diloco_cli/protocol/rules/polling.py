@@ -19,6 +19,14 @@ MAX_REQUESTS = 8  # in any stretch of one slot, for one learner, at slots from S
 WATCH_BOUNDS_S = (1.0, 10.0)
 SHORTEST_FENCE_CHECK_S = 5.0
 OPERATORS_WAIT_S = 2.0
+POLL_BOUNDS_S = (0.02, 0.5)
+POLLS_A_SLOT = 20
+
+
+def pause_s(slot_s: float) -> float:
+    """Between two turns of a syncer or a relay that found nothing to do: what waits for it is seen within so much."""
+    low, high = POLL_BOUNDS_S
+    return min(high, max(low, slot_s / POLLS_A_SLOT))
 
 
 def next_request_s(found_s: float | None, asked_s: float, slot_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Settings that cannot work together are refused with their place, what is allowed, and a way out."""
+"""Settings that cannot work together are refused with their place, what is allowed, and a suggestion."""
 
 from __future__ import annotations
 

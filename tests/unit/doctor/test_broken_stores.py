@@ -11,9 +11,9 @@ from diloco_cli.doctor import checks
 from diloco_cli.doctor.examine import Effort, examine
 from diloco_cli.doctor.place import Place
 from diloco_cli.doctor.verdicts import Check, Examination
+from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from diloco_cli.store.time_box import TimeBox
 from tests.unit.doctor import broken_stores as broken
 
 URL = "memory://examined"
@@ -25,7 +25,7 @@ def examined(store: Store, timeout_s: float = 60) -> Examination:
 
 
 def place_in(store: Store, seconds: float = 10) -> Place:
-    return Place(lambda: store, URL, TimeBox(seconds))
+    return Place(lambda: store, URL, Deadline(seconds))
 
 
 def test_a_store_that_keeps_its_promises_passes_every_check_and_is_left_empty() -> None:

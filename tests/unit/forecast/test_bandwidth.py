@@ -167,9 +167,9 @@ def plan_of(**sync: Any) -> Plan:
 
 def test_a_plan_is_asked_about_both_directions_in_the_codecs_that_it_has() -> None:
     """1e9 parameters; int4 up, int8 back: the way down needs 8.125 / 4.25 of the way up."""
-    plan = plan_of(codec="int4", broadcast="int8")
+    plan = plan_of(codec="int4", weights_codec="int8")
     rows = [row for row in rows_of_plan(plan) if row.method == "decoupled"]
-    assert {row.codec for row in rows} == set(CODEC_BITS) and {row.broadcast for row in rows} == {"int8"}
+    assert {row.codec for row in rows} == set(CODEC_BITS) and {row.weights_codec for row in rows} == {"int8"}
     for row in rows:
         at_least = row.utilisation_percent / 100 / plan.schedule.round_s
         assert row.gbps >= at_least * CODEC_BITS[row.codec] * (1 - 1e-9)

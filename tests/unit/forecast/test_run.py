@@ -22,7 +22,7 @@ from diloco_cli.errors import FencedError, UsageError
 from diloco_cli.faults.scenario import load_scenario
 from diloco_cli.faults.timetable import Injection, timetable
 from diloco_cli.forecast.fleet import START, Hardware, SimulatedFleet, units_of
-from diloco_cli.forecast.what_if import (
+from diloco_cli.forecast.run import (
     DAY_S,
     Price,
     WhatIf,

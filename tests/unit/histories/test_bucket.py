@@ -33,7 +33,7 @@ def test_a_deleted_key_is_listed_for_a_while_and_never_read() -> None:
     bucket.delete(KEYS[1])
     bucket.listed_until_s[KEYS[1]] = 5.0
     assert bucket.list("delta/") == KEYS and bucket.get(KEYS[1]) is None
-    assert bucket.list("delta/", after=KEYS[0]) == KEYS[1:] and bucket.list("cast/") == []
+    assert bucket.list("delta/", after=KEYS[0]) == KEYS[1:] and bucket.list("weights/") == []
     assert bucket.list("delta/", limit=2) == KEYS[:2], "it counts like any other"
     clock.now_s = 5.0
     assert bucket.list("delta/") == [KEYS[0], KEYS[2]]

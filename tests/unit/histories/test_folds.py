@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.histories.folds import remembered
+from diloco_cli.histories.memo import remembered
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log import wire
 from diloco_cli.protocol.log.commit_log import Snapshot

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from diloco_cli.histories.learner import DRAIN_S
-from diloco_cli.histories.ports import Habits
+from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from tests.simulation.toy import STEP_S, Fleet, make_run
 
 
-def leaving(fleet: Fleet, at_s: float) -> tuple[Habits, list[float]]:
+def leaving(fleet: Fleet, at_s: float) -> tuple[LearnerProfile, list[float]]:
     """It leaves before its next step from then on; and when that was."""
     left_s: list[float] = []
 
@@ -18,7 +18,7 @@ def leaving(fleet: Fleet, at_s: float) -> tuple[Habits, list[float]]:
             left_s.append(fleet.world.now_s)
         return bool(left_s)
 
-    return Habits(STEP_S, leaves=leaves), left_s
+    return LearnerProfile(STEP_S, leaves=leaves), left_s
 
 
 def test_a_leaver_hears_of_its_offers_and_adopts_nothing_any_more() -> None:
@@ -33,7 +33,7 @@ def test_a_leaver_hears_of_its_offers_and_adopts_nothing_any_more() -> None:
     fleet.published.on_publication = lambda offer_id, _: (
         offered_s.append(fleet.world.now_s) if offer_id[0] == "l1" else None
     )
-    fleet.habits["l1"], left_s = leaving(fleet, at_s=0.53)
+    fleet.profile["l1"], left_s = leaving(fleet, at_s=0.53)
     fleet.start()
     (leaver,) = fleet.living("l1")
     fleet.finish()
@@ -50,7 +50,7 @@ def test_where_all_of_a_quorum_leave_together_they_stay_for_some_seconds_at_most
     """Each waits for merges that need the other's next offer."""
     fleet = Fleet(make_run(learners=2, merges=40, quorum=2))
     for name in ("l0", "l1"):
-        fleet.habits[name], _ = leaving(fleet, at_s=0.53)
+        fleet.profile[name], _ = leaving(fleet, at_s=0.53)
     fleet.start()
     leavers = fleet.living("l0") + fleet.living("l1")
     assert fleet.world.run(lambda: all(actor.ended for actor in leavers), 0.53 + 2 * DRAIN_S)

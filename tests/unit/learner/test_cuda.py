@@ -25,7 +25,7 @@ AT = Progression(0.5, 3, False)
 
 
 def run_of(**sync: Any) -> RunFormat:
-    settings = replace(SyncSettings(every=4, fragments=2), codec="fp32", broadcast="fp32", blend=0.25, **sync)
+    settings = replace(SyncSettings(every=4, fragments=2), codec="fp32", weights_codec="fp32", blend=0.25, **sync)
     run = make_run(1, 4, settings, OuterSettings(), InnerSettings(clip_norm=0.0))
     model = replace(run.settings.model, entrypoint="tests.numerics.tiny:regression")
     train = replace(run.settings.train, precision="fp32")
@@ -45,7 +45,7 @@ class Device:
 
     def version(self, fragment: int, value: float) -> Any:
         size = self.run.layout.fragments[fragment].num_parameters
-        data = TensorWire(self.run)._broadcast.to_bytes(torch.linspace(-value, value, size))
+        data = TensorWire(self.run)._weights_codec.to_bytes(torch.linspace(-value, value, size))
         return self.wire.decode(FragmentVersion(fragment, 1, 0, 1, "", ""), data)
 
     def parameters(self, fragment: int) -> torch.Tensor:

@@ -131,9 +131,9 @@ def test_the_machine_with_the_fastest_link_speaks_for_its_island():
 def test_machines_that_cannot_hold_the_model_are_left_out_with_what_would_help():
     alone = machines("box7 box8", fabric=None, accelerators=Accelerators("RTX-4090", 2))
     made = formed(alone, machines("a"), model=LARGE)
-    assert [item.name for item in made.left_out] == ["box[7-8]"]
-    assert "does not fit 2 x RTX-4090 (24 GB each, no fabric to other machines)" in made.left_out[0].reason
-    assert "such machines in one fabric" in made.left_out[0].ways_out[0]
+    assert [item.name for item in made.excluded] == ["box[7-8]"]
+    assert "does not fit 2 x RTX-4090 (24 GB each, no fabric to other machines)" in made.excluded[0].reason
+    assert "such machines in one fabric" in made.excluded[0].suggestions[0]
     assert hosts_of(made) == [("a",)]
 
 
@@ -200,7 +200,7 @@ def test_islands_partition_the_machines(drawn, large):
     used = [name for item in made.formed for name in item.machines]
     assert len(used) == len(set(used)) and set(used) <= set(everyone)
     num_left_out = sum(e.nodes if not e.hosts else len(e.hosts) for e in entries) - len(used)
-    assert (num_left_out > 0) == bool(made.left_out)
+    assert (num_left_out > 0) == bool(made.excluded)
     assert [item.name for item in made.formed] == [island.name for island in made.inventory.islands]
     for item, island in zip(made.formed, made.inventory.islands, strict=True):
         members = [everyone[name] for name in item.machines]
@@ -235,7 +235,7 @@ def test_the_example_of_64_machines_in_five_regions_is_formed_as_its_readme_says
         "eu-rack-1": 8, "eu-rack-2-1": 7, "eu-rack-2-2": 1, "slice-1": 1, "slice-2": 1, "slice-3": 1, "slice-4": 1,
         "office-switch": 8,
     }  # fmt: skip
-    assert [item.name for item in made.left_out] == ["home[1-4]", "old[1-4]"]  # 56 used and 8 left out
+    assert [item.name for item in made.excluded] == ["home[1-4]", "old[1-4]"]  # 56 used and 8 left out
 
 
 def test_ten_thousand_machines_are_formed_at_once():

@@ -69,4 +69,4 @@ def test_a_round_of_a_large_model_is_fragments_and_a_little() -> None:
 
 
 def test_a_process_that_joins_downloads_every_fragment_once() -> None:
-    assert join_bytes(MODEL, with_sync(broadcast="int8").sync) == pytest.approx(1e9 * 8.125 / 8)
+    assert join_bytes(MODEL, with_sync(weights_codec="int8").sync) == pytest.approx(1e9 * 8.125 / 8)

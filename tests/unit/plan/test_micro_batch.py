@@ -90,16 +90,16 @@ def test_what_is_set_and_does_not_fit_is_sharded_or_left_out_with_the_way_out() 
     assert fit(asked(16 * 2048), 80.0, devices=8).sharding == "fsdp over 8"
     lonely = island("lonely", count=1)
     plan = planned(asked(16 * 2048), IOWA, lonely)
-    (left,) = plan.left_out
-    assert left.name == "lonely" and "smaller micro-batches: --set train.micro_batch_tokens=auto" in left.ways_out
+    (left,) = plan.excluded
+    assert left.name == "lonely" and "smaller micro-batches: --set train.micro_batch_tokens=auto" in left.suggestions
     assert [i.micro_batch_tokens for i in plan.islands] == [16 * 2048]
     assert "lonely" in {i.name for i in planned(AUTO, IOWA, lonely).islands}
 
 
 def test_without_room_even_for_one_sequence_no_micro_batch_is_a_way_out() -> None:
     tiny = island("tiny", "T4", count=1)
-    (left,) = planned(asked(2 * 2048), IOWA, tiny).left_out
-    assert not any("micro-batches" in way for way in left.ways_out)
+    (left,) = planned(asked(2 * 2048), IOWA, tiny).excluded
+    assert not any("micro-batches" in way for way in left.suggestions)
 
 
 def test_machines_that_do_not_hold_the_micro_batch_that_is_set_form_no_island() -> None:
@@ -107,7 +107,7 @@ def test_machines_that_do_not_hold_the_micro_batch_that_is_set_form_no_island() 
     inventory = Inventory(StoreSettings("gs://bucket"), machines=machines)
     for train, formed in ((AUTO, 2), (asked(2 * 2048), 2), (asked(8 * 2048), 0)):
         forming = form_islands(replace(RUN, train=train), inventory, MODEL)
-        assert (len(forming.formed), len(forming.left_out)) == (formed, int(not formed))
+        assert (len(forming.formed), len(forming.excluded)) == (formed, int(not formed))
 
 
 @pytest.mark.parametrize("preset", sorted(MODEL_PRESETS))

@@ -26,7 +26,7 @@ def evaluated() -> Fleet:
 def test_requests_are_counted_from_the_protocol() -> None:
     found, (writes, reads) = evaluated(), requests_per_day(evaluated(), RUN)
     slot = found.schedule.slot_s
-    per_slot_written = 2 * 2 + 3 + 1 / 64 + 2 / (20 * 24)  # deltas, offers; state, cast, commit; snapshots; moments
+    per_slot_written = 2 * 2 + 3 + 1 / 64 + 2 / (20 * 24)  # deltas, offers; state, weights, commit; snapshots; moments
     assert writes == pytest.approx((per_slot_written / slot + 3 / 3) * DAY_S)  # and three heartbeats each 3 s
     assert 1.5 < slot < 5  # so the rare looks come once a slot, and the fences each 5 s
     of_learners = 2 * ((5.2 + 1) / slot + 1 / 5)

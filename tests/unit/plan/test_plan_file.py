@@ -24,7 +24,7 @@ from diloco_cli.plan.plan_file import (
 )
 from diloco_cli.plan.planner import make_plan
 
-JSON_KEYS = {"verdict", "islands", "left_out", "schedule", "prediction", "alternatives", "assumptions"}
+JSON_KEYS = {"verdict", "islands", "excluded", "schedule", "prediction", "alternatives", "assumptions"}
 ISLAND_KEYS = {
     "name", "region", "accelerators", "devices", "tokens_per_s", "step_s", "batch_tokens", "local_steps",
     "round_s", "idle_percent", "up_mbps_needed", "up_mbps_available", "down_mbps_needed",
@@ -145,7 +145,7 @@ def test_differences_name_what_changed_came_and_went(made):
 def test_a_plan_file_of_this_version_that_lies_here_for_good_can_still_be_read():
     plan = load_plan(Path(__file__).parent / "golden" / "plan-2.json")
     assert [island.name for island in plan.islands] == ["iowa"]
-    assert [left.name for left in plan.left_out] == ["home"]
+    assert [left.name for left in plan.excluded] == ["home"]
     assert plan.run.sync.every == 100
     assert {setting.name: setting.pinned for setting in plan.settings}["sync.every"]
     assert plan.prediction.waterfall[0].name == "ideal"

@@ -69,42 +69,42 @@ def test_an_island_behind_a_slow_link_is_left_out_with_ways_out():
     made = plan(fleet())
     assert made.verdict == "feasible with warnings"
     assert [i.name for i in made.islands] == ["iowa", "spot", "old"]
-    (home,) = made.left_out
+    (home,) = made.excluded
     assert home.name == "home"
     assert "needs 142 Mbps up, has 30 Mbps" in home.reason
-    assert any("a link of 171 Mbps up" in way for way in home.ways_out)
-    assert any("-2.9 % tokens/s" in way for way in home.ways_out)
+    assert any("a link of 171 Mbps up" in way for way in home.suggestions)
+    assert any("-2.9 % tokens/s" in way for way in home.suggestions)
 
 
 def test_the_ways_out_that_change_settings_do_let_the_island_in():
-    ways = plan(fleet()).left_out[0].ways_out[:4]
+    ways = plan(fleet()).excluded[0].suggestions[:4]
     assert "train.inner.save_every=" in ways[3]
     for way in ways:
         words = way.split(" (")[0].split()
         changes = dict(word.rpartition(".")[2].split("=") for word in words if "=" in word)
         sync = replace(RUN.sync, every=int(changes["every"]), codec=changes.get("codec", "bf16"))
-        sync = replace(sync, broadcast=changes.get("broadcast", "bf16"))
+        sync = replace(sync, weights_codec=changes.get("weights_codec", "bf16"))
         inner = replace(RUN.train.inner, save_every=int(changes.get("save_every", 20)))
         run = replace(RUN, sync=sync, train=replace(RUN.train, inner=inner))
         made = plan(fleet(), run)
-        assert not made.left_out
+        assert not made.excluded
         assert all(island.sent_mbps <= island.up_mbps_available for island in made.islands)
         shorter = replace(run, sync=replace(sync, every=sync.every - 1))
-        assert plan(fleet(), shorter).left_out
+        assert plan(fleet(), shorter).excluded
 
 
 def test_a_way_out_is_no_round_longer_than_any_published() -> None:
     slow = replace(HOME, link=Link(up_bps=2e6, down_bps=300e6))
-    (left,) = plan(fleet(IOWA, SPOT, OLD, slow)).left_out
-    assert not any("sync.every" in way for way in left.ways_out)
-    assert "a link of 171 Mbps up" in left.ways_out
+    (left,) = plan(fleet(IOWA, SPOT, OLD, slow)).excluded
+    assert not any("sync.every" in way for way in left.suggestions)
+    assert "a link of 171 Mbps up" in left.suggestions
 
 
 def test_a_link_that_the_saved_moments_fill_is_left_out_and_says_so() -> None:
     between = replace(HOME, link=Link(up_bps=150e6, down_bps=300e6))
-    (left,) = plan(fleet(IOWA, SPOT, OLD, between)).left_out
+    (left,) = plan(fleet(IOWA, SPOT, OLD, between)).excluded
     assert "needs 171 Mbps up with the moments it saves each 20 rounds, has 150 Mbps" in left.reason
-    assert any("save_every" in way for way in left.ways_out)
+    assert any("save_every" in way for way in left.suggestions)
 
 
 def test_fp32_is_planned_with_the_fp32_peak_and_fp16_is_warned_about() -> None:
@@ -126,7 +126,7 @@ def test_a_measured_speed_beyond_the_device_is_warned_about() -> None:
 
 def test_a_slow_download_alone_also_leaves_out():
     narrow = replace(SPOT, link=Link(up_bps=2e9, down_bps=100e6))
-    (left,) = plan(fleet(IOWA, narrow)).left_out
+    (left,) = plan(fleet(IOWA, narrow)).excluded
     assert "142 Mbps down" in left.reason
     assert " up" not in left.reason
 
@@ -140,10 +140,10 @@ def test_the_fastest_island_is_left_out_if_its_own_round_is_too_short_for_its_li
 def test_a_model_that_does_not_fit_names_the_accelerators_it_needs():
     big = replace(RUN, model=ModelSettings(parameters=20 * 10**9, layers=60, width=5120, sequence=2048))
     wider = replace(OLD, accelerators=Accelerators("A100-40GB", 4))
-    (left,) = plan(fleet(IOWA, wider), big).left_out
+    (left,) = plan(fleet(IOWA, wider), big).excluded
     assert left.name == "old"
     assert "GB on each accelerator (fsdp over 4), has 40 GB" in left.reason
-    assert "accelerators instead of 4" in left.ways_out[0]
+    assert "accelerators instead of 4" in left.suggestions[0]
 
 
 def test_no_island_left_is_infeasible_with_exit_status_3():
@@ -232,7 +232,7 @@ def test_the_presets_on_one_core_are_predicted_as_measured():
 
 def test_every_codec_of_the_settings_has_its_bits():
     for codec in known_codecs():
-        plan(fleet(), replace(RUN, sync=replace(RUN.sync, codec=codec, broadcast=codec)))
+        plan(fleet(), replace(RUN, sync=replace(RUN.sync, codec=codec, weights_codec=codec)))
     assert set(known_codecs()) == set(get_args(type_hints(SyncSettings)["codec"]))
 
 
@@ -274,7 +274,7 @@ def test_islands_are_either_in_the_plan_or_left_out(shapes):
         made = plan(fleet(*islands))
     except InfeasibleError:
         return
-    names = [i.name for i in made.islands] + [i.name for i in made.left_out]
+    names = [i.name for i in made.islands] + [i.name for i in made.excluded]
     assert sorted(names) == sorted(i.name for i in islands)
     for planned in made.islands:
         assert planned.up_mbps_needed <= planned.up_mbps_available * (1 + 1e-9)

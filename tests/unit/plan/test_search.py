@@ -31,7 +31,7 @@ def pinned(**changed: object) -> dict[str, str]:
 
 def test_what_the_run_file_pins_is_not_searched_and_the_plan_says_who_pinned_it() -> None:
     run = with_sync(every=100, codec="bf16")
-    plan = make_plan(run, fleet(), MODEL, origins=pinned(every=1, codec=1, broadcast=1))
+    plan = make_plan(run, fleet(), MODEL, origins=pinned(every=1, codec=1, weights_codec=1))
     by_name = {setting.name: setting for setting in plan.settings}
     assert plan.run.sync.every == 100
     assert (by_name["sync.every"].pinned, by_name["sync.every"].origin) == (True, "run.yaml:1")
@@ -51,7 +51,7 @@ def test_a_free_search_lengthens_the_round_until_the_slow_link_carries_it_if_tha
 
 def test_a_slow_link_for_few_tokens_is_left_out_rather_than_paid_for_by_all() -> None:
     plan = make_plan(RUN, fleet(), MODEL, origins=FREE)
-    assert [left.name for left in plan.left_out] == ["home"]
+    assert [left.name for left in plan.excluded] == ["home"]
     assert plan.run.sync.codec == "bf16"
 
 
@@ -60,12 +60,12 @@ def test_an_island_with_short_steps_does_not_ruin_the_round_of_the_others() -> N
     narrow = replace(IOWA, link=Link(up_bps=180e6, down_bps=180e6))
     plan = make_plan(with_sync(every=100), fleet(narrow, quick), MODEL)
     assert [planned.name for planned in plan.islands] == ["iowa"]
-    (left,) = plan.left_out
+    (left,) = plan.excluded
     assert "would set a round of" in left.reason
     assert "too short for the link of iowa" in left.reason
-    batch = int(left.ways_out[0].removeprefix("batch_tokens: "))
+    batch = int(left.suggestions[0].removeprefix("batch_tokens: "))
     again = make_plan(with_sync(every=100), fleet(narrow, replace(quick, batch_tokens=batch)), MODEL)
-    assert not again.left_out
+    assert not again.excluded
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_few_islands_are_searched_exactly(goal: Goal) -> None:
                 if every > 1000:
                     continue
                 sync = with_sync(
-                    codec=codec, broadcast=codec, every=every, fragments=fragments, quorum=quorum_of(size)
+                    codec=codec, weights_codec=codec, every=every, fragments=fragments, quorum=quorum_of(size)
                 ).sync
                 best = max(best, score(run_fleet(kept, sync, MODEL), RUN, MODEL, goal) or 0.0)
     found = search(everyone, RUN, MODEL, frozenset(SEARCHED), goal)
@@ -129,7 +129,7 @@ def test_a_syncer_that_cannot_keep_up_with_all_takes_the_largest() -> None:
 def test_a_budget_per_hour_is_kept_and_says_who_is_too_expensive() -> None:
     plan = make_plan(RUN, fleet(), MODEL, Goal(budget_per_h=20.0))
     assert plan.money.per_h <= 20.0
-    reasons = {left.name: left.reason for left in plan.left_out}
+    reasons = {left.name: left.reason for left in plan.excluded}
     assert "costs 46.11/h, more than 20/h" in reasons["iowa"]  # 46 of it the accelerators
 
 
@@ -137,7 +137,7 @@ def test_too_expensive_is_the_reason_even_where_its_round_would_be_too_short_for
     """With 40/h for iowa and 30 Mbit/s at home: home's link does not carry the round that iowa would set."""
     dear = replace(IOWA, price_per_h=40.0)
     plan = make_plan(RUN, fleet(dear, HOME), MODEL, Goal(budget_per_h=5.0), origins=FREE)
-    (left,) = plan.left_out
+    (left,) = plan.excluded
     assert left.name == "iowa"
     assert re.fullmatch(r"with it the plan costs 4\d\.\d+/h, more than 5/h", left.reason)
 

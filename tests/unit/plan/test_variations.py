@@ -30,7 +30,7 @@ def test_changes_are_ordered_by_how_much_they_matter() -> None:
 def test_alternatives_are_the_same_planner_with_one_setting_changed() -> None:
     plan = make_plan(RUN, fleet(), MODEL)
     found = {alternative.name: alternative for alternative in plan.alternatives}
-    other = make_plan(with_sync(codec="int8", broadcast="int8"), fleet(), MODEL)
+    other = make_plan(with_sync(codec="int8", weights_codec="int8"), fleet(), MODEL)
     assert found["sync.codec=int8"].tokens_per_s == pytest.approx(other.prediction.tokens_per_s)
     assert found["sync.codec=int8"].total == pytest.approx(other.money.total)
     assert "gives up" in found["sync.mixing=rebase"].reason
@@ -39,7 +39,9 @@ def test_alternatives_are_the_same_planner_with_one_setting_changed() -> None:
 
 
 def test_an_alternative_that_is_infeasible_says_why() -> None:
-    alone = make_plan(with_sync(codec="int8", broadcast="int8"), fleet(replace(IOWA, link=Link(1.1e8, 1.1e8))), MODEL)
+    alone = make_plan(
+        with_sync(codec="int8", weights_codec="int8"), fleet(replace(IOWA, link=Link(1.1e8, 1.1e8))), MODEL
+    )
     bf16 = next(item for item in alone.alternatives if item.name == "sync.codec=bf16")
     assert bf16.tokens_per_s == 0
     assert "needs 142 Mbps" in bf16.reason

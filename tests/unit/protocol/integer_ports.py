@@ -7,7 +7,7 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.commit_log import fold
-from diloco_cli.protocol.log.keys import FORMAT_KEY, cast_key, commit_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, weights_key
 from diloco_cli.protocol.log.operations import Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Mixing, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
@@ -84,7 +84,7 @@ class WrittenLog:
 
     def version(self, fragment: int, version: int, slot: int, value: int) -> FragmentVersion:
         data = b"%d" % value
-        self.store.create(cast_key(fragment, version, 1, digest(data)), data)
+        self.store.create(weights_key(fragment, version, 1, digest(data)), data)
         return FragmentVersion(fragment, version, slot, 1, "state", digest(data))
 
     def append(self, kind: Any, **fields: Any) -> RunState:
@@ -111,10 +111,10 @@ class WrittenLog:
 
     def hide(self, output: FragmentVersion) -> bytes:
         """Nobody can read this version any more; its bytes."""
-        key = cast_key(output.fragment, output.version, output.epoch, output.cast_digest)
+        key = weights_key(output.fragment, output.version, output.epoch, output.weights_digest)
         data = self.store.get(key) or b""
         self.store.delete(key)
         return data
 
     def show(self, output: FragmentVersion, data: bytes) -> None:
-        self.store.create(cast_key(output.fragment, output.version, output.epoch, output.cast_digest), data)
+        self.store.create(weights_key(output.fragment, output.version, output.epoch, output.weights_digest), data)

@@ -26,7 +26,7 @@ RUN = make_run()
 
 
 def output(fragment: int, version: int, slot: int) -> FragmentVersion:
-    return FragmentVersion(fragment, version, slot, 1, f"state-{version}", f"cast-{fragment}-{version}")
+    return FragmentVersion(fragment, version, slot, 1, f"state-{version}", f"weights-{fragment}-{version}")
 
 
 KINDS = {str(kind.__struct_config__.tag): kind for kind in Commit.__subclasses__()}
@@ -74,7 +74,7 @@ def offer(state: RunState, fragment: int = 0, **fields: Any) -> Offer:
     start, steps = fields.pop("data_start", 0), fields.pop("steps", 2)
     defaults: dict[str, Any] = {
         "learner": "l0", "incarnation": 1, "seq": 0, "slot": next_slot(state, fragment), "fragment": fragment,
-        "base": current.version, "base_digest": current.cast_digest,
+        "base": current.version, "base_digest": current.weights_digest,
         "data_start": start, "data_end": start + steps * BATCH,
         "tokens": steps * BATCH, "steps": steps, "payload_digest": "d", "payload_bytes": 1, "nonce": "n",
     }  # fmt: skip

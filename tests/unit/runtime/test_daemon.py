@@ -9,17 +9,17 @@ import pytest
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import TerminatedError
-from diloco_cli.runtime.daemon import Stopping, say
+from diloco_cli.runtime.daemon import StopSignal, say
 
 
 def test_nothing_happens_until_somebody_asks() -> None:
-    stop = Stopping()
+    stop = StopSignal()
     stop.check()
     assert not stop.is_set()
 
 
 def test_a_stop_ends_the_next_step_and_cuts_sleep_short() -> None:
-    stop = Stopping()
+    stop = StopSignal()
     stop.ask()
     started_s = monotonic_s()
     stop.wait(60)
@@ -29,7 +29,7 @@ def test_a_stop_ends_the_next_step_and_cuts_sleep_short() -> None:
 
 
 def test_what_is_being_finished_has_its_grace() -> None:
-    stop = Stopping()
+    stop = StopSignal()
     stop.ask()
     stop.check(grace_s=60)
     with pytest.raises(TerminatedError):
@@ -37,7 +37,7 @@ def test_what_is_being_finished_has_its_grace() -> None:
 
 
 def test_a_patient_stop_lets_things_finish_and_then_is_due() -> None:
-    stop, impatient = Stopping(patience_s=0.2), Stopping()
+    stop, impatient = StopSignal(patience_s=0.2), StopSignal()
     assert not stop.is_due() and not impatient.is_due()
     stop.ask()
     impatient.ask()
@@ -53,7 +53,7 @@ def test_a_patient_stop_lets_things_finish_and_then_is_due() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_only_ask(number: signal.Signals) -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    stop = Stopping()
+    stop = StopSignal()
     try:
         stop.hear_signals()
         os.kill(os.getpid(), number)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from diloco_cli.runtime.restart import Exit, RestartPolicy, StopPolicy, decide, next_ending
-from diloco_cli.runtime.units import LAST_STATES, TRANSITIONS, Happening, State, next_state
+from diloco_cli.runtime.units import LAST_STATES, TRANSITIONS, State, UnitEvent, next_state
 
 POLICY = RestartPolicy()
 
@@ -95,7 +95,7 @@ def test_every_state_but_the_last_ones_can_be_left_and_no_last_one_can():
     assert left == set(State) - LAST_STATES
     assert {*TRANSITIONS.values()} == set(State)
     with pytest.raises(ValueError, match="DONE"):
-        next_state(State.DONE, Happening.DUE)
+        next_state(State.DONE, UnitEvent.DUE)
 
 
 def ending_after(*heard: tuple[int, str | None]):

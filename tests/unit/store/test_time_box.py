@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from diloco_cli.clock import monotonic_s
+from diloco_cli.store.deadline import Deadline, TimeBoxedStore, call_within
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists, StoreBrokenError, StoreUnavailableError
 from diloco_cli.store.retry import RetryingStore
-from diloco_cli.store.time_box import TimeBox, TimeBoxedStore, call_within
 
 
 class Hangs(MemoryStore):
@@ -32,7 +32,7 @@ def hanging() -> Iterator[Hangs]:
 
 
 def test_within_its_time_it_is_the_store_itself() -> None:
-    store = TimeBoxedStore(MemoryStore(), TimeBox(10))
+    store = TimeBoxedStore(MemoryStore(), Deadline(10))
     assert store.create("k", b"12345") == Created() and store.create("k", b"x") == Exists(b"12345")
     assert (store.get("k"), store.get_range("k", 1, 3), store.list("")) == (b"12345", b"23", ["k"])
     store.put("h", b"1")
@@ -45,11 +45,11 @@ def test_errors_come_through_as_they_are() -> None:
         raise StoreBrokenError("no such bucket")
 
     with pytest.raises(StoreBrokenError, match="no such bucket"):
-        call_within(TimeBox(10), refuse, "here")
+        call_within(Deadline(10), refuse, "here")
 
 
 def test_a_call_that_hangs_is_left_behind_and_the_next_is_not_begun(hanging: Hangs) -> None:
-    box = TimeBox(0.2)
+    box = Deadline(0.2)
     store, started_s = TimeBoxedStore(hanging, box), monotonic_s()
     with pytest.raises(StoreUnavailableError, match="no answer within 200 ms") as raised:
         store.get("a/key")
@@ -67,7 +67,7 @@ def test_a_call_that_hangs_is_left_behind_and_the_next_is_not_begun(hanging: Han
 
 def test_a_store_that_hangs_is_looked_at_by_one_thread_however_often_somebody_looks(hanging: Hangs) -> None:
     before = len(calls_left_behind())
-    box = TimeBox(0.2)
+    box = Deadline(0.2)
     store = RetryingStore(TimeBoxedStore(hanging, box), 30.0, left_s=box.left_s)
     words, took_s = set(), []
     for _ in range(5):
@@ -83,7 +83,7 @@ def test_a_store_that_hangs_is_looked_at_by_one_thread_however_often_somebody_lo
 
 
 def test_the_last_few_things_are_tried_beside_a_call_that_hangs(hanging: Hangs) -> None:
-    box = TimeBox(0.2)
+    box = Deadline(0.2)
     store = TimeBoxedStore(hanging, box, keeps_trying=True)
     with pytest.raises(StoreUnavailableError):
         store.get("a/key")

@@ -86,7 +86,7 @@ def test_what_is_settled_can_be_published_anew_bit_for_bit(run: RunFormat, arith
     arithmetic.settle(0, digest(second.state))
     restored = TorchArithmetic(run)
     restored.restore(0, digest(second.state), second.state)
-    assert arithmetic.settled(0) == restored.settled(0) == Merged(second.state, second.cast)
+    assert arithmetic.settled(0) == restored.settled(0) == Merged(second.state, second.weights)
 
 
 def test_the_first_version_is_the_seeded_model_without_momentum(run: RunFormat, arithmetic: TorchArithmetic) -> None:
@@ -146,11 +146,12 @@ def test_re_anchoring_keeps_the_low_bits_of_a_small_delta(arithmetic: TorchArith
     generator = torch.Generator().manual_seed(0)
     base = current(arithmetic) + 1e-4 * torch.randn(SIZE, generator=generator)
     delta = 1e-6 * torch.randn(SIZE, generator=generator)
-    found = arithmetic.read_delta(offer(), payload(delta.tolist()), arithmetic.broadcast.to_bytes(base))
+    found = arithmetic.read_delta(offer(), payload(delta.tolist()), arithmetic.weights_codec.to_bytes(base))
     assert isinstance(found, Source)
     assert torch.equal(
         decoded(found),
-        delta + (current(arithmetic) - arithmetic.broadcast.from_bytes(arithmetic.broadcast.to_bytes(base), SIZE)),
+        delta
+        + (current(arithmetic) - arithmetic.weights_codec.from_bytes(arithmetic.weights_codec.to_bytes(base), SIZE)),
     )
 
 
@@ -159,7 +160,7 @@ def test_re_anchoring_adds_what_has_moved_since_the_base(arithmetic: TorchArithm
     delta = torch.tensor([0.5, 0.25, 0.0, -1.0, 2.0])
     before = current(arithmetic).clone()
     wrong_by_now = payload(delta.tolist(), [1.0, 1.0])
-    found = arithmetic.read_delta(offer(), wrong_by_now, arithmetic.broadcast.to_bytes(base))
+    found = arithmetic.read_delta(offer(), wrong_by_now, arithmetic.weights_codec.to_bytes(base))
     assert isinstance(found, Source) and torch.equal(decoded(found), delta + (before - base))
     assert not found.claimed and found.norms == pytest.approx([float(t.norm()) for t in decoded(found).split([3, 2])])
     assert torch.equal(current(arithmetic), before), "the version itself stays as it is"

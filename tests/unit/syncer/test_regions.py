@@ -99,7 +99,7 @@ def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind() -> 
     assert found.ok and (found.commits, found.behind) == (5, head.n - 4)
     used = next(item for commit in commits_of(home) for item in commit.get("inputs", []) if item["learner"] == "l1")
     offer = offer_key("l1", used["incarnation"], used["seq"])
-    for key in (commit_key(2), far.list("cast/")[0], offer, commit_key(head.n + 1), "FORMAT.json"):
+    for key in (commit_key(2), far.list("weights/")[0], offer, commit_key(head.n + 1), "FORMAT.json"):
         spoiled = MemoryStore()
         for other in far.list(""):
             spoiled.put(other, far.get(other) or b"")
@@ -168,8 +168,8 @@ def test_a_region_that_fails_says_why_and_for_how_long_and_is_completed_later(
 def test_what_a_region_cannot_read_any_more_is_told() -> None:
     run, home, _, head = ended_run()
     services = services_at("damaged", run, home, head)
-    services.services[0].link.mirror.casts.damaged[1] = "cast/0001/that cannot be read in the region's bucket"
-    assert services.heartbeats()[0].error == "cast/0001/that cannot be read in the region's bucket"
+    services.services[0].link.mirror.weights.damaged[1] = "weights/0001/that cannot be read in the region's bucket"
+    assert services.heartbeats()[0].error == "weights/0001/that cannot be read in the region's bucket"
 
 
 def test_how_long_something_fails_counts_from_when_it_last_went_well_for_a_while() -> None:

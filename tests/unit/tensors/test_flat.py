@@ -7,7 +7,7 @@ from torch import nn
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import balanced_layout, make_layout
-from diloco_cli.tensors.flat import gather, parameter_facts, scatter
+from diloco_cli.tensors.flat import flatten, parameter_facts, unflatten
 
 
 class Tied(nn.Module):
@@ -35,13 +35,13 @@ def test_scatter_undoes_gather_in_place() -> None:
     model = Tied(False)
     layout = balanced_layout(parameter_facts(model), 3)
     tensors = dict(model.named_parameters())
-    flats = [gather(fragment, tensors) for fragment in layout.fragments]
+    flats = [flatten(fragment, tensors) for fragment in layout.fragments]
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.add_(1.0)
     for fragment, flat in zip(layout.fragments, flats, strict=True):
-        scatter(fragment, flat, tensors)
+        unflatten(fragment, flat, tensors)
     names = {slot.name for fragment in layout.fragments for slot in fragment.tensors}
     assert all(torch.equal(tensors[name], before[name]) for name in names)
     assert torch.equal(tensors["frozen"], before["frozen"] + 1.0)
@@ -50,7 +50,7 @@ def test_scatter_undoes_gather_in_place() -> None:
 def test_gathering_copies_and_converts() -> None:
     model = nn.Linear(2, 2, bias=False).to(torch.bfloat16)
     layout = balanced_layout(parameter_facts(model), 1)
-    flat = gather(layout.fragments[0], dict(model.named_parameters()))
+    flat = flatten(layout.fragments[0], dict(model.named_parameters()))
     flat.zero_()
     assert flat.dtype == torch.float32 and bool((model.weight != 0).any())
 
@@ -93,11 +93,11 @@ def test_scatter_undoes_gather_where_tensors_are_split_by_rows() -> None:
     assert any(slot.rows for fragment in layout.fragments for slot in fragment.tensors)
     tensors = dict(model.named_parameters())
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    flats = [gather(fragment, tensors) for fragment in layout.fragments]
+    flats = [flatten(fragment, tensors) for fragment in layout.fragments]
     assert sum(flat.numel() for flat in flats) == sum(tensor.numel() for tensor in before.values())
     with torch.no_grad():
         for tensor in tensors.values():
             tensor.zero_()
     for fragment, flat in zip(layout.fragments, flats, strict=True):
-        scatter(fragment, flat, tensors)
+        unflatten(fragment, flat, tensors)
     assert all(torch.equal(tensors[name], values) for name, values in before.items())

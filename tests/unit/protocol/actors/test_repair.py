@@ -1,4 +1,4 @@
-"""When a syncer looks whether committed casts can be read: models are large, and nobody is served meanwhile."""
+"""When a syncer looks whether committed weights can be read: models are large, and nobody is served meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAGMENTS, SKIP_AFTER_S, HOUR_S = 4, 60.0, 3600.0
 
 
 class Serving:
-    """A repairer that is called twice a second, on a clock of its own. `looks`: when it read a whole cast."""
+    """A repairer that is called twice a second, on a clock of its own. `looks`: when it read a whole weights."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slot_s: float, readable: bool = True) -> None:
         self.run = make_run(FRAGMENTS, skip_after_s=SKIP_AFTER_S)

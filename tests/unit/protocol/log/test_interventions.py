@@ -13,7 +13,7 @@ from diloco_cli.observe.bookkeeping import Books
 from diloco_cli.protocol.actors.collection import is_garbage, next_floor, to_quarantine
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.commit_log import fold
-from diloco_cli.protocol.log.keys import cast_key, delta_key, snapshot_key, state_key
+from diloco_cli.protocol.log.keys import delta_key, snapshot_key, state_key, weights_key
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
 from diloco_cli.protocol.log.state import HOSTILE, RunState, apply, faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
@@ -309,7 +309,7 @@ def test_behind_a_floor_nobody_goes_back() -> None:
 def key_of(what: str, made: FragmentVersion, epoch: int = 1) -> str:
     if what == "state":
         return state_key(made.fragment, made.version, epoch, made.state_digest)
-    return cast_key(made.fragment, made.version, epoch, made.cast_digest)
+    return weights_key(made.fragment, made.version, epoch, made.weights_digest)
 
 
 def test_what_is_garbage_and_what_is_not() -> None:
@@ -318,7 +318,7 @@ def test_what_is_garbage_and_what_is_not() -> None:
     state = after_merges(9)
     garbage = {version: is_garbage(key_of("state", output(0, version, 0)), state, 1) for version in (0, 1, 7, 9, 11)}
     assert garbage == {0: True, 1: True, 7: True, 9: False, 11: False}
-    garbage = {version: is_garbage(key_of("cast", output(0, version, 0)), state, 1) for version in (0, 1, 3, 9, 11)}
+    garbage = {version: is_garbage(key_of("weights", output(0, version, 0)), state, 1) for version in (0, 1, 3, 9, 11)}
     assert garbage == {0: True, 1: True, 3: False, 9: False, 11: False}
 
 
@@ -337,7 +337,9 @@ def test_deltas_are_garbage_once_they_have_a_outcome() -> None:
     assert {case: is_garbage(delta_key(*case, "d"), state, 9) for case in cases} == cases
 
 
-@pytest.mark.parametrize("key", ["state/0000/x", "delta/l0/1/2", "cast/0099/000000000001-0000000001-d", "snapshot/x"])
+@pytest.mark.parametrize(
+    "key", ["state/0000/x", "delta/l0/1/2", "weights/0099/000000000001-0000000001-d", "snapshot/x"]
+)
 def test_what_cannot_be_read_stays(key: str) -> None:
     assert not is_garbage(key, after_merges(9), 9)
 

@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.digests import digest
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, append, write_snapshot
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, cast_key, commit_key, snapshot_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, snapshot_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
@@ -21,15 +21,15 @@ from tests.unit.protocol.records import RUN, commit, output
 LENGTH = 10 * SNAPSHOT_EVERY + 10
 
 
-CASTS = (b"cast of 0", b"cast of 1")
+WEIGHTS = (b"weights of 0", b"weights of 1")
 
 
 def long_log() -> Steps[list[RunState]]:
     """Versions, then commits that bring none, and a snapshot every so often."""
     states = [RunState()]
-    outputs = tuple(replace(output(i, 0, -1), cast_digest=digest(cast)) for i, cast in enumerate(CASTS))
-    for made, cast in zip(outputs, CASTS, strict=True):
-        yield Create(cast_key(made.fragment, made.version, made.epoch, made.cast_digest), cast)
+    outputs = tuple(replace(output(i, 0, -1), weights_digest=digest(weights)) for i, weights in enumerate(WEIGHTS))
+    for made, weights in zip(outputs, WEIGHTS, strict=True):
+        yield Create(weights_key(made.fragment, made.version, made.epoch, made.weights_digest), weights)
     for _ in range(LENGTH):
         first: Commit = commit(states[-1], "epoch_start", outputs=outputs)
         draft = first if states[-1].n < 0 else commit(states[-1], "refuse", reason="nothing")

@@ -100,7 +100,7 @@ def test_a_base_that_the_log_never_had_is_refused() -> None:
     state = genesis()
     assert refusal(offer(state, base=1), state, RUN) == "unknown_base"
     assert refusal(offer(state, base_digest="other"), state, RUN) == "wrong_base"
-    assert refusal(offer(state, base_digest=state.outputs[1].cast_digest), state, RUN) == "wrong_base"
+    assert refusal(offer(state, base_digest=state.outputs[1].weights_digest), state, RUN) == "wrong_base"
 
 
 def test_a_base_is_refused_beyond_the_staleness_limit_and_not_before() -> None:

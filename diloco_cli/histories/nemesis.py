@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from diloco_cli.histories.demands import check_restart
 from diloco_cli.histories.integers import MOST, NOT_FINITE
+from diloco_cli.histories.liveness import check_restart
 from diloco_cli.histories.monitor import OPERATOR
 from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS, as_learner
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import JOINS_HERE
-from diloco_cli.histories.script import Disturbance
+from diloco_cli.histories.script import NemesisEvent
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.operators import StandIn
 from diloco_cli.protocol.actors.requests import ask, withdraw_stop
@@ -26,12 +26,12 @@ from diloco_cli.virtual.faulty_calls import Fault, Injected
 if TYPE_CHECKING:
     from diloco_cli.histories.history import History
 
-BAD_PAYLOADS = (2, 12)  # of one disturbance: a few, or enough for a quarantine
+BAD_PAYLOADS = (2, 12)  # of one event: a few, or enough for a quarantine
 RESUMED_AFTER_S = 0.5
 PART = 0.5
 
 
-class Disturber:
+class Nemesis:
     """Strikes, and heals. `stopped`: an operator has stopped the run, and nobody brings processes back."""
 
     def __init__(self, history: History) -> None:
@@ -43,12 +43,12 @@ class Disturber:
         self._bad: Counter[tuple[str, str]] = Counter()
         self._partial_until_s: dict[str, float] = {}
 
-    def strike(self, disturbance: Disturbance) -> None:
+    def strike(self, event: NemesisEvent) -> None:
         history = self.history
         if history.monitor.healthy:
             return
-        history.note(disturbance.describe())
-        getattr(self, f"_{disturbance.kind}")(disturbance)
+        history.note(event.describe())
+        getattr(self, f"_{event.kind}")(event)
 
     def heal(self) -> None:
         """Outages end, operators let everybody in, bad payloads are no more."""
@@ -79,13 +79,13 @@ class Disturber:
         process.start(steps())
         return None
 
-    def _struck(self, disturbance: Disturbance) -> list[Process]:
+    def _struck(self, event: NemesisEvent) -> list[Process]:
         """All of the role, or the one of them that is meant."""
-        living = self.history.supervisor.living(disturbance.target)
-        return [living[(disturbance.which - 1) % len(living)]] if disturbance.which and living else living
+        living = self.history.supervisor.living(event.target)
+        return [living[(event.which - 1) % len(living)]] if event.which and living else living
 
-    def _kill(self, disturbance: Disturbance) -> None:
-        self._end(self._struck(disturbance))
+    def _kill(self, event: NemesisEvent) -> None:
+        self._end(self._struck(event))
 
     def crash(self, role: str) -> None:
         self._end(self.history.supervisor.living(role))
@@ -95,26 +95,26 @@ class Disturber:
             process.end(None)
             self.history.supervisor.crashed(process)
 
-    def _kill_all(self, disturbance: Disturbance) -> None:
+    def _kill_all(self, event: NemesisEvent) -> None:
         history = self.history
         for role in sorted({process.role for process in history.supervisor.processes}):
             self.crash(role)
         if history.monitor.replayer.n >= 0:
             check_restart(history, history.monitor.replayer)
 
-    def _pause(self, disturbance: Disturbance) -> None:
-        for process in self._struck(disturbance):
-            self.history.supervisor.freeze(process, disturbance.for_s)
+    def _pause(self, event: NemesisEvent) -> None:
+        for process in self._struck(event):
+            self.history.supervisor.freeze(process, event.for_s)
 
-    def _zombie(self, disturbance: Disturbance) -> None:
+    def _zombie(self, event: NemesisEvent) -> None:
         """Taken for dead and replaced; it wakes up beside its successor."""
-        self._pause(disturbance)
-        if disturbance.target == SYNCER:
+        self._pause(event)
+        if event.target == SYNCER:
             self.history.supervisor.start_syncer()
         else:
-            self.start(disturbance.target)
+            self.start(event.target)
 
-    def _second_syncer(self, disturbance: Disturbance) -> None:
+    def _second_syncer(self, event: NemesisEvent) -> None:
         self.history.supervisor.start_syncer()
 
     # -- the store ----------------------------------------------------------------------------------------------
@@ -128,27 +128,27 @@ class Disturber:
             return None
         return Injected(fault)
 
-    def _shut_out(self, disturbance: Disturbance, fault: Fault) -> None:
+    def _shut_out(self, event: NemesisEvent, fault: Fault) -> None:
         """From the store: a role, with those that start meanwhile, or a process."""
-        those = [process.name for process in self._struck(disturbance)] if disturbance.which else [disturbance.target]
-        self._away |= dict.fromkeys(those, (self.history.world.now_s + disturbance.for_s, fault))
+        those = [process.name for process in self._struck(event)] if event.which else [event.target]
+        self._away |= dict.fromkeys(those, (self.history.world.now_s + event.for_s, fault))
 
-    def _outage(self, disturbance: Disturbance) -> None:
-        self._shut_out(disturbance, Fault.LOST_REQUEST)
+    def _outage(self, event: NemesisEvent) -> None:
+        self._shut_out(event, Fault.LOST_REQUEST)
 
-    def _region_outage(self, disturbance: Disturbance) -> None:
+    def _region_outage(self, event: NemesisEvent) -> None:
         """Nobody reaches the region's bucket, if there is one."""
-        self._away[REGION] = (self.history.world.now_s + disturbance.for_s, Fault.LOST_REQUEST)
+        self._away[REGION] = (self.history.world.now_s + event.for_s, Fault.LOST_REQUEST)
 
-    def _forbidden(self, disturbance: Disturbance) -> None:
-        self._shut_out(disturbance, Fault.FORBIDDEN)
+    def _forbidden(self, event: NemesisEvent) -> None:
+        self._shut_out(event, Fault.FORBIDDEN)
 
-    def _full(self, disturbance: Disturbance) -> None:
-        self._shut_out(disturbance, Fault.FULL)
+    def _full(self, event: NemesisEvent) -> None:
+        self._shut_out(event, Fault.FULL)
 
-    def _wall_jump(self, disturbance: Disturbance) -> None:
-        for process in self._struck(disturbance):
-            process.wall_s += 1000 * disturbance.for_s
+    def _wall_jump(self, event: NemesisEvent) -> None:
+        for process in self._struck(event):
+            process.wall_s += 1000 * event.for_s
 
     # -- operators, newcomers, leavers --------------------------------------------------------------------------
 
@@ -171,12 +171,12 @@ class Disturber:
         keyring = self.history.run.keyring
         return ask(state, kind, process.nonce(), process.time_text(), "asked", keyring=keyring, **fields)
 
-    def _stop(self, disturbance: Disturbance) -> None:
+    def _stop(self, event: NemesisEvent) -> None:
         """Whoever serves is asked to stop; after a while the run is resumed."""
         self._ask("stop")
-        self._resume_later(disturbance.for_s)
+        self._resume_later(event.for_s)
 
-    def _stand_in(self, disturbance: Disturbance) -> None:
+    def _stand_in(self, event: NemesisEvent) -> None:
         """The command of an operator who takes the syncer for dead: it stops the run itself."""
 
         def alone(process: Process, state: RunState) -> Steps[Any]:
@@ -185,16 +185,16 @@ class Disturber:
             yield from stand_in.serve()
 
         self._operate(alone)
-        self._resume_later(disturbance.for_s)
+        self._resume_later(event.for_s)
 
-    def _readmit(self, disturbance: Disturbance) -> None:
-        self._ask("readmit", learner=disturbance.target)
+    def _readmit(self, event: NemesisEvent) -> None:
+        self._ask("readmit", learner=event.target)
 
-    def _rollback(self, disturbance: Disturbance) -> None:
+    def _rollback(self, event: NemesisEvent) -> None:
         """To a commit before the head as this history knows it; the log may refuse it."""
-        self._ask("rollback", to=max(0, self.history.monitor.replayer.n - int(4 * disturbance.for_s)))
+        self._ask("rollback", to=max(0, self.history.monitor.replayer.n - int(4 * event.for_s)))
 
-    def _collect(self, disturbance: Disturbance) -> None:
+    def _collect(self, event: NemesisEvent) -> None:
         self._ask("gc")
 
     def _resume_later(self, after_s: float) -> None:
@@ -210,7 +210,7 @@ class Disturber:
         for role in (SYNCER, *self.history.roles):
             self.history.supervisor.revive(role)
 
-    def _join(self, disturbance: Disturbance) -> None:
+    def _join(self, event: NemesisEvent) -> None:
         history = self.history
         if len(self.joiners) >= SPARE_SHARDS:
             return
@@ -220,17 +220,17 @@ class Disturber:
         history.roles.append(name)
         self.start(name)
 
-    def _leave(self, disturbance: Disturbance) -> None:
-        if disturbance.target == SYNCER:
+    def _leave(self, event: NemesisEvent) -> None:
+        if event.target == SYNCER:
             return
-        self._leaving.add(disturbance.target)
+        self._leaving.add(event.target)
 
     def leaves(self, name: str) -> bool:
         return name in self._leaving
 
-    def _partial(self, disturbance: Disturbance) -> None:
+    def _partial(self, event: NemesisEvent) -> None:
         """Some of an island's devices are gone for a while: its steps take a part of its batch."""
-        self._partial_until_s[disturbance.target] = self.history.world.now_s + disturbance.for_s
+        self._partial_until_s[event.target] = self.history.world.now_s + event.for_s
 
     def share(self, name: str) -> float:
         """Of its batch that a step of this learner takes now."""
@@ -238,17 +238,17 @@ class Disturber:
 
     # -- bad payloads -------------------------------------------------------------------------------------------
 
-    def _poison(self, disturbance: Disturbance) -> None:
-        self._bad["poison", disturbance.target] += BAD_PAYLOADS[disturbance.for_s > 1.0]
+    def _poison(self, event: NemesisEvent) -> None:
+        self._bad["poison", event.target] += BAD_PAYLOADS[event.for_s > 1.0]
 
-    def _huge(self, disturbance: Disturbance) -> None:
-        self._bad["huge", disturbance.target] += BAD_PAYLOADS[disturbance.for_s > 1.0]
+    def _huge(self, event: NemesisEvent) -> None:
+        self._bad["huge", event.target] += BAD_PAYLOADS[event.for_s > 1.0]
 
-    def _corrupt(self, disturbance: Disturbance) -> None:
-        self._bad["corrupt", disturbance.target] += BAD_PAYLOADS[disturbance.for_s > 1.0]
+    def _corrupt(self, event: NemesisEvent) -> None:
+        self._bad["corrupt", event.target] += BAD_PAYLOADS[event.for_s > 1.0]
 
-    def _unfit(self, disturbance: Disturbance) -> None:
-        self._bad["unfit", disturbance.target] += BAD_PAYLOADS[disturbance.for_s > 1.0]
+    def _unfit(self, event: NemesisEvent) -> None:
+        self._bad["unfit", event.target] += BAD_PAYLOADS[event.for_s > 1.0]
 
     def _next_is(self, kind: str, name: str) -> bool:
         if not self._bad[kind, name]:

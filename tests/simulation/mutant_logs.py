@@ -1,4 +1,4 @@
-"""Mistakes in the log, in what is known of offers, in payloads, mirrors and leases, each as a mutated actor."""
+"""Mutants in the log, in what is known of offers, in payloads, mirrors and leases, each as a mutated actor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import cast_key, commit_key, delta_key, state_key
+from diloco_cli.protocol.log.keys import commit_key, delta_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer
 from diloco_cli.protocol.log.state import RunState
@@ -158,12 +158,12 @@ class NoDigests(Syncer):
         base = self.state.version(offer.fragment, offer.base)
         if payload is None or base is None:
             return None
-        cast = None
+        weights = None
         if base != self.state.outputs[offer.fragment]:
-            key = cast_key(base.fragment, base.version, base.epoch, base.cast_digest)
-            cast = yield Get(key, MAX_RECORD_BYTES)
+            key = weights_key(base.fragment, base.version, base.epoch, base.weights_digest)
+            weights = yield Get(key, MAX_RECORD_BYTES)
         try:
-            return self.arithmetic.read_delta(offer, payload, cast)
+            return self.arithmetic.read_delta(offer, payload, weights)
         except ValueError:  # half a number is none
             return "bad_payload"
 
@@ -182,9 +182,11 @@ class NoReadBack(Syncer):
         self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
     ) -> Steps[FragmentVersion]:
         rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
-        output = FragmentVersion(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.cast), rebase)
+        output = FragmentVersion(
+            fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights), rebase
+        )
         yield Create(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
-        yield Create(cast_key(fragment, version, self.epoch, output.cast_digest), merged.cast)
+        yield Create(weights_key(fragment, version, self.epoch, output.weights_digest), merged.weights)
         return output
 
 

@@ -13,7 +13,7 @@ from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, known_codecs, load_of
 from diloco_cli.plan.memory import USABLE, with_micro_batch
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
-from diloco_cli.plan.plan import Goal, LeftOut
+from diloco_cli.plan.plan import Excluded, Goal
 from diloco_cli.plan.schedule import syncer_load
 from diloco_cli.plan.search import score
 from diloco_cli.units import format_bandwidth, format_duration
@@ -22,16 +22,16 @@ HARDLY = 0.1  # of the delta's bits: moments saved so seldom that they are at mo
 MAX_EVALUATED = 20  # islands whose absence is explained by evaluating the fleet with them
 
 
-def left_out(
+def excluded(
     everyone: Sequence[Candidate], fleet: Fleet | None, run: RunSettings, model: ModelFacts, goal: Goal
-) -> list[LeftOut]:
+) -> list[Excluded]:
     """A reason for each of `everyone` who is not in `fleet`; without a fleet, each alone."""
     kept = fleet.kept if fleet else ()
     taking_part = {candidate.island.name for candidate in kept}
     fitting = sum(c.tokens_per_s for c in everyone if c.fit.fits)
     run = replace(run, sync=fleet.sync) if fleet else run
-    load = load_of_round(model, run.sync.codec, run.sync.broadcast, run.train.inner)
-    found: list[LeftOut] = []
+    load = load_of_round(model, run.sync.codec, run.sync.weights_codec, run.train.inner)
+    found: list[Excluded] = []
     for candidate in everyone:
         name, fastest = candidate.island.name, min([candidate, *kept[:1]], key=lambda c: c.step_s)
         if name in taking_part:
@@ -41,15 +41,15 @@ def left_out(
         elif not candidate.carries(load, run.sync.every * fastest.step_s):
             found.append(_link_too_slow(candidate, fastest, fitting, run, model))
         elif fleet is None:
-            found.append(LeftOut(name, "can take part alone, but not within the limits"))
+            found.append(Excluded(name, "can take part alone, but not within the limits"))
         elif len(found) >= MAX_EVALUATED:
-            found.append(LeftOut(name, "the plan is better without it"))
+            found.append(Excluded(name, "the plan is better without it"))
         else:
             found.append(_not_chosen(candidate, fleet, run, model, goal))
     return found
 
 
-def _does_not_fit(candidate: Candidate) -> LeftOut:
+def _does_not_fit(candidate: Candidate) -> Excluded:
     fit, island = candidate.fit, candidate.island
     largest = sorted(fit.parts, key=lambda part: -part.gb)[:3]
     held = ", ".join(f"{part.name} {part.gb:.3g}" for part in largest)
@@ -71,18 +71,18 @@ def _does_not_fit(candidate: Candidate) -> LeftOut:
             " (an entrypoint of your own)"
         )
     ways.append(f"accelerators with at least {math.ceil(fit.needed_gb / USABLE)} GB")
-    return LeftOut(island.name, reason, tuple(ways))
+    return Excluded(island.name, reason, tuple(ways))
 
 
 def _link_too_slow(
     candidate: Candidate, fastest: Candidate, fleet_tokens_per_s: float, run: RunSettings, model: ModelFacts
-) -> LeftOut:
-    """Why the link fails, and the ways out: a longer round, a smaller codec, moments saved more seldom, a faster link,
+) -> Excluded:
+    """Why the link fails, and what helps: a longer round, a smaller codec, moments saved more seldom, a faster link,
     doing without. `run` has the settings that were chosen."""
     link, sync = candidate.island.link, run.sync
     round_s = max(sync.every * fastest.step_s, candidate.step_s)
-    need = need_of_round(model, sync.codec, sync.broadcast)
-    load = load_of_round(model, sync.codec, sync.broadcast, run.train.inner)
+    need = need_of_round(model, sync.codec, sync.weights_codec)
+    load = load_of_round(model, sync.codec, sync.weights_codec, run.train.inner)
     moments = f" with the moments it saves each {run.train.inner.save_every} rounds"
     missing, faster = [], []
     for way, bare, whole, have in (
@@ -99,7 +99,7 @@ def _link_too_slow(
     share = candidate.tokens_per_s / fleet_tokens_per_s
     if share < 1:
         ways.append(f"do without it, as this plan does: -{100 * share:.1f} % tokens/s")
-    return LeftOut(candidate.island.name, reason, tuple(ways))
+    return Excluded(candidate.island.name, reason, tuple(ways))
 
 
 def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, model: ModelFacts) -> list[str]:
@@ -114,12 +114,12 @@ def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, m
         choices.append((codecs[-1], seldom))
     ways = []
     for codec, save_every in choices:
-        broadcast = min(codec, sync.broadcast, key=CODEC_BITS.__getitem__)
-        load = load_of_round(model, codec, broadcast, replace(inner, save_every=save_every))
+        weights_codec = min(codec, sync.weights_codec, key=CODEC_BITS.__getitem__)
+        load = load_of_round(model, codec, weights_codec, replace(inner, save_every=save_every))
         every = max(sync.every, candidate.least_every(load, fastest.step_s))
         changes = {
             "sync.codec": (sync.codec, codec),
-            "sync.broadcast": (sync.broadcast, broadcast),
+            "sync.weights_codec": (sync.weights_codec, weights_codec),
             "train.inner.save_every": (inner.save_every, save_every),
             "sync.every": (sync.every, every),
         }
@@ -129,31 +129,31 @@ def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, m
     return ways
 
 
-def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> LeftOut:
+def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> Excluded:
     """Its link and memory would do: it breaks a limit, sets too short a round for others, or is not worth it."""
     name, sync = candidate.island.name, fleet.sync
     other = run_fleet(sorted([*fleet.kept, candidate], key=lambda c: (c.step_s, c.island.name)), sync, model)
     then = score(other, run, model, goal)
     if then is None:
         return _breaks_limits(candidate, other, run, model, goal)
-    load = load_of_round(model, sync.codec, sync.broadcast, run.train.inner)
+    load = load_of_round(model, sync.codec, sync.weights_codec, run.train.inner)
     round_s = sync.every * candidate.step_s
     late = [c.island.name for c in fleet.kept if not c.carries(load, round_s)]
     if late and round_s < fleet.schedule.round_s:
         sequences = math.ceil(candidate.batch_tokens * fleet.schedule.round_s / round_s / model.sequence)
         others = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
         reason = f"its steps of {format_duration(candidate.step_s)} would set a round of {format_duration(round_s)}"
-        return LeftOut(
+        return Excluded(
             name, f"{reason}, too short for the link of {others}", (f"batch_tokens: {sequences * model.sequence}",)
         )
     if goal.objective == "cost":
         without, with_it = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
-        return LeftOut(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")
+        return Excluded(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")
     change = 100 * (other.tokens_per_s / fleet.tokens_per_s - 1)
     if then > (score(fleet, run, model, goal) or 0.0):
-        return LeftOut(name, f"the search, which tries only so many sets, left it: with it {change:+.2f} % tokens/s")
+        return Excluded(name, f"the search, which tries only so many sets, left it: with it {change:+.2f} % tokens/s")
     but = _worth_less(fleet, other, model) if change > 0 else ""
-    return LeftOut(name, f"the plan is better without it: with it {change:+.2f} % tokens/s{but}")
+    return Excluded(name, f"the plan is better without it: with it {change:+.2f} % tokens/s{but}")
 
 
 def _worth_less(fleet: Fleet, other: Fleet, model: ModelFacts) -> str:
@@ -165,7 +165,7 @@ def _worth_less(fleet: Fleet, other: Fleet, model: ModelFacts) -> str:
     return ", but they would be worth less: longer rounds"
 
 
-def _breaks_limits(candidate: Candidate, other: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> LeftOut:
+def _breaks_limits(candidate: Candidate, other: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> Excluded:
     """By how much `other`, the fleet with it, is beyond what is allowed."""
     money, head = costs(other, run, model), "with it the plan"
     if goal.budget_per_h is not None and money.per_h > goal.budget_per_h:
@@ -178,4 +178,4 @@ def _breaks_limits(candidate: Candidate, other: Fleet, run: RunSettings, model: 
         seconds, max_s = run.train.tokens / other.tokens_per_s, goal.deadline_s or 0.0
         reason = f"{head} takes {format_duration(seconds)}, more than {format_duration(max_s)}"
         way = f"--deadline '{math.ceil(100 * seconds / 86_400) / 100:g} d'"
-    return LeftOut(candidate.island.name, reason, (way,))
+    return Excluded(candidate.island.name, reason, (way,))

@@ -1,4 +1,4 @@
-"""Mistakes in the learner, each as a mutated one: the product has no switch for any of them."""
+"""Mutants in the learner, each as a mutated one: the product has no switch for any of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.histories.learner import Learner
 from diloco_cli.protocol.actors.decisions import OfferDraft
-from diloco_cli.protocol.actors.follower import Cast, Follower, Mail
+from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
 from diloco_cli.protocol.actors.joining import Joined
 from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.actors.progress import Progress
@@ -153,8 +153,8 @@ class OfferFirst(Learner):
 class LastInFirstOut(Follower):
     """Hands out versions like a pile of letters: the newest first, the older ones after it."""
 
-    def _put(self, casts: list[Cast]) -> None:
-        self._mail.append(Mail(self.state, {cast[0].fragment: cast for cast in casts}))
+    def _put(self, weights: list[FetchedVersion]) -> None:
+        self._mail.append(Mail(self.state, {weights[0].fragment: weights for weights in weights}))
         self._wakes()
 
     def take(self) -> Mail | None:
@@ -273,13 +273,13 @@ class ListingFollower(Follower):
     def look(self) -> Steps[bool]:
         found: bool = yield from super().look()
         for fragment in range(self._learner.run.num_fragments):
-            keys: list[str] = yield List(f"cast/{fragment:04d}/")
+            keys: list[str] = yield List(f"weights/{fragment:04d}/")
             version = read_version_key(keys[-1]) if keys else None
             if version is None or version[1] <= self._fetched[fragment]:
                 continue
             data: bytes | None = yield Get(keys[-1], MAX_RECORD_BYTES)
             known = self.state.outputs[fragment]
-            output = replace(known, version=version[1], epoch=version[2], cast_digest=version[3])
+            output = replace(known, version=version[1], epoch=version[2], weights_digest=version[3])
             if data is not None:
                 self._fetched[fragment] = version[1]
                 self._put([(output, self._learner.wire.decode(output, data), 0.0)])

@@ -1,4 +1,4 @@
-"""Mistakes in collecting garbage, each as a mutated syncer."""
+"""Mutants in collecting garbage, each as a mutated syncer."""
 
 from __future__ import annotations
 

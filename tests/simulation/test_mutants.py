@@ -1,4 +1,4 @@
-"""A net that catches nothing proves nothing: each of the known mistakes is caught by the very histories that the
+"""A net that catches nothing proves nothing: each of the known mutants is caught by the very histories that the
 product survives, and by the invariant that is meant for it."""
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import pytest
 from diloco_cli.histories.campaign import lived
 from diloco_cli.histories.options import Options, drawn_options
 from diloco_cli.histories.replayer import ViolationError
-from tests.simulation.mistakes import MISTAKES, OF_COLLECTORS, OF_LEARNERS, OF_SYNCERS, OF_THE_LOG, Mistake
+from tests.simulation.mutants import MUTANTS, OF_COLLECTORS, OF_LEARNERS, OF_SYNCERS, OF_THE_LOG, Mutant
 
-MAX_HISTORIES = 60  # of those that fit, in which the mistake has to show: most do in the first few
+MAX_HISTORIES = 60  # of those that fit, in which the mutant has to show: most do in the first few
 WITHIN_SEEDS = 1000
 
 
-def fitting(mistake: Mistake) -> Iterator[tuple[int, Options]]:
+def fitting(mutant: Mutant) -> Iterator[tuple[int, Options]]:
     for seed in range(WITHIN_SEEDS):
         options = drawn_options(seed)
-        if mistake.needs(options):
-            yield seed, mistake.lasting(options)
+        if mutant.needs(options):
+            yield seed, mutant.lasting(options)
 
 
-def caught(mistake: Mistake, most: int) -> tuple[int, ViolationError] | None:
+def caught(mutant: Mutant, most: int) -> tuple[int, ViolationError] | None:
     """The first seed that shows it, and how."""
-    for _, (seed, options) in zip(range(most), fitting(mistake), strict=False):
-        violation = lived(seed, options, mistake.actors, other_walls=mistake.walls).violation
+    for _, (seed, options) in zip(range(most), fitting(mutant), strict=False):
+        violation = lived(seed, options, mutant.actors, other_walls=mutant.walls).violation
         if violation is not None:
             return seed, violation
     return None
@@ -34,30 +34,30 @@ def caught(mistake: Mistake, most: int) -> tuple[int, ViolationError] | None:
 
 def test_there_are_more_than_fifty_and_nearly_half_of_them_in_the_learner() -> None:
     sizes = [len(kind) for kind in (OF_THE_LOG, OF_COLLECTORS, OF_SYNCERS, OF_LEARNERS)]
-    assert sizes == [10, 6, 14, 26] and len(MISTAKES) == sum(sizes)
+    assert sizes == [10, 6, 14, 26] and len(MUTANTS) == sum(sizes)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_it_is_caught_by_the_invariant_that_is_meant_for_it(name: str) -> None:
-    mistake = MISTAKES[name]
-    found = caught(mistake, MAX_HISTORIES)
+    mutant = MUTANTS[name]
+    found = caught(mutant, MAX_HISTORIES)
     assert found is not None, f"{MAX_HISTORIES} histories, and nobody noticed"
-    assert found[1].invariant in mistake.broken, found
+    assert found[1].invariant in mutant.broken, found
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_it_is_caught_again_and_again_within_so_many_seeds(name: str) -> None:
     """By nothing but the swarm as it is: no seed is left out, and wall clocks are compared where a campaign does. What
     shows only in longer histories is looked for in those that fit."""
-    mistake, seeds, broken = MISTAKES[name], [], set()
+    mutant, seeds, broken = MUTANTS[name], [], set()
     swarm = ((seed, drawn_options(seed)) for seed in range(WITHIN_SEEDS))
-    for seed, options in fitting(mistake) if mistake.longer else swarm:
-        violation = lived(seed, options, mistake.actors).violation
+    for seed, options in fitting(mutant) if mutant.longer else swarm:
+        violation = lived(seed, options, mutant.actors).violation
         if violation is not None:
             seeds.append(seed)
             broken.add(violation.invariant)
         if len(seeds) == 3:
             break
     print(f"{name}: seeds {seeds}, invariants {sorted(broken)}")
-    assert len(seeds) == 3 and broken & mistake.broken
+    assert len(seeds) == 3 and broken & mutant.broken

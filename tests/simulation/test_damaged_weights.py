@@ -1,4 +1,4 @@
-"""Committed casts whose bytes are damaged for good: nobody waits for them for ever, and the syncer makes them anew."""
+"""Weights whose bytes are damaged for good: nobody waits for them for ever, and the syncer makes them anew."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ TO = 4
 
 
 def spoil(fleet: Fleet, fragment: int, data: bytes | None = b"other bytes") -> tuple[str, bytes]:
-    """Its newest cast, for good. Returns what was there, for the reader who demands that everything is."""
+    """Its newest weights, for good. Returns what was there, for the reader who demands that everything is."""
     store, output = fleet.world.store, state_of(fleet).outputs[fragment]
-    (key,) = store.list(f"cast/{fragment:04d}/{output.version:012d}-")
+    (key,) = store.list(f"weights/{fragment:04d}/{output.version:012d}-")
     whole = store.get(key) or b""
     store.delete(key) if data is None else store.put(key, data)
     return key, whole
@@ -78,7 +78,7 @@ def silence(fleet: Fleet) -> None:
 def rolled_back_and_spoilt(
     run: RunFormat, fragments: tuple[int, ...], data: bytes | None
 ) -> tuple[Fleet, list[tuple[str, bytes]]]:
-    """No learner sees when the rollback is made, so none has its casts."""
+    """No learner sees when the rollback is made, so none has its weights."""
     fleet = started(run, 8)
     fleet.restart = False
     for name in ("l0", "l1"):
@@ -124,7 +124,7 @@ def test_all_dead_and_a_damaged_version_is_no_end() -> None:
 
 
 def looked_at(monkeypatch: pytest.MonkeyPatch, readable: Callable[[bool], bool] = lambda found: found) -> list[int]:
-    """The fragments whose casts a syncer looks at, from now on. `readable`: what it finds, instead of what it found."""
+    """The fragments whose weights a syncer looks at, from now on. `readable`: what it finds, instead of the truth."""
     looks: list[int] = []
 
     def is_readable(run: RunFormat, output: FragmentVersion, pulse: Pulse) -> Steps[bool]:
@@ -191,7 +191,7 @@ def test_what_cannot_be_read_for_a_moment_costs_nobody_anything(monkeypatch: pyt
 
 
 def test_where_nothing_can_be_read_for_long_three_repairs_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that hides casts, for example: versions without end would help nobody."""
+    """A policy that hides weights, for example: versions without end would help nobody."""
     fleet = started(RUN, 8)
     with monkeypatch.context() as blind:
         looked_at(blind, lambda found: False)

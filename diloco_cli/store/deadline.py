@@ -19,7 +19,7 @@ from diloco_cli.units import format_duration
 T = TypeVar("T")
 
 
-class TimeBox:
+class Deadline:
     """How much time is left; shared by all that must end together."""
 
     def __init__(self, seconds: float, monotonic: Callable[[], float] = clock.monotonic_s) -> None:
@@ -50,7 +50,7 @@ class TimeBoxedStore(StoreWrapper):
     so that looking at a hung file system again and again does not gather threads. `keeps_trying` begins them all the
     same, for the last few things that have to be done."""
 
-    def __init__(self, store: Store, box: TimeBox, keeps_trying: bool = False) -> None:
+    def __init__(self, store: Store, box: Deadline, keeps_trying: bool = False) -> None:
         super().__init__(store)
         self._box = box
         self._keeps_trying = keeps_trying
@@ -65,7 +65,7 @@ class TimeBoxedStore(StoreWrapper):
 
 
 def call_within(
-    box: TimeBox,
+    box: Deadline,
     call: Callable[[], T],
     where: str,
     hint: str = "",

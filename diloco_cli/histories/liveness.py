@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from diloco_cli.errors import FencedError, UsageError
-from diloco_cli.histories.attendance import Attendances
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.monitor import check_folded
 from diloco_cli.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
+from diloco_cli.histories.participation import Attendances
 from diloco_cli.histories.processes import MAX_DRIFT, Process
 from diloco_cli.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
 from diloco_cli.protocol.log.commit_log import read_log
@@ -100,14 +100,14 @@ class Healthy:
         if history.world.now_s < free_s:
             return True
         if not process.incarnation:
-            return role in history.disturber.joiners  # which may wait to be admitted
+            return role in history.nemesis.joiners  # which may wait to be admitted
         newest = max(other.incarnation for other in history.supervisor.processes if other.role == role)
         return role in replayer.kept_out or process.incarnation < newest
 
     def left(self, process: Process, error: BaseException | None) -> None:
         """5: with nothing wrong nobody ends with an error, but for one whose place is taken, and who would join a run
         that is over or stopped."""
-        joiner = process.role in self.history.disturber.joiners and process.status == UsageError.exit_status
+        joiner = process.role in self.history.nemesis.joiners and process.status == UsageError.exit_status
         if process.status in GOOD_ENDS or joiner:
             return
         excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + MAX_PAUSE_S

@@ -1,4 +1,4 @@
-"""Mistakes in the syncer, its relay and its arithmetic, each as a mutated one."""
+"""Mutants in the syncer, its relay and its arithmetic, each as a mutated one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,191 @@
+"""The mutants that protocols of this kind are known to make, each as a mutated actor: the product has no switch for
+any of them. A simulation is worth what it notices of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from diloco_cli.histories.liveness import COLLECTS_BELOW
+from diloco_cli.histories.options import Options
+from diloco_cli.histories.outcome import Actors
+from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.virtual.faulty_calls import Fault
+from tests.simulation import mutant_collectors as collectors
+from tests.simulation import mutant_learners as learners
+from tests.simulation import mutant_logs as logs
+from tests.simulation import mutant_syncers as syncers
+
+
+def _books(progress: type[Progress]) -> Actors:
+    return Actors(learner=learners.with_progress(progress))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`needs`: histories without which it cannot show, so that none is spent on the others; `broken`: invariants one of
+    which must break; `walls`: it shows where wall clocks are others; `longer`: it shows only in histories that last for
+    so many merges."""
+
+    actors: Actors
+    broken: frozenset[str]
+    needs: Callable[[Options], bool] = lambda options: True
+    walls: bool = False
+    longer: int | None = None
+
+    def lasting(self, options: Options) -> Options:
+        return options if self.longer is None else replace(options, merges=self.longer)
+
+
+def _disturbed_by(*kinds: str) -> Callable[[Options], bool]:
+    return lambda options: any(kind in options.nemesis_events for kind in kinds)
+
+
+def _collects(options: Options) -> bool:
+    return options.kept_rounds == 1 or "collect" in options.nemesis_events
+
+
+def _saves(options: Options) -> bool:
+    return options.saves_every_rounds > 0
+
+
+def _saves_and_restarts(options: Options) -> bool:
+    return _saves(options) and options.learners <= 4 and _KILLS(options)
+
+
+def _rolls_back_slowly(options: Options) -> bool:
+    """Uploads may take so long that a rollback comes before their end."""
+    slow = options.write_rate >= 0.03 and bool(SLOW & set(options.calls))
+    return slow and options.learners <= 4 and _ROLLS_BACK(options)
+
+
+def _outages_of_few(options: Options) -> bool:
+    return options.learners <= 4 and _disturbed_by("outage", "pause")(options)
+
+
+def _rebases(options: Options) -> bool:
+    return options.mixing in ("rebase", "adaptive")
+
+
+def _keeps_pace(options: Options) -> bool:
+    """Several learners and fragments, each of which is there for nearly all merges."""
+    paces = (options.local_steps, options.adoption, options.overlap) == ("measured", "on_arrival", "auto")
+    return paces and 1 < options.learners <= 4 and options.fragments > 1 and not options.apart
+
+
+def _collects_in_time(options: Options) -> bool:
+    """Its syncer has time to collect, and what it keeps is little."""
+    at_home = not options.apart and options.learners <= 4
+    return at_home and options.kept_rounds == 1 and options.latency_s < COLLECTS_BELOW * options.slot_s / 8
+
+
+def _damages_reads(options: Options) -> bool:
+    return Fault.FLIPPED in options.calls and options.read_rate >= 0.005 and options.learners <= 4
+
+
+_KILLS = _disturbed_by("kill", "kill_all", "zombie")
+_ROLLS_BACK, _JOINS = _disturbed_by("rollback"), _disturbed_by("join")
+LONG = 120  # merges
+SLOW = {Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.LATE, Fault.SLOW}
+OF_THE_LOG: dict[str, Mutant] = {
+    "commit by overwrite": Mutant(Actors(client=logs.Overwriting), frozenset("1")),
+    "deleted slots": Mutant(Actors(syncer=logs.Tidy), frozenset("1")),
+    "412 taken as lost": Mutant(Actors(client=logs.TakesOwnForLost), frozenset("16")),
+    "ambiguous taken as success": Mutant(Actors(client=logs.TakesDoubtForSuccess), frozenset("1467")),
+    "hash not checked": Mutant(Actors(syncer=logs.NoDigests), frozenset("8"), _disturbed_by("corrupt")),
+    "non-finite not checked": Mutant(Actors(arithmetic=logs.Gullible), frozenset("8"), _disturbed_by("poison")),
+    "no read-back": Mutant(  # a torn state in the log is missing, or stops everybody for good
+        Actors(syncer=logs.NoReadBack),
+        frozenset({"9", "liveness"}),
+        lambda options: Fault.TORN_WRITE in options.calls and options.write_rate >= 0.1,
+    ),
+    "wall clock in the lease": Mutant(
+        Actors(standby=logs.WallClockLease), frozenset({"12"}), lambda options: options.standbys > 0, walls=True
+    ),
+    "snapshot without watermarks": Mutant(Actors(syncer=logs.AlteredSnapshots), frozenset({"2", "10"})),
+    "gap in a mirror": Mutant(Actors(mirror=logs.GapInTheMirror), frozenset("1"), lambda options: options.apart > 0),
+}
+OF_COLLECTORS: dict[str, Mutant] = {
+    "collection without floor": Mutant(Actors(syncer=collectors.NoFloor), frozenset("9")),
+    "moments not kept": Mutant(Actors(syncer=collectors.NoMoments), frozenset("9"), _saves),
+    "no grace": Mutant(Actors(syncer=collectors.NoGrace), frozenset("9"), _collects),
+    "floor at the newest snapshot": Mutant(
+        Actors(syncer=collectors.FloorAtTheNewestSnapshot), frozenset("9"), _collects
+    ),
+    "floor at the head": Mutant(Actors(syncer=collectors.FloorAtTheHead), frozenset("9"), _collects),
+    "nothing is deleted": Mutant(
+        Actors(syncer=syncers.NeverDeletes), frozenset({"bucket"}), _collects_in_time, longer=LONG
+    ),
+}
+OF_SYNCERS: dict[str, Mutant] = {
+    "no dedupe": Mutant(Actors(syncer=logs.NoDedupe), frozenset("2")),
+    "watermark per learner": Mutant(Actors(syncer=logs.WatermarkPerLearner), frozenset({"liveness", "10"}), _KILLS),
+    "no outcomes at the end": Mutant(Actors(syncer=logs.NoLastOutcomes), frozenset("4")),
+    "refusals not told": Mutant(Actors(syncer=logs.NoRefusals), frozenset({"4", "liveness"})),
+    "merged for another slot": Mutant(Actors(syncer=syncers.MergesForAnySlot), frozenset("7")),
+    "merged below the quorum": Mutant(
+        Actors(syncer=syncers.OneIsEnough), frozenset("5"), lambda options: options.quorum > 1
+    ),
+    "merged without waiting": Mutant(
+        Actors(syncer=syncers.NoPatience), frozenset({"liveness"}), _keeps_pace, longer=LONG
+    ),
+    "not re-anchored": Mutant(Actors(arithmetic=syncers.NotReanchored), frozenset("3")),
+    "momentum lost at a takeover": Mutant(Actors(arithmetic=syncers.NoMomentum), frozenset("3")),
+    "one damaged read believed": Mutant(
+        Actors(syncer=syncers.BelievesOneRead), frozenset({"blame"}), _damages_reads, longer=LONG
+    ),
+    "quarantined for being late": Mutant(
+        Actors(syncer=syncers.KeepsOutTheLate), frozenset({"blame"}), lambda options: options.learners > 1
+    ),
+    "relayed before its payload": Mutant(
+        Actors(relay=syncers.OfferBeforePayload), frozenset("9"), lambda options: options.apart > 0
+    ),
+    "newcomers not read": Mutant(Actors(syncer=syncers.NoNewcomers), frozenset({"4", "liveness"}), _JOINS),
+    "newcomers not answered": Mutant(Actors(syncer=syncers.AdmitsNobody), frozenset({"liveness"}), _JOINS, longer=LONG),
+}
+OF_LEARNERS: dict[str, Mutant] = {
+    "no incarnations": Mutant(Actors(learner=learners.NoIncarnations), frozenset("47"), _KILLS),
+    "another way of states": Mutant(
+        Actors(learner=learners.TrainsOnAfterLeaving), frozenset({"exit"}), _disturbed_by("leave")
+    ),
+    "listing trusted": Mutant(Actors(learner=learners.LooksForTheNewest), frozenset("6")),
+    "data dropped silently": Mutant(Actors(learner=learners.DropsSilently), frozenset({"4", "drift"})),
+    "data counted twice": Mutant(
+        Actors(learner=learners.CountsTwice), frozenset({"4", "liveness"}), lambda options: options.mixing == "replace"
+    ),
+    "no drift bound": Mutant(_books(learners.Boundless), frozenset({"drift"})),
+    "waits for its outcome": Mutant(Actors(learner=learners.WaitsForItsOutcome), frozenset({"pace"})),
+    "waits for the store": Mutant(Actors(learner=learners.WaitsForTheStore), frozenset({"pace"})),
+    "partial batches taken for full": Mutant(_books(learners.FullBatches), frozenset("4"), _disturbed_by("partial")),
+    "more steps than made": Mutant(_books(learners.MoreSteps), frozenset("4")),
+    "no bound on what a fragment holds": Mutant(_books(learners.Unlimited), frozenset({"blame", "loss"})),
+    "a fragment never offered": Mutant(
+        _books(learners.LeavesOneOut), frozenset({"liveness"}), _keeps_pace, longer=LONG
+    ),
+    "late every time": Mutant(_books(learners.LateEveryTime), frozenset({"liveness"})),
+    "residual of another offer": Mutant(
+        _books(learners.FeedsBackTheNewest), frozenset("4"), lambda options: options.feedback
+    ),
+    "base not the one it was made from": Mutant(_books(learners.NamesTheNewestBase), frozenset("6")),
+    "offer before its payload": Mutant(Actors(learner=learners.OfferFirst), frozenset("9")),
+    "older version adopted": Mutant(
+        Actors(learner=learners.AdoptsOlderVersions), frozenset("6"), _outages_of_few, longer=LONG
+    ),
+    "rebase keeps what was merged": Mutant(Actors(learner=learners.KeepsWhatWasMerged), frozenset("4"), _rebases),
+    "rebase counts what was merged": Mutant(_books(learners.CountsFromTheAdoption), frozenset({"liveness"}), _rebases),
+    "uploads dropped at a rollback": Mutant(
+        Actors(learner=learners.DropsUploads),
+        frozenset({"4", "liveness", "loss"}),
+        _rolls_back_slowly,
+        longer=LONG // 3,
+    ),
+    "rollback not heard": Mutant(_books(learners.DeafToRollbacks), frozenset("46"), _ROLLS_BACK),
+    "moments of what was left behind": Mutant(Actors(learner=learners.MomentsOfAfter), frozenset("6"), _ROLLS_BACK),
+    "moments of another incarnation": Mutant(
+        Actors(learner=learners.FirstMoments), frozenset({"loss"}), _saves_and_restarts, longer=LONG
+    ),
+    "moments never saved": Mutant(Actors(learner=learners.NeverSaves), frozenset({"loss"}), _saves),
+    "moments named before they are there": Mutant(Actors(learner=learners.NamesWhatIsNotThere), frozenset("9"), _saves),
+    "left without draining": Mutant(Actors(learner=learners.LeavesAtOnce), frozenset({"loss"}), _disturbed_by("leave")),
+}
+MUTANTS = OF_THE_LOG | OF_COLLECTORS | OF_SYNCERS | OF_LEARNERS
