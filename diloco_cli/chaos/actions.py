@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from subprocess import TimeoutExpired
 from typing import Literal
 
-from diloco_cli.chaos.faults import Fault, Kill, Pause
+from diloco_cli.chaos.faults import Fault, Kill, PauseFault
 from diloco_cli.chaos.healer import healer
-from diloco_cli.chaos.journal import Entry, read_entries, record, record_plan
+from diloco_cli.chaos.journal import JournalEntry, read_entries, record, record_plan
 from diloco_cli.chaos.targets import Target, find_target, list_targets
 from diloco_cli.errors import RefusedError
 from diloco_cli.runtime.registry import SUPERVISOR, release
@@ -76,20 +76,20 @@ def plan_kill(run: str, unit: str, *, hold: bool = False) -> Kill:
     return Kill(target, hold)
 
 
-def plan_pause(run: str, unit: str, *, for_s: float | None = None) -> Pause:
+def plan_pause(run: str, unit: str, *, for_s: float | None = None) -> PauseFault:
     target = find_target(run, unit)
     _check("pause", target, refusal("pause", target, for_s=for_s))
-    return Pause(target, for_s)
+    return PauseFault(target, for_s)
 
 
-def execute(fault: Fault) -> Entry:
+def execute(fault: Fault) -> JournalEntry:
     """Records, injects, verifies. The fault stays until somebody heals it."""
     target = fault.target
     entry = record_plan(target.run, fault.kind, target.name, pid=target.pid)
     return _inject(fault, entry)
 
 
-def execute_pause(fault: Pause, *, on_paused: Callable[[Entry], None] = lambda entry: None) -> Entry:
+def execute_pause(fault: PauseFault, *, on_paused: Callable[[JournalEntry], None] = lambda entry: None) -> JournalEntry:
     """A pause with an end waits for it; Ctrl-C ends it at once, and so does the death of this process."""
     if fault.for_s is None or fault.target.identity is None:
         return execute(fault)
@@ -111,7 +111,7 @@ def execute_pause(fault: Pause, *, on_paused: Callable[[Entry], None] = lambda e
 class Revival:
     """What was taken back. `restarts`: the supervisor lives and will start the unit again."""
 
-    entry: Entry
+    entry: JournalEntry
     continued: bool
     released: bool
     restarts: bool
@@ -127,7 +127,7 @@ def revive(target: Target) -> Revival:
     """SIGCONT if it is paused; no hold any more, so that the supervisor starts it again."""
     entry = record_plan(target.run, "revive", target.name, pid=target.pid)
     paused = target.condition == "paused"
-    continued = paused and Pause(target).heal()
+    continued = paused and PauseFault(target).heal()
     released = target.held and release(target.run, target.name)
     done = (continued or not paused) and (released or not target.held)
     entry = record(target.run, entry, injected=True, verified=done)
@@ -137,13 +137,13 @@ def revive(target: Target) -> Revival:
     return Revival(entry, continued, released, target.supervised and target.condition == "dead")
 
 
-def overview(run: str) -> list[tuple[Target, Entry | None]]:
+def overview(run: str) -> list[tuple[Target, JournalEntry | None]]:
     """Every target, and what was last done to it."""
     last = {entry.target: entry for entry in read_entries(run)}
     return [(target, last.get(target.name)) for target in list_targets(run)]
 
 
-def _inject(fault: Fault, entry: Entry) -> Entry:
+def _inject(fault: Fault, entry: JournalEntry) -> JournalEntry:
     try:
         fault.inject()
     except RefusedError as error:

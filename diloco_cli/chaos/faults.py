@@ -66,7 +66,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Pause:
+class PauseFault:
     """SIGSTOP, healed by SIGCONT: a straggler, or a zombie that wakes up after others took its place."""
 
     target: Target
@@ -88,7 +88,7 @@ class Pause:
         return resume_process(_identity(self.target))
 
 
-Fault = Kill | Pause
+Fault = Kill | PauseFault
 
 
 def resume_process(identity: Identity) -> bool:

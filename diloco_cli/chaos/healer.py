@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from diloco_cli.chaos.faults import resume_process
-from diloco_cli.chaos.journal import Entry, read_entries, record
+from diloco_cli.chaos.journal import JournalEntry, read_entries, record
 from diloco_cli.errors import TryAgainError
 from diloco_cli.runtime.child import Child, end_all
 from diloco_cli.runtime.identity import Identity, identity_from_json, identity_to_json
@@ -24,7 +24,7 @@ MAX_LINE_BYTES = 4096
 
 
 @contextmanager
-def healer(run: str, identity: Identity, entry: Entry, for_s: float) -> Iterator[Callable[[], None]]:
+def healer(run: str, identity: Identity, entry: JournalEntry, for_s: float) -> Iterator[Callable[[], None]]:
     """The chaos command's end. Leaving the block heals, whatever was the reason to leave. What it gives starts the time
     of the pause and waits for its end."""
     child = Child("diloco_cli.chaos.healer", apart=True)

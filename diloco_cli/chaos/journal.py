@@ -23,7 +23,7 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """`injected`, `verified`, `healed`: None as long as it is not known. `seed`: always None, for a person chose."""
 
     id: str
@@ -39,16 +39,16 @@ class Entry:
     skipped: str | None = None
 
 
-def record_plan(run: str, fault: str, target: str, *, pid: int | None, for_s: float | None = None) -> Entry:
+def record_plan(run: str, fault: str, target: str, *, pid: int | None, for_s: float | None = None) -> JournalEntry:
     """Written and synced before the fault happens."""
-    return _append(run, Entry(nonce(), utc_now_text(), None, fault, target, pid, for_s))
+    return _append(run, JournalEntry(nonce(), utc_now_text(), None, fault, target, pid, for_s))
 
 
-def record(run: str, entry: Entry, **changes: Any) -> Entry:
+def record(run: str, entry: JournalEntry, **changes: Any) -> JournalEntry:
     return _append(run, replace(entry, **changes))
 
 
-def read_entries(run: str) -> list[Entry]:
+def read_entries(run: str) -> list[JournalEntry]:
     """The latest state of every fault, in the order of their plans. Torn lines are left out."""
     try:
         with _path(run).open("rb") as file:
@@ -57,13 +57,13 @@ def read_entries(run: str) -> list[Entry]:
             lines = file.read(MAX_READ_BYTES).splitlines()
     except FileNotFoundError:
         return []
-    entries: dict[str, Entry] = {}
+    entries: dict[str, JournalEntry] = {}
     for entry in filter(None, map(_parse, lines)):
         entries[entry.id] = _merged(entries.get(entry.id), entry)
     return list(entries.values())
 
 
-def _merged(before: Entry | None, after: Entry) -> Entry:
+def _merged(before: JournalEntry | None, after: JournalEntry) -> JournalEntry:
     """What one writer knew, another (the healer) need not know: None never takes back an answer."""
     if before is None:
         return after
@@ -71,7 +71,7 @@ def _merged(before: Entry | None, after: Entry) -> Entry:
     return replace(before, **known)
 
 
-def _append(run: str, entry: Entry) -> Entry:
+def _append(run: str, entry: JournalEntry) -> JournalEntry:
     path = _path(run)
     make_directory(path.parent)
     # A torn last line of a crashed writer must not swallow this one: blank lines cost nothing.
@@ -85,9 +85,9 @@ def _append(run: str, entry: Entry) -> Entry:
     return entry
 
 
-def _parse(line: bytes) -> Entry | None:
+def _parse(line: bytes) -> JournalEntry | None:
     try:
-        return from_plain(Entry, parse_object(line, MAX_READ_BYTES), strict=False)
+        return from_plain(JournalEntry, parse_object(line, MAX_READ_BYTES), strict=False)
     except (UsageError, ValueError, OverflowError):
         return None
 

@@ -15,7 +15,7 @@ from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.chaos.faults import Fault
-    from diloco_cli.chaos.journal import Entry
+    from diloco_cli.chaos.journal import JournalEntry
     from diloco_cli.chaos.targets import Target
 
 UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.")
@@ -103,7 +103,7 @@ def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
 COLUMNS = ("NAME", "STATE", "PID", "HELD", "LAST FAULT")
 
 
-def _row(target: Target, fault: Entry | None) -> dict[str, Any]:
+def _row(target: Target, fault: JournalEntry | None) -> dict[str, Any]:
     return {
         "name": target.name,
         "kind": target.kind,
@@ -121,7 +121,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (row["name"], row["state"], str(row["pid"] or "-"), held, last)
 
 
-def _carry_out(fault: Fault, execute: Callable[[], Entry], dry_run: bool, json_output: bool) -> None:
+def _carry_out(fault: Fault, execute: Callable[[], JournalEntry], dry_run: bool, json_output: bool) -> None:
     talk(f"{'would ' if dry_run else ''}{fault.describe()}")
     entry = None if dry_run else execute()
     if entry is not None and not entry.verified:

@@ -15,7 +15,7 @@ from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.config.settings import Inventory, RunSettings
-    from diloco_cli.probe.entry import Entry, Measurements
+    from diloco_cli.probe.entry import MachineEntry, Measurements
 
 MAX_S = 600.0
 
@@ -68,7 +68,9 @@ def _run_and_inventory(file: Path | None, overrides: list[str]) -> tuple[RunSett
     return run, load_inventory(path) if path else None
 
 
-def _entry(found: Measurements, inventory: Inventory | None, name: str | None, region: str, url: str | None) -> Entry:
+def _entry(
+    found: Measurements, inventory: Inventory | None, name: str | None, region: str, url: str | None
+) -> MachineEntry:
     from diloco_cli.probe.entry import island_name, measured, new_inventory
 
     if inventory is not None:
@@ -76,7 +78,7 @@ def _entry(found: Measurements, inventory: Inventory | None, name: str | None, r
     return new_inventory(found, island_name(name or socket.gethostname()), island_name(region), url or "bucket")
 
 
-def _text(entry: Entry, found: Measurements) -> str:
+def _text(entry: MachineEntry, found: Measurements) -> str:
     from diloco_cli.config.inventory_text import inventory_to_text
     from diloco_cli.probe.entry import figures
 

@@ -19,8 +19,8 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
-    from diloco_cli.forecast.chips import Constants, Learner
-    from diloco_cli.forecast.goodput import Form, Row
+    from diloco_cli.forecast.chips import ChipsLearner, Constants
+    from diloco_cli.forecast.goodput import Form, GoodputRow
     from diloco_cli.forecast.slots import MergeRules
 
 GRID_DAYS, GRID_SEEDS = 2.0, 3
@@ -125,7 +125,7 @@ def _positive(option: str, seconds: float) -> float:
 
 def _fleet(
     plan: Path | None, chips: str | None, learners: int | None, constants: Constants, slowdowns: tuple[float, ...]
-) -> tuple[tuple[Learner, ...], int, MergeRules]:
+) -> tuple[tuple[ChipsLearner, ...], int, MergeRules]:
     """The learners, how many chips they have, and how they merge."""
     from diloco_cli.forecast.chips import equal_learners
     from diloco_cli.forecast.slots import MergeRules
@@ -149,7 +149,7 @@ def _fleet(
     return equal_learners(total, number, constants, slowdowns), total, MergeRules()
 
 
-def _collect(rows: Iterable[Row], count: int) -> list[Row]:
+def _collect(rows: Iterable[GoodputRow], count: int) -> list[GoodputRow]:
     """Shows on a terminal how far it is."""
     shown = sys.stderr.isatty()
     done = []
@@ -163,7 +163,7 @@ def _collect(rows: Iterable[Row], count: int) -> list[Row]:
 
 
 def _goodput_data(
-    rows: list[Row], days: float, seeds: list[int], form: Form, plan: Path | None, rules: MergeRules
+    rows: list[GoodputRow], days: float, seeds: list[int], form: Form, plan: Path | None, rules: MergeRules
 ) -> dict[str, Any]:
     return {
         "rows": [asdict(row) for row in rows],
@@ -208,7 +208,7 @@ def _constants_data(constants: Constants, planned: bool, own_mtbi: bool, own_rep
     }
 
 
-def _plot(rows: list[Row], path: Path) -> None:
+def _plot(rows: list[GoodputRow], path: Path) -> None:
     from diloco_cli.cli.simulate_view import goodput_plot
     from diloco_cli.plots import save_svg
 

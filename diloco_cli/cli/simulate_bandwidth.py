@@ -14,7 +14,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
-    from diloco_cli.forecast.bandwidth import Row
+    from diloco_cli.forecast.bandwidth import BandwidthRow
     from diloco_cli.plan.plan import Plan, PlannedIsland
 
 FITTED_NOTE = (
@@ -27,8 +27,8 @@ OF_AN_ISLAND = ("name", "up_mbps_needed", "up_mbps_available", "down_mbps_needed
 OF_A_MODEL = ("step", "sites", "every", "fragments", "overlap")
 
 
-class Answer(NamedTuple):
-    rows: list[Row]
+class BandwidthAnswer(NamedTuple):
+    rows: list[BandwidthRow]
     note: str
     data: dict[str, Any]
 
@@ -81,12 +81,12 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _published() -> Answer:
+def _published() -> BandwidthAnswer:
     from diloco_cli.forecast.bandwidth import FITTED, published_rows
 
     setting = {"sync_every": FITTED.sync_every, "fragments": FITTED.fragments, "overlap": FITTED.overlap}
     data = {"constants": {**setting, **_constants()}, "fitted": ["sync_every", "fragments", "buckets"]}
-    return Answer(published_rows(), f"{FITTED_NOTE} Data-parallel: {_buckets()}.", data)
+    return BandwidthAnswer(published_rows(), f"{FITTED_NOTE} Data-parallel: {_buckets()}.", data)
 
 
 def _constants() -> dict[str, float]:
@@ -101,7 +101,7 @@ def _buckets() -> str:
     return f"{_constants()['buckets']} equal buckets of gradients (fitted)"
 
 
-def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> Answer:
+def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> BandwidthAnswer:
     from diloco_cli.forecast.bandwidth import Exchange, rows_of
     from diloco_cli.plan.link import CODEC_BITS
 
@@ -117,10 +117,10 @@ def _of_options(parameters: str, step: str, sites: int, every: int, fragments: i
         )
     rows = rows_of(count, sites, step_s, Exchange(every, fragments, overlap), CODEC_BITS)
     note = f"A ring over the sites, in steady state. Data-parallel: {_buckets()}." if sites > 1 else ONE_SITE_NOTE
-    return Answer(rows, note, {"constants": _constants(), "fitted": ["buckets"]})
+    return BandwidthAnswer(rows, note, {"constants": _constants(), "fitted": ["buckets"]})
 
 
-def _of_plan(path: Path) -> Answer:
+def _of_plan(path: Path) -> BandwidthAnswer:
     """Rows, and what each island has."""
     from diloco_cli.forecast.bandwidth import rows_of_plan
     from diloco_cli.plan.plan_file import load_plan
@@ -130,7 +130,7 @@ def _of_plan(path: Path) -> Answer:
     islands = [{field: getattr(island, field) for field in OF_AN_ISLAND} for island in plan.islands]
     planned = {"codec": plan.schedule.codec, "weights_codec": plan.schedule.weights_codec}
     data = {"islands": islands, "planned": planned, "constants": _constants(), "fitted": ["buckets"]}
-    return Answer(rows_of_plan(plan), "\n".join(lines), data)
+    return BandwidthAnswer(rows_of_plan(plan), "\n".join(lines), data)
 
 
 def _plan_note(plan: Plan) -> str:

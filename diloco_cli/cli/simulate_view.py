@@ -12,8 +12,8 @@ from diloco_cli.plots import Axis, Series, bar_chart, line_chart
 from diloco_cli.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from diloco_cli.forecast.bandwidth import Row as BandwidthRow
-    from diloco_cli.forecast.goodput import Row
+    from diloco_cli.forecast.bandwidth import BandwidthRow
+    from diloco_cli.forecast.goodput import GoodputRow
     from diloco_cli.forecast.run import IslandReport, WhatIf
 
 COLUMNS = 80
@@ -31,17 +31,17 @@ FORMS = {
 }
 
 
-def method_name(row: Row) -> str:
+def method_name(row: GoodputRow) -> str:
     return f"decoupled M={row.learners}" if row.method == "decoupled" else NAMES[row.method]
 
 
-def goodput_text(rows: Sequence[Row], data: dict[str, Any]) -> str:
+def goodput_text(rows: Sequence[GoodputRow], data: dict[str, Any]) -> str:
     """The published grid, beside what was published if the rows have it; or the user's own fleet."""
     blocks = list(_published(rows) if len({row.chips for row in rows}) > 1 else _own_fleet(rows))
     return "\n\n".join("\n".join(block) for block in [*blocks, _footnotes(rows, data)])
 
 
-def _published(rows: Sequence[Row]) -> Iterator[list[str]]:
+def _published(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
     compared = rows[0].published_goodput_percent is not None
     yield _grid(
         f"goodput, % of chip time{', and the difference to the published figure' if compared else ''}",
@@ -70,7 +70,7 @@ def _published(rows: Sequence[Row]) -> Iterator[list[str]]:
     yield [f"largest difference {max(apart):.1f} points, mean {sum(apart) / len(apart):.1f}; {spread}"]
 
 
-def _participation(row: Row) -> str:
+def _participation(row: GoodputRow) -> str:
     return "" if row.participation_percent is None else f"{row.participation_percent:.1f}"
 
 
@@ -82,7 +82,7 @@ def _percent(share: float) -> str:
     return "100" if share >= 99.95 else f"{share:.1f}"
 
 
-def _grid(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> list[str]:
+def _grid(title: str, rows: Sequence[GoodputRow], cell: Callable[[GoodputRow], str]) -> list[str]:
     """One line per method, one column per number of chips; lines without a figure are left out."""
     chips = sorted({row.chips for row in rows})
     lines = [["chips", *(format_count(count) for count in chips)]]
@@ -94,7 +94,7 @@ def _grid(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> list[s
     return [title, *table(lines)]
 
 
-def _own_fleet(rows: Sequence[Row]) -> Iterator[list[str]]:
+def _own_fleet(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
     lines = [["", "goodput", "sd", "closed form", "uptime", "participants", "failures"]]
     lines += [
         [
@@ -111,7 +111,7 @@ def _own_fleet(rows: Sequence[Row]) -> Iterator[list[str]]:
     yield [f"{format_count(rows[0].chips)} chips; goodput is % of chip time, uptime % of time", *table(lines)]
 
 
-def _footnotes(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
+def _footnotes(rows: Sequence[GoodputRow], data: dict[str, Any]) -> list[str]:
     c = data["constants"]
     days, seeds = data["days"], data["seeds"]
     how = f"{len(seeds)} x {days:g} days, seed {seeds[0]}, {FORMS[data['form']]}, {format_duration(data['wall_s'])}"
@@ -137,7 +137,7 @@ def _footnotes(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
     return wrap(text, COLUMNS)
 
 
-def _quorum(rows: Sequence[Row], data: dict[str, Any]) -> str:
+def _quorum(rows: Sequence[GoodputRow], data: dict[str, Any]) -> str:
     """What becomes of learners while too few are there to merge."""
     percent = rows[-1].quorum_percent
     if percent is None:
@@ -148,7 +148,7 @@ def _quorum(rows: Sequence[Row], data: dict[str, Any]) -> str:
     )
 
 
-def _slices(rows: Sequence[Row], fitted: int) -> str:
+def _slices(rows: Sequence[GoodputRow], fitted: int) -> str:
     """A learner has whole slices, and at least one."""
     row = rows[-1]
     actual = row.chips / row.slices
@@ -159,7 +159,7 @@ def _slices(rows: Sequence[Row], fitted: int) -> str:
     return f"slices of {fitted} chips (here {actual:.4g}, to be whole ones)"
 
 
-def goodput_plot(rows: Sequence[Row]) -> str:
+def goodput_plot(rows: Sequence[GoodputRow]) -> str:
     """Goodput against chips, published figures dashed; for one fleet, a bar per method."""
     if len({row.chips for row in rows}) == 1:
         bars = [(method_name(row), row.goodput_percent, f"{row.goodput_percent:.1f} %") for row in rows]

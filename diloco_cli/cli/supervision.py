@@ -21,7 +21,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.logs import StoreWords
-from diloco_cli.runtime.restart import Event, SupervisionResult
+from diloco_cli.runtime.restart import SupervisionEvent, SupervisionResult
 from diloco_cli.runtime.supervisor import supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.deadline import Deadline
@@ -85,7 +85,7 @@ def say_what_runs_elsewhere(run: RunFormat, url: str, region: str | None) -> Non
 
 def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, command: str, as_json: bool) -> int:
     """Watch until the run ends here; print its summary; return the exit status."""
-    with Progress(opened) as progress:
+    with ProgressDisplay(opened) as progress:
         outcome = supervise(
             opened.name,
             units,
@@ -131,7 +131,7 @@ def boxed(opened: OpenRun, box: Deadline) -> OpenRun:
     return replace(opened, store=foreground_store(opened.url, box, quiet=True))
 
 
-class Progress:
+class ProgressDisplay:
     """Talks on stderr while the supervision works: a live screen on a terminal, plain lines otherwise."""
 
     def __init__(self, opened: OpenRun) -> None:
@@ -143,7 +143,7 @@ class Progress:
         self._thread = threading.Thread(target=self._loop, name="progress", daemon=True)
         self._live: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -159,7 +159,7 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: SupervisionEvent) -> None:
         """One line about a unit."""
         if self._live is None or event.kind not in QUIET_EVENTS:
             self._print(f"{event.unit or 'run'}: {event.kind}: {event.text}")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from diloco_cli.doctor.place import Place, noise
-from diloco_cli.doctor.racing_processes import Answer, answer_to, race, racing_processes
+from diloco_cli.doctor.racing_processes import RaceAnswer, answer_to, race, racing_processes
 from diloco_cli.doctor.verdicts import Finding, failed, passed
 from diloco_cli.store.port import Store, StoreUnavailableError
 
@@ -14,7 +14,7 @@ RACE_BYTES = 2000
 GET_READY_S = 10.0
 
 
-def fault_of_round(entries: Sequence[bytes], answers: Sequence[Answer], final: bytes | None) -> str:
+def fault_of_round(entries: Sequence[bytes], answers: Sequence[RaceAnswer], final: bytes | None) -> str:
     """What is wrong with one round, empty if nothing is. `entries`: each racer's bytes; `final`: what the key holds
     when all have had their answers."""
     told = [(entry, answer) for entry, answer in zip(entries, answers, strict=True) if not answer.trouble]
@@ -60,7 +60,7 @@ def race_of_processes(place: Place, racers: int, rounds: int) -> tuple[str, bool
 
 
 def _rounds(
-    place: Place, who: str, rounds: int, racers: int, run: Callable[[str, Sequence[bytes]], list[Answer]]
+    place: Place, who: str, rounds: int, racers: int, run: Callable[[str, Sequence[bytes]], list[RaceAnswer]]
 ) -> tuple[str, bool]:
     wrong = []
     for number in range(rounds):
@@ -77,9 +77,9 @@ def _rounds(
     return f"{racers} {who}, {rounds} rounds: one winner each", False
 
 
-def _race(clients: Sequence[Store], key: str, entries: Sequence[bytes]) -> list[Answer]:
+def _race(clients: Sequence[Store], key: str, entries: Sequence[bytes]) -> list[RaceAnswer]:
     """Everybody at once."""
-    answers = [Answer(False, trouble="no answer")] * len(clients)
+    answers = [RaceAnswer(False, trouble="no answer")] * len(clients)
     gun = threading.Barrier(len(clients))
 
     def run(racer: int) -> None:

@@ -25,7 +25,7 @@ GIVE_UP_S = 20.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class RaceAnswer:
     """What one racer was told: whether it won, and whose bytes hold the key by now. `trouble`: it was told nothing."""
 
     won: bool
@@ -33,13 +33,13 @@ class Answer:
     trouble: str = ""
 
 
-def answer_to(store: Store, key: str, entry: bytes) -> Answer:
+def answer_to(store: Store, key: str, entry: bytes) -> RaceAnswer:
     """One racer's turn."""
     try:
         outcome = store.create(key, entry)
     except DilocoError as error:
-        return Answer(False, trouble=str(error))
-    return Answer(True, entry) if isinstance(outcome, Created) else Answer(False, outcome.data)
+        return RaceAnswer(False, trouble=str(error))
+    return RaceAnswer(True, entry) if isinstance(outcome, Created) else RaceAnswer(False, outcome.data)
 
 
 @contextmanager
@@ -59,14 +59,14 @@ def racing_processes(url: str, racers: int, left_s: Callable[[], float]) -> Iter
         end_all(children, LEAVE_WITHIN_S)
 
 
-def race(children: Sequence[Child], key: str, entries: Sequence[bytes], within_s: float) -> list[Answer]:
+def race(children: Sequence[Child], key: str, entries: Sequence[bytes], within_s: float) -> list[RaceAnswer]:
     """Everybody at the same moment."""
     end_s = clock.monotonic_s() + within_s
     at_s = clock.monotonic_s() + HEAD_START_S
     for child, entry in zip(children, entries, strict=True):
         child.tell({"key": key, "entry": entry.hex(), "at_s": at_s})
     answers = [_answer(child, end_s) for child in children]
-    return [Answer(bool(a["won"]), bytes.fromhex(a["holder"]), str(a["trouble"])) for a in answers]
+    return [RaceAnswer(bool(a["won"]), bytes.fromhex(a["holder"]), str(a["trouble"])) for a in answers]
 
 
 def _answer(child: Child, end_s: float) -> dict[str, Any]:

@@ -54,7 +54,7 @@ HONEST = Exchange(sync_every=24, fragments=24)  # the setting that the publicati
 
 
 @dataclass(frozen=True)
-class Row:
+class BandwidthRow:
     """One figure. `sync_every`, `fragments`, `overlap` are 0 for data-parallel; `published_gbps` None: not printed.
     Through a bucket `gbps` is up, and `down_gbps` down, where fragments come back as `weights_codec`."""
 
@@ -154,7 +154,7 @@ def _keeps_up(exchange: Exchange, moments: list[_Moment], step_s: float, round_s
     return False
 
 
-def published_rows() -> list[Row]:
+def published_rows() -> list[BandwidthRow]:
     """The published table: data-parallel, decoupled with the setting that reproduces it, and with H = P = 24."""
     rows = []
     for block in BANDWIDTH:
@@ -167,7 +167,9 @@ def published_rows() -> list[Row]:
     return rows
 
 
-def rows_of(parameters: float, sites: int, step_s: float, exchange: Exchange, bits_of: dict[str, float]) -> list[Row]:
+def rows_of(
+    parameters: float, sites: int, step_s: float, exchange: Exchange, bits_of: dict[str, float]
+) -> list[BandwidthRow]:
     """Any model, over a ring. `bits_of`: bits per parameter by codec."""
     rows = _data_parallel_rows(parameters, sites, step_s, None)
     for codec, bits in bits_of.items():
@@ -175,7 +177,7 @@ def rows_of(parameters: float, sites: int, step_s: float, exchange: Exchange, bi
     return rows
 
 
-def rows_of_plan(plan: Plan) -> list[Row]:
+def rows_of_plan(plan: Plan) -> list[BandwidthRow]:
     """At the fastest island's step, through the bucket: up in each codec, down in the planned one. Both links are
     equally full. Data-parallel: a ring over the islands."""
     schedule, sites = plan.schedule, len(plan.islands)
@@ -202,22 +204,24 @@ def exchange_of_plan(plan: Plan) -> Exchange:
     )
 
 
-def _data_parallel_rows(parameters: float, sites: int, step_s: float, printed: tuple[float, ...] | None) -> list[Row]:
+def _data_parallel_rows(
+    parameters: float, sites: int, step_s: float, printed: tuple[float, ...] | None
+) -> list[BandwidthRow]:
     made = []
     for index, percent in enumerate(UTILISATIONS):
         gbps = data_parallel_gbps(parameters * GRADIENT_BITS, sites, step_s, percent / 100)
-        row = Row("data_parallel", "bf16", sites, step_s, 0, 0, 0, float(percent), gbps)
+        row = BandwidthRow("data_parallel", "bf16", sites, step_s, 0, 0, 0, float(percent), gbps)
         made.append(replace(row, published_gbps=printed[index] if printed else None))
     return made
 
 
 def decoupled_rows(
     bits: float, codec: str, sites: int, step_s: float, exchange: Exchange, printed: tuple[float, ...] | None
-) -> list[Row]:
+) -> list[BandwidthRow]:
     made = []
     for index, percent in enumerate(UTILISATIONS):
         gbps = decoupled_gbps(bits, step_s, exchange, percent / 100)
         every, fragments, overlap = exchange.sync_every, exchange.fragments, exchange.overlap
-        row = Row("decoupled", codec, sites, step_s, every, fragments, overlap, float(percent), gbps)
+        row = BandwidthRow("decoupled", codec, sites, step_s, every, fragments, overlap, float(percent), gbps)
         made.append(replace(row, published_gbps=printed[index] if printed else None))
     return made

@@ -66,7 +66,7 @@ FITTED = ("step_s", "down_s", "up_s", "slice_chips", "repair")
 
 
 @dataclass(frozen=True)
-class Learner:
+class ChipsLearner:
     """One learner as the simulators see it.
 
     A slice fails `failures_per_s` times a second while the learner steps, never while it stops. A step in which slices
@@ -94,7 +94,7 @@ class Learner:
 
 def equal_learners(
     chips: int, learners: int, constants: Constants, slowdowns: tuple[float, ...] = ()
-) -> tuple[Learner, ...]:
+) -> tuple[ChipsLearner, ...]:
     """`chips` split evenly. `slowdowns[i]`: learner i takes so many times longer for a step (a straggler)."""
     per_learner = chips / learners
     slices = max(1, round(per_learner / constants.slice_chips))
@@ -102,7 +102,7 @@ def equal_learners(
     for index in range(learners):
         slowdown = slowdowns[index] if index < len(slowdowns) else 1.0
         made.append(
-            Learner(
+            ChipsLearner(
                 name=f"learner-{index}",
                 slices=slices,
                 failures_per_s=per_learner / slices / constants.mtbi_s,
@@ -117,7 +117,7 @@ def equal_learners(
     return tuple(made)
 
 
-def one_cluster(learners: tuple[Learner, ...], elastic: bool, constants: Constants) -> Learner:
+def one_cluster(learners: tuple[ChipsLearner, ...], elastic: bool, constants: Constants) -> ChipsLearner:
     """The same slices as one synchronous data-parallel learner: all step together, as fast as the slowest, and stop
     together for a down- or upscale of `constants`. Slices of different learners count alike."""
     slices = sum(learner.slices for learner in learners)

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from diloco_cli.forecast.chips import FAR_MS, MS, Learner, Repair
+from diloco_cli.forecast.chips import FAR_MS, MS, ChipsLearner, Repair
 from diloco_cli.forecast.timeline import Timeline, timeline
 
 BLOCK = 8192
@@ -44,7 +44,7 @@ def step_failures(failures_per_step: float, rng: np.random.Generator) -> Iterato
 class Slices:
     """The slices of one learner: how many are there, and when the others come back."""
 
-    def __init__(self, learner: Learner, rng: np.random.Generator) -> None:
+    def __init__(self, learner: ChipsLearner, rng: np.random.Generator) -> None:
         self.learner = learner
         self.active = learner.slices
         self.failures = 0
@@ -77,7 +77,7 @@ class Slices:
         return now_ms
 
 
-def walk(learner: Learner, horizon_ms: int, rng: np.random.Generator) -> Timeline:
+def walk(learner: ChipsLearner, horizon_ms: int, rng: np.random.Generator) -> Timeline:
     """Every step of the horizon, each with its own Poisson draw of failing slices."""
     slices, chances = Slices(learner, rng), uniforms(rng)
     stretches: list[tuple[int, int, int]] = []
@@ -111,7 +111,7 @@ def _of_those_there(drawn: int, active: int, full: int, chances: Iterator[float]
     return len(hit)
 
 
-def leap(learners: Sequence[Learner], horizon_ms: int, rng: np.random.Generator) -> list[Timeline]:
+def leap(learners: Sequence[ChipsLearner], horizon_ms: int, rng: np.random.Generator) -> list[Timeline]:
     """One timeline per learner, by events alone: failures of the whole fleet as one Poisson process, steady state
     skipped. The cost grows with failures, not with chips or steps."""
     rates = np.array([learner.slices * learner.failures_per_s for learner in learners])
@@ -128,7 +128,7 @@ def leap(learners: Sequence[Learner], horizon_ms: int, rng: np.random.Generator)
 
 
 def _leap_one(
-    learner: Learner, horizon_ms: int, times: list[int], hits: list[int], rng: np.random.Generator
+    learner: ChipsLearner, horizon_ms: int, times: list[int], hits: list[int], rng: np.random.Generator
 ) -> Timeline:
     """`times[i]`: a failure of slice `hits[i]`, which counts if the learner steps then and has such a slice."""
     slices, step_ms, up_ms = Slices(learner, rng), learner.step_ms, learner.up_ms

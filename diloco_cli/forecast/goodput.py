@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from diloco_cli.errors import UsageError
-from diloco_cli.forecast.chips import DAY_MS, MS, Constants, Learner, equal_learners, one_cluster
+from diloco_cli.forecast.chips import DAY_MS, MS, ChipsLearner, Constants, equal_learners, one_cluster
 from diloco_cli.forecast.failing import generator, leap, walk
 from diloco_cli.forecast.published import CHIPS, GOODPUT, PUBLISHED, Method
 from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
@@ -34,7 +34,7 @@ MAX_STEPS = 200_000_000  # of all histories: minutes
 
 
 @dataclass(frozen=True)
-class Row:
+class GoodputRow:
     """One cell of each table, in percent: means over the seeds, `_sd` their standard deviation (None for one seed).
     `slices`: of all learners together. `quorum_percent`: of the time, as many learners as the quorum needs are there;
     None for K = 1. `participation_percent`: of the learners alive, per merge; None where nothing is merged or the form
@@ -57,7 +57,7 @@ class Row:
     published_uptime_percent: float | None = None
 
 
-def published_grid(constants: Constants, days: float, seeds: Sequence[int], form: Form) -> Iterator[Row]:
+def published_grid(constants: Constants, days: float, seeds: Sequence[int], form: Form) -> Iterator[GoodputRow]:
     """Every cell of the published table, row by row. What was published stands beside it, if for as many interrupts."""
     most = max(GOODPUT, key=lambda row: row.learners).learners
     check_work(equal_learners(max(CHIPS), most, constants), days, len(seeds), form)
@@ -73,21 +73,21 @@ def published_grid(constants: Constants, days: float, seeds: Sequence[int], form
 
 
 def all_methods(
-    learners: Sequence[Learner],
+    learners: Sequence[ChipsLearner],
     chips: int,
     constants: Constants,
     days: float,
     seeds: Sequence[int],
     form: Form,
     rules: MergeRules,
-) -> Iterator[Row]:
+) -> Iterator[GoodputRow]:
     """One fleet by all three methods."""
     check_work(learners, days, len(seeds), form)
     for method in METHOD_NUMBERS:
         yield simulate_row(method, learners, chips, constants, days, seeds, form, rules, SlotMemory(form == "stepwise"))
 
 
-def check_work(learners: Sequence[Learner], days: float, histories: int, form: Form) -> None:
+def check_work(learners: Sequence[ChipsLearner], days: float, histories: int, form: Form) -> None:
     """Refuse what would take all memory, or hours."""
     horizon_s = days * DAY_MS / MS
     failures = horizon_s * sum(learner.slices * learner.failures_per_s for learner in learners)
@@ -113,7 +113,7 @@ def _below(days: float) -> str:
 
 def simulate_row(
     method: Method,
-    learners: Sequence[Learner],
+    learners: Sequence[ChipsLearner],
     chips: int,
     constants: Constants,
     days: float,
@@ -121,7 +121,7 @@ def simulate_row(
     form: Form,
     rules: MergeRules,
     memory: SlotMemory,
-) -> Row:
+) -> GoodputRow:
     """Simulate one fleet once per seed. For data-parallel the learners' chips become one learner."""
     fleet = fleet_of(method, learners, constants)
     horizon_ms = round(days * DAY_MS)
@@ -137,7 +137,7 @@ def simulate_row(
         if method == "decoupled" and form != "fast":
             shares.append(100 * merge_all(timelines, rules, memory).participation)
     closed = closed_form(fleet, quorum, rules.drift_s)
-    return Row(
+    return GoodputRow(
         method=method,
         learners=len(fleet),
         chips=chips,
@@ -161,20 +161,20 @@ def _together(timelines: Sequence[Timeline], quorum: int, drift_s: float) -> Pre
     return Presence(uptime, uptime, fleet_goodput(timelines))
 
 
-def fleet_of(method: Method, learners: Sequence[Learner], constants: Constants) -> tuple[Learner, ...]:
+def fleet_of(method: Method, learners: Sequence[ChipsLearner], constants: Constants) -> tuple[ChipsLearner, ...]:
     if method == "decoupled":
         return tuple(learners)
     return (one_cluster(tuple(learners), elastic=method == "data_parallel_elastic", constants=constants),)
 
 
-def run_fleet(fleet: Sequence[Learner], horizon_ms: int, form: Form, seeds: tuple[int, ...]) -> list[Timeline]:
+def run_fleet(fleet: Sequence[ChipsLearner], horizon_ms: int, form: Form, seeds: tuple[int, ...]) -> list[Timeline]:
     """Every learner's timeline; the same seeds give the same ones in either stepwise form."""
     if form == "fast":
         return leap(fleet, horizon_ms, generator(*seeds))
     return [walk(learner, horizon_ms, generator(*seeds, index)) for index, learner in enumerate(fleet)]
 
 
-def closed_form(fleet: Sequence[Learner], quorum: int = 1, drift_s: float = 0.0) -> tuple[float, float]:
+def closed_form(fleet: Sequence[ChipsLearner], quorum: int = 1, drift_s: float = 0.0) -> tuple[float, float]:
     """(goodput, uptime) of the fleet by mean values; the learners fail independently, and step on for `drift_s` while
     the quorum is missing."""
     shares = [_closed_form_alone(learner) for learner in fleet]
@@ -188,7 +188,7 @@ def closed_form(fleet: Sequence[Learner], quorum: int = 1, drift_s: float = 0.0)
     return goodput / sum(learner.weight for learner in fleet), anybody - (anybody - enough) * waits.still
 
 
-def _closed_form_alone(learner: Learner) -> tuple[float, float]:
+def _closed_form_alone(learner: ChipsLearner) -> tuple[float, float]:
     """(goodput, uptime) of one learner."""
     stops = Stops(
         slices=learner.slices,
@@ -206,7 +206,7 @@ def _sd(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def learners_of_plan(plan: Plan) -> tuple[Learner, ...]:
+def learners_of_plan(plan: Plan) -> tuple[ChipsLearner, ...]:
     """Each island is one learner that fails as a whole and is restarted. A "step" is one slot's work, after which a
     learner reports. Time away has the fitted form, scaled to the island's restart; what a failed island had not offered
     yet (half a round on average) is done again, as a pause when it is back. An island's share counts by its tokens per
@@ -218,7 +218,7 @@ def learners_of_plan(plan: Plan) -> tuple[Learner, ...]:
             raise UsageError(f"the plan's island {island.name!r} is not in the plan's inventory", hint="diloco plan")
         mtbf_s = settings[island.name].mtbf_s
         made.append(
-            Learner(
+            ChipsLearner(
                 name=island.name,
                 slices=1,
                 failures_per_s=1.0 / mtbf_s if mtbf_s else 0.0,

@@ -41,7 +41,7 @@ def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
 
 
 @dataclass
-class Wire:
+class SizesWire:
     """One direction of a link: transfers follow each other."""
 
     bps: float | None
@@ -72,7 +72,7 @@ class Condition:
     poisoned: set[OfferId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.up, self.down = Wire(self.island.link.up_bps), Wire(self.island.link.down_bps)
+        self.up, self.down = SizesWire(self.island.link.up_bps), SizesWire(self.island.link.down_bps)
 
     def transfer_s(self, operation: Operation, now_s: float) -> float:
         """How long the payload of this call is on the island's link."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_cli.forecast.chips import MS, Learner
+from diloco_cli.forecast.chips import MS, ChipsLearner
 
 Whole = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -19,7 +19,7 @@ class Timeline:
     """Stretch i: `steps[i]` finished steps in a row from `start_ms[i]` on, with `active[i]` slices. Lost steps and
     stops lie between the stretches. `failures`: slices that failed while the learner stepped."""
 
-    learner: Learner
+    learner: ChipsLearner
     horizon_ms: int
     start_ms: Whole
     steps: Whole
@@ -38,7 +38,9 @@ class Timeline:
         return useful_ms / self.horizon_ms / self.learner.slowdown
 
 
-def timeline(learner: Learner, horizon_ms: int, stretches: Sequence[tuple[int, int, int]], failures: int) -> Timeline:
+def timeline(
+    learner: ChipsLearner, horizon_ms: int, stretches: Sequence[tuple[int, int, int]], failures: int
+) -> Timeline:
     """From (start, steps, active) triples; those without a step or a slice are left out."""
     table = np.array([stretch for stretch in stretches if stretch[1] and stretch[2]], dtype=np.int64).reshape(-1, 3)
     return Timeline(learner, horizon_ms, table[:, 0], table[:, 1], table[:, 2], failures)

@@ -24,7 +24,7 @@ from diloco_cli.store.port import (
     holder_bytes,
 )
 from diloco_cli.store.responses import settled
-from diloco_cli.store.retry import Patience, Pause, kind_of
+from diloco_cli.store.retry import Patience, RetryPause, kind_of
 
 Result = TypeVar("Result")
 
@@ -78,7 +78,7 @@ class Client:
                 return stop.value
             answer = error = None
             try:
-                answer = yield Sleep(sent.seconds) if type(sent) is Pause else sent
+                answer = yield Sleep(sent.seconds) if type(sent) is RetryPause else sent
             except (StoreError, NoSpaceError) as raised:
                 error = raised
 

@@ -23,7 +23,7 @@ from diloco_cli.histories.region import Region
 from diloco_cli.histories.replayer import LIVENESS, Replayer, ViolationError, expect
 from diloco_cli.histories.script import CallFaults, Script, drawn_disturbances
 from diloco_cli.histories.stream import Stream
-from diloco_cli.histories.supervisor import Supervisor
+from diloco_cli.histories.supervisor import SimulatedSupervisor
 from diloco_cli.histories.witness import Beliefs
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
@@ -94,7 +94,7 @@ class History:
         self.changes = self.lost_tokens = 0
         self.tail: list[Moment] = []
         self.roles = names
-        self.nemesis, self.supervisor = Nemesis(self), Supervisor(self)
+        self.nemesis, self.supervisor = Nemesis(self), SimulatedSupervisor(self)
         self.region = Region(self) if self.run.regions else None
         self.healthy: Healthy | None = None
         self._begin()

@@ -20,7 +20,7 @@ from diloco_cli.virtual.world import VirtualLanes
 DRAIN_S = 10.0  # at most: where a quorum leaves together, each would wait for the others' progress
 
 
-class Learner(product.Learner):
+class SimulatedLearner(product.Learner):
     """One process. `start_threads` starts actors that live and die with it."""
 
     def __init__(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from diloco_cli.histories.replayer import Applied, Replayer, expect
+from diloco_cli.histories.replayer import AppliedOffer, Replayer, expect
 from diloco_cli.protocol.log.records import RunFormat
 
 Range = tuple[int, int]
@@ -71,7 +71,7 @@ def max_lost(run: RunFormat, batch_tokens: int) -> int:
 def check_outcomes(accounts: Iterable[Account], replayer: Replayer, fragments: int, most: int) -> int:
     """4: raises at the first range with no outcome, or with two, and where an incarnation took more than `most` tokens
     with it. Returns how many were lost like that, in the fragment of which most were."""
-    applied: dict[tuple[str, int], list[Applied]] = {}
+    applied: dict[tuple[str, int], list[AppliedOffer]] = {}
     for item in replayer.applied:
         applied.setdefault((item.learner, item.incarnation), []).append(item)
     lost = [0] * fragments
@@ -86,7 +86,7 @@ def check_outcomes(accounts: Iterable[Account], replayer: Replayer, fragments: i
     return max(lost)
 
 
-def _check_fragment(account: Account, fragment: int, applied: list[Applied]) -> int:
+def _check_fragment(account: Account, fragment: int, applied: list[AppliedOffer]) -> int:
     """Returns how many tokens were held at its end and came into no merge."""
     who = f"{account.learner} {account.incarnation}, fragment {fragment}"
     processed = _tokens(account.processed)

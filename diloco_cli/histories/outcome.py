@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.histories.client import Client
 from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.histories.script import Script
 from diloco_cli.protocol.actors.standby import Standby
@@ -26,7 +26,7 @@ class Actors:
     standby: type[Standby] = Standby
     mirror: type[Mirror] = Mirror
     relay: type[Relay] = Relay
-    learner: type[Learner] = Learner
+    learner: type[SimulatedLearner] = SimulatedLearner
     client: type[Client] = Client
     arithmetic: type[IntegerArithmetic] = IntegerArithmetic
 

@@ -68,7 +68,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedOffer:
     """A range of a learner's data that a merge applied to a fragment."""
 
     learner: str
@@ -99,7 +99,7 @@ class Replayer:
         self.shards = run.settings.data.shards or len(run.islands)
         self.base_floor = self.gc_floor = self.collected = 0
         self.kept_out: set[str] = set()
-        self.applied: list[Applied] = []
+        self.applied: list[AppliedOffer] = []
         self.shares: dict[str, int] = {}
         self.shares_after: list[dict[str, int]] = []
         self.left: dict[tuple[str, int, int], tuple[int, int]] = {}
@@ -239,7 +239,7 @@ class Replayer:
         expect(learner not in self.kept_out, "2", f"{who}: its learner is quarantined")
         self.bases.add(base)
         self.ends[learner, fragment] = item["data_end"]
-        self.applied.append(Applied(learner, item["incarnation"], fragment, item["data_start"], item["data_end"]))
+        self.applied.append(AppliedOffer(learner, item["incarnation"], fragment, item["data_start"], item["data_end"]))
         at = f"{learner}/{item['incarnation']:08d}/{item['seq']:010d}"
         offer = json.loads(self.store.get(f"offer/{at}.json") or b"{}")
         expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")

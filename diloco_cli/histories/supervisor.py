@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # nobody restarts what has left with these
 
 
-class Supervisor:
+class SimulatedSupervisor:
     """Of all roles. `standing_by`: processes that wait for a syncer's place."""
 
     def __init__(self, history: History) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from diloco_cli.digests import digest
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key, max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
@@ -17,7 +17,7 @@ from diloco_cli.tensors.payload import PayloadError
 def rebuilt_state(run: RunFormat, store: Store, wanted: FragmentVersion) -> bytes | None:
     """The bytes of `wanted`, bit-identical by their digest, from the newest intact version that it came from; None if
     the deltas do not give them, or are not kept any more. Reads the log from 0: for emergencies."""
-    replayer = Replayer(store, run)
+    replayer = LogVerifier(store, run)
     commits = _commits_of(store, wanted)
     origins = _origins(commits)
     start, state = _newest_intact(replayer, [commits[index] for index in origins], wanted)
@@ -61,7 +61,7 @@ def _commits_of(store: Store, wanted: FragmentVersion) -> list[Commit]:
     return found
 
 
-def _newest_intact(replayer: Replayer, commits: list[Commit], wanted: FragmentVersion) -> tuple[int, bytes | None]:
+def _newest_intact(replayer: LogVerifier, commits: list[Commit], wanted: FragmentVersion) -> tuple[int, bytes | None]:
     """(index into `commits`, bytes); the very first version can always be built from the run's seed."""
     for index in reversed(range(len(commits))):
         output = _output(commits[index], wanted.fragment)
@@ -73,7 +73,7 @@ def _newest_intact(replayer: Replayer, commits: list[Commit], wanted: FragmentVe
     return 0, first if digest(first) == _output(commits[0], wanted.fragment).state_digest else None
 
 
-def _restore(replayer: Replayer, commit: Commit, fragment: int, state: bytes) -> bool:
+def _restore(replayer: LogVerifier, commit: Commit, fragment: int, state: bytes) -> bool:
     try:
         replayer.arithmetic.restore(fragment, _output(commit, fragment).state_digest, state)
     except PayloadError:

@@ -38,7 +38,7 @@ from diloco_cli.signing import LOG, SignatureError, learner_signer
 from diloco_cli.store.port import BadKeyError, Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.norms import ScaleBooks
-from diloco_cli.tensors.merge import Source
+from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.payload import PayloadError
 
 
@@ -66,13 +66,13 @@ class Replay:
 def verified(store: Store, run: RunFormat) -> Replay:
     """One replay; where the log's floor rose meanwhile and took away what that one still wanted, another from there."""
     while True:
-        replayer = Replayer(store, run)
+        replayer = LogVerifier(store, run)
         found = replayer.replay()
         if found.ok or replayer.floor() <= found.floor:
             return found
 
 
-class Replayer:
+class LogVerifier:
     """Reads one run's bucket, changes nothing."""
 
     def __init__(self, store: Store, run: RunFormat) -> None:
@@ -139,7 +139,7 @@ class Replayer:
         if commit.n <= self.found.floor:
             self.scales.merged(output.fragment, commit.inputs, [None] * len(commit.inputs))
             return False
-        deltas = self._deltas(commit) if all(possible) else list[Source | None]([None] * len(possible))
+        deltas = self._deltas(commit) if all(possible) else list[DeltaSource | None]([None] * len(possible))
         for wrong in self.scales.merged(output.fragment, commit.inputs, deltas):
             self._expect(False, f"{key}: {wrong}")
         merged = self._recomputed(commit, deltas)
@@ -155,10 +155,10 @@ class Replayer:
         """What the deltas that a merge names give on top of the version before it; None if one is damaged."""
         return self._recomputed(commit, self._deltas(commit))
 
-    def _deltas(self, commit: Merge) -> list[Source | None]:
+    def _deltas(self, commit: Merge) -> list[DeltaSource | None]:
         return [self._delta(item, commit.outputs[0].fragment) for item in commit.inputs]
 
-    def _recomputed(self, commit: Merge, deltas: list[Source | None]) -> Merged | None:
+    def _recomputed(self, commit: Merge, deltas: list[DeltaSource | None]) -> Merged | None:
         weights = [item.weight for item in commit.inputs]
         sound = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if delta is not None]
         if not sound or len(sound) != len(deltas):
@@ -169,7 +169,7 @@ class Replayer:
         merged = self.arithmetic.merge(slot, sound)
         return None if isinstance(merged, Refused) else merged
 
-    def _delta(self, item: MergedOffer, fragment: int) -> Source | None:
+    def _delta(self, item: MergedOffer, fragment: int) -> DeltaSource | None:
         """The delta as the offer gives it, checked against the offer and re-anchored as the syncer must have done."""
         payload_at = delta_key(item.learner, item.incarnation, item.seq, item.payload_digest)
         max_bytes = max_fragment_bytes(self.run.layout, fragment)

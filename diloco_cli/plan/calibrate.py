@@ -44,7 +44,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True)
-class Row:
+class CalibrationRow:
     """One figure. `ratio` is measured / predicted; None where one of them is unknown."""
 
     what: str
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Calibration:
-    comparison: tuple[Row, ...]
+    comparison: tuple[CalibrationRow, ...]
     inventory: Inventory
 
 
@@ -81,7 +81,7 @@ def calibrate(plan: Plan, run: MeasuredRun) -> Calibration:
     return Calibration(tuple(rows), _derated(plan, measured, run))
 
 
-def _fleet_rows(plan: Plan, run: MeasuredRun) -> list[Row]:
+def _fleet_rows(plan: Plan, run: MeasuredRun) -> list[CalibrationRow]:
     p = plan.prediction
     rate = run.tokens / run.wall_s
     steady_percent = None if run.steady_tokens_per_s is None else 100 * run.steady_tokens_per_s / p.tokens_per_s_ideal
@@ -110,7 +110,7 @@ def _merged_percent(plan: Plan, run: MeasuredRun) -> float | None:
 
 def _island_rows(
     plan: Plan, planned: PlannedIsland, measured: dict[str, MeasuredIsland], run: MeasuredRun
-) -> list[Row]:
+) -> list[CalibrationRow]:
     """A short run's bytes also hold what its processes downloaded when they joined, once each."""
     island = measured[planned.name]
     up, down = (1e6 / 8 * mbps for mbps in (planned.sent_mbps, planned.received_mbps))
@@ -122,9 +122,9 @@ def _island_rows(
     ]
 
 
-def _row(what: str, predicted: float, measured: float | None, note: str = "") -> Row:
+def _row(what: str, predicted: float, measured: float | None, note: str = "") -> CalibrationRow:
     ratio = measured / predicted if measured is not None and predicted > 0 else None
-    return Row(what, predicted, measured, ratio, note)
+    return CalibrationRow(what, predicted, measured, ratio, note)
 
 
 def _derated(plan: Plan, measured: dict[str, MeasuredIsland], run: MeasuredRun) -> Inventory:

@@ -111,7 +111,7 @@ def rounded_up(bps: float, digits: int) -> float:
 
 
 @dataclass(frozen=True)
-class Fragments:
+class FragmentSizes:
     """How many there are, the parameters of the largest, and of the one in which a parameter chosen at random lies."""
 
     count: int
@@ -119,19 +119,19 @@ class Fragments:
     mean: float
 
 
-def fragments_of(sync: SyncSettings, model: ModelFacts) -> Fragments:
+def fragments_of(sync: SyncSettings, model: ModelFacts) -> FragmentSizes:
     """The embedding stands alone, the rest is dealt out evenly; with `split_rows` the embedding is cut as well. Never
     more fragments than pieces: tensors, or layers with `layout: layers`."""
     if sync.split_rows:
-        return Fragments(sync.fragments, model.parameters / sync.fragments, model.parameters / sync.fragments)
+        return FragmentSizes(sync.fragments, model.parameters / sync.fragments, model.parameters / sync.fragments)
     pieces = model.layers + 1 if sync.layout == "layers" else model.num_tensors
     count = min(sync.fragments, pieces)
     largest, embedding = model.max_fragment(count), model.embedding_parameters
     if count == 1:
-        return Fragments(count, largest, largest)
+        return FragmentSizes(count, largest, largest)
     rest = model.parameters - embedding
     others = rest / (count - (embedding > 0))
-    return Fragments(count, largest, (embedding**2 + others * rest) / model.parameters)
+    return FragmentSizes(count, largest, (embedding**2 + others * rest) / model.parameters)
 
 
 def link_warnings(island: IslandSettings, need: Need, round_s: float) -> list[str]:

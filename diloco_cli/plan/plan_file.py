@@ -20,7 +20,7 @@ from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.plan.plan import Plan
 
 PLAN_FORMAT = "diloco-plan"
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 MAX_PLAN_BYTES = 64_000_000
 SETTINGS = ("run", "inventory", "model")  # what a plan was made from; `--json` shows what came out
 NAME_DIGITS = 12  # of the digest in a file's name

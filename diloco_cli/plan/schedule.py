@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.plan.link import CODEC_BITS, Fragments
+from diloco_cli.plan.link import CODEC_BITS, FragmentSizes
 from diloco_cli.plan.plan import Schedule
 from diloco_cli.protocol.rules.quorum import grace_seconds
 
@@ -21,7 +21,7 @@ def local_steps(round_s: float, step_s: float) -> int:
 
 
 def make_schedule(
-    sync: SyncSettings, fragments: Fragments, step_s: Sequence[float], transfer_s: Sequence[float]
+    sync: SyncSettings, fragments: FragmentSizes, step_s: Sequence[float], transfer_s: Sequence[float]
 ) -> Schedule:
     """`step_s` and `transfer_s` per island taking part.
 

@@ -46,14 +46,14 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MachineEntry:
     """An inventory, and comments by the paths of its keys."""
 
     inventory: Inventory
     comments: dict[str, str]
 
 
-def new_inventory(found: Measurements, name: str, region: str, store_url: str) -> Entry:
+def new_inventory(found: Measurements, name: str, region: str, store_url: str) -> MachineEntry:
     """One island: this machine's accelerators, or one of its cores."""
     machine = found.machine
     island = IslandSettings(name, region, machine.accelerators)
@@ -65,10 +65,10 @@ def new_inventory(found: Measurements, name: str, region: str, store_url: str) -
     comments = entry.comments | {f"devices.{device}": what for device in inventory.devices}
     if machine.accelerators.name == CPU:
         comments[f"islands.{name}.accelerators"] = f"one of {machine.cores} cores: list one island a core"
-    return Entry(entry.inventory, comments)
+    return MachineEntry(entry.inventory, comments)
 
 
-def measured(found: Measurements, inventory: Inventory) -> Entry:
+def measured(found: Measurements, inventory: Inventory) -> MachineEntry:
     """The inventory with what was measured put into the islands that start on this machine."""
     comments: dict[str, str] = {}
     islands = tuple(_island(found, island, comments) for island in inventory.islands)
@@ -77,7 +77,7 @@ def measured(found: Measurements, inventory: Inventory) -> Entry:
         shares = tuple(rounded(share) for share in found.crowding.shares())
         local = LocalMachine(found.machine.cores, shares)
         comments["local.crowding"] = "measured: speed of each of 1, 2, ... busy cores over that of one alone"
-    return Entry(dataclasses.replace(inventory, islands=islands, local=local), comments)
+    return MachineEntry(dataclasses.replace(inventory, islands=islands, local=local), comments)
 
 
 def figures(found: Measurements) -> list[str]:

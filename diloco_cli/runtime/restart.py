@@ -56,7 +56,7 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RestartDecision:
     """`at_s`: when to start it again, on the clock of the exits; None unless `action` is restart."""
 
     action: Literal["restart", "done", "give_up"]
@@ -64,18 +64,18 @@ class Decision:
     at_s: float | None = None
 
 
-def decide(exits: Sequence[Exit], now_s: float, policy: RestartPolicy, stands_by: bool = False) -> Decision:
+def decide(exits: Sequence[Exit], now_s: float, policy: RestartPolicy, stands_by: bool = False) -> RestartDecision:
     """What becomes of a unit after the last of its exits (oldest first, at least one). `stands_by`: a fenced one is of
     use again, as a standby."""
     last = exits[-1]
     if last.status in DONE_STATUSES and not (stands_by and last.status == FENCED_STATUS):
-        return Decision("done", DONE_STATUSES[last.status])
+        return RestartDecision("done", DONE_STATUSES[last.status])
     cause = describe_exit(last)
     exhausted = _exhausted(exits, now_s, policy)
     if exhausted is not None:
-        return Decision("give_up", f"{cause}; {exhausted}")
+        return RestartDecision("give_up", f"{cause}; {exhausted}")
     delay_s = _delay_s(_bad_lives(exits, policy), policy)
-    return Decision("restart", f"{cause}; restart in {delay_s:g} s", now_s + delay_s)
+    return RestartDecision("restart", f"{cause}; restart in {delay_s:g} s", now_s + delay_s)
 
 
 def describe_exit(last: Exit) -> str:
@@ -149,7 +149,7 @@ Reason = Literal["finished", "stopped", "interrupted", "fenced", "failed"]
 
 
 @dataclass(frozen=True)
-class Event:
+class SupervisionEvent:
     """One line for people. `unit` is None if it concerns all."""
 
     kind: EventKind

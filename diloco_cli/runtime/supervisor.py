@@ -20,12 +20,12 @@ from diloco_cli.runtime.restart import (
     ENDINGS,
     FENCED_STATUS,
     Ending,
-    Event,
     EventKind,
     Exit,
     Reason,
     RestartPolicy,
     StopPolicy,
+    SupervisionEvent,
     SupervisionResult,
     begin_ending,
     decide,
@@ -138,7 +138,7 @@ def supervise(
     units: Sequence[UnitSpec],
     *,
     run_state: Callable[[], str],
-    on_event: Callable[[Event], None],
+    on_event: Callable[[SupervisionEvent], None],
     request_stop: Callable[[], object] | None = None,
     signals: SignalCount | None = None,
     poll_s: float = 0.2,
@@ -169,7 +169,7 @@ class Supervisor:
         units: Sequence[UnitSpec],
         asking: Asking,
         signals: SignalCount,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[SupervisionEvent], None],
         request_stop: Callable[[], object] | None,
         restart: RestartPolicy,
         stop: StopPolicy,
@@ -299,7 +299,7 @@ class Supervisor:
 
     def _tell(self, kind: EventKind, unit: str | None, text: str) -> None:
         try:
-            self._on_event(Event(kind, unit, text))
+            self._on_event(SupervisionEvent(kind, unit, text))
         except OSError:
             # The terminal is gone (its SIGHUP is handled elsewhere); talk must never stop the supervision.
             self._on_event = lambda event: None

@@ -99,7 +99,7 @@ class RetryBudget:
 
 
 @dataclass(frozen=True)
-class Pause:
+class RetryPause:
     """Before a call is tried again, which has failed so often by now."""
 
     seconds: float
@@ -127,7 +127,7 @@ class Patience:
     def persist(
         self, once: Callable[[], Generator[Any, Any, T]], failed: DilocoError | None = None
     ) -> Generator[Any, Any, T]:
-        """A call, again and again until it has its answer: yields what the call yields, and a Pause between two tries.
+        """A call, again and again until it has its answer: yields what the call yields, and pauses between two tries.
         `failed`: with what a first try has ended already. Written once, for real threads and for simulated ones."""
         attempts = 0
         while True:
@@ -137,7 +137,7 @@ class Patience:
                 except (StoreError, NoSpaceError) as error:
                     failed = error
             attempts += 1
-            yield Pause(self.pause_s(attempts, failed), attempts, failed)
+            yield RetryPause(self.pause_s(attempts, failed), attempts, failed)
             failed = None
 
 
@@ -220,7 +220,7 @@ class RetryingStore:
         steps = self._patience.persist(lambda: _called(call))
         try:
             while True:
-                pause: Pause = next(steps)
+                pause: RetryPause = next(steps)
                 if self._stop() or pause.seconds > self._remaining_s(started_s):
                     raise pause.error
                 since_s = clock.wall_s() if failing is None else failing.since_s

@@ -119,7 +119,7 @@ async def read_in_parts(
     place. A small object comes from the answer alone, and so does one whose size nobody knows: until the answer ends,
     or there are more than `max_bytes`.
     """
-    source = Source(stream)
+    source = Download(stream)
     if size_bytes is None:
         longest = MAX_OBJECT_BYTES if max_bytes is None else max_bytes
         return await on_time(longest, source.take_all(max_bytes))
@@ -128,7 +128,7 @@ async def read_in_parts(
     return await on_time(size_bytes, _in_parts(size_bytes, source, fetch))
 
 
-async def _in_parts(size_bytes: int, source: Source, fetch: Fetch) -> Chunks:
+async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> Chunks:
     found = {0: await on_time(1, source.take(1))}  # the time to the first byte says nothing about the speed
     started_s = clock.monotonic_s()
     found[1] = await _as_one_of_many(PROBE_BYTES, source.take(PROBE_BYTES - 1))
@@ -162,7 +162,7 @@ async def _as_one_of_many(num_bytes: int, work: Awaitable[T]) -> T:
     return await on_time(num_bytes * PARALLEL_PARTS, work)
 
 
-class Source:
+class Download:
     """Takes so many bytes at a time from a stream of pieces of any size."""
 
     def __init__(self, stream: AsyncIterator[bytes]) -> None:

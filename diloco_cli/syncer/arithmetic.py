@@ -30,7 +30,7 @@ from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
 from diloco_cli.tensors.flat import flatten, parameter_facts
-from diloco_cli.tensors.merge import Merging, Source, rule_of
+from diloco_cli.tensors.merge import DeltaSource, Merging, rule_of
 from diloco_cli.tensors.norms import measured_norms
 from diloco_cli.tensors.outer import apply_merge
 from diloco_cli.tensors.payload import Blank, PayloadError, views
@@ -120,7 +120,7 @@ class TorchArithmetic:
         tensors = views(state, state_spec(self.run.layout.fragments[fragment].num_parameters))
         return FragmentState(state_digest, state, tensors["parameters"], tensors["momentum"])
 
-    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Source | str:
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> DeltaSource | str:
         """The delta as it lies in its payload; re-anchored on the current version if the base is an older one:
         delta_current = delta_base + (Theta_current - Theta_base)."""
         form, current = self._formats[offer.fragment], self._current[offer.fragment]
@@ -132,7 +132,9 @@ class TorchArithmetic:
                 read, norms = anchored_anew(read, base, current.parameters), None
         except PayloadError:
             return "bad_payload"
-        source = Source(read, measured_norms(form.cut, read) if norms is None else norms, claimed=norms is not None)
+        source = DeltaSource(
+            read, measured_norms(form.cut, read) if norms is None else norms, claimed=norms is not None
+        )
         if not np.isfinite(source.norms).all():
             return "non_finite"
         if (source.norms < 0).any():
@@ -145,7 +147,7 @@ class TorchArithmetic:
     def _kept(self, data: bytes) -> bytes | memoryview:
         return data if self.spool is None else self.spool.keep(data)
 
-    def merge(self, slot: int, deltas: list[tuple[Source, float]]) -> Merged | Refused:
+    def merge(self, slot: int, deltas: list[tuple[DeltaSource, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
         sources, weights = [source for source, _ in deltas], [weight for _, weight in deltas]

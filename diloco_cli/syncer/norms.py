@@ -16,7 +16,7 @@ import numpy as np
 
 from diloco_cli.protocol.log.commits import Commit, EpochStart
 from diloco_cli.protocol.log.records import MergedOffer
-from diloco_cli.tensors.merge import Source
+from diloco_cli.tensors.merge import DeltaSource
 
 CAP = 8.0  # times the running median of a fragment's accepted deltas
 MEMORY = 31
@@ -102,7 +102,7 @@ class ScaleBooks:
             if outcome.reason == "norm_cap":
                 self._refused_in_a_row[outcome.fragment] = self._refused_in_a_row.get(outcome.fragment, 0) + 1
 
-    def merged(self, fragment: int, inputs: Sequence[MergedOffer], sources: Sequence[Source | None]) -> list[str]:
+    def merged(self, fragment: int, inputs: Sequence[MergedOffer], sources: Sequence[DeltaSource | None]) -> list[str]:
         """What is wrong with the scales of one merge; its norms enter the books. None: a delta that is not there."""
         norms = [None if source is None else float(np.linalg.norm(source.norms)) for source in sources]
         known = [(item, norm) for item, norm in zip(inputs, norms, strict=True) if norm is not None]

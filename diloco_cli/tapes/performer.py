@@ -69,7 +69,7 @@ class Versions:
 
 
 @dataclass
-class World:
+class TapeWorld:
     """What the performers of one tape share. `merge_numbers`, `merged_tokens`: of the merges, in their order."""
 
     tape: Tape
@@ -90,7 +90,7 @@ class World:
 class Performer:
     """Performs one track, event by event, on the training port and the fragments of the product's learner."""
 
-    def __init__(self, world: World, track: Track, replica: Replica, *, begin: bool = True) -> None:
+    def __init__(self, world: TapeWorld, track: Track, replica: Replica, *, begin: bool = True) -> None:
         run, island = world.tape.run, world.tape.run.island(track.learner)
         assert island is not None
         self.world, self.run, self.track, self.replica = world, run, track, replica

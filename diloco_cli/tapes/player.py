@@ -24,10 +24,10 @@ from diloco_cli.protocol.log.tape import Tape, TapeMerge
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss
 from diloco_cli.tapes.needs import Save, TrackId, needs_of, save_restored
-from diloco_cli.tapes.performer import Performer, Sent, Versions, World
+from diloco_cli.tapes.performer import Performer, Sent, TapeWorld, Versions
 from diloco_cli.tasks.build import Data, build_data, build_model
 from diloco_cli.tensors.flat import unflatten
-from diloco_cli.tensors.merge import Source
+from diloco_cli.tensors.merge import DeltaSource
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Player:
         self.tape, self.run, self.device = tape, tape.run, device
         self.data = data if data is not None else build_data(self.run.settings)
         needs = needs_of(tape)
-        self.world = World(tape, needs, Versions(tape, needs))
+        self.world = TapeWorld(tape, needs, Versions(tape, needs))
         self.arithmetic = TorchArithmetic(self.run, check_norms=False)
         self.tracks = {(track.learner, track.incarnation): track for track in tape.tracks}
         self.performers: dict[TrackId, Performer] = {}
@@ -126,7 +126,7 @@ class Player:
         self.current[fragment], self.states[fragment] = version, merged.state
         return state_digest
 
-    def _delta(self, offer: OfferId, merge: TapeMerge, scale: float) -> Source:
+    def _delta(self, offer: OfferId, merge: TapeMerge, scale: float) -> DeltaSource:
         """As the syncer reads it: re-anchored if its base is not the fragment's version now."""
         sent = self.world.sent.pop(offer)
         if sent.fragment != merge.fragment:

@@ -51,7 +51,7 @@ def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
 
 
 @dataclass(frozen=True)
-class Source:
+class DeltaSource:
     """One learner's delta: `read` decodes a chunk of it, `norms` [num_norms] are finite. `claimed`: the learner says
     so and nobody has checked. `scale` shortens the whole delta (norm clip)."""
 
@@ -74,7 +74,13 @@ class Merging:
     """
 
     def __init__(
-        self, rule: MergeRule, cut: Cut, sources: Sequence[Source], weights: Sequence[float], *, compare: bool = False
+        self,
+        rule: MergeRule,
+        cut: Cut,
+        sources: Sequence[DeltaSource],
+        weights: Sequence[float],
+        *,
+        compare: bool = False,
     ) -> None:
         total = sum(weights)
         if not total > 0:
@@ -178,7 +184,7 @@ def _stretched(cut: Cut, index: int, chunk: torch.Tensor, factors: Norms, room: 
     return out
 
 
-def _why_unsound(cut: Cut, source: Source) -> str | None:
+def _why_unsound(cut: Cut, source: DeltaSource) -> str | None:
     found = measured_norms(cut, source.read)
     if not np.isfinite(found).all():
         return "non_finite"

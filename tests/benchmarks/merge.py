@@ -25,7 +25,7 @@ from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.layout import Fragment, TensorSlot
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import DeltaFormat
-from diloco_cli.tensors.merge import MergeRule, Merging, Source
+from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging
 from diloco_cli.tensors.outer import apply_merge
 from diloco_cli.tensors.payload import from_bytes
 from tests.benchmarks import durable
@@ -52,9 +52,9 @@ class Bench:
     before: tuple[torch.Tensor, torch.Tensor]
     after: tuple[torch.Tensor, torch.Tensor]
 
-    def sources(self, claimed: bool) -> list[Source]:
+    def sources(self, claimed: bool) -> list[DeltaSource]:
         opened = [self.form.open(payload) for payload in self.payloads]
-        return [Source(read, norms, claimed) for read, norms in opened if norms is not None]
+        return [DeltaSource(read, norms, claimed) for read, norms in opened if norms is not None]
 
     def merge(self, rule: MergeRule, *, check: bool) -> None:
         """As a syncer does it, from payloads in memory to new parameters and momentum."""

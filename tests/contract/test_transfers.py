@@ -188,9 +188,9 @@ def test_an_object_that_changes_while_its_parts_come_is_never_mixed(
     versions = [bytes([number]) * 1000 for number in (1, 2)]
     store.put("k", versions[0])
     taken = 0
-    original = transfers.Source.take
+    original = transfers.Download.take
 
-    async def break_after_the_probe(source: transfers.Source, num_bytes: int) -> transfers.Chunks:
+    async def break_after_the_probe(source: transfers.Download, num_bytes: int) -> transfers.Chunks:
         nonlocal taken
         taken += num_bytes
         if taken <= transfers.PROBE_BYTES:
@@ -199,7 +199,7 @@ def test_an_object_that_changes_while_its_parts_come_is_never_mixed(
         raise ConnectionResetError
 
     monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", 60.0)
-    monkeypatch.setattr(transfers.Source, "take", break_after_the_probe)
+    monkeypatch.setattr(transfers.Download, "take", break_after_the_probe)
     with pytest.raises(StoreUnavailableError, match="changed"):
         store.get("k")
     monkeypatch.undo()

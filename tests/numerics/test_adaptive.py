@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import AgreementSettings, OuterSettings, SyncSettings
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import RunFormat
@@ -39,7 +39,7 @@ def merges_of(run: RunFormat, store: Store) -> list[Commit]:
 def test_at_its_ends_it_is_one_of_the_two_it_chooses_from(agreement: AgreementSettings, mixing: str) -> None:
     run = adaptive(agreement)
     store, found = run_to_end(run)
-    replay = Replayer(store, run).replay()
+    replay = LogVerifier(store, run).replay()
     assert replay.ok
     assert_close(flat(run, found), reference(with_mixing(run, mixing), replay.merges))
     assert {commit.outputs[0].rebase for commit in merges_of(run, store)} == {mixing == "rebase"}
@@ -50,7 +50,7 @@ def test_the_log_tells_the_mean_cosine_of_the_deltas(merge: str) -> None:
     """Two learners: the cosine between their two deltas, computed from the payloads in the bucket."""
     run = adaptive(AgreementSettings(), merge=merge, granularity="fragment")
     store, _ = run_to_end(run)
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
     for commit in merges_of(run, store):
         fragment = commit.outputs[0].fragment
         size = run.layout.fragments[fragment].num_parameters
@@ -67,9 +67,9 @@ def _values(payload: bytes, size: int) -> torch.Tensor:
 def test_a_run_between_the_thresholds_changes_over_and_a_verifier_agrees() -> None:
     run = adaptive(AgreementSettings(0.6, 0.4))
     store, _ = run_to_end(run)
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
     other = replace(run.settings.sync, agreement=AgreementSettings(-1.0, -1.0))
-    found = Replayer(store, replace(run, settings=replace(run.settings, sync=other))).replay()
+    found = LogVerifier(store, replace(run, settings=replace(run.settings, sync=other))).replay()
     assert any("rebase is" in text for text in found.mismatches), "the verifier did not notice other thresholds"
 
 

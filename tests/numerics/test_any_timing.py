@@ -17,7 +17,7 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.inner import build_optimizer
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.keys import delta_key, state_key
 from diloco_cli.protocol.log.records import Event, Offer, OfferId, RunFormat
 from diloco_cli.protocol.log.tape import Tape, Track
@@ -99,7 +99,7 @@ def moved(run: RunFormat, offer: Offer) -> torch.Tensor:
 def test_every_payload_is_the_gradient_of_the_data_that_its_offer_claims(mixing: str, seed: int) -> None:
     """Applied or not: neither more nor less than one batch, which would be off by 1 / 64 at least."""
     run, store = lived(mixing, seed, inner=DYADIC, model="slope", data="dyadic_stream")
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
     checked = 0
     for offer in offers(store).values():
         payload = store.get(delta_key(*offer.id, offer.payload_digest))
@@ -134,7 +134,7 @@ def test_what_a_missed_offer_held_is_in_no_merge_and_nothing_is_in_two(seed: int
 def test_one_learner_that_rebases_is_plain_training_whatever_the_timing(seed: int) -> None:
     """Every version is what plain training has after the data that its merge ends with."""
     run, store = lived("rebase", seed, learners=1, rounds=24)
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
     model = build_model(run.settings)
     optimizer, steps = build_optimizer(model, run.settings.train.inner), 0
     wanted = [(item.data_end // ROWS, c.outputs[0]) for c in commits(run, store) for item in c.inputs]
@@ -163,7 +163,7 @@ def test_a_run_of_any_timing_is_repeated_bit_for_bit(
     run, store = lived(mixing, seed, codec=codec, error_feedback=error_feedback)
     tape = record(store, run)
     assert [merge.n for merge in Player(tape).merges() if not merge.as_recorded] == []
-    assert len(tape.merges) >= 24 and Replayer(store, run).replay().ok
+    assert len(tape.merges) >= 24 and LogVerifier(store, run).replay().ok
 
 
 def test_among_them_are_adoptions_while_an_offer_of_the_fragment_is_on_its_way() -> None:

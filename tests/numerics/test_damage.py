@@ -12,7 +12,7 @@ from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.observe.rebuild import rebuilt_state
-from diloco_cli.observe.replay import Replay, Replayer
+from diloco_cli.observe.replay import LogVerifier, Replay
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, delta_key, offer_key, state_key, weights_key
 from diloco_cli.protocol.log.records import RunFormat
@@ -73,7 +73,7 @@ def flipped(data: bytes) -> bytes:
 
 
 def verified(run: RunFormat, store: Store) -> Replay:
-    return Replayer(store, run).replay()
+    return LogVerifier(store, run).replay()
 
 
 def test_the_undamaged_run_agrees(finished: Bucket, store: MemoryStore) -> None:

@@ -11,7 +11,7 @@ from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSetting
 from diloco_cli.config.validation import max_overlap
 from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.learner.wire import mixed
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import build_model
 from tests.numerics.harness import flat, make_run, run_to_end, versions
@@ -61,7 +61,7 @@ def first_merges(tau: int, **mixing: object) -> tuple[list[float], list[float]]:
     run = make_run(1, 4, sync, OuterSettings("sgd", 2.0, 0.0), BY_TWO, "two_scalars")
     assert [[t.name for t in fragment.tensors] for fragment in run.layout.fragments] == [["a"], ["b"]]
     store, _ = run_to_end(run)
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
     a, b = ([float(value) for value in versions(run, store, fragment)][:3] for fragment in (0, 1))
     return a, b
 
@@ -135,7 +135,7 @@ def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
     run = make_run(learners, 3, sync, OuterSettings("nesterov", 0.7, 0.5), CONSTANT)
     assert run.num_fragments == fragments
     store, found = run_to_end(run)
-    replay = Replayer(store, run).replay()
+    replay = LogVerifier(store, run).replay()
     assert replay.ok and replay.merges >= 2 * fragments
     assert_close(flat(run, found), reference(run, replay.merges))
 

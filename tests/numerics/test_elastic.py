@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.config.settings import DataSettings, OuterSettings, SyncSettings
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.requests import ask_to_stop
 from diloco_cli.protocol.log.commit_log import read_log
@@ -87,7 +87,7 @@ def test_an_island_joins_half_way_works_and_leaves_and_the_log_replays() -> None
     left = party.state()
     assert not guest.is_alive() and left.phase == "RUNNING", "it waited for the end of the run instead of leaving"
     state = party.stop()
-    replay = Replayer(party.store, party.run).replay()
+    replay = LogVerifier(party.store, party.run).replay()
     assert replay.ok, replay.mismatches
     known = state.learner("guest")
     inputs = [item for commit in commits(party.run, party.store) for item in commit.inputs if item.learner == "guest"]
@@ -106,7 +106,7 @@ def test_a_verifier_finds_an_island_that_nobody_admitted() -> None:
     party.start(party.guest, threading.Event())
     party.wait_for(lambda state: state.learner("guest").merges >= 2)
     party.stop()
-    assert Replayer(party.store, party.run).replay().ok
+    assert LogVerifier(party.store, party.run).replay().ok
     full = replace(party.run, settings=replace(party.run.settings, data=replace(party.run.settings.data, shards=2)))
-    found = Replayer(party.store, full).replay()
+    found = LogVerifier(party.store, full).replay()
     assert not found.ok and any("2 shards" in text for text in found.mismatches)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from tests.numerics.harness import commits, flat, make_run, run_to_end
 from tests.numerics.test_identities import DYADIC
 
@@ -21,7 +21,7 @@ def final(codec: str, feedback: bool, learners: int = 1) -> torch.Tensor:
     sync = replace(sync, error_feedback=feedback)
     run = make_run(learners, 8, sync, OUTER, DYADIC, "slope", "dyadic_stream", codec=codec)
     store, found = run_to_end(run)
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
     assert [commit.kind for commit in commits(run, store)].count("merge") == 8
     return flat(run, found)
 

@@ -7,7 +7,7 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from tests.numerics.harness import flat, make_run, run_to_end
@@ -96,7 +96,7 @@ def test_one_learner_with_outer_lr_1_and_no_momentum_is_plain_training() -> None
     run = make_run(1, 4, no_overlap(), OuterSettings("sgd", 1.0, 0.0), ADAMW)
     store, found = run_to_end(run)
     assert_close(flat(run, found), plain_training(run, steps=24))
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 2])
@@ -105,7 +105,7 @@ def test_one_learner_that_rebases_is_plain_training_whatever_the_overlap(overlap
     sync = no_overlap(fragments=3, overlap=overlap, mixing="rebase")
     run = make_run(1, 4, sync, OuterSettings("sgd", 1.0, 0.0), CONSTANT)
     store, found = run_to_end(run)
-    replay = Replayer(store, run).replay()
+    replay = LogVerifier(store, run).replay()
     assert replay.ok
     assert_close(flat(run, found), plain_training_slot_by_slot(run, replay.merges))
 
@@ -114,7 +114,7 @@ def test_one_learner_that_replaces_loses_what_it_learned_in_flight() -> None:
     """The same comparison tells replacement from rebasing: it can fail."""
     run = make_run(1, 4, no_overlap(fragments=3, overlap=1), OuterSettings("sgd", 1.0, 0.0), CONSTANT)
     store, found = run_to_end(run)
-    expected = plain_training_slot_by_slot(run, Replayer(store, run).replay().merges)
+    expected = plain_training_slot_by_slot(run, LogVerifier(store, run).replay().merges)
     assert torch.linalg.vector_norm(flat(run, found) - expected) > 1e-3
 
 
@@ -127,14 +127,14 @@ def test_all_learners_without_overlap_are_synchronous_diloco() -> None:
     run = make_run(3, 4, no_overlap(quorum=3), OuterSettings("nesterov", 0.7, 0.9), ADAMW)
     store, found = run_to_end(run)
     assert_close(flat(run, found), streaming_diloco(run, slots=4))
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
 
 
 def test_all_learners_with_fragments_are_synchronous_streaming_diloco() -> None:
     run = make_run(2, 4, no_overlap(quorum=2, fragments=3), OuterSettings("nesterov", 0.7, 0.9), CONSTANT)
     assert len(run.layout.fragments) == 3
     store, found = run_to_end(run)
-    slots = Replayer(store, run).replay().merges
+    slots = LogVerifier(store, run).replay().merges
     assert slots > 12, "offsets make the first round shorter, so that the target takes a little longer"
     assert_close(flat(run, found), streaming_diloco(run, slots))
 

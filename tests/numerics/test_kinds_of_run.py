@@ -10,7 +10,7 @@ import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.observe.bookkeeping import Books
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, RunFormat
@@ -43,7 +43,7 @@ def commits(store: Store) -> list[Commit]:
 def test_a_run_of_each_kind_ends_and_its_log_replays_bit_for_bit(sync: dict[str, Any]) -> None:
     run = small_run(**sync)
     store, _ = run_to_end(run)
-    found = Replayer(store, run).replay()
+    found = LogVerifier(store, run).replay()
     assert found.ok and found.merges >= 12 and found.offers_applied == 2 * found.merges, found
 
 
@@ -58,7 +58,7 @@ def test_a_clip_is_in_the_log_and_a_false_one_is_found() -> None:
     for item in changed["inputs"]:
         item["scale"] = 1.0
     store.put(commit_key(merge.n), encode(changed))
-    text = " ".join(Replayer(store, run).replay().mismatches)
+    text = " ".join(LogVerifier(store, run).replay().mismatches)
     assert f"{commit_key(merge.n)}: replayed parameters differ" in text
 
 
@@ -75,7 +75,7 @@ def test_a_syncer_that_clips_as_it_likes_is_found_out(sync: dict[str, Any], monk
     monkeypatch.setattr(arithmetic, "NormCap", Liar)
     run = small_run(**sync)
     store, _ = run_to_end(run)
-    found = Replayer(store, run).replay()
+    found = LogVerifier(store, run).replay()
     lied = sum(item.scale < 0.6 for commit in commits(store) for item in commit.inputs)
     told = [text for text in found.mismatches if "where its length gives" in text]
     assert found.ok == (lied == 0) and bool(told) == bool(lied) == ("clip" in sync), found.mismatches

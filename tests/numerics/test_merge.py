@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diloco_cli.layout import Fragment, TensorSlot
 from diloco_cli.tensors.codecs import CHUNK, Read, codec
-from diloco_cli.tensors.merge import MergeRule, Merging, Source
+from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging
 from diloco_cli.tensors.norms import Cut, Granularity, Span, measured_norms, spans
 from diloco_cli.tensors.payload import views
 
@@ -55,7 +55,7 @@ def merge(
 ) -> Tensor:
     """One fragment's merged delta, [n] float32, from [n] float32 deltas."""
     cut = Cut(spans(fragment, granularity if rule == "rda" else "fragment"))
-    sources = [Source(read, measured_norms(cut, read)) for read in map(reader_of, deltas)]
+    sources = [DeltaSource(read, measured_norms(cut, read)) for read in map(reader_of, deltas)]
     return all_chunks(Merging(rule, cut, sources, weights))
 
 
@@ -326,7 +326,7 @@ def test_a_merge_reads_payloads_as_if_they_had_been_decoded(name: str, granulari
         codec(name).decode(payload, values)
     cut = Cut(spans(fragment, granularity))
     reads = [codec(name).reader(payload) for payload in payloads]
-    sources = [Source(read, measured_norms(cut, read), claimed=True) for read in reads]
+    sources = [DeltaSource(read, measured_norms(cut, read), claimed=True) for read in reads]
     merging = Merging("rda", cut, sources, [1.0, 2.0, 0.5])
     found = all_chunks(merging)
     assert not merging.unsound
@@ -340,7 +340,7 @@ def test_a_wrong_norm_anywhere_is_found_and_nothing_is_yielded_by_rda(rule: Merg
     read = reader_of(torch.randn(cut.size, generator=torch.Generator().manual_seed(1)))
     norms = measured_norms(cut, read)
     norms[at] *= 1.001
-    merging = Merging(rule, cut, [Source(read, norms, claimed=True), Source(read, norms)], [1.0, 1.0])
+    merging = Merging(rule, cut, [DeltaSource(read, norms, claimed=True), DeltaSource(read, norms)], [1.0, 1.0])
     yielded = list(merging.chunks(torch.empty(cut.size)))
     assert merging.unsound == {0: "bad_norms"} and (rule == "avg" or not yielded)
 
@@ -351,9 +351,9 @@ def test_a_scaled_source_counts_as_its_scaled_delta(rule: MergeRule, granularity
     a, b = drawn(12, 2)
     cut = Cut(spans(FRAGMENT, granularity))
 
-    def source(delta: Tensor, scale: float) -> Source:
+    def source(delta: Tensor, scale: float) -> DeltaSource:
         read = reader_of(delta)
-        return Source(read, measured_norms(cut, read), scale=scale)
+        return DeltaSource(read, measured_norms(cut, read), scale=scale)
 
     found = all_chunks(Merging(rule, cut, [source(a, 1.0), source(b, 0.25)], [1.0, 3.0]))
     assert close(found, merge(rule, granularity, FRAGMENT, [a, b / 4], [1.0, 3.0]), 1e-6)

@@ -13,7 +13,7 @@ import torch
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
 from diloco_cli.observe.rebuild import rebuilt_state
-from diloco_cli.observe.replay import Replayer, verified
+from diloco_cli.observe.replay import LogVerifier, verified
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.requests import ask
@@ -130,7 +130,7 @@ def copy_of(store: Store) -> MemoryStore:
 
 def test_a_run_that_went_back_and_forgot_is_verified_from_its_floor(bucket: Bucket) -> None:
     run, store, _ = bucket
-    found = Replayer(store, run).replay()
+    found = LogVerifier(store, run).replay()
     assert found.ok, (found.missing, found.mismatches)
     state = head(run, store)
     assert found.floor == state.gc_floor > state.base_floor > LATER
@@ -165,7 +165,7 @@ def test_nothing_that_a_replay_from_the_floor_needs_may_be_missing(bucket: Bucke
     ):
         damaged = copy_of(store)
         damaged.delete(key)
-        assert key in Replayer(damaged, run).replay().missing
+        assert key in LogVerifier(damaged, run).replay().missing
 
 
 class CollectedMeanwhile(MemoryStore):
@@ -222,7 +222,7 @@ def test_a_rollback_that_says_other_things_than_the_log_is_named(
     plain = json.loads(store.get(key) or b"")
     change(plain)
     damaged.put(key, encode(plain))
-    assert any(key in text and words in text for text in Replayer(damaged, run).replay().mismatches)
+    assert any(key in text and words in text for text in LogVerifier(damaged, run).replay().mismatches)
 
 
 def test_a_lost_state_is_computed_anew_through_a_rollback(bucket: Bucket) -> None:
@@ -239,7 +239,7 @@ def test_a_lost_state_is_computed_anew_through_a_rollback(bucket: Bucket) -> Non
 
 def test_with_everything_in_place_the_whole_log_is_replayed_through_the_rollback(bucket: Bucket) -> None:
     run, _, seen = bucket
-    found = Replayer(seen.whole, run).replay()
+    found = LogVerifier(seen.whole, run).replay()
     assert found.ok and found.floor == 0, (found.missing, found.mismatches)
 
 

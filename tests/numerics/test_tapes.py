@@ -13,7 +13,7 @@ from msgspec import structs
 
 from diloco_cli.config.settings import ColdStartSettings, SyncSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.observe.replay import Replayer, verified
+from diloco_cli.observe.replay import LogVerifier, verified
 from diloco_cli.protocol.log.records import Event, RunFormat
 from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from diloco_cli.store.memory import MemoryStore
@@ -83,7 +83,7 @@ def test_a_recorded_run_is_repeated_bit_for_bit(changes: dict[str, object]) -> N
     assert any(event.kind == "adopted" for track in tape.tracks for event in track.events)
     outer, expected = player.outer_parameters(), outer_parameters(run, store)
     assert all(torch.equal(outer[name], expected[name]) for name in expected)
-    assert Replayer(store, run).replay().ok
+    assert LogVerifier(store, run).replay().ok
     if "clip" in changes:
         assert any(merge.scales for merge in tape.merges), "nothing was clipped"
         assert any(event.since is not None for track in tape.tracks for event in track.events if event.kind == "sent")

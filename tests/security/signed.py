@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.launch.new_run import signed
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import Secret
@@ -26,5 +26,5 @@ def as_learner(run: RunFormat, name: str) -> RunFormat:
 class SignedFleet(Fleet):
     """Learners with their own keys; the syncer and the operators with the run's secret."""
 
-    def _learner(self, run: RunFormat, name: str, start_threads: StartThreads) -> Learner:
+    def _learner(self, run: RunFormat, name: str, start_threads: StartThreads) -> SimulatedLearner:
         return super()._learner(as_learner(run, name), name, start_threads)

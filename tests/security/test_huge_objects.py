@@ -14,7 +14,7 @@ import pytest
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.observe.facts import read_facts
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
@@ -164,7 +164,7 @@ def test_a_replay_names_what_is_too_long(fleet: Fleet) -> None:
     output = state.outputs[0]
     key = next(key for key in fleet.world.store.list("weights/") if output.weights_digest in key)
     make_huge(fleet, key)
-    found = Replayer(fleet.world.store, fleet.run)
+    found = LogVerifier(fleet.world.store, fleet.run)
     assert found._present(key, max_fragment_bytes(fleet.run.layout, 0), output.weights_digest) is None
     assert found.found.mismatches == [f"{key}: other bytes than the log says"]
 

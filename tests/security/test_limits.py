@@ -16,7 +16,7 @@ from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.runtime.registry import log_path
-from diloco_cli.runtime.restart import Event, StopPolicy
+from diloco_cli.runtime.restart import StopPolicy, SupervisionEvent
 from diloco_cli.runtime.supervisor import supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.virtual.world import Actor
@@ -57,7 +57,7 @@ def test_only_the_starved_unit_dies_and_its_supervisor_reports_it(
 ) -> None:
     """Its log says why; the other unit lives until the run is over."""
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
-    events: list[Event] = []
+    events: list[SupervisionEvent] = []
     programs = {"starved": code, "sound": SOUND}
     units = [UnitSpec(name, "learner", (sys.executable, "-S", "-c", text)) for name, text in programs.items()]
     outcome = supervise(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
-from diloco_cli.observe.replay import Replayer
+from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.keys import commit_key, offer_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import KEYLESS
@@ -39,7 +39,7 @@ def damaged(bucket: Store, key: str, old: bytes, new: bytes) -> MemoryStore:
 def test_a_signed_run_verifies_with_any_key_and_with_none(finished: tuple[RunFormat, Store]) -> None:
     run, bucket = finished
     for opened in (run, as_learner(run, "l0"), replace(run, keyring=KEYLESS)):
-        found = Replayer(bucket, opened).replay()
+        found = LogVerifier(bucket, opened).replay()
         assert found.ok and found.merges >= 4 and found.offers_applied >= 8
 
 
@@ -48,11 +48,11 @@ def test_an_offer_that_was_changed_where_the_log_does_not_look_is_found_by_its_s
 ) -> None:
     run, bucket = finished
     forged = damaged(bucket, OFFER_AT, b'"nonce":"', b'"nonce":"f')
-    assert Replayer(forged, run).replay().mismatches == [f"{OFFER_AT} is not signed by who must sign it"]
-    assert Replayer(forged, replace(run, keyring=KEYLESS)).replay().ok, "only the signature tells"
+    assert LogVerifier(forged, run).replay().mismatches == [f"{OFFER_AT} is not signed by who must sign it"]
+    assert LogVerifier(forged, replace(run, keyring=KEYLESS)).replay().ok, "only the signature tells"
 
 
 def test_a_commit_without_its_signature_is_found(finished: tuple[RunFormat, Store]) -> None:
     run, bucket = finished
     forged = damaged(bucket, COMMIT_AT, b',"signature":"log:', b',"signed":"log:')
-    assert f"{COMMIT_AT} is not signed by who must sign it" in Replayer(forged, run).replay().mismatches
+    assert f"{COMMIT_AT} is not signed by who must sign it" in LogVerifier(forged, run).replay().mismatches

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
 from diloco_cli.protocol.actors.joining import Joined
@@ -25,10 +25,10 @@ from diloco_cli.signing import learner_signer
 PAUSE_S = 0.05
 
 
-def with_progress(progress: type[Progress]) -> type[Learner]:
+def with_progress(progress: type[Progress]) -> type[SimulatedLearner]:
     """A learner whose books are these."""
 
-    class Mistaken(Learner):
+    class Mistaken(SimulatedLearner):
         progress_type = progress
 
     return Mistaken
@@ -44,7 +44,7 @@ class Boundless(Progress):
         return StepPermit(True)
 
 
-class WaitsForItsOutcome(Learner):
+class WaitsForItsOutcome(SimulatedLearner):
     """Makes no step while the outcome of an offer of its own is not known."""
 
     def await_merges(self) -> Steps[None]:
@@ -53,7 +53,7 @@ class WaitsForItsOutcome(Learner):
             yield from self.hear()
 
 
-class TrainsOnAfterLeaving(Learner):
+class TrainsOnAfterLeaving(SimulatedLearner):
     """Goes back to training once it has drained."""
 
     def drain(self) -> Steps[None]:
@@ -61,7 +61,7 @@ class TrainsOnAfterLeaving(Learner):
         self.go(LearnerState.TRAINING)
 
 
-class WaitsForTheStore(Learner):
+class WaitsForTheStore(SimulatedLearner):
     """Uploads in the training's own time."""
 
     def offer(self) -> Steps[None]:
@@ -137,7 +137,7 @@ class NamesTheNewestBase(Progress):
         return None if draft is None else replace(draft, base=self._newest[draft.fragment])
 
 
-class OfferFirst(Learner):
+class OfferFirst(SimulatedLearner):
     """Publishes an offer, and then the payload that it names."""
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
@@ -161,13 +161,13 @@ class LastInFirstOut(Follower):
         return replace(self._mail.pop(), state=self.state) if self._mail else None
 
 
-class AdoptsOlderVersions(Learner):
+class AdoptsOlderVersions(SimulatedLearner):
     """Adopts whatever comes, also when it has something newer."""
 
     follower_type = LastInFirstOut
 
 
-class KeepsWhatWasMerged(Learner):
+class KeepsWhatWasMerged(SimulatedLearner):
     """Moves all its progress onto the version that it rebases on, also what that version holds."""
 
     def _adopt(self, output: FragmentVersion, values: Values, seen_s: float, now_s: float) -> None:
@@ -193,7 +193,7 @@ class OvertakenError(Exception):
     """The base of an offer has become void."""
 
 
-class DropsUploads(Learner):
+class DropsUploads(SimulatedLearner):
     """Forgets the offers that a rollback overtook on their way, and so their numbers are missing."""
 
     def _upload(
@@ -219,7 +219,7 @@ class DeafToRollbacks(Progress):
         return False
 
 
-class MomentsOfAfter(Learner):
+class MomentsOfAfter(SimulatedLearner):
     """Goes on after a rollback with the newest moments that it has saved, which belong to what was left behind."""
 
     def _leave_behind(self, state: RunState) -> Steps[None]:
@@ -231,7 +231,7 @@ class MomentsOfAfter(Learner):
 # -- moments, restarts, leaving -----------------------------------------------------------------------------------
 
 
-class FirstMoments(Learner):
+class FirstMoments(SimulatedLearner):
     """Restores the oldest moments of its name that are there, of whichever incarnation."""
 
     def _join(self) -> Steps[Joined]:
@@ -240,14 +240,14 @@ class FirstMoments(Learner):
         return replace(joined, inner=keys[0] if keys and joined.inner else joined.inner)
 
 
-class NeverSaves(Learner):
+class NeverSaves(SimulatedLearner):
     """Leaves a successor no moments."""
 
     def save(self) -> Steps[None]:
         yield from ()
 
 
-class NamesWhatIsNotThere(Learner):
+class NamesWhatIsNotThere(SimulatedLearner):
     """Names its moments before they are in the store."""
 
     def _upload_moments(self, moments: Moments, log_n: int) -> Steps[None]:
@@ -257,7 +257,7 @@ class NamesWhatIsNotThere(Learner):
         yield from super()._upload_moments(moments, log_n)
 
 
-class LeavesAtOnce(Learner):
+class LeavesAtOnce(SimulatedLearner):
     """Goes without a word on what it has not offered, and without waiting for what becomes of its offers."""
 
     def drain(self) -> Steps[None]:
@@ -286,7 +286,7 @@ class ListingFollower(Follower):
         return found
 
 
-class LooksForTheNewest(Learner):
+class LooksForTheNewest(SimulatedLearner):
     follower_type = ListingFollower
 
 
@@ -297,7 +297,7 @@ class Unfenced(Follower):
         yield from ()
 
 
-class NoIncarnations(Learner):
+class NoIncarnations(SimulatedLearner):
     """Every process of a learner writes under the same number, and takes no other for a rival."""
 
     follower_type = Unfenced
@@ -312,7 +312,7 @@ class NoIncarnations(Learner):
         return signed
 
 
-class DropsSilently(Learner):
+class DropsSilently(SimulatedLearner):
     """Begins a fragment anew now and then, and says to nobody what becomes of the data that it had processed."""
 
     def step(self) -> Steps[None]:
@@ -322,7 +322,7 @@ class DropsSilently(Learner):
             self.fragments.go_back(0)
 
 
-class CountsTwice(Learner):
+class CountsTwice(SimulatedLearner):
     """Says that progress in flight was given up for what it adopts, and offers it all the same."""
 
     def _adopt(self, output: FragmentVersion, values: int, seen_s: float, now_s: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import DataCheckError
 from diloco_cli.histories.client import Client
-from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.operations import Operation, Sleep, Steps, There
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
@@ -78,7 +78,7 @@ class RegionalFleet(Fleet):
         self._profile(name)
         island = Island(name, FAR, BATCH_TOKENS, 1, 1e9, 1e-9)
 
-        def steps(learner: Learner) -> Steps[RunState]:
+        def steps(learner: SimulatedLearner) -> Steps[RunState]:
             learner.run = yield from enter(self.run, island, self.nonce(), "then")
             return (yield from learner.train())
 

@@ -21,7 +21,7 @@ from diloco_cli.histories.campaign import (
     work_of,
 )
 from diloco_cli.histories.history import History
-from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.histories.options import Options, drawn_options
 from diloco_cli.histories.outcome import Actors, HistoryResult
 from diloco_cli.histories.replayer import Plain, Replayer, ViolationError
@@ -34,7 +34,7 @@ WITHIN_SEEDS = 1000
 TAUGHT_OTHERWISE = "only where nothing is remembered"
 
 
-class LazyAfterARestart(Learner):
+class LazyAfterARestart(SimulatedLearner):
     """One of the learners is there again, and offers nothing."""
 
     def step(self) -> Steps[None]:
@@ -44,7 +44,7 @@ class LazyAfterARestart(Learner):
             yield from super().step()
 
 
-class FailsAfterARestart(Learner):
+class FailsAfterARestart(SimulatedLearner):
     """One of the learners ends with an error whenever it is brought back."""
 
     def step(self) -> Steps[None]:
@@ -72,7 +72,7 @@ def others_go_on(options: Options) -> bool:
     [(LazyAfterARestart, "liveness", "offers nothing for"), (FailsAfterARestart, "exit", "its disk is broken")],
 )
 def test_a_learner_that_comes_back_and_does_no_work_is_noticed(
-    learner: type[Learner], invariant: str, says: str
+    learner: type[SimulatedLearner], invariant: str, says: str
 ) -> None:
     fitting = [seed for seed in range(WITHIN_SEEDS) if others_go_on(drawn_options(seed))][:MAX_FITTING]
     for seed in fitting:

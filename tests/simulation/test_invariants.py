@@ -13,7 +13,7 @@ import pytest
 from diloco_cli.histories.campaign import lived, swept_options
 from diloco_cli.histories.history import History
 from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.histories.options import drawn_options
 from diloco_cli.histories.outcome import Actors
 from diloco_cli.histories.replayer import Replayer, ViolationError
@@ -38,7 +38,7 @@ class Biased(IntegerArithmetic):
         return super().merge(slot, [(type(delta)(delta + 1, delta.offer), weight), *deltas[1:]])
 
 
-class Boastful(Learner):
+class Boastful(SimulatedLearner):
     """Steps, and counts the step only: its delta is not what its range gives."""
 
     def step(self) -> Steps[None]:
@@ -71,7 +71,7 @@ class Silent(Inbox):
         return
 
 
-class Trespassing(Learner):
+class Trespassing(SimulatedLearner):
     """Speaks in the syncer's name."""
 
     def step(self) -> Steps[None]:
@@ -79,7 +79,7 @@ class Trespassing(Learner):
         yield from super().step()
 
 
-class Ravaging(Learner):
+class Ravaging(SimulatedLearner):
     """Deletes what is not its own."""
 
     def step(self) -> Steps[None]:
@@ -103,11 +103,11 @@ class Restless(Follower):
             yield from self.look()
 
 
-class Hasty(Learner):
+class Hasty(SimulatedLearner):
     follower_type = Restless
 
 
-class Staying(Learner):
+class Staying(SimulatedLearner):
     """Does not leave when the run is over."""
 
     def train(self) -> Steps[RunState]:
@@ -116,7 +116,7 @@ class Staying(Learner):
             yield Sleep(1.0)
 
 
-class Lazy(Learner):
+class Lazy(SimulatedLearner):
     """Is there, and offers nothing."""
 
     def step(self) -> Steps[None]:

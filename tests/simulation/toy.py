@@ -10,7 +10,7 @@ from typing import Any
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.histories.learner import Learner
+from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.histories.witness import Beliefs
 from diloco_cli.layout import ParameterFact, balanced_layout
@@ -82,7 +82,7 @@ class Fleet:
         return self._process(name, self.run, lambda learner: learner.train(), delay_s)
 
     def _process(
-        self, name: str, run: RunFormat, steps_of: Callable[[Learner], Steps[RunState]], delay_s: float = 0.0
+        self, name: str, run: RunFormat, steps_of: Callable[[SimulatedLearner], Steps[RunState]], delay_s: float = 0.0
     ) -> Actor:
         """A learner's process: its threads live and die together. Returns the first one."""
         process = Process(name)
@@ -99,8 +99,8 @@ class Fleet:
         process.threads.append(actor)
         return actor
 
-    def _learner(self, run: RunFormat, name: str, start_threads: StartThreads) -> Learner:
-        return Learner(run, name, self.claim(), self.nonce, self.published, self._profile(name), start_threads)
+    def _learner(self, run: RunFormat, name: str, start_threads: StartThreads) -> SimulatedLearner:
+        return SimulatedLearner(run, name, self.claim(), self.nonce, self.published, self._profile(name), start_threads)
 
     def kill_all(self) -> None:
         """At once, and nobody brings them back."""
@@ -124,7 +124,7 @@ class Fleet:
         island = Island(name, "elsewhere", batch_tokens, 1, 1e9, 1e-9)
         self._profile(name)
 
-        def steps(learner: Learner) -> Steps[RunState]:
+        def steps(learner: SimulatedLearner) -> Steps[RunState]:
             learner.run = yield from enter(self.run, island, self.nonce(), "then")
             return (yield from learner.train())
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.observe.replay import Replay, Replayer
+from diloco_cli.observe.replay import LogVerifier, Replay
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.store.port import Store
@@ -33,7 +33,7 @@ class ReplayedIntegers(IntegerArithmetic):
         return super().merge(slot, [(found.delta, weight) for found, weight in deltas])
 
 
-class IntegerReplayer(Replayer):
+class IntegerReplayer(LogVerifier):
     """The product's replay, reading integers."""
 
     def __init__(self, store: Store, run: RunFormat) -> None:

@@ -65,7 +65,7 @@ def read_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]
 
 
 @dataclass
-class _Watched:
+class _WatchedWeights:
     """A fragment's newest version, when its weights are to be looked at, and how many looks in a row failed."""
 
     version: int
@@ -80,7 +80,7 @@ class WeightsWatch:
     def __init__(self, run: RunFormat, pace: Callable[[], float], suspect: Suspect) -> None:
         self.run, self.pace, self.suspect = run, pace, suspect
         self.damaged: dict[int, str] = {}
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _WatchedWeights] = {}
 
     def look(self, outputs: Iterable[FragmentVersion], now_s: float) -> Steps[bool]:
         """At the first of the region's newest versions whose time it is; False if there was none."""
@@ -95,15 +95,15 @@ class WeightsWatch:
                 return True
         return False
 
-    def _watch(self, output: FragmentVersion, now_s: float, usual_s: float) -> _Watched:
+    def _watch(self, output: FragmentVersion, now_s: float, usual_s: float) -> _WatchedWeights:
         """The pauses go on growing over what was made anew: a bucket that shows no weights at all costs little."""
         seen = self._watched.get(output.fragment)
         if seen is None or seen.version != output.version:
             pause_s = seen.pause_s if seen is not None and seen.failed else usual_s
-            seen = self._watched[output.fragment] = _Watched(output.version, now_s + pause_s, pause_s)
+            seen = self._watched[output.fragment] = _WatchedWeights(output.version, now_s + pause_s, pause_s)
         return seen
 
-    def _found(self, output: FragmentVersion, seen: _Watched, readable: bool) -> None:
+    def _found(self, output: FragmentVersion, seen: _WatchedWeights, readable: bool) -> None:
         seen.failed = 0 if readable else seen.failed + 1
         if readable:
             self.damaged.pop(output.fragment, None)

@@ -116,7 +116,7 @@ class SlotFacts:
 
 
 @dataclass(frozen=True)
-class Decision:
+class SlotDecision:
     """merge, wait (until `until_s`, if that is known) or skip, with the reason that people read in `status`."""
 
     action: Literal["merge", "wait", "skip"]
@@ -179,7 +179,7 @@ def next_window_s(facts: SlotFacts, slot_s: float) -> float:
     return from_s + slot_s + FOLLOWS * min(max(behind_s, -max_s), max_s)
 
 
-def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision:
+def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> SlotDecision:
     """Merge at quorum plus grace; earlier when all who are alive are here; skip a slot that nobody can fill while
     offers for later slots wait; otherwise wait, and say for what.
 
@@ -194,16 +194,18 @@ def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision
         missing = f"{facts.present} of the {facts.quorum} offers that the quorum needs"
         closed = facts.passed >= facts.quorum and facts.now_s >= facts.opens_s + grace.seconds
         if closed or (facts.expected < facts.quorum <= facts.alive and facts.now_s >= facts.opens_s):
-            return Decision("skip", f"{missing}, and {facts.passed} of {facts.alive} alive have passed this slot by")
+            return SlotDecision(
+                "skip", f"{missing}, and {facts.passed} of {facts.alive} alive have passed this slot by"
+            )
         if facts.later_offers and facts.now_s - facts.waiting_since_s >= skip_after_s:
-            return Decision("skip", f"{missing} after {skip_after_s:g} s, while later slots wait")
-        return Decision("wait", missing)
+            return SlotDecision("skip", f"{missing} after {skip_after_s:g} s, while later slots wait")
+        return SlotDecision("wait", missing)
     if facts.present >= facts.expected:
-        return Decision("merge", f"all {facts.present} learners are here that may come")
+        return SlotDecision("merge", f"all {facts.present} learners are here that may come")
     from_s = facts.now_s if facts.window_from_s is None else facts.window_from_s
     until_s = from_s + grace.seconds
     if facts.now_s >= until_s:
-        return Decision(
+        return SlotDecision(
             "merge", f"{facts.present} of {facts.alive} after {grace.seconds:.2f} s of grace ({grace.reason})"
         )
-    return Decision("wait", f"{facts.present} of {facts.alive}, in the grace window ({grace.reason})", until_s)
+    return SlotDecision("wait", f"{facts.present} of {facts.alive}, in the grace window ({grace.reason})", until_s)

@@ -6,14 +6,14 @@ import pytest
 
 from diloco_cli.doctor.checks import finding_of, skew_finding
 from diloco_cli.doctor.races import fault_of_round
-from diloco_cli.doctor.racing_processes import Answer
+from diloco_cli.doctor.racing_processes import RaceAnswer
 from diloco_cli.doctor.retention import Retention, monthly_cost, retention_finding
 from diloco_cli.store.port import ObjectStat
 
 A, B = b"a's bytes", b"b's bytes"
-WON = Answer(True, A)
-LOST = Answer(False, A)
-MUTE = Answer(False, trouble="no answer")
+WON = RaceAnswer(True, A)
+LOST = RaceAnswer(False, A)
+MUTE = RaceAnswer(False, trouble="no answer")
 
 
 @pytest.mark.parametrize(
@@ -22,15 +22,15 @@ MUTE = Answer(False, trouble="no answer")
         ([WON, LOST], A, ""),
         ([WON, MUTE], A, ""),
         ([MUTE, LOST], A, ""),  # the one without an answer has won
-        ([WON, Answer(True, B)], B, "2 of 2 racers were told"),
+        ([WON, RaceAnswer(True, B)], B, "2 of 2 racers were told"),
         ([LOST, LOST], A, "no racer was told"),
         ([WON, LOST], B, "a loser's bytes"),
-        ([WON, Answer(False, B)], A, "other bytes than the winner's"),
+        ([WON, RaceAnswer(False, B)], A, "other bytes than the winner's"),
         ([WON, LOST], None, "is not there"),
         ([WON, LOST], b"torn", "no racer wrote"),
     ],
 )
-def test_a_round_is_right_if_one_wins_and_all_agree(answers: list[Answer], final: bytes | None, fault: str) -> None:
+def test_a_round_is_right_if_one_wins_and_all_agree(answers: list[RaceAnswer], final: bytes | None, fault: str) -> None:
     found = fault_of_round([A, B], answers, final)
     assert fault in found if fault else found == ""
 

@@ -13,8 +13,8 @@ from diloco_cli.forecast import bandwidth
 from diloco_cli.forecast.bandwidth import (
     FITTED,
     HONEST,
+    BandwidthRow,
     Exchange,
-    Row,
     data_parallel_gbps,
     decoupled_gbps,
     exchange_of_plan,
@@ -30,7 +30,7 @@ from tests.unit.plan.fleets import IOWA, MODEL, SPOT, fleet, with_sync
 
 
 @cache
-def published_rows() -> list[Row]:
+def published_rows() -> list[BandwidthRow]:
     return bandwidth.published_rows()
 
 

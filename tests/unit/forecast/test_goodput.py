@@ -14,11 +14,11 @@ import pytest
 
 from diloco_cli.errors import UsageError
 from diloco_cli.forecast import goodput
-from diloco_cli.forecast.chips import DAY_MS, Constants, Learner, Repair, equal_learners
+from diloco_cli.forecast.chips import DAY_MS, ChipsLearner, Constants, Repair, equal_learners
 from diloco_cli.forecast.goodput import (
     METHOD_NUMBERS,
     Form,
-    Row,
+    GoodputRow,
     all_methods,
     check_work,
     closed_form,
@@ -35,7 +35,7 @@ POINTS = 5.0  # how far a cell may be from the published one
 CLOSED_POINTS = 1.5
 
 
-def apart(rows: list[Row]) -> dict[tuple[str, int, int], float]:
+def apart(rows: list[GoodputRow]) -> dict[tuple[str, int, int], float]:
     return {
         (row.method, row.learners, row.chips): max(
             abs(row.goodput_percent - (row.published_goodput_percent or 0)),
@@ -64,7 +64,7 @@ def test_what_was_published_stands_beside_as_many_interrupts_only() -> None:
     assert all(row.published_goodput_percent is not None for row in published_grid(quicker, 0.01, (0,), "fast"))
 
 
-def shares(form: Form, fleet: Sequence[Learner], days: float, seeds: int) -> list[list[float]]:
+def shares(form: Form, fleet: Sequence[ChipsLearner], days: float, seeds: int) -> list[list[float]]:
     """Goodput, uptime and failures of each seed."""
     made = [run_fleet(fleet, round(days * DAY_MS), form, (seed, len(fleet))) for seed in range(seeds)]
     failures = [float(sum(timeline.failures for timeline in timelines)) for timelines in made]
@@ -151,7 +151,7 @@ def test_a_straggler_slows_data_parallel_down_and_only_itself_when_decoupled() -
     assert rows[2].goodput_percent == pytest.approx(100 * (3 + 0.1) / 4, abs=2.0)
 
 
-def cost(learners: Sequence[Learner], days: float) -> tuple[int, int]:
+def cost(learners: Sequence[ChipsLearner], days: float) -> tuple[int, int]:
     """(lines of the simulators that the fast form runs, which is its cost whatever else the machine does; failures)"""
     count = 0
 
@@ -183,7 +183,7 @@ def test_the_cost_grows_with_failures_and_not_with_chips_or_days() -> None:
         assert longer / more == pytest.approx(lines / failures, rel=0.1)
 
 
-def lonely(learners: int) -> list[Learner]:
+def lonely(learners: int) -> list[ChipsLearner]:
     """As the islands of a plan: one slice each, an hour from failure to failure, 20 minutes away."""
     constants = replace(PUBLISHED, mtbi_s=3600.0, slice_chips=1, down_s=0.0, repair=PUBLISHED.repair.with_mean(1200.0))
     return list(equal_learners(learners, learners, constants))

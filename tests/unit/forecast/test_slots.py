@@ -14,7 +14,7 @@ from diloco_cli.forecast.published import PUBLISHED
 from diloco_cli.forecast.slots import MergeRules, SlotMemory, SlotView, decide, merge_all, step_ends_ms
 from diloco_cli.forecast.timeline import timeline
 from diloco_cli.protocol.rules import quorum
-from diloco_cli.protocol.rules.quorum import Decision, Grace, Pace, SlotFacts, decide_slot, grace_window
+from diloco_cli.protocol.rules.quorum import Grace, Pace, SlotDecision, SlotFacts, decide_slot, grace_window
 
 ALIVE = 15_000
 
@@ -127,9 +127,9 @@ def test_every_slot_is_decided_by_the_syncers_own_functions(monkeypatch: pytest.
     names = ("decide_slot", "grace_window", "alive_within_s", "measured_pace")
     assert all(getattr(slots, name) is getattr(quorum, name) for name in names)
     asked: list[SlotFacts] = []
-    original: Callable[[SlotFacts, Grace, float], Decision] = quorum.decide_slot
+    original: Callable[[SlotFacts, Grace, float], SlotDecision] = quorum.decide_slot
 
-    def listening(facts: SlotFacts, grace: Grace, skip_after_s: float) -> Decision:
+    def listening(facts: SlotFacts, grace: Grace, skip_after_s: float) -> SlotDecision:
         asked.append(facts)
         return original(facts, grace, skip_after_s)
 
@@ -138,5 +138,5 @@ def test_every_slot_is_decided_by_the_syncers_own_functions(monkeypatch: pytest.
     timelines = [walk(learner, DAY_MS // 100, generator(i)) for i, learner in enumerate(learners)]
     merges = merge_all(timelines, MergeRules(), SlotMemory(remember=False))
     assert len(asked) >= len(merges.at_ms) > 100
-    monkeypatch.setattr(slots, "decide_slot", lambda facts, grace, skip: Decision("skip", "never merge"))
+    monkeypatch.setattr(slots, "decide_slot", lambda facts, grace, skip: SlotDecision("skip", "never merge"))
     assert merge_all(timelines, MergeRules(), SlotMemory(remember=False)).at_ms == []

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from diloco_cli.histories.ledger import Account, check_outcomes
-from diloco_cli.histories.replayer import Applied, Replayer, ViolationError
+from diloco_cli.histories.replayer import AppliedOffer, Replayer, ViolationError
 
 BATCH = 4
 MAX_LOST = 40
@@ -22,12 +22,12 @@ def account(steps: int) -> Account:
     return made
 
 
-def check(*accounts: Account, applied: tuple[Applied, ...] = ()) -> int:
+def check(*accounts: Account, applied: tuple[AppliedOffer, ...] = ()) -> int:
     return check_outcomes(accounts, cast(Replayer, SimpleNamespace(applied=list(applied))), 1, MAX_LOST)
 
 
-def merged(start: int, end: int, **other: Any) -> Applied:
-    return Applied(**{"learner": "l0", "incarnation": 1, "fragment": 0, "start": start, "end": end, **other})
+def merged(start: int, end: int, **other: Any) -> AppliedOffer:
+    return AppliedOffer(**{"learner": "l0", "incarnation": 1, "fragment": 0, "start": start, "end": end, **other})
 
 
 def test_what_was_applied_given_up_or_held_at_the_end_balances() -> None:
@@ -95,7 +95,7 @@ def test_giving_up_nothing_is_no_entry() -> None:
         ((merged(4, 8, incarnation=2),), "no such process"),
     ],
 )
-def test_what_has_no_outcome_or_two_shows(applied: tuple[Applied, ...], says: str) -> None:
+def test_what_has_no_outcome_or_two_shows(applied: tuple[AppliedOffer, ...], says: str) -> None:
     """Four batches: the first two were offered, the third was given up. Of the first nobody says anything more."""
     books = account(4)
     if "in no merge" in says:

@@ -7,7 +7,7 @@ import pytest
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import busy_share, kept_in_flight, run_fleet
-from diloco_cli.plan.link import Fragments, fragments_of
+from diloco_cli.plan.link import FragmentSizes, fragments_of
 from diloco_cli.plan.model_facts import ModelFacts
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, SPOT, fleet, with_sync
 
@@ -68,12 +68,12 @@ def test_the_mean_fragment_is_that_of_a_parameter_chosen_at_random() -> None:
     assert (four.count, four.largest) == (4, 400)
     assert four.mean == pytest.approx((400 * 400 + 3 * 200 * 200) / 1000)
     plain = ModelFacts(parameters=1000, layers=2, width=1, sequence=1, embedding_parameters=0, num_tensors=9)
-    assert fragments_of(SyncSettings(fragments=4), plain) == Fragments(4, 250.0, 250.0)
-    assert fragments_of(SyncSettings(fragments=1), model) == Fragments(1, 1000.0, 1000.0)
+    assert fragments_of(SyncSettings(fragments=4), plain) == FragmentSizes(4, 250.0, 250.0)
+    assert fragments_of(SyncSettings(fragments=1), model) == FragmentSizes(1, 1000.0, 1000.0)
 
 
 def test_there_are_no_more_fragments_than_pieces_and_split_rows_cuts_the_embedding_too() -> None:
     model = ModelFacts(parameters=1000, layers=2, width=1, sequence=1, embedding_parameters=400, num_tensors=9)
     assert fragments_of(SyncSettings(fragments=24), model).count == 9
     assert fragments_of(SyncSettings(fragments=24, layout="layers"), model).count == 3
-    assert fragments_of(SyncSettings(fragments=20, split_rows=True), model) == Fragments(20, 50.0, 50.0)
+    assert fragments_of(SyncSettings(fragments=20, split_rows=True), model) == FragmentSizes(20, 50.0, 50.0)

@@ -143,7 +143,7 @@ def test_differences_name_what_changed_came_and_went(made):
 
 
 def test_a_plan_file_of_this_version_that_lies_here_for_good_can_still_be_read():
-    plan = load_plan(Path(__file__).parent / "golden" / "plan-2.json")
+    plan = load_plan(Path(__file__).parent / "golden" / "plan-3.json")
     assert [island.name for island in plan.islands] == ["iowa"]
     assert [left.name for left in plan.excluded] == ["home"]
     assert plan.run.sync.every == 100

@@ -25,7 +25,7 @@ from diloco_cli.runtime.registry import (
     read_unit,
     release,
 )
-from diloco_cli.runtime.restart import Event, RestartPolicy, StopPolicy, SupervisionResult
+from diloco_cli.runtime.restart import RestartPolicy, StopPolicy, SupervisionEvent, SupervisionResult
 from diloco_cli.runtime.signals import signal_process
 from diloco_cli.runtime.supervisor import SignalCount, supervise
 from diloco_cli.runtime.units import UnitSpec, learner_unit, start_unit, syncer_unit
@@ -63,7 +63,7 @@ class Supervision:
     """`supervise` in a thread, with what it told."""
 
     def __init__(self, *units: UnitSpec, **options) -> None:
-        self.events: list[Event] = []
+        self.events: list[SupervisionEvent] = []
         self.state = "RUNNING"
         self.signals = SignalCount()
         self.outcome: SupervisionResult | None = None
@@ -249,7 +249,7 @@ def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated(eventual
 
 
 def test_a_closed_terminal_does_not_end_the_supervision(eventually):
-    def closed(event: Event) -> None:
+    def closed(event: SupervisionEvent) -> None:
         raise OSError(5, "Input/output error")
 
     with Supervision(unit("a"), on_event=closed) as run:

@@ -14,7 +14,7 @@ from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tensors.delta import delta_formats
-from diloco_cli.tensors.merge import Source
+from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.payload import to_bytes
 from tests.numerics.harness import make_run
 
@@ -44,17 +44,17 @@ def payload(values: list[float], norms: list[float] | None = None) -> bytes:
     return to_bytes({**claimed, "values": torch.tensor(values)})
 
 
-def read(arithmetic: TorchArithmetic, values: list[float], norms: list[float] | None = None) -> Source:
+def read(arithmetic: TorchArithmetic, values: list[float], norms: list[float] | None = None) -> DeltaSource:
     found = arithmetic.read_delta(offer(), payload(values, norms), None)
-    assert isinstance(found, Source), found
+    assert isinstance(found, DeltaSource), found
     return found
 
 
-def decoded(source: Source) -> torch.Tensor:
+def decoded(source: DeltaSource) -> torch.Tensor:
     return source.read(0, torch.empty(SIZE)).clone()
 
 
-def merged(arithmetic: TorchArithmetic, *deltas: tuple[Source, float]) -> Merged:
+def merged(arithmetic: TorchArithmetic, *deltas: tuple[DeltaSource, float]) -> Merged:
     found = arithmetic.merge(0, list(deltas))
     assert isinstance(found, Merged), found
     return found
@@ -147,7 +147,7 @@ def test_re_anchoring_keeps_the_low_bits_of_a_small_delta(arithmetic: TorchArith
     base = current(arithmetic) + 1e-4 * torch.randn(SIZE, generator=generator)
     delta = 1e-6 * torch.randn(SIZE, generator=generator)
     found = arithmetic.read_delta(offer(), payload(delta.tolist()), arithmetic.weights_codec.to_bytes(base))
-    assert isinstance(found, Source)
+    assert isinstance(found, DeltaSource)
     assert torch.equal(
         decoded(found),
         delta
@@ -161,7 +161,7 @@ def test_re_anchoring_adds_what_has_moved_since_the_base(arithmetic: TorchArithm
     before = current(arithmetic).clone()
     wrong_by_now = payload(delta.tolist(), [1.0, 1.0])
     found = arithmetic.read_delta(offer(), wrong_by_now, arithmetic.weights_codec.to_bytes(base))
-    assert isinstance(found, Source) and torch.equal(decoded(found), delta + (before - base))
+    assert isinstance(found, DeltaSource) and torch.equal(decoded(found), delta + (before - base))
     assert not found.claimed and found.norms == pytest.approx([float(t.norm()) for t in decoded(found).split([3, 2])])
     assert torch.equal(current(arithmetic), before), "the version itself stays as it is"
 
@@ -250,7 +250,7 @@ def test_what_the_learner_encodes_is_what_the_syncer_takes(run: RunFormat) -> No
         arithmetic.settle(0, digest(arithmetic.initial()[0].state))
         seen = torch.empty(SIZE)
         found = arithmetic.read_delta(offer(), form.encode(torch.tensor(A), seen), None)
-        assert isinstance(found, Source) and found.claimed and torch.equal(decoded(found), seen)
+        assert isinstance(found, DeltaSource) and found.claimed and torch.equal(decoded(found), seen)
         merged(arithmetic, (found, 1.0))
 
 

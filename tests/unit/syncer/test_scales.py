@@ -12,7 +12,7 @@ import pytest
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.records import Outcome
 from diloco_cli.syncer.norms import CAP, MEMORY, NormCap, ScaleBooks
-from diloco_cli.tensors.merge import Source
+from diloco_cli.tensors.merge import DeltaSource
 from tests.unit.protocol.records import applied, commit, genesis
 
 CLIP = 1.5
@@ -52,8 +52,8 @@ def refusal(seq: int, fragment: int) -> Commit:
     return commit(genesis(), "refuse", outcomes=(Outcome("l0", 1, seq, fragment, "norm_cap"),))
 
 
-def delta(norm: float) -> Source:
-    return Source(lambda start, end: None, np.array([norm]))  # type: ignore[arg-type, return-value]
+def delta(norm: float) -> DeltaSource:
+    return DeltaSource(lambda start, end: None, np.array([norm]))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("clip", ["none", 1.0, 1.5])
