@@ -1,4 +1,7 @@
-"""A batch in micro-batches: the gradients and the loss of the whole batch, in less memory."""
+"""A batch in micro-batches: the gradients and the loss of the whole batch, in less memory.
+
+An island that joins counts its tokens by the run's whole sequences.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,15 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.new_run import islands_of, layout_of, make_format, shares_here
-from diloco_cli.learner.daemon import Newcomer, _island_of
+from diloco_cli.learner.daemon import Newcomer, _island_of, check_batch
 from diloco_cli.learner.inner import clip_gradients, set_learning_rate
 from diloco_cli.learner.micro_batch import micro_batch_here, micro_batches, parameters_of
 from diloco_cli.learner.replica import CPU, Replica
 from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.plan.planner import make_plan
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, build_data, build_model
+from tests.unit.protocol.records import RUN
 
 SEQUENCES = 8
 BATCH = 64 * SEQUENCES  # tokens of gpt-pico's sequences
@@ -278,3 +283,25 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def run_of(model: ModelSettings, data: DataSettings) -> RunFormat:
+    return replace(RUN, settings=replace(RUN.settings, model=model, data=data))
+
+
+PICO = run_of(ModelSettings(preset="gpt-pico"), DataSettings(preset="python-stdlib"))
+
+
+@pytest.mark.parametrize(("batch", "offered"), [(100, 128), (1, 64), (1000, 1024)])
+def test_half_a_sequence_is_refused_with_the_nearest_number_that_fits(batch: int, offered: int) -> None:
+    with pytest.raises(UsageError, match="multiple of the run's sequence length, 64") as refused:
+        check_batch(PICO, batch)
+    assert refused.value.hint == f"--batch-tokens {offered}"
+
+
+def test_whole_sequences_pass_and_so_does_what_only_a_users_code_can_tell() -> None:
+    check_batch(PICO, 640)
+    own = run_of(
+        ModelSettings(entrypoint="tests.numerics.tiny:slope"), DataSettings(entrypoint="tests.numerics.tiny:stream")
+    )
+    check_batch(own, 7)

@@ -1,4 +1,9 @@
-"""Status as a function of the facts: states, rates, ages, participation."""
+"""Status as a function of the facts: states, rates, ages, participation.
+
+Requests by the classes that stores charge for.
+
+Who serves, who stands by, and what `status` says where nobody serves.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,14 @@ from diloco_cli.config.settings import RunSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe.facts import Heard, RunFacts, store_time
 from diloco_cli.observe.render import plain_line, status_text
-from diloco_cli.observe.status import LOST_S, SUSPECT_S, goodput, status_of
+from diloco_cli.observe.status import FORGOTTEN_S, LOST_S, SUSPECT_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.wrapper import MeteredStore
 
 START_S = 1_800_000_000.0
 NOW_S = START_S + 100.0
@@ -200,3 +207,69 @@ def test_the_summary_tells_shares_bytes_and_what_data_parallel_would_move():
     for part in ("run nano FINISHED in 90 s", "1.2500 nats per token", "9,000 merged", "66.7%", "file:///b/nano"):
         assert part in text
     assert "not evaluated" in summary_text(replace(summary, loss=None, goodput=None))
+
+
+def test_writes_and_listings_are_counted_apart_from_reads() -> None:
+    meter = MeteredStore(MemoryStore())
+    meter.create("a", b"1")
+    meter.put("b", b"2")
+    meter.list("")
+    for _ in range(3):
+        meter.get("a")
+    meter.stat("a")
+    meter.delete("b")
+    assert (meter.counts.num_requests, meter.counts.num_writes) == (8, 3)
+
+
+WAITING = SyncerHeartbeat("STANDING_BY", 2, 9, "laptop", "takes over after 18 s of silence", unit="standby-1")
+
+
+def with_standby(spoken: RunFacts, age_s: float = 1.0, **heartbeat: str) -> RunFacts:
+    return replace(spoken, standbys={"standby-1": Heard(replace(WAITING, **heartbeat), age_s)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "said", "state"),
+    [
+        (SUSPECT_S, "STANDING_BY", "STANDING_BY"),
+        (SUSPECT_S + 1, "STANDING_BY", "SUSPECT"),
+        (LOST_S + 1, "STANDING_BY", "LOST"),
+        (FORGOTTEN_S + 1, "STANDING_BY", None),
+        (1.0, "DONE", None),
+    ],
+)
+def test_standbys_are_shown_by_age_and_those_that_took_over_are_not(age_s: float, said: str, state: str | None) -> None:
+    shown = status_of(with_standby(facts(), age_s, state=said)).standbys
+    assert [item.state for item in shown] == ([] if state is None else [state])
+
+
+def test_nobody_stands_by_for_a_run_that_is_over() -> None:
+    assert status_of(with_standby(facts(structs.replace(STATE, phase="FINISHED")))).standbys == []
+
+
+def test_a_syncer_that_is_heard_speaks_for_itself() -> None:
+    assert status_of(facts()).reason == "2 of 2"
+
+
+def test_where_no_syncer_serves_the_reason_says_so_and_what_comes_next() -> None:
+    lost = status_of(facts(syncer=47.0)).reason
+    assert lost == "no syncer serves: syncer on box was heard 47 s ago; start one: diloco syncer file:///b/nano"
+    covered = status_of(with_standby(facts(syncer=SUSPECT_S + 1))).reason
+    assert covered.startswith("no syncer serves") and covered.endswith("standby-1 will take over")
+    assert (
+        status_of(with_standby(facts(syncer=None))).reason == "no syncer has been heard yet; standby-1 will take over"
+    )
+    both_lost = status_of(with_standby(facts(syncer=47.0), LOST_S + 1)).reason
+    assert "start one: diloco syncer" in both_lost
+    assert status_of(facts(structs.replace(STATE, phase="STOPPED"), syncer=47.0)).reason == ""
+
+
+def test_the_screen_names_who_serves_and_who_waits() -> None:
+    spoken = with_standby(facts())
+    assert spoken.syncer is not None
+    serving = replace(spoken.syncer, heartbeat=replace(spoken.syncer.heartbeat, unit="standby-iowa"))
+    rows = status_text(status_of(replace(spoken, syncer=serving))).splitlines()
+    assert any(row.startswith("syncer ") and "epoch 2 by standby-iowa" in row for row in rows)
+    assert any(row.startswith("standby-1 ") and "STANDING_BY" in row and "on laptop" in row for row in rows)
+    nobody = status_text(status_of(facts(syncer=None))).splitlines()
+    assert any(row.startswith("syncer ") and "no syncer has been heard yet" in row for row in nobody)

@@ -1,17 +1,26 @@
-"""Which errors are repeated, how soon, how often altogether, and who hears of it; on a virtual clock."""
+"""Which errors are repeated, how soon, how often altogether, and who hears of it; on a virtual clock.
+
+What people hear of a failing store: not every hiccup, not every retry, and when it is over.
+
+What obstore raises, as the port's errors.
+"""
 
 from __future__ import annotations
 
 import pytest
+from fsspec.exceptions import FSTimeoutError
 
+from diloco_cli.clock import wall_s
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.obstore_client import sorted_error
 from diloco_cli.store.port import BadKeyError, StoreBrokenError, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.retry import (
     MAX_REASON,
     RetryBudget,
     Retrying,
     RetryingStore,
+    RetryNews,
     failing_text,
     is_worth_repeating,
     kind_of,
@@ -115,3 +124,52 @@ def test_long_pauses_are_told_of_all_the_while_and_the_answer_is_too() -> None:
 def test_a_long_reason_is_cut_to_fit_a_screen() -> None:
     text = failing_text(Retrying(0.0, 1, "get", "x" * 1000))
     assert text.endswith("xxx...") and len(text) < MAX_REASON + 50
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.now_s = 0.0
+        self.news = RetryNews(self.lines.append, lambda: self.now_s)
+
+    def fail(self, lasts_s: float, reason: str = "503") -> None:
+        self.news.failing(Retrying(wall_s() - lasts_s, 1, "get", reason))
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+def test_a_hiccup_is_not_talked_about(listener: Listener) -> None:
+    listener.fail(0.5)
+    listener.news.answered(Retrying(wall_s() - 0.7, 1, "get", "503"))
+    assert listener.lines == []
+
+
+def test_a_failure_is_told_once_then_once_a_minute_then_its_end(listener: Listener) -> None:
+    for listener.now_s in (2.0, 5.0, 30.0, 61.0, 62.1, 70.0):
+        listener.fail(listener.now_s)
+    listener.news.answered(Retrying(wall_s() - 75, 9, "get", "503"))
+    assert listener.lines == [
+        "store: get fails for 2 s: 503", "store: get fails for 62 s: 503", "store: answers again, after 75 s",
+    ]  # fmt: skip
+
+
+def test_a_new_reason_is_told_sooner(listener: Listener) -> None:
+    for listener.now_s, reason in ((2.0, "503"), (5.0, "403"), (12.5, "403"), (13.0, "503")):
+        listener.fail(listener.now_s, reason)
+    assert [line.rsplit(" ")[-1] for line in listener.lines] == ["503", "403"]
+
+
+def test_the_heartbeat_goes_on_while_a_call_is_repeated(listener: Listener) -> None:
+    heartbeats: list[float] = []
+    listener.news.heartbeat = lambda: heartbeats.append(listener.now_s)
+    for listener.now_s in (0.0, 1.0, 2.9, 3.0, 4.0, 6.5):
+        listener.fail(0.1)
+    assert heartbeats == [0.0, 3.0, 6.5]
+
+
+@pytest.mark.parametrize("scheme", ["file", "gs", "s3"])
+def test_a_call_that_takes_too_long_may_be_tried_again(scheme: str) -> None:
+    assert type(sorted_error(FSTimeoutError(), "where", scheme)) is StoreUnavailableError
