@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -109,12 +110,8 @@ def foreground_store(url: str, box: Deadline | None = None, quiet: bool = False)
     from diloco_cli.store.retry import RetryingStore, RetryNews
 
     store, news = open_store(url), RetryNews((lambda line: None) if quiet else talk)
-    if box is None:
-        return RetryingStore(store, FOREGROUND_DEADLINE_S, on_retry=news.failing, on_answer=news.answered)
-    return RetryingStore(
-        TimeBoxedStore(store, box), FOREGROUND_DEADLINE_S, left_s=box.left_s,
-        on_retry=news.failing, on_answer=news.answered,
-    )  # fmt: skip
+    bounded, left_s = (store, lambda: inf) if box is None else (TimeBoxedStore(store, box), box.left_s)
+    return RetryingStore(bounded, FOREGROUND_DEADLINE_S, left_s=left_s, on_retry=news.failing, on_answer=news.answered)
 
 
 def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:

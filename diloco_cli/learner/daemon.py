@@ -35,7 +35,7 @@ from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import HEARTBEAT_EVERY_S, RetryingStore, RetryNews, retrying_text
+from diloco_cli.store.retry import RetryingStore, RetryNews, background_store, retrying_text
 from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.tasks.build import build_data, build_model
@@ -77,7 +77,7 @@ def run_learner(
     cores = island.num_accelerators if island.accelerator == "cpu" else 1
     torch.set_num_threads(max(run.settings.train.threads, cores))
     meter = MeteredStore(_behind_its_link(bare, island))
-    store, news = _patient(meter, name, stop, stop.is_due)
+    store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))
     hosts = host_syncer or run.settings.syncer.on_learners
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
@@ -183,7 +183,7 @@ def _run_with_island(
     bare: Store, clock: SystemClock, stop: StopSignal, name: str, device: str | None, newcomer: Newcomer | None
 ) -> RunFormat:
     """The run as this learner has to know it: with the members of its log, if the launch did not know the island."""
-    store, _ = _patient(bare, name, stop, stop.is_set)
+    store, _ = background_store(bare, stop.wait, stop.is_set, _log_of(name))
     run = perform(read_format(bare.url, signing_secret(), (LOG, learner_signer(name))), store, clock)
     if run.island(name) is not None:
         return run
@@ -264,16 +264,8 @@ def _claim() -> ProcessClaim:
     return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
 
 
-def _patient(
-    store: Store, name: str, stop: StopSignal, gives_up: Callable[[], bool]
-) -> tuple[RetryingStore, RetryNews]:
-    """What the store refuses is told in the learner's log and tried again, until it `gives_up`."""
-    news = RetryNews(lambda line: say(f"{utc_now_text()} {name}: {line}"))
-    patient = RetryingStore(
-        store, sleep=stop.wait, stop=gives_up,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S,
-    )  # fmt: skip
-    return patient, news
+def _log_of(name: str) -> Callable[[str], None]:
+    return lambda line: say(f"{utc_now_text()} {name}: {line}")
 
 
 def _heartbeat_unless_it_fails(store: Store, learner: Learner) -> None:

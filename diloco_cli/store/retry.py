@@ -318,3 +318,16 @@ class RetryNews:
                 return False
             self._next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
         return True
+
+
+def background_store(
+    store: Store, wait: Callable[[float], object], stop: Callable[[], bool], tell: Callable[[str], None]
+) -> tuple[RetryingStore, RetryNews]:
+    """For a daemon: a failing call is repeated until `stop` holds, and `tell` gets a line of it now and then. `wait`
+    sleeps, and ends early when the process is to stop."""
+    news = RetryNews(tell)
+    patient = RetryingStore(
+        store, sleep=wait, stop=stop,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S,
+    )  # fmt: skip
+    return patient, news

@@ -11,7 +11,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import StopSignal, say
 from diloco_cli.runtime.driver import SystemClock
 from diloco_cli.store.open import open_store
-from diloco_cli.store.retry import HEARTBEAT_EVERY_S, RetryingStore, RetryNews
+from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
 from diloco_cli.store.wrapper import MeteredStore
 
 
@@ -22,9 +22,5 @@ def own_claim() -> ProcessClaim:
 def opened(url: str, stop: StopSignal, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
     """The bucket at `url`, metered and patient; what it refuses is told in this process's log, after `who`."""
     meter = MeteredStore(open_store(url))
-    news = RetryNews(lambda line: say(f"{utc_now_text()} {who}{line}"))
-    store = RetryingStore(
-        meter, sleep=stop.wait, stop=stop.is_set,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S,
-    )  # fmt: skip
+    store, news = background_store(meter, stop.wait, stop.is_set, lambda line: say(f"{utc_now_text()} {who}{line}"))
     return meter, store, news, SystemClock(monotonic_s, stop.wait, stop.check)

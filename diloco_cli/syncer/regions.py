@@ -22,7 +22,7 @@ from diloco_cli.runtime.daemon import say
 from diloco_cli.runtime.driver import Side, SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import RetryingStore, RetryNews, retrying_text
+from diloco_cli.store.retry import RetryingStore, background_store, retrying_text
 from diloco_cli.store.wrapper import MeteredStore
 
 PROVEN_S = 2 * TRIES_AGAIN_S
@@ -152,11 +152,10 @@ class RegionService:
         """Once, when it first answers to opening: the counts are of all that this process moved."""
         with self._opening:
             if self._opened is None:
-                meter, news = MeteredStore(open_store(self.region.url)), RetryNews(self._tell)
-                store = RetryingStore(
-                    meter, sleep=self.closing.wait, stop=lambda: self.closing.is_set() or bool(self.stopped),
-                    on_retry=news.failing, on_answer=news.answered,
-                )  # fmt: skip
+                meter = MeteredStore(open_store(self.region.url))
+                store, _ = background_store(
+                    meter, self.closing.wait, lambda: self.closing.is_set() or bool(self.stopped), self._tell
+                )
                 self._opened = store, meter
             return self._opened
 
