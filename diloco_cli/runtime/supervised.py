@@ -13,7 +13,7 @@ from diloco_cli.runtime.identity import is_alive
 from diloco_cli.runtime.registry import UnitRecord, is_held, read_unit
 from diloco_cli.runtime.restart import Exit
 from diloco_cli.runtime.signals import signal_family, signal_process
-from diloco_cli.runtime.units import LAST_STATES, State, UnitEvent, UnitSpec, next_state, restarted, start_unit
+from diloco_cli.runtime.units import LAST_STATES, UnitEvent, UnitSpec, UnitState, next_state, restarted, start_unit
 
 MAX_EXITS_KEPT = 200
 
@@ -24,7 +24,7 @@ class SupervisedUnit:
     def __init__(self, run: str, spec: UnitSpec) -> None:
         self.run = run
         self.spec = spec
-        self.state = State.STARTING
+        self.state = UnitState.STARTING
         self.exits: deque[Exit] = deque(maxlen=MAX_EXITS_KEPT)
         self.starts = 0
         self.restart_at_s = 0.0

@@ -33,7 +33,7 @@ from diloco_cli.runtime.restart import (
     next_ending,
 )
 from diloco_cli.runtime.supervised import SupervisedUnit
-from diloco_cli.runtime.units import State, UnitEvent, UnitSpec, bound_log
+from diloco_cli.runtime.units import UnitEvent, UnitSpec, UnitState, bound_log
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
@@ -210,21 +210,21 @@ class Supervisor:
 
     def _advance(self, unit: SupervisedUnit) -> None:
         """One step of one unit, by its state."""
-        if unit.state is State.RUNNING:
+        if unit.state is UnitState.RUNNING:
             life = unit.poll()
             if life is not None:
                 self._settle(unit, life)
         elif self._ending is not None and not unit.ended:
             unit.go(UnitEvent.RUN_OVER, self._ending.text)
-        elif unit.state is State.HELD:
+        elif unit.state is UnitState.HELD:
             if not unit.held:
                 self._move(unit, UnitEvent.RELEASED, "released", "no longer held")
-        elif unit.state in {State.STARTING, State.BACKOFF} and unit.held:
+        elif unit.state in {UnitState.STARTING, UnitState.BACKOFF} and unit.held:
             hint = f"held down; `diloco chaos revive {unit.spec.name}` brings it back"
             self._move(unit, UnitEvent.HOLD, "held", hint)
-        elif unit.state is State.BACKOFF and monotonic_s() >= unit.restart_at_s:
+        elif unit.state is UnitState.BACKOFF and monotonic_s() >= unit.restart_at_s:
             unit.go(UnitEvent.DUE, unit.reason)
-        if unit.state is State.STARTING and not unit.held and self._ending is None:
+        if unit.state is UnitState.STARTING and not unit.held and self._ending is None:
             self._start(unit)
 
     def _start(self, unit: SupervisedUnit) -> None:
@@ -268,10 +268,10 @@ class Supervisor:
         """A run goes on without some of its learners or syncers, but not without any."""
         if self._ending is not None:
             return
-        failed = [unit for unit in self.units if unit.state is State.FAILED]
+        failed = [unit for unit in self.units if unit.state is UnitState.FAILED]
         learners = [unit for unit in self.units if unit.spec.kind == "learner"]
         syncers = [unit for unit in self.units if unit.spec.kind == "syncer"]
-        if any(kind and all(unit.state is State.FAILED for unit in kind) for kind in (learners, syncers)):
+        if any(kind and all(unit.state is UnitState.FAILED for unit in kind) for kind in (learners, syncers)):
             names = ", ".join(unit.spec.name for unit in failed)
             text = f"cannot go on without {names}"
             self._ending = begin_ending("failed", text, monotonic_s(), 0.0, self._stop)
@@ -284,7 +284,7 @@ class Supervisor:
             return False
         unasked = self._request is None or self._request.trouble is not None
         late = now_s >= ending.terminate_at_s or (ending.reason == "interrupted" and unasked)
-        for unit in (unit for unit in self.units if unit.state is State.RUNNING):
+        for unit in (unit for unit in self.units if unit.state is UnitState.RUNNING):
             if now_s >= ending.kill_at_s:
                 if unit.kill():
                     self._tell("killed", unit.spec.name, "SIGKILL")
@@ -294,7 +294,7 @@ class Supervisor:
 
     def _pause_s(self, poll_s: float) -> float:
         """Until the next poll, or until the next unit is due, if that is earlier."""
-        due = [unit.restart_at_s - monotonic_s() for unit in self.units if unit.state is State.BACKOFF]
+        due = [unit.restart_at_s - monotonic_s() for unit in self.units if unit.state is UnitState.BACKOFF]
         return max(0.0, min([poll_s, *due]))
 
     def _tell(self, kind: EventKind, unit: str | None, text: str) -> None:
@@ -305,7 +305,7 @@ class Supervisor:
             self._on_event = lambda event: None
 
     def _outcome(self) -> SupervisionResult:
-        failed = [unit for unit in self.units if unit.state is State.FAILED]
+        failed = [unit for unit in self.units if unit.state is UnitState.FAILED]
         reason = self._ending.reason if self._ending else self._reason_of_leaving(bool(failed))
         if reason == "failed":
             raise _run_failed(self._run_name, failed)

@@ -20,6 +20,7 @@ from diloco_cli.clock import wall_s
 from diloco_cli.config.settings import RESERVED_NAMES, SyncerSettings
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.files import NO_SPACE_ERRNOS, checked_name, make_directory
 from diloco_cli.runtime.identity import identify
@@ -148,7 +149,7 @@ def bound_log(path: Path) -> None:
     os.truncate(path, 0)
 
 
-class State(StrEnum):
+class UnitState(StrEnum):
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     BACKOFF = "BACKOFF"
@@ -168,28 +169,28 @@ class UnitEvent(StrEnum):
     RUN_OVER = "run over"  # the run ended or is being stopped
 
 
-TRANSITIONS: dict[tuple[State, UnitEvent], State] = {
-    (State.STARTING, UnitEvent.SPAWNED): State.RUNNING,
-    (State.STARTING, UnitEvent.DIED): State.BACKOFF,
-    (State.STARTING, UnitEvent.GAVE_UP): State.FAILED,
-    (State.STARTING, UnitEvent.HOLD): State.HELD,
-    (State.STARTING, UnitEvent.RUN_OVER): State.DONE,
-    (State.RUNNING, UnitEvent.DIED): State.BACKOFF,
-    (State.RUNNING, UnitEvent.HOLD): State.HELD,
-    (State.RUNNING, UnitEvent.FINISHED): State.DONE,
-    (State.RUNNING, UnitEvent.GAVE_UP): State.FAILED,
-    (State.BACKOFF, UnitEvent.DUE): State.STARTING,
-    (State.BACKOFF, UnitEvent.HOLD): State.HELD,
-    (State.BACKOFF, UnitEvent.RUN_OVER): State.DONE,
-    (State.HELD, UnitEvent.RELEASED): State.STARTING,
-    (State.HELD, UnitEvent.RUN_OVER): State.DONE,
+TRANSITIONS: dict[tuple[UnitState, UnitEvent], UnitState] = {
+    (UnitState.STARTING, UnitEvent.SPAWNED): UnitState.RUNNING,
+    (UnitState.STARTING, UnitEvent.DIED): UnitState.BACKOFF,
+    (UnitState.STARTING, UnitEvent.GAVE_UP): UnitState.FAILED,
+    (UnitState.STARTING, UnitEvent.HOLD): UnitState.HELD,
+    (UnitState.STARTING, UnitEvent.RUN_OVER): UnitState.DONE,
+    (UnitState.RUNNING, UnitEvent.DIED): UnitState.BACKOFF,
+    (UnitState.RUNNING, UnitEvent.HOLD): UnitState.HELD,
+    (UnitState.RUNNING, UnitEvent.FINISHED): UnitState.DONE,
+    (UnitState.RUNNING, UnitEvent.GAVE_UP): UnitState.FAILED,
+    (UnitState.BACKOFF, UnitEvent.DUE): UnitState.STARTING,
+    (UnitState.BACKOFF, UnitEvent.HOLD): UnitState.HELD,
+    (UnitState.BACKOFF, UnitEvent.RUN_OVER): UnitState.DONE,
+    (UnitState.HELD, UnitEvent.RELEASED): UnitState.STARTING,
+    (UnitState.HELD, UnitEvent.RUN_OVER): UnitState.DONE,
 }
-LAST_STATES = frozenset({State.DONE, State.FAILED})
+LAST_STATES = frozenset({UnitState.DONE, UnitState.FAILED})
 
 
-def next_state(state: State, event: UnitEvent) -> State:
-    """Raises ValueError for a way that the table does not have."""
+def next_state(state: UnitState, event: UnitEvent) -> UnitState:
+    """Raises IllegalStateError for a way that the table does not have."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise ValueError(f"a unit cannot go on from {state} when {event}") from None
+        raise IllegalStateError(f"a unit cannot go on from {state} when {event}") from None

@@ -22,7 +22,9 @@ def ways(name: str) -> list[tuple[str, str, str]]:
     """(from, to, what moves it) of one table, in the order of its rows."""
     if name == "unit":
         return [(str(a), str(b), str(event)) for (a, event), b in units.TRANSITIONS.items()]
-    table = {"learner": states.LEARNER, "syncer": states.SYNCER, "standby": states.STANDBY, "run": states.RUN}[name]
+    if name == "run":
+        return [(str(now), str(to), kind) for now, row in states.RUN.items() for kind, to in row.items()]
+    table = {"learner": states.LEARNER, "syncer": states.SYNCER, "standby": states.STANDBY}[name]
     return [(str(now), str(to), "") for now, following in table.items() for to in sorted(following)]
 
 

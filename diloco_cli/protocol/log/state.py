@@ -23,7 +23,7 @@ from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.commits import Commit, Quarantine, Readmit
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, OfferId, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.states import RUN, RunPhase, moved
+from diloco_cli.protocol.log.states import RunPhase, phase_after
 from diloco_cli.protocol.log.wire import RecordError
 
 FEWEST_FAULTS = 8
@@ -179,7 +179,8 @@ def apply(state: RunState, commit: commits.Commit, digest: str, layout: Layout, 
     """
     _check_chain(state, commit)
     _check_outputs(state, commit, len(layout.fragments))
-    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch)
+    phase = phase_after(state.phase, commit.kind) or state.phase
+    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch, phase=phase)
     if commit.request is not None:
         state = replace(state, next_request=commit.request + 1)
     state = _folded(_settle_outcomes(state, commit), commit, layout)
@@ -192,7 +193,7 @@ def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState
     match commit:
         case commits.EpochStart():
             fruitless = state.fruitless + (commit.serves and commit.n > 0)
-            return replace(_in_phase(state, RunPhase.RUNNING), fruitless=fruitless)
+            return replace(state, fruitless=fruitless)
         case commits.Merge():
             return _merge(state, commit, layout)
         case commits.Skip():
@@ -205,17 +206,9 @@ def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState
             return _roll_back(state, commit)
         case commits.CollectionFloor():
             return _raise_floor(state, commit)
-        case commits.Stop():
-            return _in_phase(state, RunPhase.STOPPED)
-        case commits.Finish():
-            return _in_phase(state, RunPhase.FINISHED)
-        case commits.Refuse() | commits.Evaluation():
+        case commits.Stop() | commits.Finish() | commits.Refuse() | commits.Evaluation():
             return state
     raise TypeError(f"a {commit.kind} is folded by nothing")
-
-
-def _in_phase(state: RunState, phase: RunPhase) -> RunState:
-    return replace(state, phase=moved(RUN, state.phase, phase))
 
 
 def _check_chain(state: RunState, commit: commits.Commit) -> None:
@@ -223,8 +216,7 @@ def _check_chain(state: RunState, commit: commits.Commit) -> None:
         raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
     if commit.epoch < state.epoch:
         raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
-    goes_on = state.phase == RunPhase.STOPPED and isinstance(commit, commits.EpochStart)
-    if state.phase != RunPhase.RUNNING and not goes_on:
+    if phase_after(state.phase, commit.kind) is None:
         raise RecordError(f"commit {commit.n}, a {commit.kind}, comes after the run was {state.phase}")
     if isinstance(commit, commits.Merge | commits.Skip) and commit.slot != state.slot:
         raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")

@@ -73,18 +73,23 @@ STANDBY: Mapping[StandbyState, AbstractSet[StandbyState]] = {
     _B.CLAIMING: frozenset(),
     _B.DONE: frozenset(),
 }
-RUN: Mapping[RunPhase, AbstractSet[RunPhase]] = {  # by commits: stop, epoch_start, finish
-    _R.RUNNING: {_R.STOPPED, _R.FINISHED},
-    _R.STOPPED: {_R.RUNNING},
-    _R.FINISHED: frozenset(),
+RUN: Mapping[RunPhase, Mapping[str, RunPhase]] = {  # by the kind of a commit; other kinds leave a run RUNNING
+    _R.RUNNING: {"stop": _R.STOPPED, "finish": _R.FINISHED},
+    _R.STOPPED: {"epoch_start": _R.RUNNING},
+    _R.FINISHED: {},
 }
-State = TypeVar("State", LearnerState, SyncerState, StandbyState, RunPhase)
+State = TypeVar("State", LearnerState, SyncerState, StandbyState)
 
 
 class IllegalStateError(DilocoError):
     """A way from one state to another that its table does not have: an error of this program."""
 
     code = "illegal_state"
+
+
+def phase_after(phase: RunPhase, kind: str) -> RunPhase | None:
+    """Of the run after one more commit; None: no commit of this kind may come now."""
+    return RUN[phase].get(kind, phase if phase == RunPhase.RUNNING else None)
 
 
 def moved(table: Mapping[State, AbstractSet[State]], now: State, to: State) -> State:

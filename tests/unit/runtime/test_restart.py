@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.runtime.restart import Exit, RestartPolicy, StopPolicy, decide, next_ending
-from diloco_cli.runtime.units import LAST_STATES, TRANSITIONS, State, UnitEvent, next_state
+from diloco_cli.runtime.units import LAST_STATES, TRANSITIONS, UnitEvent, UnitState, next_state
 
 POLICY = RestartPolicy()
 
@@ -92,10 +93,10 @@ def test_the_reason_tells_how_it_ended(status, part):
 
 def test_every_state_but_the_last_ones_can_be_left_and_no_last_one_can():
     left = {state for state, _ in TRANSITIONS}
-    assert left == set(State) - LAST_STATES
-    assert {*TRANSITIONS.values()} == set(State)
-    with pytest.raises(ValueError, match="DONE"):
-        next_state(State.DONE, UnitEvent.DUE)
+    assert left == set(UnitState) - LAST_STATES
+    assert {*TRANSITIONS.values()} == set(UnitState)
+    with pytest.raises(IllegalStateError, match="DONE"):
+        next_state(UnitState.DONE, UnitEvent.DUE)
 
 
 def ending_after(*heard: tuple[int, str | None]):

@@ -28,6 +28,7 @@ TABLES: dict[Any, Any] = {LearnerState: LEARNER, SyncerState: SYNCER, StandbySta
 @pytest.mark.parametrize("kind", TABLES, ids=lambda kind: str(kind.__name__))
 def test_every_state_has_a_row_and_is_reached_from_the_first(kind: Any) -> None:
     table, first = TABLES[kind], next(iter(kind))
+    table = {a: set(ways.values()) if isinstance(ways, dict) else ways for a, ways in table.items()}
     assert set(table) == set(kind)
     reached, waiting = {first}, [first]
     while waiting:
