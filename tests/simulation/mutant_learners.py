@@ -153,8 +153,8 @@ class OfferFirst(SimulatedLearner):
 class LastInFirstOut(Follower):
     """Hands out versions like a pile of letters: the newest first, the older ones after it."""
 
-    def _put(self, weights: list[FetchedVersion]) -> None:
-        self._mail.append(Mail(self.state, {weights[0].fragment: weights for weights in weights}))
+    def _put(self, versions: list[FetchedVersion]) -> None:
+        self._mail.append(Mail(self.state, {version[0].fragment: version for version in versions}))
         self._wakes()
 
     def take(self) -> Mail | None:

@@ -306,7 +306,8 @@ class Progress:
             if applied or passed or refused:
                 book.waits = None
                 book.sent = book.sent if applied else None
-                self.aim.settled(draft.slot, None if blamed else self._was_in_time(draft, applied, state))
+                in_time = None if blamed else self._was_in_time(draft, applied, state)
+                self.aim.settled(draft.slot, in_time, not applied and is_stale(draft.base, draft.slot, self.run))
 
     def _was_in_time(self, draft: OfferDraft, applied: bool, state: RunState) -> bool | None:
         """None: the log does not tell, for its slot was skipped."""

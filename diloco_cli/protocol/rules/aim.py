@@ -139,9 +139,13 @@ class Aim:
         if seconds is not None and (shot := self._shots.get(slot)) is not None:
             shot.arrived_s = now_s
 
-    def settled(self, slot: int, in_time: bool | None) -> None:
-        """The outcome of the offer for this slot, as far as its way decided it; None: it did not."""
+    def settled(self, slot: int, in_time: bool | None, too_far: bool = False) -> None:
+        """The outcome of the offer for this slot, as far as its way decided it; None: it did not. `too_far`: its base
+        was too old by then, as it is each time if more seems to be hidden of the way than is."""
         shot = self._shots.pop(slot, None)
+        if too_far:
+            self.delivery.hidden_s /= 2
+            return
         if in_time is None:
             return
         slot_s = 0.0 if self.window is None else self.window.slot_s

@@ -53,7 +53,7 @@ def weights_read(living: Living) -> Counter[str]:
 
     def latency_s(actor: Actor, operation: Operation) -> float:
         if isinstance(operation, Get) and operation.key.startswith("weights/"):
-            read[operation.key[:22]] += 1
+            read[operation.key[:25]] += 1
         return 0.001
 
     living.world.latency_s = latency_s
@@ -124,7 +124,7 @@ def test_what_has_arrived_waits_until_it_is_taken_and_only_the_newest_of_each_fr
         living.world.run_for(1.0)
     mail = follower.take()
     assert mail is not None and mail.state == living.log.state
-    assert {fragment: values for fragment, (_, values, _) in mail.weights.items()} == {0: 70, 1: 80}
+    assert {fragment: values for fragment, (_, values, _) in mail.versions.items()} == {0: 70, 1: 80}
     assert follower.take() is None
 
 
@@ -135,11 +135,11 @@ def test_the_log_is_known_before_the_version_that_it_brings_has_arrived() -> Non
     living.until(lambda: living.learner.follower.state.n == 1)
     living.world.run_for(0.1)
     mail = living.learner.follower.take()
-    assert mail is not None and mail.state.n == 1 and mail.weights == {}
+    assert mail is not None and mail.state.n == 1 and mail.versions == {}
     living.log.show(made, data)
     living.world.run_for(1.0)
     later = living.learner.follower.take()
-    assert later is not None and later.weights[0][:2] == (made, 90)
+    assert later is not None and later.versions[0][:2] == (made, 90)
 
 
 def test_a_head_appeared_between_the_last_look_without_it_and_the_first_with_it() -> None:
@@ -219,7 +219,7 @@ def test_at_a_rollback_all_versions_come_at_once() -> None:
     living.log.roll_back(70)
     living.until(lambda: follower._mail)
     mail = follower.take()
-    assert mail is not None and {f: values for f, (_, values, _) in mail.weights.items()} == {0: 70, 1: 70}
+    assert mail is not None and {f: values for f, (_, values, _) in mail.versions.items()} == {0: 70, 1: 70}
 
 
 def test_a_version_that_was_not_taken_before_a_rollback_is_not_there_after_it() -> None:
@@ -233,7 +233,7 @@ def test_a_version_that_was_not_taken_before_a_rollback_is_not_there_after_it() 
     living.world.run_for(5.0)
     mail = living.learner.follower.take()
     assert mail is not None and mail.state.base_floor == 2
-    assert {f: values for f, (_, values, _) in mail.weights.items()} == {1: 70}
+    assert {f: values for f, (_, values, _) in mail.versions.items()} == {1: 70}
 
 
 def test_at_a_rollback_each_version_is_fetched_once_however_often_one_is_looked_for() -> None:
@@ -246,8 +246,8 @@ def test_at_a_rollback_each_version_is_fetched_once_however_often_one_is_looked_
     living.world.run_for(0.1)
     assert [read[f"weights/{fragment:04d}/000000000001"] for fragment in range(7)] == [1] * 7
     mail = living.learner.follower.take()
-    assert mail is not None and sorted(mail.weights) == list(range(7)), "it goes back without what cannot be had"
+    assert mail is not None and sorted(mail.versions) == list(range(7)), "it goes back without what cannot be had"
     living.log.show(back[7], data)
     living.world.run_for(2.0)
     later = living.learner.follower.take()
-    assert later is not None and sorted(later.weights) == [7]
+    assert later is not None and sorted(later.versions) == [7]

@@ -467,6 +467,15 @@ def test_a_way_that_stays_too_long_goes_on_growing_up_to_a_round() -> None:
     assert ways == sorted(ways) and ways[-1] == FRAGMENTS * SLOT_S
 
 
+def test_an_offer_whose_base_was_too_old_hides_nothing_and_takes_back_half_of_what_was_hidden() -> None:
+    aim = aim_at(10)
+    shot(aim, 1.0, in_time=False)
+    before_s = aim.delivery.hidden_s
+    aim.sent(11, 130.0)
+    aim.settled(11, False, too_far=True)
+    assert aim.delivery.hidden_s == before_s / 2 > 0.0
+
+
 def test_a_way_that_has_become_shorter_is_found_out_little_by_little() -> None:
     aim = aim_at(10)
     shot(aim, 1.0, in_time=False)
