@@ -35,7 +35,7 @@ def short(value: float) -> str:
     return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
-MERGING = "fragment x (islands / parameters merged a second + (deltas + state and cast, twice) / syncer's bandwidth)"
+MERGING = "fragment x (islands / parameters merged a second + (deltas + state and weights, twice) / syncer's bandwidth)"
 
 
 def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings) -> str:

@@ -205,7 +205,7 @@ def host_memory_gb(
 
 
 def syncer_memory_gb(model: ModelFacts, largest: float, up_bits: float, down_bits: float) -> float:
-    """Parameters and momentum in float32; of one fragment the next version and the same read back, its cast, and one
+    """Parameters and momentum in float32; of one fragment the next version and the same read back, its weights, and one
     payload (the others wait in a file, however many islands there are); and 64 MB to work in."""
     per_parameter = 8 + 8 + down_bits / 8 + up_bits / 8
     return (8 * model.parameters + per_parameter * largest + 64e6) / GB

@@ -100,7 +100,7 @@ def test_the_json_has_the_published_names(made):
     ("change", "message"),
     [
         ({"version": 99}, "of version 99, newer than this diloco reads"),
-        ({"version": 1}, "of version 1, and this diloco reads 2"),
+        ({"version": 1}, "of version 1, and this diloco reads 3"),
         ({"version": "x"}, "version is 'x'"),
         ({"version": True}, "version is True"),
         ({"format": "other"}, "not a plan file"),
