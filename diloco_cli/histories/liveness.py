@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from diloco_cli.errors import FencedError, UsageError
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.monitor import check_folded
@@ -11,15 +9,13 @@ from diloco_cli.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SL
 from diloco_cli.histories.participation import Attendances
 from diloco_cli.histories.processes import MAX_DRIFT, Process
 from diloco_cli.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
+from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
 from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.retry import MAX_PAUSE_S
-
-if TYPE_CHECKING:
-    from diloco_cli.histories.history import History
 
 SETTLES_S = 20.0  # a rival is fenced, somebody comes back and reads the log, a standby takes over
 SAYS_WHY_S = 15.0
@@ -36,7 +32,7 @@ class Healthy:
     """The phase without faults, from when they cease. `free_s`: from then on nothing holds anybody back that began
     before; `merged_s`: when the last merge was committed; `takes_in_s`: so long may a syncer be busy with offers."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Scene) -> None:
         self.history = history
         self.since_s = self.merged_s = history.world.now_s
         self.since_n = history.monitor.replayer.n
@@ -148,7 +144,7 @@ class Healthy:
             expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
 
 
-def check_bucket(history: History) -> None:
+def check_bucket(history: Scene) -> None:
     """What nobody needs any more is deleted: what lies there is bounded by what is kept, by how often the floor moves
     and by the grace of readers, which each syncer process waits anew. Demanded of long histories whose syncer has time
     between its merges."""
@@ -166,7 +162,7 @@ def check_bucket(history: History) -> None:
         expect(there <= bound, "bucket", f"{there} objects of the kind {kind} are there, more than {bound:.0f}")
 
 
-def check_gave_way(history: History, process: Process) -> None:
+def check_gave_way(history: Scene, process: Process) -> None:
     """5: nobody is fenced but by a successor that is there, with faults or without."""
     bucket, own = history.bucket, process.incarnation
     if process.role == SYNCER:
@@ -179,7 +175,7 @@ def check_gave_way(history: History, process: Process) -> None:
     expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
 
 
-def check_restart(history: History, replayer: Replayer) -> None:
+def check_restart(history: Scene, replayer: Replayer) -> None:
     """10: twice from the newest snapshot, and once from the beginning."""
     for objects in (history.bucket.objects, history.bucket.objects, _without_hints(history.bucket.objects)):
         copy = Bucket()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diloco_cli.histories.integers import MOST, NOT_FINITE
 from diloco_cli.histories.liveness import check_restart
@@ -12,6 +12,7 @@ from diloco_cli.histories.monitor import OPERATOR
 from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS, as_learner
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import JOINS_HERE
+from diloco_cli.histories.scene import Scene
 from diloco_cli.histories.script import NemesisEvent
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.operators import StandIn
@@ -23,9 +24,6 @@ from diloco_cli.protocol.log.records import Island, Offer, RequestKind
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 
-if TYPE_CHECKING:
-    from diloco_cli.histories.history import History
-
 BAD_PAYLOADS = (2, 12)  # of one event: a few, or enough for a quarantine
 RESUMED_AFTER_S = 0.5
 PART = 0.5
@@ -34,7 +32,7 @@ PART = 0.5
 class Nemesis:
     """Strikes, and heals. `stopped`: an operator has stopped the run, and nobody brings processes back."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Scene) -> None:
         self.history = history
         self.stopped = False
         self.joiners: dict[str, Island] = {}

@@ -11,15 +11,12 @@ offer is known, and to hear of that late is to be late again).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from diloco_cli.histories.options import CALLS_AN_EXCHANGE, POLL_BOUNDS_S, SLOWEST, Options
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.replayer import LIVENESS, Plain, expect
+from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.rules.polling import next_request_s
-
-if TYPE_CHECKING:
-    from diloco_cli.histories.history import History
 
 FIRST_ROUNDS, FIRST_S, FIRST_SLOTS = 8, 10.0, 20  # longer than all of these nobody waits for its first merge
 ROUNDS_BEFORE = 2  # that a learner has stepped
@@ -44,7 +41,7 @@ class Attendance:
 class Attendances:
     """Of all learners' processes, from when faults have ceased."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Scene) -> None:
         self.history = history
         self.known: dict[str, Attendance] = {}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError
@@ -18,6 +17,7 @@ from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.options import REGION
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.replayer import OfferId, ViolationError, expect
+from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, offer_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Operation, Sleep, Steps, There
@@ -26,9 +26,6 @@ from diloco_cli.protocol.regions.mirrors import RegionStoppedError
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, RegionLink, home_of, read_after_relays
 from diloco_cli.protocol.regions.relays import Relay
 from diloco_cli.virtual.world import Actor
-
-if TYPE_CHECKING:
-    from diloco_cli.histories.history import History
 
 ENDS_WITHIN_S = 60.0  # once the run is over: for the region to hear of it
 LOOKS_EVERY_S = 0.2
@@ -39,7 +36,7 @@ OF_THE_MIRROR = (FORMAT_KEY, "commit/", "weights/", "snapshot/")
 class Region:
     """`residents`: whose operations all go to this bucket."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Scene) -> None:
         self.history = history
         self.bucket = Bucket(lambda: history.world.now_s)
         self.residents = {island.name for island in history.run.islands if island.region == REGION} | {JOINS_HERE}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diloco_cli.errors import DilocoError, FencedError, UsageError
 from diloco_cli.histories.liveness import check_gave_way
@@ -12,6 +12,7 @@ from diloco_cli.histories.options import SLOWEST, as_learner
 from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.histories.processes import Process, SlowEvaluator
 from diloco_cli.histories.replayer import ViolationError
+from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RunFormat
@@ -19,16 +20,13 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.virtual.world import Actor
 
-if TYPE_CHECKING:
-    from diloco_cli.histories.history import History
-
 STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # nobody restarts what has left with these
 
 
 class SimulatedSupervisor:
     """Of all roles. `standing_by`: processes that wait for a syncer's place."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Scene) -> None:
         self.history = history
         self.processes: list[Process] = []
         self.standing_by: set[str] = set()
