@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from diloco_cli.chaos.targets import Target
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import RefusedError
-from diloco_cli.runtime.identity import Identity, is_alive, is_paused
+from diloco_cli.runtime.identity import Identity, is_alive, is_paused, signal_family, signal_process
 from diloco_cli.runtime.registry import SUPERVISOR, hold, release
-from diloco_cli.runtime.signals import signal_family, signal_process
 
 VERIFY_S = 2.0
 VERIFY_POLL_S = 0.01

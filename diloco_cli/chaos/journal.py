@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_cli.clock import utc_now_text
-from diloco_cli.config.codec import from_plain
-from diloco_cli.config.strict_json import parse_object
+from diloco_cli.config.codec import from_plain, parse_object
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import run_directory
 from diloco_cli.randomness import nonce

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from diloco_cli.runtime.identity import Identity, mismatch
+from diloco_cli.runtime.identity import Identity, mismatch, refusal_to_signal
 from diloco_cli.runtime.kernel import STOPPED, ancestors, read_process
 from diloco_cli.runtime.registry import (
     SUPERVISOR,
@@ -18,7 +18,6 @@ from diloco_cli.runtime.registry import (
     read_supervisor,
     read_unit,
 )
-from diloco_cli.runtime.signals import refusal_to_signal
 
 Condition = Literal["running", "paused", "dead", "unknown"]
 

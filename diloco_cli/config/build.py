@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from diloco_cli.config import readers
-from diloco_cli.config.fields import required_fields, type_hints, without_none
+from diloco_cli.config.codec import required_fields, type_hints, without_none
 from diloco_cli.config.readers import Reader
 from diloco_cli.config.yaml_tree import Node
 from diloco_cli.errors import UsageError, suggestion

@@ -1,23 +1,60 @@
 """Dataclasses <-> plain data that JSON holds exactly: how settings are frozen into runs and plan files.
 
 What a type's annotations ask for is worked out once per type: records are read and written by the thousand.
+
+`parse_object` reads JSON from outside strictly: bounded in size and depth, without NaN, without duplicate keys.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import types
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from math import isfinite
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from diloco_cli.config.fields import is_local, required_fields, type_hints, without_none
 from diloco_cli.errors import UsageError
 
 T = TypeVar("T")
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+MAX_DEPTH = 32
+MAX_INTEGER = 20  # characters: what 64 bits hold
+
+
+def is_local(item: dataclasses.Field[Any]) -> bool:
+    """Is the field only this process's own: never written, and never read from what others write?"""
+    return bool(item.metadata.get("local"))
+
+
+@cache
+def type_hints(cls: Any) -> dict[str, Any]:
+    """Types of a dataclass's fields, in their order; local ones are nobody's business."""
+    hints = get_type_hints(cls)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls) if not is_local(item)}
+
+
+@cache
+def required_fields(cls: Any) -> frozenset[str]:
+    """The names of those without a default."""
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(cls)
+    return frozenset(item.name for item in fields if item.default is missing and item.default_factory is missing)
+
+
+def without_none(hint: Any) -> tuple[bool, Any]:
+    """(may it be None, the type without None)."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return False, hint
+    members = tuple(member for member in get_args(hint) if member is not type(None))
+    optional = len(members) < len(get_args(hint))
+    return optional, members[0] if len(members) == 1 else Union[members]  # noqa: UP007
+
+
 Path = tuple[Any, str]  # (what is before, the last part): put together only where an error names it
 Decoder = Callable[[Any, bool, Path | None], Any]
-_SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def to_plain(value: Any) -> Any:
@@ -197,3 +234,66 @@ def _scalar_decoder(hint: Any) -> Decoder:
         raise UsageError(f"{_text(path)}: {data!r} is not allowed; allowed: {allowed}")
 
     return decode
+
+
+def parse_object(data: bytes | str, max_bytes: int) -> dict[str, Any]:
+    """The object; ValueError with the reason for anything else. (`json` alone takes NaN for a number and 1e999 for
+    infinity, lets the last of two equal keys win, and exhausts the stack on deep nesting.)"""
+    if len(data) > max_bytes:
+        raise ValueError(f"{len(data)} bytes, more than the {max_bytes} allowed")
+    try:
+        found = json.loads(
+            data,
+            object_pairs_hook=_unique_pairs,
+            parse_constant=_no_constant,
+            parse_float=_finite_number,
+            parse_int=_bounded_integer,
+        )
+    except RecursionError as error:
+        raise ValueError(f"not an object of at most {MAX_DEPTH} levels") from error
+    if not isinstance(found, dict) or is_deep(found):
+        raise ValueError(f"not an object of at most {MAX_DEPTH} levels")
+    return found
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise ValueError("a key appears twice")
+    return unique
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
+
+
+def _bounded_integer(text: str) -> int:
+    if len(text) > MAX_INTEGER:
+        raise ValueError(f"{text[:40]} is too large a number")
+    return int(text)
+
+
+def is_deep(value: Any) -> bool:
+    """Whether there are more than MAX_DEPTH levels, counted no further than that."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        inner = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
+    return depth > MAX_DEPTH
+
+
+def has_huge_integer(value: Any) -> bool:
+    """Whether a whole number in it needs more than 64 bits: arithmetic with such numbers may take any time."""
+    if isinstance(value, dict):
+        return any(map(has_huge_integer, value.values()))
+    if isinstance(value, list):
+        return any(map(has_huge_integer, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**64

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config.strict_json import parse_object
+from diloco_cli.config.codec import parse_object
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError, suggestion
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There
+from diloco_cli.store.bucket import settled
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -23,7 +24,6 @@ from diloco_cli.store.port import (
     check_prefix,
     holder_bytes,
 )
-from diloco_cli.store.responses import settled
 from diloco_cli.store.retry import Patience, RetryPause, kind_of
 
 Result = TypeVar("Result")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ from typing import Any
 
 import torch
 
-from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, TerminatedError, UsageError
 from diloco_cli.layout import make_layout
 from diloco_cli.learner.facts import Facts
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
-from diloco_cli.learner.lanes import Lanes
 from diloco_cli.learner.micro_batch import micro_batch_here, parameters_of
 from diloco_cli.learner.prefetch import Prefetched
 from diloco_cli.learner.replica import DeviceTraining, Replica
@@ -26,11 +23,11 @@ from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
-from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.daemon import StopSignal, say
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import StopSignal, own_claim, say
+from diloco_cli.runtime.driver import Lanes, SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import open_store, parse_url
@@ -147,8 +144,8 @@ def _learn(
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
     training, wire = _ports(run, replica, island.slowdown)
     learner = Learner(
-        run, island.name, _claim(), training, wire, nonce, lanes.start, facts, stop.is_set, lambda: not stop.is_due(),
-        lambda: facts.heartbeat() | _traffic(meter, store, earlier), lanes.news.set,
+        run, island.name, own_claim(), training, wire, nonce, lanes.start, facts, stop.is_set,
+        lambda: not stop.is_due(), lambda: facts.heartbeat() | _traffic(meter, store, earlier), lanes.news.set,
     )  # fmt: skip
     news.heartbeat = lambda: _heartbeat_unless_it_fails(meter, learner)
 
@@ -258,10 +255,6 @@ def _behind_its_link(store: Store, island: Island) -> Store:
     if not link.emulate:
         return store
     return EmulatedLink(store, link.up_bps, link.down_bps, link.rtt_s or 0.0)
-
-
-def _claim() -> ProcessClaim:
-    return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
 
 
 def _log_of(name: str) -> Callable[[str], None]:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import get_args
 
-from diloco_cli.config.fields import type_hints
+from diloco_cli.config.codec import type_hints
 from diloco_cli.config.settings import InnerSettings, IslandSettings, Link, SyncSettings
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule

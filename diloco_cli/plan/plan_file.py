@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config.codec import from_plain, to_plain
-from diloco_cli.config.strict_json import parse_object
+from diloco_cli.config.codec import from_plain, parse_object, to_plain
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.plan.plan import Plan

@@ -1,4 +1,7 @@
-"""What every daemon needs: it hears SIGTERM and SIGINT between two steps, and never dies of its own log."""
+"""What every daemon needs: it hears SIGTERM and SIGINT between two steps, and never dies of its own log.
+
+`opened`, `own_claim`: what its process begins with: the bucket, and a claim that names the process.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,15 @@ import threading
 from contextlib import suppress
 from types import FrameType
 
-from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli import __version__
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import TerminatedError
+from diloco_cli.protocol.log.records import ProcessClaim
+from diloco_cli.randomness import nonce
+from diloco_cli.runtime.driver import SystemClock
+from diloco_cli.store.open import open_store
+from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
+from diloco_cli.store.wrapper import MeteredStore
 
 STDOUT = 1
 
@@ -63,3 +73,14 @@ def say(line: str) -> None:
     what strangers wrote into a record that the line repeats."""
     with suppress(OSError):
         os.write(STDOUT, f"{line}\n".encode(errors="backslashreplace"))
+
+
+def own_claim() -> ProcessClaim:
+    return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
+
+
+def opened(url: str, stop: StopSignal, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
+    """The bucket at `url`, metered and patient; what it refuses is told in this process's log, after `who`."""
+    meter = MeteredStore(open_store(url))
+    store, news = background_store(meter, stop.wait, stop.is_set, lambda line: say(f"{utc_now_text()} {who}{line}"))
+    return meter, store, news, SystemClock(monotonic_s, stop.wait, stop.check)

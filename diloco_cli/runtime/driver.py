@@ -1,15 +1,24 @@
-"""Performs protocol code on a real store: the one place where operations become calls."""
+"""Performs protocol code on a real store: the one place where operations become calls.
+
+`Lanes`: threads beside the training. Each performs its steps one after the other, in the order of handing in; what ends
+a lane ends the learner, whose clock raises it before its next operation.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from diloco_cli.errors import StoreError
 from diloco_cli.protocol.log.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep, Steps, There
 from diloco_cli.store.port import Store
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.actors.learner import Lane
 
 Result = TypeVar("Result")
 
@@ -98,3 +107,47 @@ class SystemClock:
 
     def check(self) -> None:
         self._interrupted()
+
+
+class Lanes:
+    """Of one learner's process; daemon threads, so that none outlives it."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._queues: dict[Lane, queue.Queue[Steps[Any] | None]] = {}
+        self._threads: list[threading.Thread] = []
+        self.failure: BaseException | None = None
+        self.news = threading.Event()
+
+    def start(self, lane: Lane, steps: Steps[Any]) -> None:
+        if lane not in self._queues:
+            self._queues[lane] = queue.Queue()
+            thread = threading.Thread(target=self._work, args=(self._queues[lane],), name=lane, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._queues[lane].put(steps)
+
+    def _work(self, jobs: queue.Queue[Steps[Any] | None]) -> None:
+        try:
+            while (steps := jobs.get()) is not None:
+                perform(steps, self._store, self._clock)
+        except BaseException as error:  # handed to the training thread, which raises it
+            self.failure = error
+            self.news.set()
+
+    def check(self) -> None:
+        """Raises what ended a lane."""
+        if self.failure is not None:
+            raise self.failure
+
+    def sleep_s(self, seconds: float) -> None:
+        """The training's way to wait: news wakes it."""
+        self.news.wait(seconds)
+        self.news.clear()
+
+    def close(self, timeout_s: float) -> None:
+        """Let each lane finish what it has, within `timeout_s`."""
+        for jobs in self._queues.values():
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)

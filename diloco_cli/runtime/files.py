@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config.strict_json import parse_object
+from diloco_cli.config.codec import parse_object
 from diloco_cli.errors import NoSpaceError, UsageError
 
 MAX_FILE_BYTES = 64 * 1024

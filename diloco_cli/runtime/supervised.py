@@ -9,10 +9,9 @@ from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.errors import RefusedError
-from diloco_cli.runtime.identity import is_alive
+from diloco_cli.runtime.identity import is_alive, signal_family, signal_process
 from diloco_cli.runtime.registry import UnitRecord, is_held, read_unit
 from diloco_cli.runtime.restart import Exit
-from diloco_cli.runtime.signals import signal_family, signal_process
 from diloco_cli.runtime.units import LAST_STATES, UnitEvent, UnitSpec, UnitState, next_state, restarted, start_unit
 
 MAX_EXITS_KEPT = 200

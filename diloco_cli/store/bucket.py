@@ -1,4 +1,8 @@
-"""What stores over a network have in common: the verbs of the port, made of one client's requests."""
+"""What stores over a network have in common: the verbs of the port, made of one client's requests.
+
+What a bucket may answer, whichever client asks; and `check_endpoint`: where a client may send its requests, for an
+address from the environment is only as good as the person that set it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
 from typing import TypeVar
+from urllib.parse import urlsplit
 
+from diloco_cli.config.store_url import without_credentials
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
 from diloco_cli.store.port import (
@@ -15,26 +22,64 @@ from diloco_cli.store.port import (
     Exists,
     ObjectStat,
     StoreBrokenError,
+    StoreForbiddenError,
     StoreUnavailableError,
     check_key,
     holder_bytes,
 )
-from diloco_cli.store.responses import (
-    ConditionFailedError,
-    ObjectAbsentError,
-    RangeBehindEndError,
-    intact,
-    settled,
-    short_text,
-    within_range,
-)
 
+RETRYABLE_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 T = TypeVar("T")
+_MAKE_A_BUCKET = {"gs": "gcloud storage buckets create", "s3": "aws s3 mb"}
+_METADATA_NAMES = {"metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"}
+_METADATA_ADDRESSES = {ip_address("fd00:ec2::254"), ip_address("100.100.100.200")}
+
+
+class ObjectAbsentError(Exception):
+    """There is no such object."""
+
+
+class ConditionFailedError(Exception):
+    """A precondition did not hold: the object is there already, or is another one."""
+
+
+class RangeBehindEndError(Exception):
+    """A range that starts behind the end of the object."""
+
+
+def short_text(text: str) -> str:
+    """One printable line."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "?" for c in line)[:300]
+
+
+def settled(holder: bytes | None, data: bytes, doubt: Exception, where: str) -> Created | Exists:
+    """The outcome of a create that failed or whose answer was lost, by what its key holds now. It may be somebody
+    else's success, or our own, or nobody's: only reading tells. Raises the doubt where nothing is there."""
+    if holder is None:
+        if isinstance(doubt, DilocoError):
+            raise doubt
+        raise StoreUnavailableError("the object was deleted while it was created", where=where) from doubt
+    return Created() if holder == data else Exists(holder)
+
+
+def intact(data: bytes, stated_crc32c: str | None, where: str) -> bytes:
+    """`data`, if it is what the store's own checksum says, where it has one."""
+    if stated_crc32c is not None and stated_crc32c != transfers.crc32c(data):
+        raise StoreUnavailableError("the bytes read do not match their crc32c", where=where)
+    return data
+
+
+def within_range(data: bytes, num_bytes: int, where: str) -> bytes:
+    """`data`, if it is no more than was asked for."""
+    if len(data) > num_bytes:
+        raise StoreBrokenError("the store ignores byte ranges", where=where)
+    return data
+
 
 ANSWERS = (ObjectAbsentError, ConditionFailedError, RangeBehindEndError)
 """What a client's request may also end with; all else is an error of the port."""
 _BY_STATUS = {404: ObjectAbsentError, 412: ConditionFailedError, 416: RangeBehindEndError}
-_MAKE_A_BUCKET = {"gs": "gcloud storage buckets create", "s3": "aws s3 mb"}
 
 
 class BucketStore(ABC):
@@ -172,3 +217,47 @@ def missing_bucket(url: str) -> StoreBrokenError:
     scheme, _, path = url.partition("://")
     bucket = path.partition("/")[0]
     return StoreBrokenError("no such bucket", where=url, hint=f"{_MAKE_A_BUCKET[scheme]} {scheme}://{bucket}")
+
+
+def check_endpoint(url: str, where: str) -> str:
+    """The URL itself, with its scheme (http if it has none); StoreForbiddenError for plain http beyond this machine,
+    which would show credentials and payloads to everybody on the way, and for the addresses at which clouds hand out
+    a machine's credentials."""
+    full = url if "://" in url else f"http://{url}"
+    shown = f"{where}={without_credentials(url)!a}"
+    try:
+        parts = urlsplit(full)
+    except ValueError as error:
+        raise StoreForbiddenError(f"not an address: {error}", where=shown, hint="https://HOST[:PORT]") from error
+    host = (parts.hostname or "").rstrip(".").lower()
+    if parts.scheme not in {"http", "https"} or not host:
+        raise StoreForbiddenError("not an address of a store", where=shown, hint="https://HOST[:PORT]")
+    if is_metadata_host(host):
+        raise StoreForbiddenError("this address hands out credentials of the machine and is no store", where=shown)
+    if parts.scheme == "http" and not is_loopback(host):
+        raise StoreForbiddenError(
+            "plain http is for loopback addresses only", where=shown, hint=f"use https://, or unset {where}"
+        )
+    return full
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the name or address can only be this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_metadata_host(host: str) -> bool:
+    """Whether this is a cloud's metadata service: a link-local address, or one of its names."""
+    if host in _METADATA_NAMES:
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return bool(mapped.is_link_local) or mapped in _METADATA_ADDRESSES

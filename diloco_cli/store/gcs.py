@@ -18,7 +18,7 @@ from typing import Any
 from diloco_cli import clock, randomness
 from diloco_cli.randomness import nonce
 from diloco_cli.store import transfers
-from diloco_cli.store.bucket import BucketStore, missing_bucket
+from diloco_cli.store.bucket import BucketStore, ObjectAbsentError, missing_bucket
 from diloco_cli.store.gcs_client import (
     header_values,
     multipart_body,
@@ -28,7 +28,6 @@ from diloco_cli.store.gcs_client import (
     stated_crc32c,
 )
 from diloco_cli.store.port import ObjectStat, StoreBrokenError, StoreUnavailableError, check_prefix
-from diloco_cli.store.responses import ObjectAbsentError
 from diloco_cli.store.retry import pause_s
 
 CHUNK_BYTES = 32 << 20

@@ -9,10 +9,15 @@ from typing import Any
 
 from diloco_cli.environment import environment_value, set_environment_default
 from diloco_cli.store import transfers
-from diloco_cli.store.bucket import error_text
-from diloco_cli.store.endpoints import check_endpoint
+from diloco_cli.store.bucket import (
+    RETRYABLE_STATUS,
+    ConditionFailedError,
+    ObjectAbsentError,
+    RangeBehindEndError,
+    check_endpoint,
+    error_text,
+)
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
-from diloco_cli.store.responses import RETRYABLE_STATUS, ConditionFailedError, ObjectAbsentError, RangeBehindEndError
 
 _READ_BUFFER_BYTES = 1 << 20
 """A smaller one makes aiohttp stop and start the connection all the time."""

@@ -5,6 +5,11 @@ leaves a short file under the final name. So the bytes go to a temporary file in
 are fsynced, and take their name by one `link`, which the kernel grants to one writer only; then the
 directory is fsynced, and last the temporary name goes. Directories are walked by descriptor with O_NOFOLLOW:
 a symbolic link below the root is never followed, whatever it points to and whenever it was planted.
+
+`Paging`: a listing goes page by page, where each page alone would cost a look at everything. A walk over the keys in
+order is kept for the call that asks for what follows it, so that a listing of n keys in pages costs hardly more than
+one without. What is created meanwhile may be missing between the pages of one walk (a listing may lag), never behind
+its end, and never in a walk that begins anew.
 """
 
 from __future__ import annotations
@@ -14,13 +19,15 @@ import fcntl
 import heapq
 import os
 import stat as stat_bits
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
+from diloco_cli import clock
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.randomness import nonce
-from diloco_cli.store.paging import Paging
 from diloco_cli.store.port import (
     BadKeyError,
     Created,
@@ -36,22 +43,60 @@ from diloco_cli.store.port import (
     is_key_part,
 )
 
+MAX_WALKS = 4
+KEPT_S = 60.0
+
+Walk = Callable[[str, str], Iterator[str]]
+"""(prefix, after) -> keys in order."""
 TEMPORARY_PREFIX = ".tmp~"
 """`~` is no key character: no key can collide with a temporary file, and no listing shows one. What a killed
 writer leaves behind only takes space, until it is discarded (store/leftovers.py)."""
 _NAMES_AT_ONCE = 1 << 16
 """Of a directory, that a listing holds from one scan of it to the next."""
-
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a planted FIFO must not block us
 _OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-Names = list[str]
-
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _NO_OBJECT = {errno.ENOENT, *_IN_THE_WAY}
+
+
+class Paging:
+    """The pages of one store's listings. Safe between threads."""
+
+    def __init__(self, walk: Walk, monotonic: Callable[[], float] = clock.monotonic_s) -> None:
+        self._walk, self._monotonic = walk, monotonic
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, str], tuple[float, Iterator[str]]] = {}
+
+    def page(self, prefix: str, after: str, limit: int) -> list[str]:
+        """At most `limit` keys beyond `after`."""
+        began_s, walk = self._taken(prefix, after)
+        found = list(islice(walk, limit))
+        if len(found) < limit and began_s is not None:  # it may end before what is new
+            began_s, walk = None, self._walk(prefix, found[-1] if found else after)
+            found += islice(walk, limit - len(found))
+        if found and len(found) == limit:
+            self._keep((prefix, found[-1]), self._monotonic() if began_s is None else began_s, walk)
+        return found
+
+    def _taken(self, prefix: str, after: str) -> tuple[float | None, Iterator[str]]:
+        """The walk that came to `after`, and since when it goes on; or a new one."""
+        with self._lock:
+            kept = self._kept.pop((prefix, after), None)
+        if kept is None or self._monotonic() - kept[0] > KEPT_S:
+            return None, self._walk(prefix, after)
+        return kept
+
+    def _keep(self, came_to: tuple[str, str], began_s: float, walk: Iterator[str]) -> None:
+        with self._lock:
+            self._kept[came_to] = (began_s, walk)
+            while len(self._kept) > MAX_WALKS:
+                del self._kept[next(iter(self._kept))]
+
+
+Names = list[str]
 
 
 class LocalStore:

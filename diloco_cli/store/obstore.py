@@ -17,11 +17,10 @@ from typing import Any
 
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
-from diloco_cli.store.bucket import BucketStore, missing_bucket
+from diloco_cli.store.bucket import BucketStore, ObjectAbsentError, missing_bucket
 from diloco_cli.store.local import declared_error, missing_directory, sync_path
 from diloco_cli.store.obstore_client import sorted_error, start_client
 from diloco_cli.store.port import Created, Exists, ObjectStat, check_key, check_prefix, is_between
-from diloco_cli.store.responses import ObjectAbsentError
 
 _READ_BYTES = 1 << 20
 _MAX_CHECKED_BYTES = 8 << 20

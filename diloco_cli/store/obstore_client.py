@@ -8,17 +8,18 @@ from typing import Any
 
 from diloco_cli.environment import environment_value
 from diloco_cli.store import transfers
-from diloco_cli.store.bucket import error_of_status, missing_bucket
-from diloco_cli.store.endpoints import check_endpoint
-from diloco_cli.store.local import declared_error
-from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
-from diloco_cli.store.responses import (
+from diloco_cli.store.bucket import (
     RETRYABLE_STATUS,
     ConditionFailedError,
     ObjectAbsentError,
     RangeBehindEndError,
+    check_endpoint,
+    error_of_status,
+    missing_bucket,
     short_text,
 )
+from diloco_cli.store.local import declared_error
+from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.s3_client import CLOCK_HINT, ENDPOINT_VARIABLES, SKEW_CODES
 
 _STATUS = re.compile(r"status code: (\d{3})")

@@ -18,9 +18,8 @@ from typing import Any
 from diloco_cli import clock
 from diloco_cli.errors import StoreError
 from diloco_cli.store import transfers
-from diloco_cli.store.bucket import BucketStore, missing_bucket
+from diloco_cli.store.bucket import BucketStore, ObjectAbsentError, missing_bucket
 from diloco_cli.store.port import ObjectStat, check_prefix
-from diloco_cli.store.responses import ObjectAbsentError
 from diloco_cli.store.s3_client import sorted_error, start_client
 
 _READ_BYTES = 1 << 20

@@ -9,10 +9,8 @@ from typing import Any
 from diloco_cli import clock
 from diloco_cli.environment import environment_value
 from diloco_cli.store import transfers
-from diloco_cli.store.bucket import error_of_status, error_text, missing_bucket
-from diloco_cli.store.endpoints import check_endpoint
+from diloco_cli.store.bucket import RETRYABLE_STATUS, check_endpoint, error_of_status, error_text, missing_bucket
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
-from diloco_cli.store.responses import RETRYABLE_STATUS
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 CLOCK_TOLERANCE_S = 300.0

@@ -30,9 +30,8 @@ from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
 from diloco_cli.tensors.flat import flatten, parameter_facts
-from diloco_cli.tensors.merge import DeltaSource, Merging, rule_of
+from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of
 from diloco_cli.tensors.norms import measured_norms
-from diloco_cli.tensors.outer import apply_merge
 from diloco_cli.tensors.payload import Blank, PayloadError, views
 
 SMALLEST_BYTES = 1 << 18  # what is smaller stays in memory

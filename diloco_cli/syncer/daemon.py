@@ -24,7 +24,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.protocol.regions.regional import home_of, read_after_relays
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.daemon import StopSignal, say
+from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, OPERATOR
@@ -34,7 +34,6 @@ from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
-from diloco_cli.syncer.opening import opened, own_claim
 from diloco_cli.syncer.regions import RegionServices
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]

@@ -14,12 +14,11 @@ from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.randomness import jitter
-from diloco_cli.runtime.daemon import StopSignal, say
+from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
 from diloco_cli.runtime.driver import perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, OPERATOR
 from diloco_cli.store.retry import retrying_text
-from diloco_cli.syncer.opening import opened, own_claim
 
 if TYPE_CHECKING:
     from diloco_cli.syncer.daemon import Rebuild

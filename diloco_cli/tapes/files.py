@@ -9,8 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config.codec import from_plain, to_plain
-from diloco_cli.config.strict_json import parse_object
+from diloco_cli.config.codec import from_plain, parse_object, to_plain
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
 from diloco_cli.protocol.log.keys import is_name

@@ -10,18 +10,26 @@ the weighted mean of norms. Where directions cancel, RDA falls back to Avg.
 A merge reads its deltas chunk by chunk from their payloads and adds them up in float32, in the order in which they are
 given: never is a decoded delta held, and a replay gives the same bits. Norms are known before: a learner publishes
 those of its payload, or they are measured. Published ones are checked in passing, and a delta that has others is named.
+
+Outer optimizers: how a merged delta moves the syncer's parameters. Delta is old minus new, so it is a gradient.
+
+Nesterov (DiLoCo, arXiv 2311.08105; torch.optim.SGD with nesterov=True):
+    buffer = momentum * buffer + delta;  parameters -= lr * (delta + momentum * buffer)
+SGD:
+    parameters -= lr * delta
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 import numpy as np
 import torch
 
-from diloco_cli.config.settings import SyncSettings
+from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.layout import Fragment
 from diloco_cli.tensors.codecs import CHUNK, Read
 from diloco_cli.tensors.norms import (
@@ -189,3 +197,36 @@ def _why_unsound(cut: Cut, source: DeltaSource) -> str | None:
     if not np.isfinite(found).all():
         return "non_finite"
     return None if agree(found, source.norms, PRECISE) else "bad_norms"
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def outer_step(
+    settings: OuterSettings, parameters: torch.Tensor, buffer: torch.Tensor, delta: torch.Tensor,
+    new_parameters: torch.Tensor, new_buffer: torch.Tensor,
+) -> None:  # fmt: skip
+    """[n] parameters and momentum buffer into new ones, without temporaries; `delta` is used up."""
+    if settings.name == "sgd":
+        new_buffer.copy_(buffer)
+    else:
+        torch.mul(buffer, settings.momentum, out=new_buffer).add_(delta)
+        delta.add_(new_buffer, alpha=settings.momentum)
+    torch.add(parameters, delta, alpha=-settings.lr, out=new_parameters)
+
+
+def apply_merge(settings: OuterSettings, merging: Merging, before: Pair, after: Pair) -> bool:
+    """Merge and step chunk by chunk, from (parameters, momentum buffer) of [n] into others; whether all that came out
+    is finite. What came out is void if `merging.unsound` says so."""
+    finite = True
+    for start, delta in merging.chunks(after[1]):
+        chunk = slice(start, start + CHUNK)
+        moved = (after[0][chunk], after[1][chunk])
+        outer_step(settings, before[0][chunk], before[1][chunk], delta, *moved)
+        finite = finite and _finite(moved[0])  # a buffer that is not finite makes parameters that are not
+    return finite
+
+
+def _finite(chunk: torch.Tensor) -> bool:
+    """By its sum: much faster than looking at each value. A float32 sum may overflow, so then again in float64."""
+    return isfinite(float(chunk.sum())) or isfinite(float(chunk.sum(dtype=torch.float64)))

@@ -136,7 +136,7 @@ def test_goals_that_cannot_be_read_are_refused(diloco, words, message):
 
 def test_every_screen_fits_80_columns_and_a_wide_one_shows_more(diloco, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    from diloco_cli.cli.plan_table import islands_table
+    from diloco_cli.cli.plan_view import islands_table
     from diloco_cli.launch.plan_files import plan_of_files
 
     for run in ("run.yaml", "tpu-run.yaml", "machines-run.yaml"):
@@ -154,7 +154,7 @@ def test_every_screen_fits_80_columns_and_a_wide_one_shows_more(diloco, monkeypa
 def test_of_very_many_islands_the_table_shows_the_largest_and_says_so():
     from dataclasses import replace
 
-    from diloco_cli.cli.plan_table import islands_table
+    from diloco_cli.cli.plan_view import islands_table
     from diloco_cli.launch.plan_files import plan_of_files
 
     (one, *_) = plan_of_files(None, QUICKSTART.parent / "plan" / "run.yaml", []).islands

@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
 from diloco_cli.store import transfers
+from diloco_cli.store.bucket import ConditionFailedError, ObjectAbsentError, RangeBehindEndError
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -18,7 +19,6 @@ from diloco_cli.store.port import (
     StoreForbiddenError,
     StoreUnavailableError,
 )
-from diloco_cli.store.responses import ConditionFailedError, ObjectAbsentError, RangeBehindEndError
 from diloco_cli.store.s3 import S3Store
 from diloco_cli.store.s3_client import sorted_error
 from tests.contract.fault_proxy import FaultProxy

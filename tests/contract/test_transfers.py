@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from diloco_cli.store import transfers
-from diloco_cli.store.endpoints import check_endpoint
+from diloco_cli.store.bucket import check_endpoint
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store, StoreForbiddenError, StoreUnavailableError
 from tests.contract.conftest import REMOTE, Backend

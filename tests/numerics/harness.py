@@ -20,7 +20,6 @@ from diloco_cli.config.settings import (
 )  # fmt: skip
 from diloco_cli.histories.integers import FailingEvaluator
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.learner.lanes import Lanes
 from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
@@ -33,7 +32,7 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.driver import Lanes, SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic

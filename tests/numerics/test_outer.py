@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from diloco_cli.config.settings import OuterSettings
-from diloco_cli.tensors.outer import outer_step
+from diloco_cli.tensors.merge import outer_step
 
 SIZE, STEPS = 257, 20
 

@@ -14,11 +14,11 @@ import pytest
 
 from diloco_cli.chaos.journal import read_entries
 from diloco_cli.cli.output import talk
+from diloco_cli.config.codec import parse_object
 from diloco_cli.config.hostlist import expand_hostlist
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.store_url import normalise_store_url
-from diloco_cli.config.strict_json import parse_object
 from diloco_cli.config.yaml_tree import parse_yaml
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, DilocoError, UsageError
@@ -33,7 +33,7 @@ from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.eligibility import is_well_formed
 from diloco_cli.runtime.daemon import say
-from diloco_cli.store.endpoints import check_endpoint
+from diloco_cli.store.bucket import check_endpoint
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import StoreForbiddenError

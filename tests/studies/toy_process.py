@@ -16,7 +16,6 @@ from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
 from diloco_cli.histories.integers import FailingEvaluator, IntegerArithmetic
 from diloco_cli.histories.ports import IntegerTraining, IntegerWire, LearnerProfile
-from diloco_cli.learner.lanes import Lanes
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_format
@@ -25,7 +24,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing, ProcessClai
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import StopSignal, say
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.driver import Lanes, SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore

@@ -10,8 +10,7 @@ from typing import Any, TypeVar, Union, cast
 
 import msgspec
 
-from diloco_cli.config.codec import from_plain, to_plain
-from diloco_cli.config.strict_json import MAX_DEPTH, has_huge_integer, is_deep
+from diloco_cli.config.codec import MAX_DEPTH, from_plain, has_huge_integer, is_deep, to_plain
 from diloco_cli.errors import DataCheckError, DilocoError
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import MAX_TAIL_BYTES, body_of

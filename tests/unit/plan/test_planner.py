@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.fields import type_hints
+from diloco_cli.config.codec import type_hints
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import (

@@ -18,9 +18,11 @@ from diloco_cli.runtime.identity import (
     is_paused,
     mismatch,
     own_identity,
+    refusal_to_signal,
+    signal_family,
+    signal_process,
 )
 from diloco_cli.runtime.kernel import ProcessFacts, ancestors, read_process
-from diloco_cli.runtime.signals import refusal_to_signal, signal_family, signal_process
 
 FACTS = ProcessFacts(pid=500, parent=1, session=500, state="S", start_time="boot:7", token="secret")
 IDENTITY = Identity(500, "boot:7", "secret")

@@ -16,7 +16,7 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.runtime.detach import start_detached
-from diloco_cli.runtime.identity import is_alive
+from diloco_cli.runtime.identity import is_alive, signal_process
 from diloco_cli.runtime.registry import (
     UnitRecord,
     hold,
@@ -26,7 +26,6 @@ from diloco_cli.runtime.registry import (
     release,
 )
 from diloco_cli.runtime.restart import RestartPolicy, StopPolicy, SupervisionEvent, SupervisionResult
-from diloco_cli.runtime.signals import signal_process
 from diloco_cli.runtime.supervisor import SignalCount, supervise
 from diloco_cli.runtime.units import UnitSpec, learner_unit, start_unit, syncer_unit
 

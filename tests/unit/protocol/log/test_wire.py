@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.strict_json import MAX_DEPTH
+from diloco_cli.config.codec import MAX_DEPTH
 from diloco_cli.protocol.log.commit_log import Snapshot, parse_format
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, Beginning, Event, Offer, Request, RunFormat, Timings

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.store import local
-from diloco_cli.store.local import LocalStore
-from diloco_cli.store.paging import KEPT_S, MAX_WALKS, Paging
+from diloco_cli.store.local import KEPT_S, MAX_WALKS, LocalStore, Paging
 
 KEYS = [f"k{number:03d}" for number in range(100)]
 

@@ -7,9 +7,8 @@ from threading import Event
 import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.learner.lanes import Lanes
 from diloco_cli.protocol.log.operations import Create, Get, Now, Steps
-from diloco_cli.runtime.driver import SystemClock
+from diloco_cli.runtime.driver import Lanes, SystemClock
 from diloco_cli.store.memory import MemoryStore
 
 WITHIN_S = 10.0
