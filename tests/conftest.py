@@ -1,8 +1,9 @@
-"""How tests are shared among processes (`pytest -n logical --no-loadscope-reorder`)."""
+"""How tests are shared among processes (`pytest -n logical --no-loadscope-reorder`), and among threads."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,3 +25,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "whole runs" if nodeid.startswith(WHOLE_RUNS) else str(super()._split_scope(nodeid))
 
     return ByFile(config, log)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums that are compared bit for bit are rounded in one order, as in a syncer."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

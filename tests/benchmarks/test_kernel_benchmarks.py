@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,8 @@ import torch
 
 from tests.benchmarks import codecs, durable, merge
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as in the benchmarks
 SIZE = 1 << 17
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the benchmarks, and as in a syncer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_all_ways_to_merge_that_are_timed_give_the_same(tmp_path: Path) -> None:

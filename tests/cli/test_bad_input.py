@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Diloco
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def quickstart(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "examples" / "quickstart", tmp_path / "q", ignore=shutil.ignore_patterns("bucket"))
-    return tmp_path / "q"
-
-
-def edited(folder: Path, name: str, old: str, new: str) -> None:
-    text = (folder / name).read_text()
-    assert old in text
-    (folder / name).write_text(text.replace(old, new))
+from tests.cli.conftest import Diloco, edit
 
 
 @pytest.mark.parametrize(
@@ -56,7 +41,7 @@ def edited(folder: Path, name: str, old: str, new: str) -> None:
 def test_a_wrong_line_is_named_with_what_is_allowed(
     diloco: Diloco, quickstart: Path, file: str, old: str, new: str, says: list[str]
 ) -> None:
-    edited(quickstart, file, old, new)
+    edit(quickstart / file, old, new)
     done = diloco("launch", "q/run.yaml", "--dry-run")
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("Traceback") == 0
@@ -82,7 +67,7 @@ def test_a_store_that_cannot_be_made_ends_with_status_6(diloco: Diloco, quicksta
 
 
 def test_memory_stores_are_refused_for_processes(diloco: Diloco, quickstart: Path) -> None:
-    edited(quickstart, "inventory.yaml", "url: bucket", "url: memory://here")
+    edit(quickstart / "inventory.yaml", "url: bucket", "url: memory://here")
     done = diloco("launch", "q/run.yaml")
     assert done.returncode == 2 and "memory://" in done.stderr
 

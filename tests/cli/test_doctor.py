@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from diloco_cli.cli.launch import launch
 from diloco_cli.errors import StoreError
-from tests.cli.conftest import Diloco
+from tests.cli.conftest import Diloco, edit
 from tests.contract.fake_gcs import FakeGCS
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
@@ -83,18 +82,16 @@ def test_a_bucket_that_ignores_conditions_fails_with_hints_and_exit_6(diloco: Di
 
 
 def test_a_new_run_is_not_launched_where_creates_are_not_exclusive(
-    server: FakeGCS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeGCS, quickstart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(QUICKSTART, tmp_path / "q", ignore=shutil.ignore_patterns("bucket"))
-    inventory = tmp_path / "q" / "inventory.yaml"
-    inventory.write_text(inventory.read_text().replace("url: bucket", "url: gs://bucket/here"))
+    edit(quickstart / "inventory.yaml", "url: bucket", "url: gs://bucket/here")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("diloco_cli.tasks.check.is_worth_a_try", lambda *facts: False)
     server.ignores_conditions = True
     with pytest.raises(StoreError, match="lost exclusive creates") as refused:
         launch(
-            tmp_path / "q" / "run.yaml", region=None, backend="local", detach=False, dry_run=False, overrides=[],
+            quickstart / "run.yaml", region=None, backend="local", detach=False, dry_run=False, overrides=[],
             as_json=False,
         )  # fmt: skip
     assert refused.value.exit_status == 6

@@ -8,15 +8,22 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.inventory_file import load_inventory
-from tests.cli.conftest import Diloco
+from diloco_cli.probe import machine
+from tests.cli.conftest import Diloco, called
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(diloco: Diloco, tmp_path: Path) -> None:
-    done = diloco("inventory", "probe", "--seconds", "0.01", "--store", "shelf", "--name", "my-box", "-o", "new.yaml")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "new.yaml").read_text() == done.stdout and "matrix product, fp32" in done.stdout
+def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(
+    diloco: Diloco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By matrices that are multiplied soon."""
+    monkeypatch.setitem(machine.SIDES, "cpu", 128)
+    monkeypatch.chdir(tmp_path)
+    words = ("inventory", "probe", "--seconds", "0.01", "--store", "shelf", "--name", "my-box", "-o", "new.yaml")
+    assert called(monkeypatch, *words) == 0
+    said = capsys.readouterr().out
+    assert (tmp_path / "new.yaml").read_text() == said and "matrix product, fp32" in said
     inventory = load_inventory(tmp_path / "new.yaml")
     assert inventory.islands[0].name == "my-box" and inventory.islands[0].link.up_bps
     assert inventory.store.url == f"file://{tmp_path}/shelf" and not any((tmp_path / "shelf").rglob("*probe*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,26 +12,7 @@ from diloco_cli.cli.supervision import say_what_runs_elsewhere
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.local_units import devices_of, threads_of, units_here
 from tests.cli.bucket import IOWA, NANO, RHINE
-from tests.cli.conftest import Diloco
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def quickstart(tmp_path: Path) -> Path:
-    return copied("quickstart", tmp_path / "q")
-
-
-def copied(example: str, folder: Path) -> Path:
-    shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("bucket", "__pycache__"))
-    return folder
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-
+from tests.cli.conftest import Diloco, copied, edit
 
 # -- units ------------------------------------------------------------------------------------------------------------
 
@@ -102,10 +82,10 @@ def test_a_region_may_have_a_bucket_of_its_own_where_learners_can_meet(diloco: D
 
 
 def test_devices_that_would_stand_idle_are_warned_of(diloco: Diloco, quickstart: Path) -> None:
-    edit(quickstart / "inventory.yaml", "accelerators: cpu:1", "accelerators: H100-SXM:8")
+    edit(quickstart / "inventory.yaml", "accelerators: cpu:1", "accelerators: H100-SXM:8", 1)
     done = diloco("launch", "q/run.yaml", "--dry-run")
     assert done.returncode == 0 and "iowa has 8 x H100-SXM, and this version trains on ONE" in done.stderr
-    edit(quickstart / "inventory.yaml", "accelerators: H100-SXM:8", "accelerators: cpu:4")
+    edit(quickstart / "inventory.yaml", "accelerators: H100-SXM:8", "accelerators: cpu:4", 1)
     assert "trains on ONE" not in diloco("launch", "q/run.yaml", "--dry-run").stderr
 
 

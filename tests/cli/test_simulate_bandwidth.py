@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.cli.test_simulate import ROOT, data_of, diloco
+from tests.cli.test_simulate import data_of, diloco
+from tests.forked import run_diloco
 
 INVENTORY = "templates/inventory.yaml"
 
@@ -17,8 +15,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
     """int4 up, int8 down, whatever a search would choose."""
     path = tmp_path_factory.mktemp("plan") / "p.json"
     pinned = ["--set", "sync.codec=int4", "--set", "sync.weights_codec=int8"]
-    command = [sys.executable, "-m", "diloco_cli", "plan", INVENTORY, *pinned, "-o", str(path)]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    assert run_diloco("plan", INVENTORY, *pinned, "-o", str(path)).returncode == 0
     return str(path)
 
 

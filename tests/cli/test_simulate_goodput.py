@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_simulate import SMALL, data_of, diloco
+from tests.forked import run_diloco
 
 
 @pytest.mark.parametrize(
@@ -70,9 +69,7 @@ def test_a_quorum_that_is_missing_is_paid_for_in_the_plans_goodput(tmp_path: Pat
     found = {}
     for quorum in (1, 2):
         words = ["plan", "inventory.yaml", "-f", "run.yaml", "--set", f"sync.quorum={quorum}", "-o", f"{quorum}.json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "diloco_cli", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        done = run_diloco(*words, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         plan = str(tmp_path / f"{quorum}.json")
         found[quorum] = data_of("goodput", "--plan", plan, "--days", "30", "--fast")

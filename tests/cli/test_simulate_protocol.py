@@ -15,26 +15,17 @@ from typing import Any
 import psutil
 import pytest
 
-from diloco_cli.cli import main
 from diloco_cli.histories import campaign
 from diloco_cli.histories.shrinking import Violation
+from tests.cli.conftest import called
+from tests.forked import run_diloco
 
 FIELDS = {
     "seed", "next_seed", "interrupted", "histories", "commits", "commits_min", "commits_median", "crashes",
     "store_operations", "violations", "wall_s", "histories_per_s",
 }  # fmt: skip
+PROTOCOL = ("simulate", "protocol")
 DILOCO = [sys.executable, "-m", "diloco_cli"]
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DILOCO, *words], capture_output=True, text=True, check=False, timeout=120)
-
-
-def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["diloco", "simulate", "protocol", *words])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    return int(ended.value.code or 0)
 
 
 def found(*arguments: Any, **options: Any) -> campaign.Totals:
@@ -44,7 +35,7 @@ def found(*arguments: Any, **options: Any) -> campaign.Totals:
 
 
 def test_its_object_has_the_published_fields() -> None:
-    done = run("simulate", "protocol", "--seed", "3", "--histories", "2", "--json")
+    done = run_diloco("simulate", "protocol", "--seed", "3", "--histories", "2", "--json")
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)
     assert body["command"] == "simulate protocol" and body["ok"] is True and set(body["data"]) == FIELDS
@@ -57,7 +48,7 @@ def test_its_object_has_the_published_fields() -> None:
 
 def test_several_processes_count_the_same() -> None:
     words = ("simulate", "protocol", "--histories", "12", "--json")
-    alone, shared = (json.loads(run(*words, *more).stdout)["data"] for more in ((), ("--jobs", "2")))
+    alone, shared = (json.loads(run_diloco(*words, *more).stdout)["data"] for more in ((), ("--jobs", "2")))
     for data in (alone, shared):
         del data["wall_s"], data["histories_per_s"]
     assert alone == shared
@@ -67,7 +58,7 @@ def test_a_violation_ends_with_status_11_and_its_story(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(campaign, "campaign", found)
-    assert called(monkeypatch, "--histories", "3") == 11
+    assert called(monkeypatch, *PROTOCOL, "--histories", "3") == 11
     out, err = capsys.readouterr()
     assert out.index("seed 7") < out.index("merged twice") < out.index("repeat it: diloco simulate protocol --seed 7")
     assert "seeds 0 to 2 done, 3 histories: 40 commits (median 13 a history, least 13), 5 crashes, 900 store" in out
@@ -76,7 +67,7 @@ def test_a_violation_ends_with_status_11_and_its_story(
 
 def test_a_violation_is_in_the_object_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(campaign, "campaign", found)
-    assert called(monkeypatch, "--json") == 11
+    assert called(monkeypatch, *PROTOCOL, "--json") == 11
     body = json.loads(capsys.readouterr().out)
     assert body["ok"] is False and body["error"]["code"] == "data_check"
     (violation,) = body["data"]["violations"]
@@ -117,7 +108,7 @@ def test_on_a_terminal_one_line_says_how_far_it_is(monkeypatch: pytest.MonkeyPat
     shown = io.StringIO()
     monkeypatch.setattr(shown, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", shown)
-    assert called(monkeypatch, "--histories", "25") == 0
+    assert called(monkeypatch, *PROTOCOL, "--histories", "25") == 0
     lines = shown.getvalue().split("\r\033[K")
     assert [line.split(",")[0] for line in lines if line] == [f"{n} of 25 histories" for n in (10, 20, 25)]
 
@@ -126,18 +117,7 @@ def test_a_violation_is_told_as_soon_as_it_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(campaign, "swarm", lambda seeds, tell: found())
-    assert called(monkeypatch, "--histories", "100") == 11
+    assert called(monkeypatch, *PROTOCOL, "--histories", "100") == 11
     out, err = capsys.readouterr()
     assert err.count("seed 7: invariant 2: merged twice") == 5 and "go on with" not in err
     assert "error: 5 violations in 15 histories" in err and "ended early; go on with --seed 3 --histories 97" in out
-
-
-def test_it_needs_neither_torch_nor_a_cloud_client() -> None:
-    code = (
-        "import sys; sys.argv = ['diloco', 'simulate', 'protocol', '--histories', '1']\n"
-        "from diloco_cli.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'numpy', 'gcsfs', 'fsspec', 'aiohttp', 'safetensors'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr

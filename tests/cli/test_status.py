@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +22,6 @@ from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import NANO, make_bucket, say
 from tests.cli.conftest import Diloco
-
-QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 
 
 @pytest.fixture
@@ -126,11 +123,11 @@ def test_watching_prints_an_object_a_line_and_ends_quietly_when_interrupted(url:
 
 
 def test_a_buckets_path_and_a_run_file_name_a_run_that_this_directory_does_not_know(
-    diloco: Diloco, tmp_path: Path
+    diloco: Diloco, quickstart: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(QUICKSTART, tmp_path / "q", ignore=shutil.ignore_patterns("bucket"))
-    quickstart = replace(NANO, name="quickstart", settings=RunSettings("quickstart"))
-    make_bucket(tmp_path / "q" / "bucket" / "quickstart", quickstart)
+    make_bucket(
+        quickstart / "bucket" / "quickstart", replace(NANO, name="quickstart", settings=RunSettings("quickstart"))
+    )
     home = {"DILOCO_HOME": str(tmp_path / "none")}
     for text in ("q/run.yaml", "q/bucket/quickstart", f"{tmp_path}/q/bucket/quickstart/"):
         done = diloco("status", text, "--json", **home)
@@ -138,9 +135,8 @@ def test_a_buckets_path_and_a_run_file_name_a_run_that_this_directory_does_not_k
         assert json.loads(done.stdout)["data"]["run"] == "quickstart"
 
 
-def test_a_run_file_of_a_run_that_was_never_started_is_not_found(diloco: Diloco, tmp_path: Path) -> None:
-    shutil.copytree(QUICKSTART, tmp_path / "q", ignore=shutil.ignore_patterns("bucket"))
+def test_a_run_file_of_a_run_that_was_never_started_is_not_found(diloco: Diloco, quickstart: Path) -> None:
     done = diloco("status", "q/run.yaml")
     assert done.returncode in (4, 6) and "hint:" in done.stderr and "Traceback" not in done.stderr
-    os.makedirs(tmp_path / "q" / "bucket" / "quickstart")
+    os.makedirs(quickstart / "bucket" / "quickstart")
     assert diloco("status", "q/run.yaml").returncode == 4

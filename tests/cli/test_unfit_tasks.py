@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Diloco
-
-OWN_MODEL = Path(__file__).resolve().parents[2] / "examples" / "own-model"
+from tests.cli.conftest import Diloco, copied, edit
 
 
 @pytest.fixture
 def own_model(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(OWN_MODEL, tmp_path / "own", ignore=shutil.ignore_patterns("bucket", "__pycache__")))
+    return copied("own-model", tmp_path / "own")
 
 
 def refused(diloco: Diloco, folder: Path, *words: str) -> str:
@@ -25,8 +22,7 @@ def refused(diloco: Diloco, folder: Path, *words: str) -> str:
 
 
 def test_a_loss_per_token_is_refused(diloco: Diloco, own_model: Path) -> None:
-    text = (own_model / "model.py").read_text()
-    (own_model / "model.py").write_text(text.replace("targets.flatten())", 'targets.flatten(), reduction="none")'))
+    edit(own_model / "model.py", "targets.flatten())", 'targets.flatten(), reduction="none")')
     complaint = refused(diloco, own_model)
     assert "must return the mean loss" in complaint and "a tensor [64] of float32" in complaint
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import sys
 from multiprocessing.synchronize import Barrier
@@ -10,16 +11,18 @@ from multiprocessing.synchronize import Barrier
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created
 
+CLIENTS = ["diloco_cli.store.gcs", "diloco_cli.store.s3"]
 Outcomes = list[bool]
 
 
 def race_in_processes(url: str, num_processes: int, num_rounds: int) -> list[Outcomes]:
     """Each process tries to create the same keys at the same moments; per process, which rounds it won."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *CLIENTS])
     barrier = context.Barrier(num_processes)
     answers: multiprocessing.Queue[Outcomes] = context.Queue()
     processes = [
-        context.Process(target=_race, args=(url, str(i), num_rounds, barrier, answers), daemon=True)
+        context.Process(target=_race, args=(url, dict(os.environ), str(i), num_rounds, barrier, answers), daemon=True)
         for i in range(num_processes)
     ]
     for process in processes:
@@ -34,7 +37,12 @@ def race_in_processes(url: str, num_processes: int, num_rounds: int) -> list[Out
             process.kill()
 
 
-def _race(url: str, me: str, num_rounds: int, barrier: Barrier, answers: multiprocessing.Queue[Outcomes]) -> None:
+def _race(
+    url: str, environment: dict[str, str], me: str, num_rounds: int, barrier: Barrier,
+    answers: multiprocessing.Queue[Outcomes],
+) -> None:  # fmt: skip
+    os.environ.clear()
+    os.environ.update(environment)  # not that of the process that all are forked from
     store = open_store(url)
     store.get("warm/up")  # the client is started before the gun
     won: Outcomes = []

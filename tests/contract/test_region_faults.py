@@ -15,7 +15,8 @@ from diloco_cli.store.open import open_store
 from diloco_cli.syncer.regions import RegionServices
 from tests.contract.fake_gcs import FakeGCS
 from tests.contract.faults import Kind
-from tests.unit.syncer.test_regions import ended_run, wait_for
+from tests.unit.syncer.test_regions import ended_run
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", ["403", "503", "lost_answer"])
@@ -35,9 +36,9 @@ def test_a_bucket_that_fails_for_a_while_is_completed_when_it_answers(
         return services.heartbeats()[0]
 
     services.start()
-    wait_for(lambda: "fails for" in heartbeat().error)
+    wait_until(lambda: "fails for" in heartbeat().error)
     assert heartbeat().behind == head.n + 1 and not heartbeat().stopped
     gcs.heal()
-    wait_for(lambda: heartbeat().behind == 0 and not heartbeat().error)
+    wait_until(lambda: heartbeat().behind == 0 and not heartbeat().error)
     services.end(over=True)
     assert open_store(url).list("commit/") == home.list("commit/")

@@ -11,15 +11,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.forked import run_diloco
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SETTINGS = ("model.preset=gpt-pico", "train.batch_tokens=256", "sync.every=16", "train.inner.save_every=2")
+SETTINGS = (  # one evaluation, at the end: the first one loads torch once more
+    "model.preset=gpt-pico", "train.batch_tokens=256", "sync.every=16", "train.inner.save_every=2",
+    "evaluation.every=1000",
+)  # fmt: skip
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
+SURVIVED_TOKENS = 180_000
+ISLAND = "  - {{name: {}, region: here, accelerators: 'cpu:1'}}\n"
 
 
 class Playground:
@@ -37,17 +45,19 @@ class Playground:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, *words: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "diloco_cli", *words],
-            cwd=self.directory, env=self.environment, text=True, capture_output=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return run_diloco(*words, folder=self.directory, **self.environment)
 
     def json(self, *words: str) -> dict[str, Any]:
         done = self.run(*words, "--json")
         assert done.returncode == 0, done.stderr + done.stdout
         data: dict[str, Any] = json.loads(done.stdout)["data"]
         return data
+
+    def islands(self, *names: str) -> None:
+        """The run's islands: nothing else than these. Each is a process that loads torch."""
+        text = "version: 1\nstore: {url: bucket}\nislands:\n" + "".join(map(ISLAND.format, names))
+        (self.directory / "quickstart" / "inventory.yaml").write_text(text)
 
     def launch(self, tokens: int, *more: str) -> None:
         words = ["--set", f"train.tokens={tokens}", *SMALL, *more]
@@ -89,17 +99,48 @@ class Playground:
             found["supervisor"] = json.loads(supervisor.read_text())["identity"]["pid"]
         return found
 
+    def log(self, unit: str) -> str:
+        """What it has said on its standard output."""
+        return (self.directory / ".diloco" / "quickstart" / "logs" / f"{unit}.log").read_text()
+
     def kill(self, *units: str) -> None:
+        """They are dead when this returns."""
         for unit in units:
-            os.kill(self.pids()[unit], signal.SIGKILL)
+            process = psutil.Process(self.pids()[unit])
+            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                while process.status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(0.01)
+
+
+@contextmanager
+def playing(directory: Path) -> Iterator[Playground]:
+    place = Playground(directory)
+    yield place
+    for unit in ("supervisor", *sorted(place.pids())):
+        with suppress(KeyError, psutil.NoSuchProcess):
+            place.kill(unit)
 
 
 @pytest.fixture
 def playground(tmp_path: Path) -> Iterator[Playground]:
-    place = Playground(tmp_path)
-    yield place
-    for unit in ("supervisor", *sorted(place.pids())):
-        try:
-            os.kill(place.pids()[unit], signal.SIGKILL)
-        except (KeyError, ProcessLookupError):
-            continue
+    with playing(tmp_path) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
+    """A run of the quickstart that is over. Its supervisor was killed on the way, a learner and the syncer before."""
+    with playing(tmp_path_factory.mktemp("survived")) as place:
+        place.launch(tokens=SURVIVED_TOKENS)
+        place.wait_for(lambda s: s["commit"] >= 6)
+        place.kill("iowa")
+        place.wait_for(lambda s: next(item for item in s["learners"] if item["name"] == "iowa")["incarnation"] == 2)
+        place.kill("syncer")
+        place.wait_for(lambda s: s["syncer"]["epoch"] == 2)
+        place.kill("supervisor")
+        before = place.pids()
+        resumed = place.run("resume", "quickstart", "--json")
+        assert resumed.returncode == 0, resumed.stderr
+        assert "adopted" in resumed.stderr and place.pids()["belgium"] == before["belgium"]
+        yield place

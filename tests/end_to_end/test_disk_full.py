@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.conftest import Playground
+from tests.waiting import wait_until
 
 SIZE_MB = 160
 
@@ -44,11 +44,12 @@ def fill(path: Path) -> None:
 def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_it_is_freed(
     playground: Playground, small_disk: Path
 ) -> None:
+    playground.islands("iowa", "ohio")
     playground.launch(10_000_000, "--set", "train.inner.save_every=1000", "--set", "sync.every=64")
     playground.wait_for(lambda s: s["commit"] >= 4)
     ballast = small_disk / "ballast"
     fill(ballast)
-    time.sleep(6)
+    wait_until(lambda: all("fails for" in playground.log(unit) for unit in ("iowa", "ohio")))
     full = playground.json("status", "quickstart")
     assert playground.run("verify", "quickstart").returncode == 0, "something torn lies in the bucket"
     units = playground.pids()

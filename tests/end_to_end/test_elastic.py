@@ -9,7 +9,8 @@ from tests.end_to_end.test_survival import learner
 
 
 def test_an_island_joins_trains_and_leaves_and_the_run_verifies(playground: Playground) -> None:
-    playground.launch(10_000_000, "--set", "data.shards=4")
+    playground.islands("iowa", "ohio")
+    playground.launch(10_000_000, "--set", "data.shards=3")
     url = playground.wait_for(lambda s: s["commit"] >= 4)["store"]["url"]
     words = ["learner", "--run", url, "--name"]
     spot = playground.start(*words, "spot", "--join", "--drain", "20s", "--batch-tokens", "512")
@@ -20,7 +21,7 @@ def test_an_island_joins_trains_and_leaves_and_the_run_verifies(playground: Play
     gone = learner(playground.json("status", "quickstart"), "spot")
     assert gone["state"] == "DONE" and gone["tokens"] > 0
     full = playground.run(*words, "second", "--join")
-    assert full.returncode == 2 and "the data has 4 shards" in full.stderr, full.stderr
+    assert full.returncode == 2 and "the data has 3 shards" in full.stderr, full.stderr
     unknown = playground.run(*words, "third")
     assert unknown.returncode == 2 and "has no island 'third'" in unknown.stderr and "--join" in unknown.stderr
     assert playground.run("stop", "quickstart").returncode == 0

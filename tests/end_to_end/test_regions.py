@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 from tests.end_to_end.conftest import Playground
 from tests.end_to_end.test_survival import commits
 
-CHEAP = ["--set", "evaluation.every=1000", "--set", "sync.every=48"]
-OUTAGE_S = 5.0
 INVENTORY = """version: 1
 store: {url: bucket, region: us}
 regions:
@@ -36,16 +33,14 @@ def in_last_10(status: dict[str, Any]) -> dict[str, int]:
 def test_a_region_that_vanishes_delays_nobody_and_is_completed_by_another_syncer(playground: Playground) -> None:
     folder = playground.directory / "quickstart"
     (folder / "inventory.yaml").write_text(INVENTORY)
-    playground.launch(100_000_000, *CHEAP)
+    playground.launch(100_000_000, "--set", "sync.every=48")
     playground.wait_for(lambda s: s["commit"] >= 3 and all(in_last_10(s).values()))
     there, away = folder / "bucket-eu" / "quickstart", folder / "bucket-eu" / "away"
     os.rename(there, away)
-    began = time.monotonic()
     playground.kill("syncer")
     before = len(commits(playground))
     status = playground.wait_for(lambda s: s["syncer"]["epoch"] == 2 and s["commit"] > before + 3)
     assert mirror(playground.wait_for(lambda s: mirror(s, "eu")["state"] == "BEHIND"), "eu")["last_error"]
-    time.sleep(max(0.0, OUTAGE_S - (time.monotonic() - began)))
     os.rename(away, there)
     status = playground.wait_for(lambda s: mirror(s, "eu")["state"] == "FOLLOWS" and in_last_10(s)["belgium"] > 0)
     assert mirror(status, "asia")["state"] == "FOLLOWS"

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.end_to_end.conftest import SMALL, Playground
+from tests.end_to_end.conftest import SMALL, SURVIVED_TOKENS, Playground
+from tests.waiting import wait_until
 
 
 def commits(place: Playground) -> dict[str, bytes]:
@@ -22,32 +23,27 @@ def learner(status: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def test_a_run_survives_learner_syncer_and_supervisor_and_verifies(playground: Playground) -> None:
-    playground.launch(tokens=250_000)
-    playground.wait_for(lambda s: s["commit"] >= 6)
-    playground.kill("iowa")
-    playground.wait_for(lambda s: learner(s, "iowa")["incarnation"] == 2)
-    playground.kill("syncer")
-    playground.wait_for(lambda s: s["syncer"]["epoch"] == 2)
-    playground.kill("supervisor")
-    before = playground.pids()
-    resumed = playground.run("resume", "quickstart", "--json")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "adopted" in resumed.stderr and playground.pids()["belgium"] == before["belgium"]
-    status = playground.json("status", "quickstart")
-    assert status["state"] == "FINISHED" and status["tokens"] >= 250_000
+def test_a_run_survives_learner_syncer_and_supervisor_and_verifies(survived: Playground) -> None:
+    """Later the same launch finds it finished, and one with other settings is refused."""
+    status = survived.json("status", "quickstart")
+    assert status["state"] == "FINISHED" and status["tokens"] >= SURVIVED_TOKENS
     assert status["syncer"]["epoch"] >= 2 and learner(status, "iowa")["incarnation"] >= 2
     assert status["loss"] < 4.0
-    found = playground.json("verify", "quickstart")
+    found = survived.json("verify", "quickstart")
     assert found["ok"] and found["duplicates"] == 0 and found["missing"] == 0 and found["mismatches"] == []
+    other, again = (
+        survived.run("launch", "quickstart/run.yaml", "--set", f"train.tokens={tokens}", *SMALL)
+        for tokens in (300_000, SURVIVED_TOKENS)
+    )
+    assert other.returncode == 2 and "train.tokens" in other.stderr and "hint:" in other.stderr
+    assert again.returncode == 0 and "FINISHED" in again.stdout + again.stderr
 
 
 def test_everything_dead_at_once_resumes_from_the_last_commit(playground: Playground) -> None:
-    """Later the same launch finds it finished, and one with other settings is refused."""
-    playground.launch(tokens=200_000)
+    playground.islands("belgium", "iowa")
+    playground.launch(tokens=80_000)
     playground.wait_for(lambda s: s["commit"] >= 8)
-    playground.kill("supervisor", "belgium", "iowa", "ohio", "syncer")
-    time.sleep(0.5)
+    playground.kill("supervisor", "belgium", "iowa", "syncer")
     survived = commits(playground)
     resumed = playground.run("resume", "quickstart")
     assert resumed.returncode == 0, resumed.stderr
@@ -55,16 +51,11 @@ def test_everything_dead_at_once_resumes_from_the_last_commit(playground: Playgr
     assert {name: after[name] for name in survived} == survived, "a committed record changed or vanished"
     assert playground.json("verify", "quickstart")["ok"]
     assert playground.json("status", "quickstart")["state"] == "FINISHED"
-    other, again = (
-        playground.run("launch", "quickstart/run.yaml", "--set", f"train.tokens={tokens}", *SMALL)
-        for tokens in (300_000, 200_000)
-    )
-    assert other.returncode == 2 and "train.tokens" in other.stderr and "hint:" in other.stderr
-    assert again.returncode == 0 and "FINISHED" in again.stdout + again.stderr
 
 
 def test_a_run_resumes_without_this_machines_own_files(playground: Playground, tmp_path: Path) -> None:
     """Another machine has the bucket and nothing else; Ctrl-C stops it cleanly there, `stop` needs no syncer."""
+    playground.islands("iowa", "ohio")
     playground.launch(tokens=10_000_000)
     playground.wait_for(lambda s: s["commit"] >= 4)
     stopped = playground.run("stop", "quickstart")
@@ -74,10 +65,8 @@ def test_a_run_resumes_without_this_machines_own_files(playground: Playground, t
     at = playground.json("status", "quickstart")["commit"]
     playground.environment["DILOCO_HOME"] = str(tmp_path / "elsewhere")
     supervisor = playground.start("resume", url)
-    deadline = time.monotonic() + 90
-    while playground.json("status", url)["commit"] < at + 6:
-        assert time.monotonic() < deadline and supervisor.poll() is None
-        time.sleep(0.3)
+    wait_until(lambda: supervisor.poll() is not None or playground.json("status", url)["commit"] >= at + 6, 90)
+    assert supervisor.poll() is None
     os.kill(supervisor.pid, signal.SIGINT)
     began = time.monotonic()
     out, err = supervisor.communicate(timeout=30)

@@ -29,8 +29,9 @@ def test_a_study_prints_a_row_for_each_of_its_variants(
     assert all(f"| {variant} | 2 | 1 |" in printed for variant in losses)
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_every_variant_of_every_study_has_a_tape_of_its_own_that_can_be_played(
-    load: Callable[[str], ModuleType],
+    load: Callable[[str], ModuleType], rounds: int
 ) -> None:
     """The tapes are made and checked, not played."""
     ablations = load("ablations")
@@ -39,6 +40,6 @@ def test_every_variant_of_every_study_has_a_tape_of_its_own_that_can_be_played(
         assert len({named.key for named in wanted}) == len(wanted)
         for named in wanted:
             run = make_run(named.trial)
-            tape, _ = make_tape(run, named.trial.pacings, 2 * run.round_tokens, named.trial.quantum_tokens)
+            tape, _ = make_tape(run, named.trial.pacings, rounds * run.round_tokens, named.trial.quantum_tokens)
             needs_of(tape)
             assert tape.merges

@@ -7,7 +7,6 @@ way while their fragment is adopted."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -34,19 +33,12 @@ from tests.numerics.test_identities import CONSTANT, DYADIC, inner_step
 from tests.numerics.tiny import ROWS
 from tests.numerics.virtual import run_virtual
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
 SEEDS = (0, 1)
 ANY_SEED = pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 STEP_S, UPLOAD_S, DOWNLOAD_S = (0.5, 1.5), (0.0, 2.0), (0.0, 2.0)  # a slot takes two steps
 HICCUP_S, HICCUPS = 8.0, 0.1  # a share of the uploads takes so long
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

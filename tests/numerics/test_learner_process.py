@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.environment import environment_with
 from diloco_cli.protocol.actors.joining import fetch_moments
@@ -24,6 +23,7 @@ from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.bucket import ROOT, begun_run
 from tests.numerics.harness import CLOCK
+from tests.waiting import wait_until
 
 Child = subprocess.Popen[str]
 
@@ -46,13 +46,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
     for child in children:
         child.kill()
         child.wait()
-
-
-def wait_until(holds: Callable[[], object], within_s: float = 40.0) -> None:
-    deadline_s = monotonic_s() + within_s
-    while not holds():
-        assert monotonic_s() < deadline_s, "did not happen in time"
-        sleep_s(0.05)
 
 
 def stopped(child: Child) -> str:

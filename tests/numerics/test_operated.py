@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
 from diloco_cli.observe.rebuild import rebuilt_state
 from diloco_cli.observe.replay import LogVerifier, verified
@@ -26,6 +25,7 @@ from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.harness import CLOCK, Process, commits, make_run, process_of, serve
+from tests.waiting import wait_until
 
 ADAMW = InnerSettings(lr=0.02, warmup_steps=0, save_every=1)
 TO, LATER = 6, 16
@@ -33,13 +33,6 @@ TO, LATER = 6, 16
 
 def head(run: RunFormat, store: Store) -> RunState:
     return perform(read_log(run), store, CLOCK)
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
-    deadline_s = monotonic_s() + within_s
-    while not holds():
-        assert monotonic_s() < deadline_s, "did not happen in time"
-        sleep_s(0.02)
 
 
 def request(run: RunFormat, store: Store, kind: RequestKind, to: int | None = None) -> RunState:
@@ -74,7 +67,7 @@ def operated() -> tuple[RunFormat, MemoryStore, Seen]:
     wait_until(lambda: head(run, store).n >= back.base_floor + 24)
     seen.whole = copy_of(store)
     request(run, store, "gc")
-    wait_until(lambda: not [key for key in store.list("state/0000/") if f"{TO:012d}" in key], 5)
+    wait_until(lambda: not [key for key in store.list("state/0000/") if f"{TO:012d}" in key])
     request(run, store, "stop")
     for thread in threads:
         thread.join(20)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +37,7 @@ from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import StoreForbiddenError
 from diloco_cli.tapes.files import read_tape
 from diloco_cli.tensors.payload import PayloadError, header_bytes, views
+from tests.forked import run_diloco
 from tests.security.parsers import AnsweringGcs
 from tests.unit.protocol.records import RUN, commit, genesis, offer
 
@@ -226,10 +225,7 @@ def test_a_directory_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     """Row 21: a prefix must hold its FORMAT.json, or no command does anything to it."""
     (tmp_path / "precious").write_text("mine")
     for words in (["stop"], ["rollback", "--to", "0", "--yes"], ["gc", "--yes"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "diloco_cli", *words[:1], tmp_path.as_uri(), *words[1:]],
-            cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "DILOCO_HOME": str(tmp_path)},
-        )  # fmt: skip
+        done = run_diloco(words[0], tmp_path.as_uri(), *words[1:], folder=tmp_path, DILOCO_HOME=str(tmp_path))
         assert done.returncode == 4, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 

@@ -25,13 +25,14 @@ def _books(progress: type[Progress]) -> Actors:
 class Mutant:
     """`needs`: histories without which it cannot show, so that none is spent on the others; `broken`: invariants one of
     which must break; `walls`: it shows where wall clocks are others; `longer`: it shows only in histories that last for
-    so many merges."""
+    so many merges; `since`: the seed that has shown it, where those before it take seconds: they are looked at last."""
 
     actors: Actors
     broken: frozenset[str]
     needs: Callable[[Options], bool] = lambda options: True
     walls: bool = False
     longer: int | None = None
+    since: int = 0
 
     def lasting(self, options: Options) -> Options:
         return options if self.longer is None else replace(options, merges=self.longer)
@@ -127,12 +128,12 @@ OF_SYNCERS: dict[str, Mutant] = {
         Actors(syncer=syncers.OneIsEnough), frozenset("5"), lambda options: options.quorum > 1
     ),
     "merged without waiting": Mutant(
-        Actors(syncer=syncers.NoPatience), frozenset({"liveness"}), _keeps_pace, longer=LONG
+        Actors(syncer=syncers.NoPatience), frozenset({"liveness"}), _keeps_pace, longer=LONG, since=85
     ),
     "not re-anchored": Mutant(Actors(arithmetic=syncers.NotReanchored), frozenset("3")),
     "momentum lost at a takeover": Mutant(Actors(arithmetic=syncers.NoMomentum), frozenset("3")),
     "one damaged read believed": Mutant(
-        Actors(syncer=syncers.BelievesOneRead), frozenset({"blame"}), _damages_reads, longer=LONG
+        Actors(syncer=syncers.BelievesOneRead), frozenset({"blame"}), _damages_reads, longer=LONG, since=533
     ),
     "quarantined for being late": Mutant(
         Actors(syncer=syncers.KeepsOutTheLate), frozenset({"blame"}), lambda options: options.learners > 1
@@ -169,7 +170,7 @@ OF_LEARNERS: dict[str, Mutant] = {
     "base not the one it was made from": Mutant(_books(learners.NamesTheNewestBase), frozenset("6")),
     "offer before its payload": Mutant(Actors(learner=learners.OfferFirst), frozenset("9")),
     "older version adopted": Mutant(
-        Actors(learner=learners.AdoptsOlderVersions), frozenset("6"), _outages_of_few, longer=LONG
+        Actors(learner=learners.AdoptsOlderVersions), frozenset("6"), _outages_of_few, longer=LONG, since=9
     ),
     "rebase keeps what was merged": Mutant(Actors(learner=learners.KeepsWhatWasMerged), frozenset("4"), _rebases),
     "rebase counts what was merged": Mutant(_books(learners.CountsFromTheAdoption), frozenset({"liveness"}), _rebases),
@@ -178,6 +179,7 @@ OF_LEARNERS: dict[str, Mutant] = {
         frozenset({"4", "liveness", "loss"}),
         _rolls_back_slowly,
         longer=LONG // 3,
+        since=137,
     ),
     "rollback not heard": Mutant(_books(learners.DeafToRollbacks), frozenset("46"), _ROLLS_BACK),
     "moments of what was left behind": Mutant(Actors(learner=learners.MomentsOfAfter), frozenset("6"), _ROLLS_BACK),

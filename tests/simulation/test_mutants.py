@@ -17,7 +17,7 @@ WITHIN_SEEDS = 1000
 
 
 def fitting(mutant: Mutant) -> Iterator[tuple[int, Options]]:
-    for seed in range(WITHIN_SEEDS):
+    for seed in (*range(mutant.since, WITHIN_SEEDS), *range(mutant.since)):
         options = drawn_options(seed)
         if mutant.needs(options):
             yield seed, mutant.lasting(options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -23,6 +22,7 @@ from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
+from tests.simulation.bucket_check import commits_of
 from tests.simulation.operated import done, stand_in, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask
@@ -107,15 +107,7 @@ class StandbyFleet(Fleet):
 
 
 def records(fleet: Fleet) -> list[dict[str, Any]]:
-    return list(_records(fleet))
-
-
-def _records(fleet: Fleet) -> Iterator[dict[str, Any]]:
-    for n in count():
-        data = fleet.world.store.get(f"commit/{n:012d}.json")
-        if data is None:
-            return
-        yield json.loads(data)
+    return commits_of(fleet.world.store)
 
 
 def num_commits(fleet: Fleet) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -12,15 +10,10 @@ from diloco_cli.histories.integers import NOT_FINITE
 from diloco_cli.protocol.actors.requests import withdraw_stop
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import RUN, ask, done, started, state_of
+from tests.simulation.test_standbys import records
 from tests.simulation.toy import STEP_S, Fleet, LearnerProfile, make_run
 
 MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
-
-
-def records(fleet: Fleet) -> list[dict[str, Any]]:
-    store = fleet.world.store
-    found = [store.get(key) for key in store.list("commit/", limit=100_000)]
-    return [json.loads(data) for data in found if data is not None]
 
 
 @MIXINGS

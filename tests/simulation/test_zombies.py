@@ -11,6 +11,7 @@ from tests.simulation.sweeps import check, histories, points_around_writes
 from tests.simulation.toy import Fleet, make_run
 
 RUN = make_run(merges=8)
+FLOOR_S = 0.12  # by then the successor's incarnation has raised the floor
 
 
 def woken_beside_successor(fleet: Fleet, after_s: float) -> None:
@@ -26,16 +27,11 @@ def woken_beside_successor(fleet: Fleet, after_s: float) -> None:
     fleet.world.run(fleet.ended, 60)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.12, 0.5])
-def test_no_data_is_merged_twice_beside_a_zombie(after_s: float) -> None:
-    for _, fleet in histories(RUN, Fault.PAUSE, points_around_writes(RUN, "l0")[::6]):
+@pytest.mark.parametrize("after_s", [0.0, FLOOR_S, 0.5])
+def test_no_data_is_merged_twice_beside_a_zombie_and_no_offer_gets_two_outcomes(after_s: float) -> None:
+    points = points_around_writes(RUN, "l0")
+    for _, fleet in histories(RUN, Fault.PAUSE, points[:9] + points[12::6] if after_s == FLOOR_S else points[::6]):
         woken_beside_successor(fleet, after_s)
-        check(fleet)
-
-
-def test_an_applied_offer_gets_no_second_outcome_when_the_floor_rises() -> None:
-    for _, fleet in histories(RUN, Fault.PAUSE, points_around_writes(RUN, "l0")[:9]):
-        woken_beside_successor(fleet, 0.12)
         check(fleet)
 
 

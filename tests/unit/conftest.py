@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.runtime.identity import Identity, identify
 from diloco_cli.runtime.kernel import TOKEN_VARIABLE
 from diloco_cli.runtime.registry import UnitRecord, write_unit
+from tests.waiting import wait_until
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 Child = subprocess.Popen[bytes]
@@ -58,13 +58,6 @@ def start_unit_of(home: Path, start: Callable[..., Child]) -> Callable[..., tupl
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
+def eventually() -> Callable[[Callable[[], object]], None]:
     """Waits until a condition holds; fails after a bound."""
-
-    def wait(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-        deadline_s = monotonic_s() + within_s
-        while not condition():
-            assert monotonic_s() < deadline_s, "did not happen in time"
-            sleep_s(0.01)
-
-    return wait
+    return wait_until

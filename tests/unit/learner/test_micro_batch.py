@@ -5,7 +5,7 @@ An island that joins counts its tokens by the run's whole sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
 
@@ -39,6 +39,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, build_data, build_model
 from tests.unit.protocol.records import RUN
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SEQUENCES = 8
 BATCH = 64 * SEQUENCES  # tokens of gpt-pico's sequences
 RELATIVE = 2e-6  # of the largest gradient: float32 sums in another order; up to 4e-7 is what is seen
@@ -275,14 +276,6 @@ def test_a_model_of_ones_own_gets_a_micro_batch_from_its_tensors() -> None:
     assert micro_batch_here(own, parameters_of(layout_of(own)), 2, 24, CPU) == 24
     large = 10**9
     assert 1 <= micro_batch_here(own, parameters_of(layout_of(own)), 2, large, CPU) < large
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run_of(model: ModelSettings, data: DataSettings) -> RunFormat:

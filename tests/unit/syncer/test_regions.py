@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.observe.mirror_check import check_mirror
 from diloco_cli.protocol.log.commit_log import read_log
@@ -27,6 +25,7 @@ from diloco_cli.syncer.regions import MAX_UNHEARD, PROVEN_S, RegionServices, Tro
 from diloco_cli.virtual.world import World
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
+from tests.waiting import wait_until
 
 
 def ended_run() -> tuple[RunFormat, Store, MemoryStore, RunState]:
@@ -43,13 +42,6 @@ def ended_run() -> tuple[RunFormat, Store, MemoryStore, RunState]:
 def services_at(name: str, run: RunFormat, home: Store, head: RunState) -> RegionServices:
     own = replace(run, regions=(RegionStore(FAR, f"memory://{name}", 0.1),))
     return RegionServices(own, home, Home(lambda: head, lambda: 0.1), [MirrorHeartbeat(FAR, offers=2, up_bytes=1000)])
-
-
-def wait_for(holds: Callable[[], object]) -> None:
-    deadline_s = monotonic_s() + 10
-    while not holds():
-        assert monotonic_s() < deadline_s
-        sleep_s(0.01)
 
 
 def test_an_empty_region_is_filled_and_what_crossed_is_counted_on() -> None:
@@ -77,7 +69,7 @@ def test_a_stopped_mirror_says_so_and_writes_nothing_more() -> None:
     there.create(commit_key(3), b"{}")
     services = services_at("spoiled", run, home, head)
     services.start()
-    wait_for(lambda: services.services[0].stopped)
+    wait_until(lambda: services.services[0].stopped)
     services.end(over=False)
     (heartbeat,) = services.heartbeats()
     assert (
@@ -150,13 +142,13 @@ def test_a_region_that_fails_says_why_and_for_how_long_and_is_completed_later(
     monkeypatch.setattr(retry, "pause_s", lambda attempt, error, jitter: 0.02)
     services = services_at("failing", run, home, structs.replace(head, phase="RUNNING"))
     services.start()
-    wait_for(lambda: services.heartbeats()[0].error)
+    wait_until(lambda: services.heartbeats()[0].error)
     (heartbeat,) = services.heartbeats()
     assert "fails for 0 s" in heartbeat.error and str(error) in heartbeat.error
     assert (heartbeat.n, heartbeat.behind, heartbeat.stopped) == (-1, head.n + 1, False)
     assert all(thread.is_alive() for thread in services.services[0].threads)
     there.error = None
-    wait_for(lambda: services.heartbeats()[0].behind == 0 and not services.heartbeats()[0].error)
+    wait_until(lambda: services.heartbeats()[0].behind == 0 and not services.heartbeats()[0].error)
     services.end(over=True)
     assert there.list("commit/") == home.list("commit/")
     assert (
@@ -191,7 +183,7 @@ def test_a_stopped_region_ends_both_its_threads_at_once() -> None:
     shared_memory_store("stops").create(commit_key(3), b"{}")
     services = services_at("stops", run, home, structs.replace(head, phase="RUNNING"))
     services.start()
-    wait_for(lambda: not any(thread.is_alive() for thread in services.services[0].threads))
+    wait_until(lambda: not any(thread.is_alive() for thread in services.services[0].threads))
     assert services.heartbeats()[0].stopped
 
 
@@ -215,7 +207,7 @@ def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
     running = structs.replace(head, phase="RUNNING")
     services = RegionServices(own, home, Home(lambda: running, lambda: 0.1), tell=told.append)
     services.start()
-    wait_for(lambda: services.heartbeats()[0].unheard)
+    wait_until(lambda: services.heartbeats()[0].unheard)
     services.end(over=False)
     (heartbeat,) = services.heartbeats()
     assert (
