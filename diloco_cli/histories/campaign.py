@@ -24,9 +24,9 @@ from diloco_cli.histories.shrinking import Live, Violation, violation_of
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 
 CHUNK = 10
-AHEAD = 4  # pieces of each process
-AGAIN_EVERY = 50  # each so many-th seed is lived through again: with other wall clocks, and with nothing remembered
-MAX_VIOLATIONS = 5  # then a campaign ends: there is work to do
+AHEAD = 4  # pieces of work handed out in advance, per process
+AGAIN_EVERY = 50  # every so many seeds a history is repeated: with other wall clocks, without remembered results
+MAX_VIOLATIONS = 5  # then a campaign ends
 SWEEP_LEARNERS, SWEEP_MERGES = 2, 10
 SWEPT_REQUESTS: tuple[NemesisKind, ...] = ("join", "rollback", "collect", "readmit")
 SWEEP_TAKEOVER_S = 0.5  # so that the standby serves where the syncer dies
@@ -36,8 +36,8 @@ OF_WALLS = ("time", "previous", "sum", "signature")
 
 @dataclass
 class Totals:
-    """Of so many histories. `lengths`: how many had how many commits. `next_seed`: all seeds before it are done;
-    `interrupted`: by whoever started it."""
+    """Sums over histories. `lengths`: the number of histories by their number of commits. `next_seed`: all seeds before
+    it are done; `interrupted`: an interrupt ended the campaign."""
 
     next_seed: int = 0
     histories: int = 0
@@ -88,7 +88,7 @@ def _silently(line: str) -> None:
 
 
 def swarm(seeds: range, tell: Tell = _silently, actors: Actors = Actors()) -> Totals:
-    """One history a seed. `tell` hears at once of what is found: its story takes a while."""
+    """One history a seed. `tell` is called at once for a violation, because shrinking it takes a while."""
     totals = Totals()
     for seed in seeds:
         options = drawn_options(seed)
@@ -116,7 +116,7 @@ def _told_of(seed: int, options: Options, outcome: HistoryResult, command: str, 
 def lived(
     seed: int, options: Options, actors: Actors = Actors(), other_walls: bool = False, script: Script | None = None
 ) -> HistoryResult:
-    """One history; where its turn is, or `other_walls` says so, a second time (see `_again`)."""
+    """One history; for every AGAIN_EVERY-th seed, or with `other_walls`, also a repetition (see `_again`)."""
     outcome = _lived_once(seed, options, script, actors)
     if outcome.violation is None and (other_walls or seed % AGAIN_EVERY == 0):
         return _again(seed, options, outcome, script, actors)
@@ -131,15 +131,15 @@ def _lived_once(
     walls: int = 0,
     remembers: bool = True,
 ) -> HistoryResult:
-    """A history keeps nearly all that it makes until its end: looking for garbage finds nothing before."""
+    """One history, without Python's garbage collection: a history keeps nearly all its objects until its end."""
     with no_garbage_collection():
         return History(seed, options, script, actors, walls, remembers).live()
 
 
 def _again(seed: int, options: Options, outcome: HistoryResult, script: Script | None, actors: Actors) -> HistoryResult:
-    """12: with every process's wall clock shifted, the log says the same, but for the times that it notes. Nor does it
-    matter whether the product's code is called each time anew, or what it said is remembered. What that second life
-    breaks by itself is the outcome."""
+    """12: with every process's wall clock shifted, the log must be the same but for its times. It must also be the
+    same if results of the product's pure functions are not remembered. If the repetition itself breaks an invariant,
+    that is the outcome."""
     other = _lived_once(seed, options, script, actors, walls=1, remembers=False)
     if other.violation is not None:
         return other
@@ -153,7 +153,7 @@ def _without_times(data: bytes) -> dict[str, Any]:
 
 
 def swept_options(seed: int) -> Options:
-    """A run without any fault, small enough to die at each of its operations."""
+    """A run without faults, small enough for a crash at each of its operations."""
     options = drawn_options(seed).without_faults()
     learners = min(SWEEP_LEARNERS, options.learners)
     return replace(
@@ -164,15 +164,15 @@ def swept_options(seed: int) -> Options:
 
 
 def swept_script(options: Options, *crashes: CallFault) -> Script:
-    """Operators ask for something, and an island joins: so that every role has operations to die at."""
+    """Operators make requests and an island joins, so that every role has operations to crash at."""
     span_s = options.merges * options.slot_s
     asked = enumerate(SWEPT_REQUESTS, start=1)
     return Script(crashes, tuple(NemesisEvent(0.2 * place * span_s, kind, "l0", 0.5) for place, kind in asked))
 
 
 def sweep_points(seed: int, actors: Actors = Actors()) -> list[CallFault]:
-    """A crash of every process at each of its operations, before and after the effect; none where the history breaks
-    an invariant without any."""
+    """A crash of every process at each of its operations, before and after the effect; none if the history without a
+    crash breaks an invariant."""
     options = swept_options(seed)
     outcome = _lived_once(seed, options, swept_script(options), actors)
     if outcome.violation is not None:
@@ -188,7 +188,7 @@ def sweep_points(seed: int, actors: Actors = Actors()) -> list[CallFault]:
 def sweep(
     seed: int, points: Sequence[CallFault | None], last: bool = True, tell: Tell = _silently, actors: Actors = Actors()
 ) -> Totals:
-    """One history a crash (None: without any). `last`: these are the last ones of the seed."""
+    """One history per crash (None: without a crash). `last`: these are the last crashes of the seed."""
     totals, options = Totals(seed), swept_options(seed)
     for point in points:
         crashes = () if point is None else (point,)
@@ -206,7 +206,7 @@ def sweep(
 
 
 def _at(point: CallFault | None) -> str:
-    """The option that leaves out all other crashes (see `point_at`)."""
+    """The text of the command's option for this crash alone (see `point_at`)."""
     if point is None:
         return ""
     when = next(when for when, kind in SWEPT.items() if kind is point.fault.kind)
@@ -232,7 +232,7 @@ Work = tuple[Callable[..., Totals], tuple[Any, ...]]
 def work_of(
     seed: int, histories: int, sweeps: bool, tell: Tell = _silently, only: CallFault | None = None
 ) -> Iterator[Work]:
-    """What is to be done, in pieces of some seconds. `only`: of one seed's sweep this crash alone."""
+    """The work, in pieces of some seconds. `only`: of one seed's sweep this crash alone."""
     if only is not None:
         yield sweep, (seed, [only], True, tell)
         return
@@ -247,8 +247,8 @@ def work_of(
 
 
 def campaign(work: Iterator[Work], jobs: int, report: Callable[[Totals], None]) -> Totals:
-    """All of it, or until some violations are found, or an interrupt: then what was done by then. `report` is told how
-    far it is."""
+    """Do all the work, or end early after MAX_VIOLATIONS or an interrupt, with the totals so far. `report` gets the
+    totals from time to time."""
     totals = Totals()
     pieces = _in_turn(work) if jobs == 1 else _in_processes(work, jobs)
     try:
@@ -269,8 +269,8 @@ def _in_turn(work: Iterator[Work]) -> Generator[Totals, None, None]:
 
 
 def _in_processes(work: Iterator[Work], jobs: int) -> Generator[Totals, None, None]:
-    """Spawned, never forked, and in the order of the work, so that what is done has no gaps. Some pieces a process are
-    handed out ahead, and never all."""
+    """Work in processes that are spawned, never forked, with results in the order of the work, so that the seeds done
+    have no gaps. AHEAD pieces per process are handed out in advance, and never all."""
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_serve_the_parent) as pool:
         waiting: deque[Future[Totals]] = deque()
@@ -284,13 +284,13 @@ def _in_processes(work: Iterator[Work], jobs: int) -> Generator[Totals, None, No
                 yield waiting[0].result()
                 waiting.popleft()
         finally:
-            for child in active_children() if waiting else ():  # nobody waits for what they do
+            for child in active_children() if waiting else ():  # their results are not needed
                 child.terminate()
             pool.shutdown(cancel_futures=True)
 
 
 def _serve_the_parent() -> None:
-    """Interrupts are the parent's affair; without it, however it ended, there is nothing to do."""
+    """In a child: leave interrupts to the parent, and end when the parent ends for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
 

@@ -1,9 +1,9 @@
-"""A simulated process's way to the store: the product's patience (`store/retry.py`), one event at a time.
+"""A simulated process's store client: the product's retry policy (`store/retry.py`), one event at a time.
 
-The wire below knows HTTP's words only: a create that finds the key taken is told so and nothing more (`Exists` without
-the bytes), whoever wrote them. So here, as in `store/gcs.py`, every doubtful create is settled by reading back.
+The simulated store answers as HTTP does: a create of a taken key gets `Exists` without the bytes, also if the same
+process wrote them. So here, as in `store/gcs.py`, every doubtful create is settled by reading back.
 
-`Bucket`: the simulated bucket behind that wire.
+`Bucket`: the simulated bucket.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """Of one process. `jitter` gives uniform numbers in [0, 1), `now_s` the time on its own clock."""
+    """The client of one process. `jitter` gives uniform numbers in [0, 1), `now_s` the time on its own clock."""
 
     def __init__(self, jitter: Callable[[], float], now_s: Callable[[], float]) -> None:
         self._patience = Patience(jitter, now_s)
 
     def drive(self, steps: Steps[Result]) -> Steps[Result]:
-        """Protocol code on this client: its operations go out, their settled answers come back."""
+        """Perform protocol code on this client: it sends the operations and hands in their settled answers."""
         answer: Any = None
         while True:
             try:
@@ -59,7 +59,7 @@ class Client:
                 answer = yield from self._persist(operation)
 
     def _put(self, operation: Operation) -> Steps[None]:
-        """Once: a hint that cannot be written must not hold up the work."""
+        """One try only: a hint that cannot be written must not delay the work."""
         try:
             yield operation
         except (StoreError, NoSpaceError) as error:
@@ -67,7 +67,7 @@ class Client:
                 raise
 
     def _persist(self, operation: Operation, failed: StoreError | NoSpaceError | None = None) -> Steps[Any]:
-        """Each pause of the product's patience is a sleep."""
+        """Retry as the product does; each pause is a sleep."""
         steps = self._patience.persist(lambda: self._once(operation), failed)
         answer: Any = None
         error: Exception | None = None
@@ -90,7 +90,7 @@ class Client:
         return (yield operation)
 
     def create(self, operation: Create) -> Steps[Created | Exists]:
-        """One try: the key is ours, or somebody else's, or nobody knows (StoreUnavailableError)."""
+        """One try: the key has our bytes, or another writer's, or the outcome is unknown (StoreUnavailableError)."""
         doubt = StoreUnavailableError("412, and then nothing there")
         try:
             answer: Created | Exists = yield operation
@@ -101,13 +101,13 @@ class Client:
         return (yield from self.settle(operation, doubt))
 
     def settle(self, operation: Create, doubt: StoreUnavailableError) -> Steps[Created | Exists]:
-        """Somebody else's success, or our own whose answer was lost, or no success at all: only reading tells."""
+        """Read the key: it may have another writer's bytes, our own (the answer was lost), or none."""
         holder: bytes | None = yield Get(operation.key, holder_bytes(operation.data))
         return settled(holder, operation.data, doubt, operation.key)
 
 
 def _over_there(steps: Steps[Result]) -> Steps[Result]:
-    """The same calls, to the other one of two stores, whose errors they hear."""
+    """The same calls, to the second of two stores; errors of that store are thrown into them."""
     answer: Any = None
     error: Exception | None = None
     while True:
@@ -124,9 +124,9 @@ def _over_there(steps: Steps[Result]) -> Steps[Result]:
 
 
 class Bucket:
-    """Objects by key. Implements store.port.Store, but for two things: `Exists` carries no bytes, and one's own bytes
-    count as taken, too. Clients settle that (`client.py`). Strongly consistent, but a listing does not show a key
-    before `listed_from_s`, and shows one that is gone up to `listed_until_s`."""
+    """Objects by key. Implements store.port.Store, but for two things: `Exists` carries no bytes, and a create of the
+    same bytes also gets `Exists`. `Client` settles that. Strongly consistent, but a listing does not show a key before
+    `listed_from_s`, and shows a deleted one up to `listed_until_s`."""
 
     url = "memory://histories"
 

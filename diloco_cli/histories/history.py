@@ -1,4 +1,4 @@
-"""One history: a run by simulated processes, a phase of faults, then a phase without in which progress is demanded."""
+"""One history: a run by simulated processes, a phase with faults, then one without, in which progress is demanded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual laten
 
 
 class WatchedWorld(World):
-    """A world whose every write is watched, and whose calls have faults."""
+    """A world in which every write is checked, and in which calls have faults."""
 
     history: History
 
@@ -75,8 +75,8 @@ class History:
         walls: int = 0,
         remembers: bool = True,
     ) -> None:
-        """`walls`: another number gives everybody another wall clock, and changes nothing else. `remembers`: what the
-        product's pure functions have said (see `remembered`), which changes nothing either."""
+        """`walls`: another number gives every process another wall clock, and changes nothing else. `remembers`: keep
+        results of the product's pure functions (see `remembered`), which changes nothing either."""
         self.seed, self.options, self.actors, self.walls, self.remembers = seed, options, actors, walls, remembers
         self.run: RunFormat = run_of(options)
         self.world = WatchedWorld(
@@ -107,7 +107,7 @@ class History:
             self.monitor.lives_apart(self.region.residents, self.region.bucket)
 
     def _last_look_s(self) -> float:
-        """With the mailboxes of all that have joined."""
+        """The longest time of the syncer's last look at the mailboxes of all learners, also of those that joined."""
         return LAST_LOOK_S + LAST_CALLS * len(self.roles) * self.options.latency_s
 
     # -- from beginning to end ----------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class History:
                 self._live()
         except ViolationError as violation:
             outcome.violation = violation
-        except Exception as error:  # of the checks, or of the world: a campaign has its seed to tell
+        except Exception as error:  # an error of a check or of the world: the campaign reports it with its seed
             outcome.violation = self._broken_off(error)
         outcome.commits, outcome.crashes = self.monitor.replayer.n + 1, self.supervisor.crashes
         outcome.operations = sum(actor.operations for actor in self.world.actors)
@@ -161,7 +161,7 @@ class History:
         self._check_at_the_end()
 
     def _go_on(self, until: Callable[[], bool], within_s: float) -> None:
-        """`until` is asked whenever something has changed: a commit, the end of a process."""
+        """`until` is called after every change: a commit, the end of a process."""
         world, next_one, advance = self.world, self.world.next_due, self.world.advance
         deadline_s, events, seen = world.now_s + within_s, 0, -1
         most = MAX_EVENTS + EVENTS_A_MERGE * self.options.merges * self.options.learners
@@ -188,7 +188,7 @@ class History:
         return bool(kinds) and kinds[-1] == "finish"
 
     def standing(self) -> str:
-        """Who is there, and the reason that a syncer gives for what it does."""
+        """The processes alive, and the reason that a syncer states, for messages."""
         living = [process.name for process in self.supervisor.processes if not process.ended]
         return f"commit {self.monitor.replayer.n}, {self.world.now_s:.1f} s, alive: {', '.join(living) or 'nobody'}"
 
@@ -204,7 +204,7 @@ class History:
         self._tend(self.healthy)
 
     def _tend(self, healthy: Healthy) -> None:
-        """Everybody is there, or comes back; and the log grows."""
+        """Bring back processes that are missing, and check that the log grows."""
         if self._over():
             return
         for role in (SYNCER, *self.roles):
@@ -234,7 +234,7 @@ class History:
         return fault
 
     def place_of(self, actor: Actor, operation: Operation) -> tuple[Bucket, Monitor | Region]:
-        """The bucket that an operation goes to, and who watches it."""
+        """The bucket that an operation goes to, and the object that checks its writes."""
         if self.region is not None and self.region.holds(actor, operation):
             return self.region.bucket, self.region
         return self.bucket, self.monitor
@@ -261,14 +261,14 @@ class History:
                 watcher.deleted(role, key, before, self.world.now_s)
 
     def _heard(self, process: Process, key: str, data: bytes, watcher: Monitor | Region) -> None:
-        """What is demanded of a process depends on what it has said by now."""
+        """Note a process's write: the later demands on it depend on this."""
         if process.role in self.roles and key.startswith(("offer/", "incarnation/")):
             process.said(key, data, self.monitor.replayer.merges)
         elif self.healthy is not None and watcher is self.monitor and key.startswith("commit/"):
             self.healthy.committed(json.loads(data))
 
     def _listed_at_s(self) -> float:
-        """When listings show what has happened now."""
+        """When listings show a change that is made now."""
         return self.world.now_s + self.options.list_lag_s * self.draw.uniform()
 
     def note(self, text: str) -> None:
@@ -281,7 +281,7 @@ class History:
         return [self.bucket.objects.get(key, b"") for key in keys]
 
     def _check_at_the_end(self) -> None:
-        """A reader that was not there, with nothing but the bucket."""
+        """Check the bucket with a fresh reader that knows nothing else."""
         apart = {} if self.region is None else self.region.published(self.beliefs.offers)
         at_home = {offer_id: data for offer_id, data in self.beliefs.offers.items() if offer_id not in apart}
         replayer = Replayer(self.bucket, self.run).read().check_published(at_home)
@@ -297,7 +297,7 @@ class History:
 
 
 def _latency(usual_s: float) -> Callable[[Actor, Operation], float]:
-    """Drawn by each thread for itself: mostly near the usual one, now and then ten times as long."""
+    """Each thread draws its own latencies: mostly near the usual one, now and then ten times as long."""
     drawn = [usual_s * times for times in SPREAD]
     length = len(drawn)
 

@@ -13,14 +13,14 @@ from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, f
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
 MOST = 1 << 400
-"""The norm cap. No honest delta comes near, though they swing: 16 learners whose deltas were measured anew, each from a
-version later than its own, reached 2^80 in 247 merges."""
+"""The norm cap, far above honest deltas. Those can grow by oscillation: with 16 learners whose deltas were re-anchored
+on a version later than their own, they reached 2^80 in 247 merges."""
 COARSE = 8  # with error feedback, a payload names a multiple of this
 
 
 def gradient(learner: str, start: int, end: int) -> int:
-    """What the tokens from `start` to `end` of a learner's shard add to a delta: different for each learner and range,
-    and the sum over a range's parts, however it is divided."""
+    """The part of a delta from the tokens `start` to `end` of a learner's shard: different for each learner and range,
+    and the sum over the parts of a range, for any division."""
     return _gradient_until(learner, end) - _gradient_until(learner, start)
 
 
@@ -29,12 +29,12 @@ def _gradient_until(learner: str, end: int) -> int:
 
 
 def rounded(wanted: int) -> int:
-    """What a lossy codec leaves of a delta."""
+    """A delta after a lossy codec."""
     return wanted // COARSE * COARSE
 
 
 def agreement(deltas: list[int]) -> float | None:
-    """Stands for the mean cosine of so many learners' deltas: any number from 0 to 1."""
+    """A substitute for the mean cosine of learners' deltas: any number from 0 to 1."""
     return sum(deltas) % 11 / 10 if len(deltas) > 1 else None
 
 

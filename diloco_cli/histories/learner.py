@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import VirtualLanes
 
-DRAIN_S = 10.0  # at most: where a quorum leaves together, each would wait for the others' progress
+DRAIN_S = 10.0  # at most: if a whole quorum leaves at once, each learner would wait for the others' progress
 
 
 class SimulatedLearner(product.Learner):

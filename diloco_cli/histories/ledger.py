@@ -1,12 +1,12 @@
-"""What became of all data that learners processed: each range has one outcome in each fragment.
+"""The account of all data that learners processed: each range has one outcome in each fragment.
 
-    applied     a merge used an offer that holds it (a rollback may have gone behind that merge: it is applied still)
-    discarded   its learner gave it up, with a reason: an adoption took its place, a predecessor's offer was ahead
+    applied     a merge used an offer that holds it (also if a rollback has undone that merge)
+    discarded   its learner dropped it, with a reason: an adoption replaced it, a predecessor's offer was ahead
     held        it was in the parameters when its incarnation ended: in an offer whose outcome was not known, or in none
 
-Learners keep this account of their own, beside the books of the protocol's code: what they stepped on, what they put
-into offers, what they gave up. The log says the rest. An offer that came late changes nothing: what it held is held on,
-or given up with a reason. Only what an incarnation's end took may lack a word of either.
+Each learner's witness keeps this account beside the books of the protocol's code: the data that it stepped on, put into
+offers and dropped. The log gives the rest. A late offer changes nothing: its data stays held, or is dropped with a
+reason. Only data lost with the end of an incarnation may lack both.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Range = tuple[int, int]
 
 @dataclass
 class Account:
-    """Of one incarnation; ranges are in tokens of its shard. `held`, `unsent`: from where on a fragment's progress is
-    in the parameters and in no merge, and in no offer. `discarded`: (range, from where on it was in no offer, reason).
-    """
+    """The account of one incarnation; ranges are in tokens of its shard. `held`: from where on a fragment's progress is
+    in the parameters and in no merge; `unsent`: from where on it is in no offer either. `discarded`: (range, from where
+    on it was in no offer, reason)."""
 
     learner: str
     incarnation: int
@@ -46,15 +46,15 @@ class Account:
 
     @property
     def tokens(self) -> int:
-        """All that it has processed."""
+        """All tokens that the incarnation has processed."""
         return sum(end - start for start, end in self.processed)
 
     def kept(self, fragment: int, start: int) -> None:
-        """An adopted version holds what lies before; what is new goes on in the parameters."""
+        """An adopted version holds the data before `start`; the parameters keep the data after it."""
         self.held[fragment] = start
 
     def gave_up(self, fragment: int, reason: str, position: int) -> None:
-        """All progress up to `position` that is in no version."""
+        """The learner has dropped all progress up to `position` that is in no version."""
         if self.held[fragment] < position:
             given_up = ((self.held[fragment], position), self.unsent[fragment], reason)
             self.discarded.setdefault(fragment, []).append(given_up)
@@ -62,15 +62,15 @@ class Account:
 
 
 def max_lost(run: RunFormat, batch_tokens: int) -> int:
-    """Tokens that one incarnation can take with it: those of as many steps as may lie between two adoptions of a
-    fragment, by the drift bound and by the age of what an offer may be based on."""
+    """The most tokens that can be lost with one incarnation: those of the steps between two adoptions of a fragment, by
+    the drift bound and by the largest age of an offer's base."""
     sync = run.settings.sync
     return (sync.drift_rounds + sync.staleness_rounds + 2) * sync.every * batch_tokens
 
 
 def check_outcomes(accounts: Iterable[Account], replayer: Replayer, fragments: int, most: int) -> int:
-    """4: raises at the first range with no outcome, or with two, and where an incarnation took more than `most` tokens
-    with it. Returns how many were lost like that, in the fragment of which most were."""
+    """4: raises at the first range with no outcome, or with two, and if more than `most` tokens were lost with an
+    incarnation. Returns the tokens lost in this way, of the fragment with the largest number."""
     applied: dict[tuple[str, int], list[AppliedOffer]] = {}
     for item in replayer.applied:
         applied.setdefault((item.learner, item.incarnation), []).append(item)
@@ -87,7 +87,7 @@ def check_outcomes(accounts: Iterable[Account], replayer: Replayer, fragments: i
 
 
 def _check_fragment(account: Account, fragment: int, applied: list[AppliedOffer]) -> int:
-    """Returns how many tokens were held at its end and came into no merge."""
+    """Returns how many tokens the incarnation held at its end that are in no merge."""
     who = f"{account.learner} {account.incarnation}, fragment {fragment}"
     processed = _tokens(account.processed)
     merged = [at for item in applied for at in range(item.start, item.end)]

@@ -1,4 +1,4 @@
-"""What is demanded of a history at its end, and while no faults strike: restarts, reasons, work and no spinning."""
+"""Demands on a history at its end, and while there are no faults: restarts, reasons, progress, no busy loops."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from diloco_cli.store.retry import MAX_PAUSE_S
 
 SETTLES_S = 20.0  # a rival is fenced, somebody comes back and reads the log, a standby takes over
 SAYS_WHY_S = 15.0
-CALLS_OF_EACH = 100  # while a syncer takes in what a learner has offered in the meantime
-FRAGMENT_ROUNDS = 12  # longer than that nobody who offers leaves out a fragment
-IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # longer than all of these nobody is silent who may offer
+CALLS_OF_EACH = 100  # per learner, while a syncer reads the offers that have come in between
+FRAGMENT_ROUNDS = 12  # the longest time for which a learner that offers may leave out a fragment
+IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # a learner that may offer is silent for the longest of these at most
 POLLS_A_SECOND = 1.5 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
-LOOKS_A_SECOND = (1 + MAX_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, where slots are short and nothing comes
-COLLECTS_BELOW = 0.03  # of a slot, for a call of the store for each learner: then a syncer has time to collect
+LOOKS_A_SECOND = (1 + MAX_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, with short slots and without news
+COLLECTS_BELOW = 0.03  # of a slot: if one store call per learner takes less, a syncer has time to collect
 GOOD_ENDS = (0, FencedError.exit_status)
 
 
 class Healthy:
-    """The phase without faults, from when they cease. `free_s`: from then on nothing holds anybody back that began
-    before; `merged_s`: when the last merge was committed; `takes_in_s`: so long may a syncer be busy with offers."""
+    """The phase without faults. `free_s`: when the last effect of an earlier fault has ended; `merged_s`: when the last
+    merge was committed; `takes_in_s`: how long a syncer may be busy with reading offers."""
 
     def __init__(self, history: Scene) -> None:
         self.history = history
@@ -46,7 +46,7 @@ class Healthy:
         self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
 
     def committed(self, commit: Plain) -> None:
-        """Whoever may offer does so, round after round."""
+        """Check that every learner that may offer does so, round after round."""
         history, now_s = self.history, self.history.world.now_s
         replayer, slot_s = history.monitor.replayer, history.options.slot_s * history.options.slowest
         if commit["kind"] != "merge":
@@ -74,8 +74,8 @@ class Healthy:
             self._check_fragments(process)
 
     def _check_fragments(self, process: Process) -> None:
-        """Who offers, offers of all that it trains. (Where learners do not follow the pace of the others, or there is
-        no grace, one that is half as fast may come to every second slot, and that may be the same fragment's for ever.)
+        """Check that a learner that offers, offers all fragments. (If learners do not follow the others' pace, or there
+        is no grace, a learner half as fast may reach every second slot, and these may always be the same fragment's.)
         """
         merges, options = self.history.monitor.replayer.merges, self.history.options
         if (options.local_steps, options.adoption) != ("measured", "on_arrival") or options.overlap == 0:
@@ -86,7 +86,7 @@ class Healthy:
             expect(rounds <= FRAGMENT_ROUNDS, LIVENESS, text)
 
     def _excused(self, process: Process) -> bool:
-        """From offering. Those of a region hear what its mirror brings, and are heard when their relay has come."""
+        """Whether a learner need not offer now. A region's learners depend on the mirror and the relay."""
         history, role = self.history, process.role
         replayer, free_s = history.monitor.replayer, process.free_s
         if history.region is not None and role in history.region.residents:
@@ -101,8 +101,8 @@ class Healthy:
         return role in replayer.kept_out or process.incarnation < newest
 
     def left(self, process: Process, error: BaseException | None) -> None:
-        """5: with nothing wrong nobody ends with an error, but for one whose place is taken, and who would join a run
-        that is over or stopped."""
+        """5: without faults no process ends with an error, but for a process whose place is taken, and an island that
+        would join a run that is over or stopped."""
         joiner = process.role in self.history.nemesis.joiners and process.status == UsageError.exit_status
         if process.status in GOOD_ENDS or joiner:
             return
@@ -110,7 +110,7 @@ class Healthy:
         expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
 
     def check(self) -> None:
-        """The log grows, and with merges: a skip brings nobody forward."""
+        """Check that the log grows by merges: a skip is no progress."""
         history, options = self.history, self.history.options
         apart_s = 0.0 if history.region is None else MAX_PAUSE_S + TRIES_AGAIN_S
         waits_s = 2 * options.skip_after_s + 20 * options.slot_s * options.slowest
@@ -120,7 +120,7 @@ class Healthy:
         self._check_reasons()
 
     def _check_reasons(self) -> None:
-        """Where nothing was committed for two rounds, whoever serves says why."""
+        """Check that the serving syncer states a reason if it has committed nothing for two rounds."""
         history, options = self.history, self.history.options
         rounds_s = 2 * options.slot_s * options.slowest * options.fragments
         for process in history.supervisor.processes:
@@ -131,7 +131,7 @@ class Healthy:
                 raise ViolationError(LIVENESS, f"{process.name} waits and gives no reason")
 
     def check_operations(self) -> None:
-        """Nobody spins."""
+        """Check that no process makes more store operations than its polling allows."""
         history, processes = self.history, self.history.supervisor.processes
         commits = history.monitor.replayer.n - self.since_n
         learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)

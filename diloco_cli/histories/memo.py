@@ -1,17 +1,17 @@
-"""What a simulation changes about the protocol's modules for the length of one history, and why that is fair.
+"""The changes of a simulation to the protocol's modules during one history, and why they are fair.
 
-Many simulated processes read one log. What the product's own code made of the same bytes is remembered:
+Many simulated processes read one log. Results of the product's own code for the same bytes are remembered:
 
     encode   a record is frozen, so it gives the same bytes each time
     decode   the same bytes, signed or not, as the same kind of record, up to the same schema, give an equal record;
              those that were encoded here, the original
-    fold     a pure function of (state, bytes): the second process to fold the same bytes onto the very same state
-             object gets the object that the first one got; a state of another origin is folded anew
+    fold     a pure function of (state, bytes): the second process to fold the same bytes onto the same state object
+             gets the object that the first one got; a state of another origin is folded anew
 
-Histories that are lived through a second time remember nothing, and must end with the same log (campaign.py).
+Repeated histories remember nothing, and must end with the same log (campaign.py).
 
-Snapshots are written more often, a quarantine may come sooner, and syncers ask less often, so that short histories see
-what long runs do, and do not spend their time on questions that are asked in vain.
+Snapshots are written more often, a quarantine may come sooner, and syncers poll less often, so that short histories
+reach the situations of long runs, and do not spend their time on requests in vain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ USERS = (PROTOCOL, "diloco_cli.histories.")
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Garbage that refers to itself stays until the end of this."""
+    """Without Python's cyclic garbage collection until the context ends."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -91,7 +91,7 @@ def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
     def remembered_decode(kind: type[Any], data: bytes, where: str, schema: int | None = None) -> Any:
         found = known.get((kind, data, schema))
         if found is None:
-            body = body_of(data)  # readers pass over what signs a record
+            body = body_of(data)  # readers ignore a record's signature here
             found = known.get((kind, body, schema)) or decode(kind, data, where, schema)
             known[kind, data, schema] = found
         return found
@@ -100,13 +100,13 @@ def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
 
 
 def _readable_with(record: object) -> tuple[int | None, ...]:
-    """The schemas that readers ask for, as far as they do not refuse this record as a newer one."""
+    """The schemas that readers pass to `decode` and that do not refuse this record as a newer one."""
     return (None, SCHEMA) if getattr(record, "schema", SCHEMA) <= SCHEMA else (None,)
 
 
 @contextmanager
 def _everywhere(name: str, usual: object, instead: object) -> Iterator[None]:
-    """In every module that knows it by this name."""
+    """Replace an object in every module that has it under this name."""
     users = [module for module in _modules(USERS, len(sys.modules)) if getattr(module, name, None) is usual]
     for module in users:
         setattr(module, name, instead)
@@ -119,8 +119,8 @@ def _everywhere(name: str, usual: object, instead: object) -> Iterator[None]:
 
 @contextmanager
 def tuned(**constants: object) -> Iterator[None]:
-    """With these values of the protocol's constants, in every module that knows them. Raises AttributeError if none
-    knows one of them: what has another name by now would be tuned no more, and nobody would see it."""
+    """With these values of the protocol's constants, in every module that has them. Raises AttributeError if no module
+    has one of them, because a renamed constant would otherwise silently keep its usual value."""
     known = _knowing(tuple(constants), len(sys.modules))
     if unknown := constants.keys() - {name for _, name in known}:
         raise AttributeError(f"no module of the protocol has the constant {', '.join(sorted(unknown))}")
@@ -136,12 +136,12 @@ def tuned(**constants: object) -> Iterator[None]:
 
 @cache
 def _knowing(names: tuple[str, ...], imported: int) -> list[tuple[ModuleType, str]]:
-    """Which of the protocol's modules know which of these names."""
+    """The (module, name) pairs of the protocol's modules that have one of these names."""
     modules = _modules((PROTOCOL,), imported)
     return [(module, name) for module in modules for name in names if hasattr(module, name)]
 
 
 @cache
 def _modules(prefixes: tuple[str, ...], imported: int) -> list[ModuleType]:
-    """Those that are there; looked up again when more have been `imported`."""
+    """The loaded modules with these prefixes; looked up again when more have been `imported`."""
     return [module for name, module in sys.modules.items() if name.startswith(prefixes)]

@@ -1,5 +1,5 @@
-"""Learners' saved moments: what an offer names is there, a restart goes on from what was named last, and nobody goes on
-from what a rollback left behind."""
+"""Checks of learners' saved moments: those that an offer names exist, a restart uses those named last, and no learner
+uses moments from merges that a rollback has undone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRESH = -1  # the commit of moments that were never saved
 
 
 def moments_bytes(step: int, n: int) -> bytes:
-    """Of the optimizer after so many steps, as of commit n."""
+    """The bytes of moments after `step` steps of the optimizer, as of commit n."""
     return f"moments:{step}:{n}".encode()
 
 
@@ -24,13 +24,13 @@ def read_moments(data: bytes) -> tuple[int, int]:
 
 
 def digest_of(key: str) -> str:
-    """That the key of saved moments ends with (digests have dashes, too)."""
+    """The digest at the end of a key of saved moments (digests have dashes, too)."""
     return key.rpartition("/")[2].partition("-")[2]
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What the newest offer of an incarnation names: moments, and the base that it was made from."""
+    """The moments that the newest offer of an incarnation names, and the base that the offer was made from."""
 
     incarnation: int
     base: int
@@ -39,9 +39,9 @@ class Promise:
 
 @dataclass
 class MomentsWatch:
-    """Of all learners. `named`: by learner and incarnation, what its newest offer names; `promised`: to an incarnation,
-    when it came to be; `outdated`: all that had been named by then, and by no offer since (a predecessor that lives on
-    may still make one, and names what it knows)."""
+    """The moments of all learners. `named`: by learner and incarnation, those that its newest offer names; `promised`:
+    those that an incarnation must find when it begins; `outdated`: those that were named by then, and by no offer since
+    (a predecessor that lives on may still make an offer that names them)."""
 
     replayer: Replayer
     saved: set[str] = field(default_factory=set)
@@ -51,7 +51,7 @@ class MomentsWatch:
     outdated: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
     def born(self, key: str, data: bytes, bucket: Bucket) -> None:
-        """A learner has written this, in its own bucket."""
+        """A learner has written this object, in its own bucket."""
         kind, learner, *rest = key.split("/")
         if kind == "inner":
             self.saved.add(key)
@@ -76,15 +76,15 @@ class MomentsWatch:
             self.outdated[learner, incarnation] = {digest_of(key) for key in self.known[learner]}
 
     def _named_again(self, learner: str, by: int, moments: str) -> None:
-        """By an incarnation whose word counts for no less than that of the one that made the promise."""
+        """The moments are named again, by the incarnation that made the promise or a newer one."""
         for (of, successor), outdated in self.outdated.items():
             promise, _ = self.promised[of, successor]
             if of == learner and by >= promise.incarnation:
                 outdated.discard(moments)
 
     def restored(self, learner: str, incarnation: int, moments: bytes | None) -> None:
-        """A new incarnation goes on from what was named last before it came, or from later ones. (Where a rollback has
-        come since, or the collector, it may have none.)"""
+        """Check that a new incarnation restored the moments named last before it began, or later ones. (If a rollback
+        or a collection has come since, it may have none.)"""
         promise, bucket = self.promised.get((learner, incarnation), (None, None))
         if promise is None or bucket is None or promise.base < self.replayer.base_floor:
             return
@@ -95,6 +95,6 @@ class MomentsWatch:
         expect(fits, "loss", f"{learner} {incarnation} does not go on from {promise.key}")
 
     def fitting(self, learner: str, head: int, n: int) -> None:
-        """Who knows the log up to `head` goes on with moments as of commit n."""
+        """Check that a learner that knows the log up to `head` may use moments as of commit n."""
         fits = n == FRESH or n > head or self.replayer.leads_to(head, n)
         expect(fits, "6", f"{learner} goes on at {head} with the moments of {n}, which a rollback left behind")

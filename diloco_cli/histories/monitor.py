@@ -1,7 +1,7 @@
-"""Watches every write of a history as it takes effect, and every belief as it arises; the replayer does the sums.
+"""Checks every write of a history as it takes effect, and every belief of a process; the replayer does the arithmetic.
 
-Invariants that only show while things happen: 1 (each key of the log has had one content, ever), 6 (adoptions), 7 (own
-offers), 9 (deletions), 11 (who writes where); and liveness: outcomes, gaps between commits, operations a round.
+Invariants that can only be checked during a history: 1 (each key of the log has one content for ever), 6 (adoptions), 7
+(own offers), 9 (deletions), 11 (prefixes of roles); and liveness: outcomes, gaps between commits, operations a round.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be re
     "late", "too_early", "old_incarnation", "superseded", "before_rollback", "unknown_base", "base_consumed",
     "data_overlap", "run_over",
 })  # fmt: skip
-OUTCOME_ROUNDS = 2  # of merges: outcomes travel with them, and a skip leaves the offers of its slot to the next merge
-OUTCOME_APART_S = 25.0  # of what was carried home: a call of that thread may have been slow since before faults ceased
-ANSWER_MERGES, ANSWER_S = 4, 20.0  # longer than both no request waits for its answer, with somebody serving
+OUTCOME_ROUNDS = 2  # of merges: outcomes go with them, and a skip leaves the offers of its slot to the next merge
+OUTCOME_APART_S = 25.0  # for offers carried home: a call of the relay may have been slow since before faults ceased
+ANSWER_MERGES, ANSWER_S = 4, 20.0  # while a syncer serves, no request waits for its answer longer than both
 OUTCOME_S = 4.0  # at the least: a new incarnation is looked for only every second of the syncer's own clock
 
 
 def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Where a role may write. A syncer's process also writes for learners that live `apart`, in their names."""
+    """The prefixes that a role may write to. A syncer's process also writes for learners that live `apart`."""
     if role == SYNCER:
         return OF_SYNCERS + tuple(sorted({prefix for name in apart for prefix in prefixes_of(name)}))
     if role == OPERATOR:
@@ -57,7 +57,7 @@ def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ..
 
 @dataclass
 class Floors:
-    """Those that a bucket's log shows, in its order, each with the time at which its commit appeared there."""
+    """The floors in a bucket's log, in its order, each with the time at which its commit appeared there."""
 
     bucket: Bucket
     grace_s: float
@@ -68,19 +68,19 @@ class Floors:
             self.shown.append((commit["floor"], now_s))
 
     def past_grace(self, now_s: float) -> int:
-        """The newest one behind which readers have had their time, by the fastest of all clocks; 0 if there is none."""
+        """The newest floor whose readers' grace is over by the fastest clock; 0 if there is none."""
         since_s = now_s - self.grace_s / (1.0 + MAX_DRIFT)
         return next((floor for floor, shown_s in reversed(self.shown) if shown_s <= since_s), 0)
 
 
 @dataclass
 class Monitor:
-    """Raises ViolationError as soon as something is wrong. `healthy`: no faults strike any more, and `_grows`: the log
-    has grown since. `last_look_s`: what a syncer needs at most from its last look at a mailbox to the run's end.
-    `suspects`: learners that said what no honest one says, or whose payload the store has damaged.
-    `_fresh`: of each offer without an outcome, the merges after which its slot is due, and when it appeared;
-    `_asked`: of each request without an answer, how many merges there were when it came, or when the one before it got
-    its answer, and when that was; `_serving`: the same of when the newest syncer began to serve."""
+    """Raises ViolationError at the first broken invariant. `healthy`: there are no faults any more; `_grows`: the log
+    has grown since. `last_look_s`: the longest time from a syncer's last look at a mailbox to the run's end.
+    `suspects`: learners that wrote what no honest learner writes, or whose payload the store has damaged.
+    `_fresh`: for each offer without an outcome, the merges after which its slot is due, and when it appeared;
+    `_asked`: for each request without an answer, the number of merges and the time when it came, or when the request
+    before it was answered; `_serving`: the same for when the newest syncer began to serve."""
 
     bucket: Bucket
     run: RunFormat
@@ -107,7 +107,7 @@ class Monitor:
         return Floors(bucket, self.run.settings.retention.grace_s)
 
     def lives_apart(self, learners: set[str], bucket: Bucket) -> None:
-        """These publish in a bucket of their region, from where the syncer's process carries it home."""
+        """These learners publish in their region's bucket, from where the syncer's process carries offers home."""
         self._apart, self._apart_bucket = frozenset(learners), bucket
 
     # -- writes -------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Monitor:
             self._asked[int(key[8:-5])] = self.replayer.merges, now_s
 
     def _offered(self, key: str, offer: Plain, now_s: float) -> None:
-        """9: whoever finds it finds the payload that it names, for which nobody else can be blamed."""
+        """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame."""
         _, learner, text, name = key.split("/")
         incarnation, seq = int(text), int(name.partition(".")[0])
         payload = (
@@ -144,7 +144,7 @@ class Monitor:
 
     def deleted(self, role: str, key: str, data: bytes | None, now_s: float, apart: Floors | None = None) -> None:
         """9 and 11: only behind a floor whose readers have had their grace, and nothing that a reader still needs.
-        `apart`: the floors of the bucket that it was in, if not at home."""
+        `apart`: the floors of the object's bucket, if that is not the home bucket."""
         expect(role in (SYNCER, OPERATOR), "11", f"{role} deleted {key}")
         expect(not key.startswith(NEVER_DELETED), "1", f"{role} deleted {key}")
         if data is None:
@@ -169,7 +169,7 @@ class Monitor:
             expect(int(rest[:12]) < floor, "9", f"{key} was deleted, which the floor {floor} needs")
 
     def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str, floor: int) -> None:
-        """As of the floor, the current version is needed, and weights that a delta may still be based on."""
+        """9: readers need the version that is current at the floor, and weights that a delta may still be based on."""
         versions = [v.number for v in self.replayer.versions[fragment] if v.number <= floor]
         kept = versions[-(self.run.settings.sync.staleness_rounds + 2) :] if kind == "weights" else versions[-1:]
         if self.replayer.rolled_back_behind(floor):
@@ -182,13 +182,13 @@ class Monitor:
         expect(not orphan_of_now, "9", f"{key} was deleted, which this epoch's syncer may be about to commit")
 
     def check_floor(self, floor: int) -> None:
-        """9: a replay can start from it, and from one more snapshot if that one is damaged."""
+        """9: a replay can start from the floor's snapshot, and from one more if that one is damaged."""
         found = [int(key[9:21]) for key in self.bucket.objects if key.startswith("snapshot/")]
         expect(floor in found, "9", f"the floor {floor} is no snapshot's")
         expect(max(found) > floor, "9", f"the floor {floor} is the newest snapshot's, and leaves none in reserve")
 
     def check_place(self, role: str, key: str) -> None:
-        """11: everybody writes only what is his to write."""
+        """11: each role writes only under its own prefixes."""
         prefixes = self._prefixes.get(role) or self._prefixes.setdefault(role, prefixes_of(role, self._apart))
         expect(key.startswith(prefixes), "11", f"{role} wrote {key}")
 
@@ -219,14 +219,14 @@ class Monitor:
             expect(not (late and current), LIVENESS, text)
 
     def check_answers(self, free_s: float, now_s: float) -> None:
-        """Whoever serves answers. `free_s`: from then on no fault holds it back."""
+        """A serving syncer answers requests. `free_s`: from then on no fault delays it."""
         for number, (merges, since_s) in self._asked.items():
             merged = self.replayer.merges - max(merges, self._serving[0])
             late = merged > ANSWER_MERGES and now_s - max(since_s, self._serving[1], free_s) > ANSWER_S
             expect(not late, LIVENESS, f"request {number} has no answer after {merged} merges")
 
     def _check_blame(self, commit: Plain) -> None:
-        """Nobody is blamed for what it has not done."""
+        """No learner is refused for a hostile reason, or quarantined, without a cause."""
         for outcome in commit["outcomes"]:
             fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects
             offer = f"offer {outcome['incarnation']}/{outcome['seq']} of {outcome['learner']}"
@@ -236,7 +236,7 @@ class Monitor:
             expect(commit["learner"] in self.suspects, BLAME, f"{commit['learner']} is kept out, and did nothing wrong")
 
     def _check_finish(self, now_s: float) -> None:
-        """4: the run's end settles all that a syncer could find by then: it looks before it ends the run."""
+        """4: the run's end settles every offer that the syncer could find by then."""
         for (learner, incarnation, seq), (_, since_s) in self._fresh.items():
             home = learner not in self._apart and incarnation >= self.replayer.floors[learner]
             text = f"offer {incarnation}/{seq} of {learner} has no outcome, {now_s - since_s:.2f} s before the end"
@@ -245,21 +245,21 @@ class Monitor:
     # -- beliefs ------------------------------------------------------------------------------------------------
 
     def on_adoption(self, learner: str, output: FragmentVersion, weights: bytes) -> None:
-        """6: nobody ever adopts a version that is not in the log."""
+        """6: no learner adopts a version that is not in the log."""
         self.adopted += 1
         known = next((v for v in self.replayer.versions[output.fragment] if v.number == output.version), None)
         there = known is not None and known.weights_digest == output.weights_digest == digest(weights)
         expect(there, "6", f"{learner} adopted version {output.version} of {output.fragment}, which is not in the log")
 
     def on_publication(self, offer_id: OfferId, data: bytes) -> None:
-        """7: what a learner believes published is there, in its own words."""
+        """7: an offer that a learner believes published is in the bucket, with the learner's bytes."""
         learner, incarnation, seq = offer_id
         bucket = self._apart_bucket if learner in self._apart else self.bucket
         there = None if bucket is None else bucket.get(f"offer/{learner}/{incarnation:08d}/{seq:010d}.json")
         expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
 
     def on_commit(self, state: RunState, commit: Commit) -> None:
-        """What a syncer reports as committed is in the log, and its memory is what the log says."""
+        """A commit that a syncer reports is in the log, and the syncer's state is that of the log."""
         data = self.bucket.get(f"commit/{commit.n:012d}.json")
         there = data is not None and digest(data) == state.digest and state.n == commit.n
         expect(there, "6", f"a syncer took commit {commit.n} for its own, and the log has another one")
@@ -271,14 +271,14 @@ class Monitor:
 
 
 def _later_moments(key: str, bucket: Bucket) -> int:
-    """How many newer inner states of the same learner there are. (One that its newest offer names may be gone: the
-    learner saved as many since, and published none. Then a restart begins without moments, and warms up.)"""
+    """How many newer saved moments of the same learner there are. (Those that its newest offer names may have been
+    collected, if the learner saved that many since and published no offer. Then a restart warms up without moments.)"""
     learner = key[: key.index("/", len("inner/")) + 1]
     return sum(other > key for other in bucket.objects if other.startswith(learner))
 
 
 def check_folded(state: RunState, replayer: Replayer, run: RunFormat) -> None:
-    """10: what a fresh process folds out of the log is what this log says, by books of another make."""
+    """10: the state that a fresh process folds from the log agrees with the replayer's independent books."""
     own = (replayer.n, replayer.previous, replayer.epoch, replayer.slot, replayer.token_parameters)
     theirs = (state.n, state.digest, state.epoch, state.slot, state.token_parameters)
     expect(theirs == own, "10", f"a restarted process reads {theirs} where the log says {own}")

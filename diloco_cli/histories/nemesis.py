@@ -1,4 +1,4 @@
-"""What happens to whole processes: deaths, freezes, outages, operators, islands that join and leave, bad payloads."""
+"""Events that hit whole processes: deaths, freezes, outages, operators, islands that join or leave, bad payloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PART = 0.5
 
 
 class Nemesis:
-    """Strikes, and heals. `stopped`: an operator has stopped the run, and nobody brings processes back."""
+    """Causes these events, and heals. `stopped`: an operator has stopped the run; no process is brought back."""
 
     def __init__(self, history: Scene) -> None:
         self.history = history
@@ -49,7 +49,7 @@ class Nemesis:
         getattr(self, f"_{event.kind}")(event)
 
     def heal(self) -> None:
-        """Outages end, operators let everybody in, bad payloads are no more."""
+        """End outages and bad payloads, and readmit all quarantined learners."""
         self._away.clear()
         self._leaving.clear()
         self._bad.clear()
@@ -57,14 +57,14 @@ class Nemesis:
         self.let_in()
 
     def let_in(self) -> None:
-        """Operators readmit whoever behaves again: no other learner may need it."""
+        """Operators readmit all quarantined learners; the monitor checks that no honest one is among them."""
         for name in sorted(self.history.monitor.replayer.kept_out):
             self._ask("readmit", learner=name)
 
     # -- processes ----------------------------------------------------------------------------------------------
 
     def start(self, role: str) -> None:
-        """A learner's next process; one that joined asks again, and finds itself admitted."""
+        """Start a learner's next process; one of an island that joined asks again, and finds the island admitted."""
         history = self.history
         if role not in self.joiners:
             return history.supervisor.start_learner(role)
@@ -78,7 +78,7 @@ class Nemesis:
         return None
 
     def _struck(self, event: NemesisEvent) -> list[Process]:
-        """All of the role, or the one of them that is meant."""
+        """The processes that an event hits: all of the role, or one of them."""
         living = self.history.supervisor.living(event.target)
         return [living[(event.which - 1) % len(living)]] if event.which and living else living
 
@@ -105,7 +105,7 @@ class Nemesis:
             self.history.supervisor.freeze(process, event.for_s)
 
     def _zombie(self, event: NemesisEvent) -> None:
-        """Taken for dead and replaced; it wakes up beside its successor."""
+        """A process is taken for dead and replaced; later it wakes up beside its successor."""
         self._pause(event)
         if event.target == SYNCER:
             self.history.supervisor.start_syncer()
@@ -118,7 +118,7 @@ class Nemesis:
     # -- the store ----------------------------------------------------------------------------------------------
 
     def away(self, who: str, operation: Operation) -> Injected | None:
-        """What an outage makes of a call by a role, by one process, or to the region."""
+        """The fault that an outage of a role, of one process or of the region gives a call."""
         if who not in self._away:
             return None
         until_s, fault = self._away[who]
@@ -127,7 +127,7 @@ class Nemesis:
         return Injected(fault)
 
     def _shut_out(self, event: NemesisEvent, fault: Fault) -> None:
-        """From the store: a role, with those that start meanwhile, or a process."""
+        """Cut a role, with processes that start during the outage, or one process off from the store."""
         those = [process.name for process in self._struck(event)] if event.which else [event.target]
         self._away |= dict.fromkeys(those, (self.history.world.now_s + event.for_s, fault))
 
@@ -135,7 +135,7 @@ class Nemesis:
         self._shut_out(event, Fault.LOST_REQUEST)
 
     def _region_outage(self, event: NemesisEvent) -> None:
-        """Nobody reaches the region's bucket, if there is one."""
+        """No process reaches the region's bucket, if there is one."""
         self._away[REGION] = (self.history.world.now_s + event.for_s, Fault.LOST_REQUEST)
 
     def _forbidden(self, event: NemesisEvent) -> None:
@@ -170,12 +170,12 @@ class Nemesis:
         return ask(state, kind, process.nonce(), process.time_text(), "asked", keyring=keyring, **fields)
 
     def _stop(self, event: NemesisEvent) -> None:
-        """Whoever serves is asked to stop; after a while the run is resumed."""
+        """The serving syncer is asked to stop; after a while the run is resumed."""
         self._ask("stop")
         self._resume_later(event.for_s)
 
     def _stand_in(self, event: NemesisEvent) -> None:
-        """The command of an operator who takes the syncer for dead: it stops the run itself."""
+        """An operator takes the syncer for dead; the operator's command stops the run itself."""
 
         def alone(process: Process, state: RunState) -> Steps[Any]:
             yield from self._asked(process, state, "stop")
@@ -189,7 +189,7 @@ class Nemesis:
         self._ask("readmit", learner=event.target)
 
     def _rollback(self, event: NemesisEvent) -> None:
-        """To a commit before the head as this history knows it; the log may refuse it."""
+        """Request a rollback to a commit before the head as this history knows it; it may be refused."""
         self._ask("rollback", to=max(0, self.history.monitor.replayer.n - int(4 * event.for_s)))
 
     def _collect(self, event: NemesisEvent) -> None:
@@ -227,11 +227,11 @@ class Nemesis:
         return name in self._leaving
 
     def _partial(self, event: NemesisEvent) -> None:
-        """Some of an island's devices are gone for a while: its steps take a part of its batch."""
+        """Some of an island's devices are missing for a while: its steps take a part of its batch."""
         self._partial_until_s[event.target] = self.history.world.now_s + event.for_s
 
     def share(self, name: str) -> float:
-        """Of its batch that a step of this learner takes now."""
+        """The share of its batch that a step of this learner takes now."""
         return PART if self.history.world.now_s < self._partial_until_s.get(name, 0.0) else 1.0
 
     # -- bad payloads -------------------------------------------------------------------------------------------

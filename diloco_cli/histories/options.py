@@ -1,5 +1,5 @@
-"""What a seed draws: the run, the fleet, and which faults are on with what rates. A swarm: each seed leaves most of
-them out, so that rare combinations are not drowned by common ones."""
+"""Options drawn from a seed: the run, the fleet, and the enabled faults with their rates. Swarm testing: each seed
+leaves most faults out, so that rare combinations are not hidden by common ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from diloco_cli.signing import Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
 
 BATCH_TOKENS = 4
-CALLS_AN_EXCHANGE = 14  # from an offer to the adoption of what came of it, one after the other
+CALLS_AN_EXCHANGE = 14  # store calls in a row, from an offer to the adoption of its merge
 GRACE_S = 1.0  # of readers, before anything is deleted
 REGION = "apart"  # the one with a bucket of its own, in some histories
 SLOWEST = "l0"  # its steps take `slowest` times as long
@@ -46,12 +46,12 @@ MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
 DISTURBANCES: tuple[NemesisKind, ...] = get_args(NemesisKind)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
-LONG = (Fault.FORBIDDEN, Fault.FULL)  # seldom on: clients wait long, and a history spends its time with nothing
+LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
 
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that sets one history apart, but for the moments at which its faults strike.
+    """Everything that defines one history, except the moments of its faults.
 
     `calls`: faults of single calls that are on; `write_rate`, `read_rate`: their probability at each create or put, and
     at each other call. `apart`: so many of the learners live in a region with a bucket of its own. `list_lag_s`: how
@@ -102,14 +102,14 @@ class Options:
 
     @property
     def outruns_bases(self) -> bool:
-        """Whether two steps of the slowest learner last for so many slots that its base is too old by then."""
+        """Whether two steps of the slowest learner take so many slots that its base is too old afterwards."""
         slots = 2 * self.slowest / self.steps_a_slot
         return self.slowest > 1 and slots >= (self.staleness_rounds + 1) * self.fragments
 
     @property
     def contributions(self) -> float:
-        """How many slots' worth of one learner's tokens a merge brings, roughly: of those who take part in it, and more
-        than one of each where the exchange takes longer than a slot, or no progress in flight is given up."""
+        """Roughly how many slots' worth of one learner's tokens a merge brings: one of each participant, and more if
+        the exchange takes longer than a slot, or if progress in flight is kept."""
         participants = fmean((self.learners, self.quorum))
         exchange_slots = (2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * self.latency_s) / self.slot_s
         kept = 1.4 if self.mixing in ("rebase", "adaptive") else 1.0
@@ -117,7 +117,7 @@ class Options:
 
     @property
     def constants(self) -> dict[str, object]:
-        """Of the protocol's modules, with other values than in the product."""
+        """Constants of the protocol's modules that have other values than in the product."""
         return {
             "SNAPSHOT_EVERY": self.snapshot_every,
             "LONG_WAY": LONG_WAY // SNAPSHOT_EVERY * self.snapshot_every,
@@ -194,7 +194,7 @@ def drawn_options(seed: int) -> Options:
 
 
 def run_of(options: Options) -> RunFormat:
-    """Equal islands but for the slowest; the run ends after about `merges` merges by everybody."""
+    """Equal islands but for the slowest; the run ends after about `merges` merges with all learners."""
     every = options.steps_a_slot * options.fragments
     tokens = round(options.merges * options.steps_a_slot * BATCH_TOKENS * options.contributions)
     settings = RunSettings(
@@ -241,7 +241,7 @@ def run_of(options: Options) -> RunFormat:
 
 
 def as_learner(run: RunFormat, name: str) -> RunFormat:
-    """The run as this learner's processes have it: with its own keys and nobody else's."""
+    """The run as this learner's processes have it: with this learner's keys alone."""
     if run.signing is None:
         return run
     secret = Secret(SECRET.for_learner(run.run_id, name), "a history")

@@ -1,4 +1,4 @@
-"""What a history is made of, and how it ended."""
+"""The classes that a history is made of, and its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Moment = tuple[float, str, str]  # when (seconds), what, and the key of what was
 
 @dataclass(frozen=True)
 class Actors:
-    """What a history is made of. Tests hand in others to see mistakes caught."""
+    """The classes that a history is made of. Tests hand in faulty ones to see that errors are found."""
 
     syncer: type[Syncer] = Syncer
     standby: type[Standby] = Standby
@@ -33,9 +33,9 @@ class Actors:
 
 @dataclass
 class HistoryResult:
-    """How a history ended. `lost_tokens`: that processes took with them when they ended, of all `processed_tokens`, in
-    the fragment of which most were lost. `tail`: everything worth telling, in its order; `objects`: what then lies in
-    the bucket, and under `apart/` in the region's, if there is one."""
+    """The result of a history. `lost_tokens`: those lost with processes that ended, of all `processed_tokens`, in the
+    fragment that lost most. `tail`: the events to report, in their order; `objects`: the final objects of the bucket,
+    and under `apart/` those of the region's, if there is one."""
 
     commits: int = 0
     crashes: int = 0

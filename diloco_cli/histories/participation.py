@@ -1,11 +1,11 @@
-"""What a learner may count on while no faults strike: its first merge soon, and a part in nearly every one after that.
+"""Demands for each learner while there are no faults: its first merge soon, and a part in nearly every merge after it.
 
-The second is demanded where it can be had: of a learner whose offers follow the pace of the others (`local_steps:
-measured`, `adoption: on_arrival`), with a grace for those that come a little later (`overlap: auto`), that can make two
-steps of its own and an exchange within a round (after an adoption that gives up its progress it steps anew), whose
-clock is not so slow that it looks for a commit when the next one is about to come, in a run whose slots are long beside
-a call of the store, and of more than one fragment (of a single one nothing is offered before the outcome of its last
-offer is known, and to hear of that late is to be late again).
+The second is demanded only under these conditions: the learner's offers follow the pace of the others (`local_steps:
+measured`, `adoption: on_arrival`); there is a grace for slightly later offers (`overlap: auto`); it can make two steps
+and an exchange within a round (after an adoption that drops its progress it steps anew); its clock is not so slow that
+it looks for a commit only when the next one is about to come; slots are long compared with a store call; and there is
+more than one fragment (a single fragment is not offered before the outcome of its last offer is known, so that hearing
+of that late makes the next offer late).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SHORT_EXCHANGE = 1 / 3  # of a slot
 
 @dataclass
 class Attendance:
-    """Of one process: since when it may take part, its first merge, and how often it did take part since it was in
-    step."""
+    """The attendance of one process: since when it may take part, its first merge, and how often it took part since it
+    kept pace."""
 
     since_merges: int
     since_s: float
@@ -39,18 +39,18 @@ class Attendance:
 
 
 class Attendances:
-    """Of all learners' processes, from when faults have ceased."""
+    """The attendance of all learner processes, from when faults have ceased."""
 
     def __init__(self, history: Scene) -> None:
         self.history = history
         self.known: dict[str, Attendance] = {}
 
     def excused(self, process: Process) -> None:
-        """What it did until now does not count."""
+        """The process's attendance until now does not count."""
         self.known.pop(process.name, None)
 
     def merged(self, process: Process, commit: Plain) -> None:
-        """One more merge, of a run that it belongs to."""
+        """Count one more merge for a process of the run."""
         history, options = self.history, self.history.options
         merges, now_s = history.monitor.replayer.merges, history.world.now_s
         mine = self.known.get(process.name)
@@ -76,17 +76,17 @@ class Attendances:
         expect(not late or stale, LIVENESS, text)
 
     def check_at_the_end(self) -> None:
-        """Nearly every merge had all of those that keep pace."""
+        """Check that each learner that keeps pace took part in nearly every merge."""
         for process in self.history.supervisor.processes:
             mine = self.known.get(process.name)
             if mine is None or mine.merges < FEWEST_MERGES or not self._keeps_pace(process, mine):
                 continue
             text = f"{process.name} keeps pace, and took part in {mine.took_part} of {mine.merges} merges"
-            once = self.history.options.fragments  # what one hiccup costs: an offer of each fragment
+            once = self.history.options.fragments  # the cost of one delay: an offer of each fragment
             expect(mine.took_part >= LEAST_SHARE * mine.merges - once, LIVENESS, text)
 
     def _keeps_pace(self, process: Process, mine: Attendance) -> bool:
-        """As the run went on in the end, which is slower than planned where its syncer is."""
+        """Whether a process keeps pace, by the run's pace at its end, which a slow syncer makes slower than planned."""
         options, region = self.history.options, self.history.region
         if (options.local_steps, options.adoption, options.overlap) != ("measured", "on_arrival", "auto"):
             return False
@@ -100,7 +100,7 @@ class Attendances:
         return in_time and short and self._hears_in_time(process)
 
     def _hears_in_time(self, process: Process) -> bool:
-        """It looks for a commit before the next one is there: both wait for a slot, each on its own clock."""
+        """Whether a learner polls a commit before the next one comes: both wait a slot, each on its own clock."""
         slot_s, processes = self.history.options.slot_s, self.history.supervisor.processes
         fastest = max(syncer.clock_rate for syncer in processes if syncer.serves is not None)
         return next_request_s(0.0, 0.0, slot_s) / process.clock_rate < slot_s / fastest

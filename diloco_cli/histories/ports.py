@@ -1,5 +1,5 @@
-"""Ports of the product's learner for a model of one integer a fragment. Its parameters really move, so a delta that
-does not stand for the range that its offer claims shows in a replay."""
+"""Ports of the product's learner for a model of one integer a fragment. Its parameters change with the data, so a
+replay finds a delta that does not fit the range that its offer claims."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing
 
 @dataclass
 class LearnerProfile:
-    """What sets one learner apart: its step's time, when it leaves (drained, for some seconds), what it says in place
-    of a delta (None: the truth), whether its payload is other bytes than its offer names, and the share of its batch
-    that a step takes (below 1 while a part of the island is gone)."""
+    """The properties of one learner: its step's time, when it leaves (after a drain of some seconds), the bad payload
+    that it sends in place of a delta (None: the delta), whether its payload has other bytes than its offer names, and
+    the share of its batch that a step takes (below 1 while a part of the island is missing)."""
 
     step_s: float = 0.05
     leaves: Callable[[], bool] = lambda: False
@@ -28,8 +28,8 @@ class LearnerProfile:
 
 class IntegerTraining:
     """Implements protocol.actors.ports.Training: a step takes its time and moves every fragment by its data's gradient.
-    `optimizer_steps`: what its moments have seen, `saved_at` of them when they were saved last; `restored`: what they
-    were made from, None: nothing. `head`: the newest commit that the learner knows."""
+    `optimizer_steps`: steps of its moments, `saved_at` of them when they were last saved; `restored`: the moments that
+    it restored, None: none. `head`: the newest commit that the learner knows."""
 
     def __init__(self, name: str, num_fragments: int, profile: LearnerProfile, head: Callable[[], int] = int) -> None:
         self.name, self.profile, self.head = name, profile, head
@@ -68,13 +68,13 @@ class IntegerTraining:
 
     @property
     def as_of(self) -> int:
-        """The commit as of which the moments were saved that it went on from."""
+        """The commit as of which the restored moments were saved."""
         return FRESH if self.restored is None else read_moments(self.restored)[1]
 
 
 class IntegerWire:
     """Implements protocol.actors.ports.Wire. `weights`: the bytes of versions that were decoded and not adopted yet;
-    `left`: what was rounded away of each offer, by fragment and seq."""
+    `left`: the rounding error of each offer, by fragment and seq."""
 
     def __init__(self, profile: LearnerProfile, feeds_back: bool) -> None:
         self.profile, self.feeds_back = profile, feeds_back
@@ -95,5 +95,5 @@ class IntegerWire:
         return value
 
     def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None) -> int:
-        """A blend of integers is the merged one: what was trained counts from there in any case."""
+        """A blend of integers is the merged one, because own progress counts from there in any case."""
         return merged if reference is None else merged + (own - reference)

@@ -1,4 +1,4 @@
-"""Simulated processes: threads that live and die together, on one clock, with one client of the store."""
+"""Simulated processes: threads that end together, on one clock, with one client of the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MakeClient = Callable[[Callable[[], float], Callable[[], float]], Client]
 
 @dataclass
 class Thread:
-    """What an actor belongs to. `stream`: this thread's own draws."""
+    """The thread that an actor belongs to. `stream`: its own random draws."""
 
     process: Process
     stream: Stream
@@ -34,10 +34,10 @@ class Thread:
 
 @dataclass
 class Process:
-    """The `number`-th process of a role. `status`: with which it has left, None while it lives or after a crash. Of a
-    learner's, `incarnation`: as which it has joined, 0 before; `offered`: its newest offer, of so many `offers`;
-    `offered_of`: how many merges there were when it last offered of a fragment; `heard_merges`, `heard_s`: how many
-    there were when it last said something or had a reason not to, and when the next one came."""
+    """The `number`-th process of a role. `status`: its exit status, None while it lives or after a crash. For a
+    learner, `incarnation`: the one that it has joined as, 0 before; `offered`: its newest offer, of `offers` in all;
+    `offered_of`: the number of merges when it last offered each fragment; `heard_merges`: the number of merges when it
+    last offered or was excused from it; `heard_s`: when the next merge came."""
 
     role: str
     number: int
@@ -71,7 +71,7 @@ class Process:
         self.started_s = self.world.now_s
 
     def start(self, steps: Steps[Any], thread: str = "", delay_s: float = 0.0) -> Actor:
-        """One more thread; the first one's end is the process's."""
+        """Start one more thread; the end of the first thread ends the process."""
         stream = Stream(self.seed, f"calls of {self.name}{thread}")
         client = self.make_client(stream.uniform, lambda: self.clock_rate * self.world.now_s)
         actor = self.world.start(self.name + thread, client.drive(steps), delay_s)
@@ -85,7 +85,7 @@ class Process:
             self.start(steps, f"/{self.threads_started}")
 
     def said(self, key: str, data: bytes, merges: int) -> None:
-        """By creating it."""
+        """The process has created this object."""
         kind, _, number, *name = key.partition(".")[0].split("/")
         self.heard_merges = merges
         if kind == "incarnation":
@@ -96,15 +96,15 @@ class Process:
             self.offered_of[json.loads(data)["fragment"]] = merges
 
     def held_until_s(self) -> float:
-        """From then on no thread waits for a call that a fault has struck by now; an error that is still on its way
-        costs one more of the client's pauses."""
+        """When no thread waits any more for a call with a fault; an error that is still on its way takes one more pause
+        of the client."""
         pauses_s = (MAX_PAUSE_S / actor.clock_rate if actor.thrown is not None else 0.0 for actor in self.threads)
         waits = zip(self.threads, pauses_s, strict=True)
         return max((actor.wake_s + pause_s for actor, pause_s in waits if not actor.ended), default=0.0)
 
     @property
     def operations(self) -> int:
-        """On the store, so far."""
+        """The number of store operations so far."""
         return sum(actor.operations for actor in self.threads)
 
     @property
@@ -121,7 +121,7 @@ class Process:
                 self.world.resume(actor)
 
     def end(self, status: int | None) -> None:
-        """All its threads, at once."""
+        """End all threads of the process at once."""
         self.ended, self.status, self.ended_s = True, status, self.world.now_s
         for actor in self.threads:
             self.world.kill(actor)
@@ -140,7 +140,7 @@ class Process:
 
 
 class SlowEvaluator:
-    """Implements protocol.actors.ports.Evaluator: an answer after a few questions; each third evaluation fails."""
+    """Implements protocol.actors.ports.Evaluator: an answer after a few calls; each third evaluation fails."""
 
     def __init__(self) -> None:
         self._n: int | None = None

@@ -1,8 +1,8 @@
 """A region with a bucket of its own: some learners live there, and each syncer's process mirrors and relays.
 
-The product's mirror and relay, wired as by a syncer, run as threads of the process (syncer/regions.py). What appears in
-the region's bucket is watched as it takes effect: its log is the home log's beginning at all times, and nobody writes
-there what is not his to write.
+The product's mirror and relay, connected as in syncer/regions.py, run as threads of the process. Every write to the
+region's bucket is checked as it takes effect: its log is at all times the beginning of the home log, and each role
+writes only under its own prefixes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OF_THE_MIRROR = (FORMAT_KEY, "commit/", "weights/", "snapshot/")
 
 
 class Region:
-    """`residents`: whose operations all go to this bucket."""
+    """`residents`: the learners whose operations all go to this bucket."""
 
     def __init__(self, history: Scene) -> None:
         self.history = history
@@ -50,7 +50,7 @@ class Region:
     # -- the syncer's threads -----------------------------------------------------------------------------------
 
     def serve(self, process: Process, served: Syncer) -> Steps[RunState]:
-        """A syncer with its mirror and its relay; it leaves when the region has heard of the end, within reason."""
+        """A syncer with its mirror and its relay; it leaves when the region has the end, or after ENDS_WITHIN_S."""
         leaving = False
         link = RegionLink(
             self.history.run, REGION, home_of(served), lambda: leaving, lambda line: self._start_again(link.relay),
@@ -71,7 +71,7 @@ class Region:
         while True:
             try:
                 yield from serve()
-            except RegionStoppedError as error:  # nobody else writes here
+            except RegionStoppedError as error:  # no other process writes here
                 raise ViolationError("1", f"the mirror stopped: {error}") from error
             except DilocoError:
                 yield Sleep(TRIES_AGAIN_S)
@@ -80,7 +80,7 @@ class Region:
                 return True
 
     def _start_again(self, relay: Relay) -> None:
-        """What a person does who reads that a learner is not heard any more."""
+        """Restart a learner whose mailbox was given up, as a person would."""
         newest = {account.learner: account.incarnation for account in self.history.beliefs.accounts}
         for learner, incarnation in relay.unheard:
             if newest.get(learner) == incarnation:
@@ -90,7 +90,7 @@ class Region:
     # -- writes -------------------------------------------------------------------------------------------------
 
     def created(self, role: str, key: str, data: bytes, now_s: float) -> None:
-        """Copies of what lies at home, in its order; and what residents say."""
+        """Check a write: copies of home's objects, in the log's order, and residents' own objects are allowed."""
         if role != SYNCER:
             self.history.monitor.check_place(role, key)
             return self.history.monitor.moments.born(key, data, self.bucket)
@@ -117,7 +117,7 @@ class Region:
         self.history.monitor.deleted(role, key, data, now_s, self.floors)
 
     def published(self, offers: dict[OfferId, bytes]) -> dict[OfferId, bytes]:
-        """Those of residents."""
+        """The offers of residents among these."""
         return {offer_id: data for offer_id, data in offers.items() if offer_id[0] in self.residents}
 
     # -- the end ------------------------------------------------------------------------------------------------

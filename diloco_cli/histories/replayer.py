@@ -1,10 +1,10 @@
 """An independent reader of the bucket: plain JSON, own bookkeeping, none of the daemons' code.
 
-It may be fed commit by commit as they appear, or read a bucket from its beginning. Numbers of the invariants:
+It takes in commits one by one as they appear, or reads a bucket from its beginning. Numbers of the invariants:
 
     1   commits 0..n without gap, each with one content; an unbroken hash chain; epochs never decrease
     2   each offer applied at most once, at most one per (learner, fragment, base); data ranges never overlap within a
-        fragment; nothing of an older incarnation once the floor rose
+        fragment; no offer of an older incarnation after the floor has risen
     3   parameters and momentum of every version equal this replay, bit for bit
     4   merged tokens are the sum over applied offers; a claimed range is what the delta was made from
     5   every merge has at least K distinct learners
@@ -106,8 +106,8 @@ class Replayer:
         self.returns: dict[int, int] = {}
 
     def read(self) -> Replayer:
-        """The whole log, from where this reader stands; and nothing lies beyond its end. Behind the newest floor only
-        what a replay from there needs must be in place."""
+        """Read the log to its end from the present position; no commit may lie beyond the end. Behind the newest floor
+        only the objects that a replay from there needs must exist."""
         self.collected = self._newest_floor()
         while (data := self.store.get(f"commit/{self.n + 1:012d}.json")) is not None:
             self.feed(data)
@@ -192,12 +192,12 @@ class Replayer:
         self.settled[offer_id], self.settled_at[offer_id] = outcome, self.n
 
     def _roll_back(self, rollback: Plain, n: int) -> None:
-        """Every fragment is what it was, under a new number; what was merged since counts no more."""
+        """Every fragment becomes what it was, under a new number; merges since then no longer count."""
         to = rollback["to"]
         expect(self.gc_floor <= to < n, "9", f"commit {n} goes back to {to}, behind the floor {self.gc_floor}")
         self.shares, self.base_floor = self.shares_after[to], n
         self.returns[n] = to
-        self.left.clear()  # nothing is owed for merges that no longer count
+        self.left.clear()  # no rounding error of merges that no longer count is fed back
         expect(dict(rollback["shares"]) == self.shares, "4", f"commit {n} says other shares than there were after {to}")
         self.token_parameters = sum(self.shares.values())
         for fragment in range(self.run.num_fragments):
@@ -262,7 +262,7 @@ class Replayer:
         return delta
 
     def _made(self, item: Plain, fragment: int, feeds_back: int | None, who: str) -> int:
-        """What its range gives; with error feedback also what was rounded away of the one before that was applied."""
+        """The delta that the range gives; with error feedback plus the rounding error of the last applied offer."""
         made = gradient(item["learner"], item["data_start"], item["data_end"])
         if not self.run.settings.sync.error_feedback:
             return made
@@ -301,7 +301,7 @@ class Replayer:
         own.state_key, own.weights_key, own.weights_digest = state_key, weights_key, output["weights_digest"]
 
     def leads_to(self, head: int, n: int) -> bool:
-        """Whether commit n is a part of how things came to be as they were after commit `head`."""
+        """Whether the state after commit `head` includes commit n: no rollback between them has undone it."""
         while head > n:
             head = self.returns.get(head, head - 1)
         return head == n

@@ -1,4 +1,4 @@
-"""Which faults strike when: drawn from a seed as the history goes, or a given list that any part can be left out of."""
+"""The faults of a history and their times: drawn from a seed during the history, or a given list of any faults."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit
 CHECKED = (  # bytes that may come damaged
     "delta/", "state/", "weights/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
 )  # fmt: skip
-READ_BACK = ("state/", "weights/", "delta/")  # what may be stored in half: a create of any other key is atomic
+READ_BACK = ("state/", "weights/", "delta/")  # may be stored in part; a create of any other key is atomic
 WRITES = frozenset({Create, Put, Delete})
 _SECONDS_BITS = 10
 
 
 @dataclass(frozen=True)
 class CallFault:
-    """A fault of one call: of the actor's so many-th operation."""
+    """A fault of one call: of operation `number` of an actor."""
 
     actor: str
     operation: int
@@ -41,8 +41,8 @@ class CallFault:
 
 @dataclass(frozen=True)
 class NemesisEvent:
-    """Something that happens at a moment, to a role (a learner's name, or `syncer`): to all its processes, or to the
-    `which`-th of those that live then, counted from 1 and round. A wall clock jumps back if `for_s` is below 0."""
+    """An event at a time that hits a role (a learner's name, or `syncer`): all its processes, or the `which`-th of
+    those alive then, counted from 1 and wrapping round. A wall clock jumps back if `for_s` is below 0."""
 
     at_s: float
     kind: NemesisKind
@@ -74,7 +74,7 @@ class Script:
 
 
 def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tuple[NemesisEvent, ...]:
-    """In the first part of the fault phase, where the run surely still goes."""
+    """Events in the first part of the fault phase, in which the run has certainly not ended."""
     draw, found = Stream(seed, "disturbances"), []  # the label is part of what a seed means
     span_s = options.faulty_share * options.merges * options.slot_s
     for kind in options.nemesis_events:
@@ -89,7 +89,7 @@ def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tup
 
 @dataclass
 class CallFaults:
-    """Answers for every call whether a fault strikes it. `struck`: those that did, in the order of happening."""
+    """Decides for every call whether a fault hits it. `struck`: the faults that did, in their order."""
 
     options: Options
     given: dict[tuple[str, int], Injected] | None
@@ -127,7 +127,7 @@ class CallFaults:
         return Injected(kinds[which], round(_seconds(kinds[which], bits), 6))
 
     def _kinds(self, operation: Operation, writes: bool) -> Sequence[Fault]:
-        """Those that make sense for such a call."""
+        """The kinds of faults that can hit such a call."""
         if writes:
             halves = isinstance(operation, Create) and operation.key.startswith(READ_BACK)
             return self._of_versions if halves else self._of_writes
@@ -136,7 +136,7 @@ class CallFaults:
 
 
 def _seconds(kind: Fault, bits: int) -> float:
-    """How long the fault delays what it delays; where a flipped bit is."""
+    """The delay of a fault in seconds, or the place of a flipped bit."""
     scale, share = bits & 3, (bits >> 2 & 0xFF) / 256
     if kind in (Fault.LATE, Fault.CRASH_LATE, Fault.SLOW):
         return MAX_LATE_S[scale] * (share + 0.01)

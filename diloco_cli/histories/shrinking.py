@@ -1,7 +1,7 @@
-"""From a history that breaks an invariant to the shortest story that still does: faults are left out, half of them at
-first, then one by one.
+"""Shrinks a history that breaks an invariant: faults are left out, half of them at first, then one by one, while the
+same invariant breaks.
 
-`told`, `trace_of`: a history in words, shortened to what a reader needs.
+`told`, `trace_of`: the last events of a history as text, and a digest of all of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TAIL = 12
 
 
 def told(outcome: HistoryResult, last: int) -> list[str]:
-    """The last so many moments."""
+    """The last `last` events as text."""
     return [_line(moment, outcome.objects) for moment in outcome.tail[-last:]]
 
 
@@ -68,7 +68,7 @@ Live = Callable[[Script], HistoryResult]
 
 @dataclass(frozen=True)
 class Violation:
-    """What is reported of one. `command` repeats the history from which the story was made."""
+    """The report of a violation. `command` repeats the history that was shrunk."""
 
     seed: int
     invariant: str
@@ -77,8 +77,8 @@ class Violation:
 
 
 def shortest(outcome: HistoryResult, live: Live) -> tuple[Script, HistoryResult]:
-    """The fewest of its faults with which the same invariant breaks, as far as so many runs can tell. `live`: the same
-    history with these faults only, lived as the one of `outcome` was."""
+    """The smallest set of its faults found, in a bounded number of runs, with which the same invariant breaks. `live`:
+    runs the same history with given faults only, as that of `outcome` was run."""
     found, script, runs = outcome, outcome.faulty, 0
     kept = list(range(len(script)))
     size = len(kept)
@@ -102,7 +102,7 @@ def _invariant_of(outcome: HistoryResult) -> str | None:
 
 
 def violation_of(seed: int, options: Options, outcome: HistoryResult, command: str, live: Live) -> Violation:
-    """The story of a history that broke an invariant."""
+    """The report of a history that broke an invariant, shrunk."""
     assert outcome.violation is not None
     script, shown = shortest(outcome, live)
     assert shown.violation is not None

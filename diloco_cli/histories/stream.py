@@ -23,12 +23,12 @@ class Stream:
         self._state = int(text[:16], 16)
 
     def uniform(self) -> float:
-        """In [0, 1): the upper bits of the state, for the lower ones are weak."""
+        """In [0, 1): from the upper bits of the state, because the lower ones are weak."""
         self._state = state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
         return (state >> 16) / _RANGE
 
     def index(self, length: int) -> int:
-        """In 0..length - 1, as `choice` draws it, in whole numbers: for what is drawn at every call."""
+        """In 0..length - 1, as `choice` draws it, by integer arithmetic, for draws at every call."""
         self._state = state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
         return (state >> 16) * length >> 48
 

@@ -24,7 +24,7 @@ STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # nobody rest
 
 
 class SimulatedSupervisor:
-    """Of all roles. `standing_by`: processes that wait for a syncer's place."""
+    """The supervisor of all roles. `standing_by`: the standbys."""
 
     def __init__(self, history: Scene) -> None:
         self.history = history
@@ -66,7 +66,7 @@ class SimulatedSupervisor:
         return served.serve() if history.region is None else history.region.serve(process, served)
 
     def start_standby(self) -> None:
-        """A syncer's process that waits for its turn; once it has served, it is like any other."""
+        """Start a standby; once it has served, it is like any other syncer."""
         history, process = self.history, self.new_process(SYNCER)
 
         def steps() -> Steps[Any]:
@@ -105,7 +105,7 @@ class SimulatedSupervisor:
     # -- ending, and coming back --------------------------------------------------------------------------------
 
     def ended(self, actor: Actor) -> None:
-        """The world's word that somebody has ended, and how."""
+        """The world reports that an actor has ended, and how."""
         if actor.owner is None:  # a timer
             if actor.error is not None:
                 raise actor.error
@@ -137,7 +137,7 @@ class SimulatedSupervisor:
         self._replace(process)
 
     def _replace(self, process: Process) -> None:
-        """What crashed or failed comes back, what was fenced or has finished does not."""
+        """Restart a process that crashed or failed, but not one that was fenced or has finished."""
         history = self.history
         history.changes += 1
         if process.status in STAYS_AWAY:
@@ -146,7 +146,7 @@ class SimulatedSupervisor:
         history.world.call_at(history.world.now_s + delay_s, lambda: self.revive(process.role))
 
     def revive(self, role: str) -> None:
-        """A syncer's place is its own: that somebody stands by does not keep its supervisor from starting it."""
+        """Start a role's process if none lives. Standbys do not count: the syncer's unit is started beside them."""
         serving = [process for process in self.living(role) if process.name not in self.standing_by]
         if serving or role == OPERATOR or self.history.nemesis.stopped:
             return
@@ -161,7 +161,7 @@ class SimulatedSupervisor:
 
 
 def _status_of(actor: Actor, error: BaseException) -> int:
-    """5: whoever leaves with an error does so with a documented status."""
+    """5: a process that ends with an error has a documented exit status."""
     if isinstance(error, ViolationError):
         raise error
     if not isinstance(error, DilocoError) or isinstance(error, IllegalStateError):

@@ -1,4 +1,4 @@
-"""What a learner says and does, seen from within: an account of its data, and what nobody else could see."""
+"""Observes a learner from within: keeps the account of its data, and checks what the bucket cannot show."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from diloco_cli.protocol.rules.schedule import beginners
 
 @dataclass
 class Beliefs:
-    """What learners believe: the bytes of every offer whose publication they saw succeed, and what they adopted (who,
-    the version, the bytes of its weights). `accounts`: of what each incarnation has processed."""
+    """What learners believe: the bytes of every offer whose publication they saw succeed, and their adoptions (learner,
+    version, bytes of its weights). `accounts`: the account of each incarnation."""
 
     offers: dict[OfferId, bytes] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Beliefs:
     moments: MomentsWatch | None = None
 
     def published(self, offer_id: OfferId, data: bytes) -> None:
-        """Its learner has seen the store take it."""
+        """The offer's learner has seen the store accept it."""
         self.offers[offer_id] = data
         self.on_publication(offer_id, data)
 
@@ -46,8 +46,8 @@ class Watched(Incarnation, Protocol):
 
 class Witness(Observer):
     """Keeps the account of one incarnation, apart from the books of the product's code. `stepped_at`: where its steps
-    ended, in tokens; `since_news`: how many of them since the log brought a merge, as far as the learner has read it;
-    `local_steps`: H_i then; `versions`: what it adopted last, of each fragment; `offered`: its newest offer of each."""
+    ended, in tokens; `since_news`: how many steps since the learner last read a merge in the log; `local_steps`: H_i
+    at that merge; `versions`: each fragment's last adopted version; `offered`: each fragment's newest offer."""
 
     def __init__(self, learner: Watched, seen: Beliefs) -> None:
         self.learner, self.seen = learner, seen
@@ -79,8 +79,8 @@ class Witness(Observer):
         self._check_moments(learner.state.n)
 
     def took(self, phase: Phase, seconds: float) -> None:
-        """Training waits for nothing: not for the store, but for moments after a rollback, and for news only at the
-        drift bound."""
+        """Training never waits for the store, except for moments after a rollback, and waits for news only at the drift
+        bound."""
         learner, sync = self.learner, self.learner.run.settings.sync
         kept_out, self._kept_out = self._kept_out, self._must_wait()
         went_back, self._went_back = self._went_back, False
@@ -95,7 +95,7 @@ class Witness(Observer):
         expect(may_wait, "pace", f"{learner.name} waits for {seconds:.2f} s, in {phase}, and might step on")
 
     def _must_wait(self) -> bool:
-        """In quarantine, or while others begin the run alone."""
+        """Whether the learner must wait: in quarantine, or while other learners begin the run alone (cold start)."""
         learner = self.learner
         first = beginners(learner.run, learner.state.slot)
         return (first is not None and learner.name not in first) or learner.progress.quarantined is not None
@@ -109,7 +109,7 @@ class Witness(Observer):
         self._check_saves()
 
     def _check_saves(self) -> None:
-        """What a restart loses of the moments is bounded."""
+        """Check that the age of saved moments, and so a restart's loss, is bounded."""
         learner, training = self.learner, self.learner.integers
         most = learner.run.settings.train.inner.save_every * learner.progress.island.local_steps
         unsaved = training.optimizer_steps - training.saved_at
@@ -117,7 +117,7 @@ class Witness(Observer):
         expect(unsaved <= most or not most, "loss", text)
 
     def _check_drift(self, state: RunState) -> None:
-        """Nobody trains on without news: no further than the drift bound, of what no version holds."""
+        """Check that progress that is in no version stays within the drift bound."""
         assert self.account is not None
         if (state.merges, state.base_floor) != (self._merges, self._floor):
             self._merges, self._floor, self.since_news = state.merges, state.base_floor, 0
@@ -156,7 +156,7 @@ class Witness(Observer):
         self.account.gave_up(fragment, reason, self.learner.progress.position)
 
     def left(self) -> None:
-        """Who leaves in order knows what became of its offers, if there was time."""
+        """Check that a learner that leaves in order knows the outcome of its offers, if there was time."""
         state, learner = self.learner.state, self.learner
         if not learner.leaves() or is_over(state, learner.joined.state.n) or not learner.may_drain():
             return

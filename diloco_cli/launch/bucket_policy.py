@@ -20,7 +20,7 @@ _PLACEHOLDER = re.compile(r"@[A-Z]+@")
 def policy_of(url: str, role: Role, learner: str = "", project: str = "", member: str = "") -> str:
     """JSON text of what `role` may do in the run at `url`; for s3:// an IAM policy, for gs:// bindings of a bucket.
 
-    Raises UsageError where a name is missing, or is none, or the store has no policies."""
+    Raises UsageError if a name is missing or invalid, or if the store has no policies."""
     place = parse_url(url)
     if place.scheme not in FOLDERS:
         raise UsageError(f"{place.scheme}:// has no policies: a directory's owner and mode are all there is", where=url)
@@ -34,7 +34,7 @@ def policy_of(url: str, role: Role, learner: str = "", project: str = "", member
 
 
 def _checked(name: str, value: str, url: str) -> str:
-    """A value that can end neither a JSON text nor a condition's expression."""
+    """The value, if it has no character that could end a JSON string or a condition's expression."""
     if not value:
         missing = "a run's URL ends with the run's name" if name == "RUN" else f"give --{name.lower()}"
         raise UsageError(f"no {name.lower()} is given", where=url, hint=missing)

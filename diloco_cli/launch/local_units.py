@@ -1,4 +1,4 @@
-"""The units of a run that start on this machine: which they are, their commands, devices, threads, keys."""
+"""The units of a run that start on this machine, with their commands, devices, threads and keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def syncer_region(run: RunFormat) -> str:
 
 
 def threads_of(island: Island, at_least: int) -> int:
-    """cpu:4 means four cores."""
+    """The number of threads of an island: cpu:4 means four cores."""
     return max(at_least, island.num_accelerators) if island.accelerator.lower() == "cpu" else at_least
 
 

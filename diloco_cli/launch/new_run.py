@@ -1,4 +1,4 @@
-"""A run comes into being: its format is created once, in the home bucket and in those of regions, and never changes."""
+"""Creates a run: its format is created once, in the home bucket and in those of regions, and never changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "l
 
 
 def shares_here(plan: Plan, region: str | None) -> tuple[dict[str, float], str | None]:
-    """Of the planned speeds: islands that share this machine's cores share its speed; and a warning if they do."""
+    """Each island's share of its planned speed, as islands on this machine share its cores; a warning if they do."""
     cores, busy = usable_cores(), busy_cores(plan.inventory.islands, region)
     shares = share_of_cores(plan.inventory.islands, region, cores)
     if plan.inventory.local is not None:  # then the plan's speeds are those of processes that share it
@@ -94,7 +94,7 @@ def make_format(settings: RunSettings, inventory: Inventory, url: str, islands: 
 
 
 def region_fields(inventory: Inventory, url: str, name: str) -> dict[str, Any]:
-    """What a run's FORMAT at `url` says of regions: nothing where none has a bucket of its own."""
+    """The fields of a run's FORMAT at `url` about regions; none if no region has a bucket of its own."""
     home = inventory.store
     own = {region: given for region, given in inventory.regions.items() if given.store not in (None, home.url)}
     if not own:
@@ -150,7 +150,7 @@ def create_in_region(home: Store, there: Store, run: RunFormat, region: RegionSt
     data = home.get(FORMAT_KEY, MAX_RECORD_BYTES)
     if data is None:
         raise NotFoundError(f"no run at {home.url}")
-    parse_format(data, home.url)  # damaged, it must not lie there for ever
+    parse_format(data, home.url)  # damaged bytes must not be written: the object is never replaced
     answer = there.create(FORMAT_KEY, data)
     if not isinstance(answer, Created) and answer.data != data:
         raise _another_run(run, region)
@@ -165,8 +165,8 @@ def _another_run(run: RunFormat, region: RegionStore) -> UsageError:
 
 
 def differences(there: RunFormat, fresh: RunFormat) -> list[str]:
-    """Names of the settings in which two formats differ, where that matters to the run. Planned speeds do not: they
-    follow the machine that planned."""
+    """Names of the settings in which two formats differ, if the difference matters to the run. Planned speeds do not
+    matter: they depend on the machine that planned."""
     old, new = to_plain(there), to_plain(fresh)
     found = _changed(old["settings"], new["settings"], "")
     old_islands, new_islands = ({i["name"]: i for i in plain["islands"]} for plain in (old, new))

@@ -1,4 +1,4 @@
-"""From the files that a user names to a plan, and what this version cannot launch of it."""
+"""Makes a plan from the files that a user names, and checks what this version can launch of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.plan_file import load_plan
 from diloco_cli.plan.planner import make_plan
 
-UNKNOWN_SEQUENCE = 1  # then every batch is a whole number of sequences, and attention costs next to nothing
+UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
 PRESET_SEQUENCE = 128  # of preset data under a model of one's own
 
 
@@ -29,8 +29,8 @@ def plan_of_files(
     goal: Goal | None = None,
     tell: Callable[[str], None] = print,
 ) -> Plan:
-    """For `plan`: of an inventory and a run file. The inventory named wins over the run file's own; without a run file
-    the template is planned. What the run file does not pin is searched."""
+    """For `plan`: the plan of an inventory and a run file. `inventory` takes precedence over the run file's own;
+    without a run file the template is planned. Settings that the run file does not give are searched."""
     run_path = file or templates_directory() / "run.yaml"
     if file is None:
         tell(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
@@ -45,7 +45,7 @@ def plan_of_files(
 
 
 def read_plan(file: Path, overrides: list[str]) -> Plan:
-    """For what shall run: a plan file as it is, or the plan of a run file and its inventory with its settings."""
+    """For `launch`: the plan in a plan file, or the plan of a run file with its inventory and its settings."""
     if _is_plan(file):
         if overrides:
             raise UsageError(
@@ -64,7 +64,7 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
 
 
 def refuse_stores(inventory: Inventory) -> None:
-    """Buckets that this version cannot launch on."""
+    """Raises UsageError for buckets that this version cannot launch on."""
     stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
     for place, url in {"": inventory.store.url, **stores}.items():
         if url is not None and url.startswith("memory:"):
@@ -84,12 +84,12 @@ def idle_devices(inventory: Inventory) -> list[str]:
 
 
 def _is_plan(file: Path) -> bool:
-    """Plans are JSON objects; run files are YAML, where nobody starts with a brace."""
+    """Plans are JSON objects, which begin with a brace; run files are YAML, which in practice does not."""
     try:
         with file.open("rb") as stream:
             return stream.read(1) == b"{"
     except OSError:
-        return False  # the reader of run files says what is wrong
+        return False  # the reader of run files reports the error
 
 
 def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
@@ -107,13 +107,13 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
 
 
 def _facts_of_huggingface(name: str, sequence: int | None, folder: Path) -> ModelFacts:
-    """From config.json alone, looked for where the processes will look for it."""
+    """The facts from config.json alone, found in the same places as the processes will search."""
     config, place = read_config(name, [folder.absolute(), Path.cwd(), *map(Path, sys.path)])
     return facts_of_huggingface(facts_of_config(config, str(place / CONFIG)), sequence)
 
 
 def _sequence(run: RunSettings) -> int:
-    """What `args` call `sequence`; else what preset data give."""
+    """The sequence length: `sequence` in `args`, else that of preset data."""
     named = run.model.args.get("sequence", run.data.args.get("sequence"))
     if isinstance(named, int) and named > 0:
         return named

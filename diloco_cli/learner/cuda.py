@@ -1,12 +1,12 @@
 """An island with one CUDA device: fragments cross between device and host beside the training, on streams of their own.
 
-    send     a copy on the device, which waits for nothing; the upload lane brings it to the host and encodes it there
+    send     a copy on the device, without waiting; the upload lane brings it to the host and encodes it there
     arrive   the follower decodes a version on the host and brings it to the device
     adopt    arithmetic and copies on the device alone
 
-So the training thread waits for the bus only where progress is kept on a version that comes while an offer is out: the
-base that it is measured from has left the device by then. Saved moments are copied between two steps. On the device
-are, beside the model: what was sent and is not adopted yet, and what has arrived and is not adopted yet.
+So the training thread waits for the bus in one case only: `rebase` onto a version that comes while an offer is out, as
+the base to measure the progress from has left the device by then. Saved moments are copied between two steps. Beside
+the model the device holds the values that were sent, and the versions that have arrived, until the next adoption.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from diloco_cli.tensors.payload import to_bytes
 
 
 class Placed:
-    """One fragment's [n] float32 values on the host, on the device, or on both. `stream`: on which it crosses."""
+    """One fragment's [n] float32 values on the host, on the device, or on both. `stream`: the one that copies them."""
 
     def __init__(self, stream: torch.cuda.Stream, host: torch.Tensor | None, device: torch.Tensor | None) -> None:
         self._stream, self._host, self._device = stream, host, device
@@ -32,7 +32,7 @@ class Placed:
             self._is_there.record(torch.cuda.current_stream(device.device))
 
     def upload(self) -> Placed:
-        """Bring it to the device, which waits for it where it is used."""
+        """Start the copy to the device; the first use of the values there waits for it."""
         assert self._host is not None
         with torch.cuda.stream(self._stream):
             self._device = self._host.to(self._stream.device)
@@ -41,7 +41,7 @@ class Placed:
 
     @property
     def host(self) -> torch.Tensor:
-        """For any thread; waits for the copy, and for nothing that the device was told after these values."""
+        """The values on the host, for any thread. Waits for their copy, not for later work of the device."""
         if self._host is not None:
             return self._host
         assert self._device is not None
@@ -54,7 +54,7 @@ class Placed:
 
     @property
     def device(self) -> torch.Tensor:
-        """For the training thread, on its own stream."""
+        """The values on the device, for the training thread, on its own stream."""
         if self._device is None:
             self.upload()
         assert self._device is not None
@@ -64,7 +64,7 @@ class Placed:
         return self._device
 
     def leave_device(self) -> None:
-        """It is needed there no more, if it is on the host: a base, from now on."""
+        """Free the device's copy if the host has one: an adopted version is only needed as a base from now on."""
         if self._host is not None:
             self._device = None
 
@@ -89,7 +89,7 @@ class CudaTraining(DeviceTraining):
         values.leave_device()
 
     def save(self) -> Moments | None:
-        """The copies are ordered between two steps; only the lane that encodes them waits for them."""
+        """Order the copies between two steps; only the lane that encodes them waits for them."""
         tensors = moments_of(self.replica.model, self.replica.optimizer)
         if tensors is None:
             return None

@@ -44,7 +44,7 @@ CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 4 s after
 
 @dataclass(frozen=True)
 class Newcomer:
-    """An island that the run may not know yet, as it describes itself; None: as the run's own islands are."""
+    """An island that the run may not know yet, as its options describe it; None: the value of the run's islands."""
 
     region: str | None = None
     batch_tokens: int | None = None
@@ -56,8 +56,8 @@ def run_learner(
 ) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others.
 
-    On a signal it leaves at once, or drains for at most `drain_s`. A `newcomer` asks the run to be admitted first.
-    `host_syncer`: beside it a syncer stands by, also where the run's settings do not want one on every learner.
+    On a signal it leaves at once, or drains for at most `drain_s`. A `newcomer` first asks to be admitted to the run.
+    `host_syncer`: start a standby beside it, also if the run's settings do not ask for one on every learner.
     """
     stop = StopSignal(drain_s)
     stop.hear_signals()
@@ -80,13 +80,13 @@ def run_learner(
         try:
             _learn(run, island, store, meter, device, stop, news)
         except (StoreError, NoSpaceError):
-            _end_if_asked(stop)  # a stop ends the retrying of a store that fails: that is no failure of this learner
+            _end_if_asked(stop)  # a stop ends the retries of a failing store: that is no failure of this learner
             raise
     return 0
 
 
 def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> None:
-    """What a learner writes counts in its own region's bucket alone. Raises UsageError for another one of the run's."""
+    """A learner's offers count only in its own region's bucket. Raises UsageError for another bucket of the run."""
     here = str(parse_url(url))
     own = run.url_for(island.region, run.home_url or here)
     if here != own and here in {run.home_url, *(store.url for store in run.regions)}:
@@ -99,7 +99,7 @@ def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> N
 
 @contextmanager
 def _hosted_syncer(url: str, name: str) -> Iterator[None]:
-    """A standby beside the learner: it may be the one that begins the run."""
+    """Run a standby beside the learner, from its start, because it may be the syncer that begins the run."""
     hosted = HostedSyncer(
         lambda dead_pid: standby_command(url, f"standby-{name}", dead_pid),
         lambda line: say(f"{utc_now_text()} {name}: {line}"),
@@ -107,13 +107,13 @@ def _hosted_syncer(url: str, name: str) -> Iterator[None]:
     leave_s = 0.0
     try:
         yield
-        leave_s = HOSTED_LEAVE_S  # the run is over: what serves it writes its last words
+        leave_s = HOSTED_LEAVE_S  # the run is over: a syncer that serves it writes its last heartbeat
     finally:
         hosted.close(leave_s)
 
 
 def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, stop: StopSignal) -> None:
-    """The whole training; whatever ends it is in the last heartbeat."""
+    """Train to the end; the last heartbeat states what ended the training."""
     try:
         perform(learner.train(), store, clock)
         _end_if_asked(stop)
@@ -125,7 +125,7 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
         lanes.close(CLEAN_STOP_S)
         has_successor = isinstance(lanes.failure, FencedError)  # whose heartbeat must stay
         if hasattr(learner, "progress") and not has_successor:
-            with suppress(DilocoError):  # a last word; nothing depends on it
+            with suppress(DilocoError):  # the last heartbeat; nothing depends on it
                 perform(learner.follower.send_heartbeat(), store, SystemClock(monotonic_s, sleep_s, lambda: None))
 
 
@@ -167,7 +167,7 @@ def _ports(run: RunFormat, replica: Replica, slowdown: float) -> tuple[DeviceTra
 
 
 def _hasty(stop: StopSignal) -> SystemClock:
-    """For all that comes before training: a signal ends it at once, however patient the stop is."""
+    """A clock for the time before training: a signal ends it at once, also if `stop` allows a drain."""
     return SystemClock(monotonic_s, stop.wait, lambda: _end_if_asked(stop))
 
 
@@ -179,7 +179,7 @@ def _end_if_asked(stop: StopSignal) -> None:
 def _run_with_island(
     bare: Store, clock: SystemClock, stop: StopSignal, name: str, device: str | None, newcomer: Newcomer | None
 ) -> RunFormat:
-    """The run as this learner has to know it: with the members of its log, if the launch did not know the island."""
+    """The run, with the members of its log if the launch did not know this island."""
     store, _ = background_store(bare, stop.wait, stop.is_set, _log_of(name))
     run = perform(read_format(bare.url, signing_secret(), (LOG, learner_signer(name))), store, clock)
     if run.island(name) is not None:
@@ -194,7 +194,7 @@ def _run_with_island(
 
 
 def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer: Newcomer) -> Island:
-    """Of the region whose bucket it was started with, unless it says otherwise."""
+    """The newcomer's island; its region is that of the bucket it was started with, unless an option names another."""
     here = next((store.name for store in run.regions if store.url == url), None)
     batch_tokens = newcomer.batch_tokens or run.settings.train.batch_tokens
     tensors, here_it_runs = parameters_of(run.layout), choose_device(device or "cpu")
@@ -212,8 +212,8 @@ def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer
 
 
 def check_batch(run: RunFormat, batch_tokens: int) -> None:
-    """Preset data comes in whole sequences: an island that counts others would claim what it never trains on. Of a
-    user's own data only its code can tell. Raises UsageError."""
+    """Preset data comes in whole sequences: with another batch size an island would claim tokens that it never trains
+    on. For a user's own data only its code can check this. Raises UsageError."""
     sequence = getattr(build_data(run.settings), "sequence", None)
     if isinstance(sequence, int) and batch_tokens % sequence:
         nearest = max(1, round(batch_tokens / sequence)) * sequence
@@ -225,7 +225,7 @@ def check_batch(run: RunFormat, batch_tokens: int) -> None:
 
 
 def check_layout(run: RunFormat, model: torch.nn.Module) -> None:
-    """Every learner builds the same parameter list, or does not take part."""
+    """Raises UsageError if this learner's model has another parameter list than the run."""
     layout = make_layout(parameter_facts(model), run.settings.sync)
     if layout.digest != run.layout.digest:
         raise UsageError(
@@ -262,7 +262,7 @@ def _log_of(name: str) -> Callable[[str], None]:
 
 
 def _heartbeat_unless_it_fails(store: Store, learner: Learner) -> None:
-    """While a call is being repeated: the follower, who usually writes the heartbeat, may be the one that waits."""
+    """Write a heartbeat while a call is repeated: the follower, which usually does so, may be waiting for the call."""
     with suppress(StoreError, NoSpaceError):
         store.put(heartbeat_key(learner.name), encode(learner.follower.heartbeat()))
 
@@ -276,7 +276,7 @@ def _earlier_heartbeat(store: Store, name: str) -> LearnerHeartbeat | None:
 
 
 def _traffic(meter: MeteredStore, store: RetryingStore, earlier: LearnerHeartbeat | None) -> dict[str, Any]:
-    """Of this process and of those before it."""
+    """Byte and request counts of this process and of the incarnations before it."""
     counts = meter.counts
     return {
         "up_bytes": counts.up_bytes + (earlier.up_bytes if earlier else 0),

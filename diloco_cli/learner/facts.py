@@ -1,4 +1,4 @@
-"""What a learner's process says of itself: its log, and the figures of its heartbeat."""
+"""A learner process's reports: its log, and the figures of its heartbeat."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.runtime.daemon import say
 
 RATE_SMOOTHING = 0.05
-BEHIND_THE_LOOP: tuple[Phase, ...] = ("hear", "offer", "wait", "save")  # what training would not do without an exchange
+BEHIND_THE_LOOP: tuple[Phase, ...] = ("hear", "offer", "wait", "save")  # phases that training alone would not have
 
 
 class Facts(Observer):
-    """`blocked_s`: of its busy time, what the exchange took. Tokens per second: lately, and since it began."""
+    """`blocked_s`: the part of its busy time that the exchange took. Tokens per second: recent, and since it began."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,7 +1,7 @@
-"""A syncer hosted by a learner's process: a child that stands by, so that a run needs no machine of its own to merge.
+"""A standby syncer as a child of a learner's process, so that a run needs no separate machine for the syncer.
 
-A process apart, at low priority and with a core at most, so that training is not disturbed; and it ends with its host,
-however that ends, because the host holds the other end of its stdin.
+It is a separate process at low priority and with one core at most, so that it does not disturb the training. It ends
+with the learner's process, however that ends, because that holds the other end of its stdin.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HostedSyncer:
         self._thread.start()
 
     def close(self, leave_s: float) -> None:
-        """Let it leave by itself for so long (it knows from the log that the run is over), then end it."""
+        """Wait `leave_s` for the child to leave (it reads in the log that the run is over), then end it."""
         self._thread.join(max(0.0, leave_s))
         with self._lock:
             self._closing.set()
@@ -61,7 +61,7 @@ class HostedSyncer:
             since_s = monotonic_s()
             try:
                 child = self._start(dead_pid)
-            except OSError as error:  # no memory, too many processes: that may pass
+            except OSError as error:  # no memory, too many processes: this may be temporary
                 problem = f"cannot be started: {error.strerror}"
             else:
                 if child is None:
@@ -75,8 +75,8 @@ class HostedSyncer:
             self._say(f"the hosted syncer {problem}; another one stands by in {wait_s:g} s")
 
     def _start(self, dead_pid: int | None) -> subprocess.Popen[bytes] | None:
-        """The next child; None once this is closed. Of a process group of its own: Ctrl-C is for the learner, whose
-        last offers it may still have to merge."""
+        """The next child; None once this is closed. It has its own process group, so that Ctrl-C ends the learner
+        alone: the child may still have to merge the learner's last offers."""
         with self._lock:
             if self._closing.is_set():
                 return None

@@ -3,8 +3,8 @@ its saved state.
 
 The optimizers are torch's without its compiler. torch decorates methods of its optimizers so that torch.compile leaves
 them out, and the decorators import torch._dynamo at the first call, which takes almost as long as importing torch
-itself (torch 2.13.0). No step of a learner is compiled, so these use the methods without their decorators. Where a
-torch imports its compiler in another way, a learner starts as slowly as it did before.
+itself (torch 2.13.0). No step of a learner is compiled, so these use the methods without their decorators. If another
+torch version imports its compiler elsewhere, a learner only starts more slowly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes
 
 FLOOR = 0.1  # the cosine ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
-BF16_CAPABILITY = 8  # major number of the first CUDA devices with bf16 of their own (Ampere); older ones emulate it
+BF16_CAPABILITY = 8  # major number of the first CUDA devices with bf16 in hardware (Ampere); older ones emulate it
 FUSED = ("cpu", "cuda")  # where torch has AdamW as one kernel: a third of the time of the others on a CPU
 
 
@@ -58,14 +58,14 @@ def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Op
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """What a forward pass runs under. bf16: matrix products in bfloat16; parameters, gradients and moments keep their
-    own type (float32), and so do losses and norms. `auto`: bf16 on CUDA devices that have it, else fp32; on a CPU bf16
-    pays only with instructions for it and matrices of some width (try it from 128 on), and slows down smaller ones."""
+    """The autocast context of a forward pass. bf16: matrix products in bfloat16; parameters, gradients, moments, losses
+    and norms stay float32. `auto`: bf16 on CUDA devices that have it, else fp32; on a CPU bf16 is faster only with
+    instructions for it and matrices of some width (try it from 128 on), and slower with smaller ones."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if runs_in_bf16(precision, device) else nullcontext()
 
 
 def runs_in_bf16(precision: str, device: torch.device) -> bool:
-    """Whether matrix products do, as `autocast` decides."""
+    """Whether matrix products run in bf16; `autocast` uses this."""
     bf16_device = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= BF16_CAPABILITY
     return precision == "bf16" or (precision == "auto" and bf16_device)
 
@@ -97,8 +97,8 @@ def learning_rate(settings: InnerSettings, fraction: float, warmup_fraction: flo
 
 
 def step_learning_rate(run: RunFormat, fraction: float, own_steps: int, moments_lost: bool) -> float:
-    """At `fraction` of the run (see protocol.schedule.fraction_of_run), for the step after `own_steps` of this
-    incarnation. One that lost its moments warms up anew."""
+    """The learning rate at `fraction` of the run (see protocol/rules/schedule.py, fraction_of_run), `own_steps` steps
+    after this incarnation began or lost its moments. An incarnation that lost them warms up anew."""
     train = run.settings.train
     warmup_tokens = train.inner.warmup_steps * sum(island.batch_tokens for island in run.islands)
     lr = learning_rate(train.inner, fraction, warmup_tokens / train.tokens)
@@ -128,7 +128,7 @@ def inner_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
-    """AdamW's moments in float32 as they are now, where they are: no copies of those that are float32."""
+    """AdamW's present moments in float32, on their device; those that are float32 already are not copied."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not all("exp_avg" in optimizer.state.get(p, {}) for _, p in named):
         return None
@@ -146,7 +146,7 @@ def keeps_moments(optimizer: torch.optim.Optimizer) -> bool:
 
 def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> bool:
     """Put saved moments back, in each parameter's own type as the optimizer keeps them; False (and nothing changed)
-    if the bytes are not this model's moments, or not such as an optimizer can go on from."""
+    if the bytes are not this model's moments, or hold values that an optimizer cannot use."""
     try:
         tensors = from_bytes(data, _spec(model))
     except PayloadError:
@@ -166,7 +166,7 @@ def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data
 
 
 def _are_sound(tensors: dict[str, torch.Tensor]) -> bool:
-    """Finite, and second moments and the step count not below zero."""
+    """Whether all values are finite, and no second moment or step count is below zero."""
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
     squares = [tensor for name, tensor in tensors.items() if name == "step" or name.startswith("exp_avg_sq.")]
     return finite and all(bool((tensor >= 0).all()) for tensor in squares)

@@ -1,4 +1,4 @@
-"""Micro-batches: a fetched batch in the parts that the device takes at once, and how large they are on this machine."""
+"""Micro-batches: cuts a batch into the parts that the device computes at once, and sizes them for this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def micro_batches(batch: Batch, batch_tokens: int, micro_batch_tokens: int | Non
     """Parts of whole examples, each with its share of the batch's targets; the last may be smaller. One part if that
     is as large as the batch, or None.
 
-    Raises UsageError for a batch whose examples cannot be told apart.
+    Raises UsageError for a batch that cannot be divided by examples.
     """
     if micro_batch_tokens is None or micro_batch_tokens >= batch_tokens:
         yield batch, 1.0
@@ -51,7 +51,7 @@ def micro_batch_here(
     batch_tokens: int,
     device: torch.device,
 ) -> int:
-    """For a machine that no plan knows: tokens of a micro-batch on this `device`, by the plan's own rule."""
+    """Tokens of a micro-batch on this `device`, by the plan's rule, for a machine that is in no plan."""
     if settings.model.preset in MODEL_PRESETS:
         model = model_facts(settings.model)
     else:
@@ -66,7 +66,7 @@ def micro_batch_here(
 
 
 def parameters_of(layout: Layout) -> list[ParameterFact]:
-    """The tensors of a run's model, without building it; each once, though rows of it may be apart."""
+    """The tensors of a run's model, from its layout, without building the model; each once, also if split by rows."""
     facts = {
         slot.name: ParameterFact(slot.name, slot.shape, fragment.embedding, slot.dtype)
         for fragment in layout.fragments

@@ -1,8 +1,8 @@
-"""The next batch is built while the current step runs, where building takes long enough to be worth a thread.
+"""Prefetch: builds the next batch while the current step runs, if building takes long enough to be worth a thread.
 
-Positions follow one another, so the batch after (position, n) is most likely (position + n, n). At most one is built
-ahead, by a thread that lives as long as that takes; a request for another one waits for it and builds its own. Which
-batches come ahead depends on timing, what is in them never does.
+Positions follow one another, so the batch after (position, n) is most likely (position + n, n). At most one batch is
+built ahead, by a thread that ends with it; a request for another batch waits for that thread and builds its own. Timing
+decides which batches are built ahead, never what is in them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from diloco_cli.tasks.build import Batch, Data
 
 LEAST_S = 0.001  # a thread costs 0.2 to 0.5 ms of CPU on two busy cores
 WORTH_ON_CPU, WORTH_BESIDE_ACCELERATOR = 0.2, 0.02  # of a step
-WATCHED = 3  # so many batches are built under observation: do they draw from the process's generators?
+WATCHED = 3  # batches during which it is checked whether the source draws from the process's random generators
 Request = tuple[int, int, int, int]  # shard, num_shards, position, batch_tokens
 Rule = Callable[[float, float, torch.device], bool]
 
@@ -27,21 +27,19 @@ Rule = Callable[[float, float, torch.device], bool]
 def pays(build_s: float, step_s: float, device: torch.device) -> bool:
     """Whether a batch that takes `build_s` should be built ahead, during a step of `step_s` on `device`.
 
-    Beside an accelerator cores are idle. Where training has them, a batch that is computed gains nothing, and one that
-    took 10 % of a step made steps 2 to 7 % slower; with batches that wait (for a disk) for half a step, training came
-    out 1.1 to 1.4 times as fast. The presets' batches take up to 1 % of a step: tests/benchmarks/prefetch.py.
+    Beside an accelerator, CPU cores are idle. If training uses the cores, building a computed batch ahead gains
+    nothing, and a batch of 10 % of a step made steps 2 to 7 % slower; with batches that wait (for a disk) for half a
+    step, training was 1.1 to 1.4 times as fast. Presets' batches take up to 1 % of it (tests/benchmarks/prefetch.py).
     """
     worth = WORTH_ON_CPU if device.type == "cpu" else WORTH_BESIDE_ACCELERATOR
     return build_s > max(LEAST_S, worth * step_s)
 
 
 class Prefetched:
-    """`data` with the batch that is probably next built ahead; otherwise the same, also in what it raises and when:
-    an error comes where the batch is asked for.
+    """`data`, with the probable next batch built ahead. Errors are raised when the batch is asked for, as without it.
 
     A source that draws from one of the process's own random generators is never asked ahead: the model may draw from
-    it too (dropout), and who comes first must not depend on timing. Not for more than one calling thread.
-    """
+    it too (dropout), and the order of draws must not depend on timing. For one calling thread only."""
 
     def __init__(
         self, data: Data, device: torch.device, clock_s: Callable[[], float] = monotonic_s, pays: Rule = pays
@@ -65,7 +63,7 @@ class Prefetched:
         return self.data.held_out(num_sequences)
 
     def _batch(self, request: Request) -> Batch:
-        """What was built ahead, if it is that one. Two are never built at once: data need not be thread-safe."""
+        """The requested batch, built ahead if possible. Two are never built at once: data need not be thread-safe."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.join()
@@ -83,7 +81,7 @@ class Prefetched:
 
 
 class _Build(threading.Thread):
-    """One batch on its way."""
+    """The thread that builds one batch."""
 
     def __init__(self, data: Data, request: Request, clock_s: Callable[[], float]) -> None:
         super().__init__(name="prefetch", daemon=True)
@@ -102,7 +100,7 @@ class _Build(threading.Thread):
 
 
 def _random_states() -> dict[str, object]:
-    """Of the generators that all of a process's code shares, as far as they are loaded."""
+    """The states of the process-wide random generators whose modules are loaded."""
     states: dict[str, object] = {"torch": torch.get_rng_state().numpy().tobytes()}
     if "random" in sys.modules:
         states["random"] = sys.modules["random"].getstate()

@@ -1,5 +1,5 @@
-"""One model replica: what an inner step is, whoever calls it (the training loop, a tape's player, a baseline); and the
-training port of an island with one device (protocol/actors/ports.py, `Training`), a replica in this process.
+"""One model replica and its inner step, used by the training loop, a tape's player and a baseline; and the training
+port of an island with one device (protocol/actors/ports.py, `Training`), a replica in this process.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ CPU = torch.device("cpu")
 class Replica:
     """A model with its inner optimizer, reading shard `shard` of `num_shards` of the data.
 
-    `micro_batch_tokens`: of one forward and backward pass; None: as the settings say, the whole batch where they say
-    auto. `gradient_norm` is that of the last step, before clipping.
+    `micro_batch_tokens`: tokens of one forward and backward pass; None: as the settings say, with auto the whole batch.
+    `gradient_norm` is that of the last step, before clipping.
     """
 
     settings: RunSettings
@@ -65,13 +65,13 @@ class Replica:
     def step(self, position: int, batch_tokens: int, lr: float) -> float:
         """One inner step on the batch at `position` (tokens into the shard); returns the loss in nats per token.
 
-        If the loss is not finite it is returned and nothing is changed: the caller says whose it is. Raises
+        If the loss is not finite it is returned and no parameter is changed: the caller reports it. Raises
         RunFailedError if the gradients are not finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
         mean = self._accumulate(position, batch_tokens)
         norm = clip_gradients(self.model, self.settings.train.inner.clip_norm)
-        loss = float(mean)  # the step's only wait for the device: the norm is there by then
+        loss = float(mean)  # the step's only wait for the device; afterwards the norm is computed, too
         if isfinite(loss):
             self._optimize(norm, lr)
         return loss
@@ -111,7 +111,7 @@ class Replica:
 
 
 class DeviceTraining:
-    """`slowdown`: an emulated slower island sleeps so that a step takes so many times its own time."""
+    """`slowdown`: to emulate a slower island, it sleeps until a step has taken `slowdown` times its own time."""
 
     def __init__(self, run: RunFormat, replica: Replica, slowdown: float = 1.0) -> None:
         self.run, self.replica, self.slowdown = run, replica, slowdown

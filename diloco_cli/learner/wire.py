@@ -1,4 +1,4 @@
-"""Deltas and versions as bytes, and what a learner does with a merged fragment (protocol/actors/ports.py, `Wire`)."""
+"""Deltas and versions as bytes, and the arithmetic of adoption (protocol/actors/ports.py, `Wire`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diloco_cli.tensors.delta import DeltaFormat, delta_formats
 
 
 class TensorWire:
-    """Of one incarnation: with error feedback it keeps what was rounded away."""
+    """The wire of one incarnation; with error feedback it keeps the rounding errors."""
 
     def __init__(self, run: RunFormat) -> None:
         sync = run.settings.sync
@@ -35,17 +35,17 @@ class TensorWire:
 
 
 class Residuals:
-    """Error feedback: what the upload codec rounds away of one delta is added to the next one of the same fragment.
+    """Error feedback: the upload codec's rounding error of one delta is added to the next one of the same fragment.
 
         x = (base - own) + e        payload = encode(x)        r = x - decode(payload)
 
-    e is the r of this learner's newest offer that a merge APPLIED to the fragment, 0 if there is none. So what an
-    offer rounds away is owed only once that offer is in the outer parameters; what an offer held that was not applied
-    is in the next delta again (its learner goes on from the same parameters) or given up, and its r is dropped.
+    e is the r of this learner's newest offer that a merge APPLIED to the fragment, 0 if there is none. So a rounding
+    error is fed back only if its offer is in the outer parameters. The progress of an offer that was not applied is in
+    the next delta again (its learner goes on from the same parameters) or dropped, and its r is dropped.
 
-    A new incarnation starts with e = 0: what its predecessor owed is lost, at most one rounding error a fragment.
+    A new incarnation starts with e = 0: its predecessor's error is lost, at most one rounding error a fragment.
 
-    Memory: one [n] float32 vector for each offer that is out and for the one applied last: at most 2 a fragment.
+    Memory: one [n] float32 vector for each offer on its way and for the newest applied one: at most 2 a fragment.
     `formats`: one per fragment; with `enabled` False they alone make the payloads.
     """
 
@@ -55,8 +55,8 @@ class Residuals:
 
     def encode(self, fragment: int, seq: int, applied: int | None, delta: torch.Tensor) -> bytes:
         """The payload of offer `seq` of a fragment's delta, [n] float32. `applied`: the newest offer of this
-        incarnation that the log had applied to the fragment when the delta was taken; the outcome of all others was
-        known by then, and they were not applied."""
+        incarnation that the log had applied to the fragment when the delta was taken; all other offers had an outcome
+        by then, and were not applied."""
         if not self._enabled:
             return self._formats[fragment].encode(delta)
         left = {earlier: r for earlier, r in self.left.get(fragment, {}).items() if earlier == applied}
@@ -74,9 +74,9 @@ def mixed(
 ) -> torch.Tensor:
     """The fragment after adoption, [n] float32, from its merged version and the learner's own parameters.
 
-    replace   merged; the own progress of the flight is given up (arXiv 2604.21428, algorithm 2: alpha = 0)
+    replace   merged; own progress since the offer is dropped (arXiv 2604.21428, algorithm 2: alpha = 0)
     blend     blend * own + (1 - blend) * merged, blend in [0, 1] (Streaming DiLoCo, arXiv 2501.18512, calls it alpha)
-    rebase    merged + (own - reference): `reference` are the parameters as they were when the progress began that the
+    rebase    merged + (own - reference): `reference` are the parameters at the beginning of the progress that the
               merged version does not hold
     """
     match mixing:

@@ -1,1 +1,1 @@
-"""What is going on: facts read from the bucket, status derived from them, text for people."""
+"""Observation of a run: facts read from the bucket, status derived from them, text for people."""

@@ -1,6 +1,6 @@
-"""The log's rules, checked by a verifier's own book-keeping: what one commit says against all that came before.
+"""The log's rules, checked by a verifier's own book-keeping: each commit against all commits before it.
 
-Not by the folded state that the daemons use: an error in theirs must show here.
+It does not use the folded state of the daemons, so that an error in their code shows here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Expect = Callable[[bool, str], None]
 
 
 class Books:
-    """Everything that earlier commits settled. `expect(holds, otherwise)` takes note of each broken rule."""
+    """The facts from earlier commits. `expect(holds, otherwise)` records each broken rule."""
 
     def __init__(self, run: RunFormat, expect: Expect) -> None:
         self.run, self.expect = run, expect
@@ -53,11 +53,11 @@ class Books:
 
     @property
     def token_parameters(self) -> int:
-        """Of what counts: tokens x parameters of the fragment."""
+        """Sum of tokens x parameters of the fragment, over the offers that count."""
         return sum(self.shares.values())
 
     def check_order(self, commit: Commit, key: str) -> None:
-        """Epochs, slots, requests, the end of the run."""
+        """Checks epochs, slots, requests and the end of the run."""
         self.expect(not self.finished, f"{key}: a {commit.kind} after the run had finished")
         held = self.stopped and not isinstance(commit, EpochStart)
         self.expect(not held, f"{key}: a {commit.kind} while the run was stopped")
@@ -88,7 +88,7 @@ class Books:
         return brought == due
 
     def check_merge(self, commit: Merge, key: str) -> None:
-        """The merge as a whole; each input has its own check."""
+        """Checks the merge as a whole; check_input checks each input."""
         names = [item.learner for item in commit.inputs]
         quorum, tokens = self.run.settings.sync.quorum, sum(item.tokens for item in commit.inputs)
         self.expect(names == sorted(set(names)), f"{key}: inputs are not sorted and distinct by learner")
@@ -101,7 +101,7 @@ class Books:
             self.expect(output.rebase == rebase, f"{key}: rebase is {output.rebase} instead of {rebase}")
 
     def check_input(self, item: MergedOffer, fragment: int, key: str) -> bool:
-        """Whether the offer could be applied by what the log alone says; enters it into the books."""
+        """Whether the offer could be applied, by the log alone; enters it into the books."""
         who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
         offer_id, base_id = (item.learner, item.incarnation, item.seq), (item.learner, fragment, item.base)
         self.duplicates += offer_id in self.applied
@@ -126,7 +126,7 @@ class Books:
         return all(holds for holds, _ in rules)
 
     def _is_recent(self, base: FragmentVersion) -> bool:
-        """The current version is, however many slots were skipped since."""
+        """Whether a base is not too old; the current version never is, also after skipped slots."""
         limit = (self.run.settings.sync.staleness_rounds + 1) * self.run.num_fragments
         return self.slot - base.slot <= limit or base is self.versions[base.fragment][-1]
 
@@ -158,7 +158,7 @@ class Books:
             self.refused.add(offer_id)
 
     def check_kind(self, commit: Commit, key: str) -> None:
-        """What its kind alone says: who joins, is kept out or let in; where a rollback or a floor may be."""
+        """Checks by the commit's kind: a learner that joins, is kept out or readmitted; a rollback; a floor."""
         match commit:
             case Membership():  # under a new name, with a data shard left for it
                 why = contradiction_of_member(commit.island, self.run)
@@ -176,7 +176,7 @@ class Books:
                 self.expect(rises, f"{key}: floor {commit.floor} after {self.gc_floor}")
 
     def _check_cause(self, name: str, key: str) -> None:
-        """Enough faults, and enough others for the quorum."""
+        """Checks that a quarantine has enough faults, and leaves enough other learners for the quorum."""
         faults, quorum = self.faults.get(name, 0), self.run.settings.sync.quorum
         enough = faults >= faults_for_quarantine(self.run.num_fragments)
         self.expect(enough, f"{key}: a quarantine after {faults} faults")
@@ -184,7 +184,7 @@ class Books:
         self.expect(left >= quorum, f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
 
     def _check_rollback(self, commit: Rollback, key: str) -> None:
-        """The versions and the shares are those of then; that the bytes are, their digests say."""
+        """Checks that versions and shares are those after the target commit; the digests cover the bytes."""
         if not self.gc_floor <= commit.to < commit.n:
             self.expect(False, f"{key}: goes back to commit {commit.to}, which is not there")
             return
@@ -197,7 +197,7 @@ class Books:
             self.expect(same, f"{key}: fragment {output.fragment} is not what it was after commit {commit.to}")
 
     def settle(self, commit: Commit) -> None:
-        """The commit is checked; what it brings is the state of things now."""
+        """Enter a checked commit into the books."""
         self._settle_shares(commit)
         self._settle_faults(commit)
         if commit.request is not None:
@@ -217,7 +217,7 @@ class Books:
             self.versions.setdefault(output.fragment, []).append(output)
 
     def _settle_shares(self, commit: Commit) -> None:
-        if commit.inputs:  # of the fragment that was due, whatever the commit says that it brings
+        if commit.inputs:  # they count for the fragment that was due, also if the commit brings another one
             parameters = self.run.layout.fragments[fragment_of_slot(self.slot, self.run.num_fragments)].num_parameters
             self.shares = dict(self.shares)
             for item in commit.inputs:
@@ -237,12 +237,12 @@ class Books:
         return next((o for o in reversed(self.versions.get(fragment, [])) if o.version <= n), None)
 
     def version(self, fragment: int, number: int) -> FragmentVersion | None:
-        """From the newest back: bases are recent."""
+        """The version of that number; looked up from the newest back, because bases are recent."""
         return next((o for o in reversed(self.versions.get(fragment, [])) if o.version == number), None)
 
 
 def disagreements(offer: Offer, item: MergedOffer, fragment: int) -> list[str]:
-    """The names of what the log says of an offer and the offer itself does not."""
+    """The names of the fields in which the log and the offer itself differ."""
     said = {
         "learner": item.learner, "incarnation": item.incarnation, "seq": item.seq, "fragment": fragment,
         "base": item.base, "data_start": item.data_start, "data_end": item.data_end, "tokens": item.tokens,

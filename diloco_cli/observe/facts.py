@@ -1,4 +1,4 @@
-"""Reads what the bucket says about a run; time-boxed, and never anything but the bucket."""
+"""Reads the facts about a run from the bucket alone, within a time limit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Heartbeat = TypeVar("Heartbeat", LearnerHeartbeat, SyncerHeartbeat)
 
 
 def moment(text: str) -> datetime:
-    """The moment of an ISO 8601 text, in UTC where it names no zone; UNKNOWN for anything else. Times in the log are
-    their writers' words: nothing rests on them, and none of them can break a screen."""
+    """The moment of an ISO 8601 text, in UTC if it names no zone; UNKNOWN for any other text. Times in the log are
+    stated by their writers: no decision depends on them, and a bad one must not break a screen."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -46,8 +46,8 @@ class Heard(Generic[Heartbeat]):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Everything `status` knows. `now_s`: the store's time when it was read, as far as this machine can tell;
-    `clock_skew_s`: how far that lies ahead of this machine's clock, None if it does not."""
+    """The facts for `status`. `now_s`: the store's time at reading, as this machine estimates it; `clock_skew_s`: how
+    far it is ahead of this machine's clock, None if that is not notable."""
 
     url: str
     run: RunFormat
@@ -60,20 +60,20 @@ class RunFacts:
 
 
 def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float | None]:
-    """The store's time now, and its clock's skew if that is worth a word: nothing in it changed later than now, so a
-    slow clock of this machine's is put right. A fast one cannot be told from silence, and ages are then too long."""
+    """The store's time now, and its skew if that is notable. No object changed later than now, so a slow clock of this
+    machine is corrected. A fast clock looks like silence of the units: then the shown ages are too long."""
     newest_s = max(modified_s, default=wall_s)
     skew_s = newest_s - wall_s
     return max(wall_s, newest_s), skew_s if skew_s > TOLERATED_SKEW_S else None
 
 
 def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None) -> RunFacts:
-    """`known` saves reading the log from its start again."""
+    """`known`: an earlier state, so that only the newer commits are read."""
     state = perform(read_log(run, known), store, clock)
     everybody = state.with_members(run).everybody
     learners = _heartbeats(store, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat)
     syncer = _heartbeats(store, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat)
-    # By name: whoever stands by, whether launched, hosted or started by hand. A listing may lag: for eyes alone.
+    # Standbys by name: launched, hosted or started by hand. A listing may lag, so this is for display alone.
     listed = store.list(STANDBY_HEARTBEATS, limit=MAX_STANDBYS)
     standbys = _heartbeats(
         store, {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed}, SyncerHeartbeat
@@ -85,7 +85,7 @@ def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunS
 
 
 def _heartbeats(store: Store, keys: Mapping[str, str], kind: type[Heartbeat]) -> dict[str, tuple[Heartbeat, float]]:
-    """Units' last words by name, and when the store got them; nothing of who said none, or none that can be read."""
+    """Units' last heartbeats by name, with the store's time of each; units without a readable one are left out."""
     found = {}
     for name, key in keys.items():
         data, stat = store.get(key, MAX_HEARTBEAT_BYTES), store.stat(key)

@@ -1,4 +1,4 @@
-"""What `diloco verify --mirrors` asks: does every region's bucket show the home log, and nothing else in its name?"""
+"""`diloco verify --mirrors`: checks that every region's bucket holds the home log and no other bytes under its keys."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PAGE = 1000
 
 @dataclass
 class MirrorCheck:
-    """Of one region. `commits` are there and equal home's; `behind`: home has so many more; `unreachable`: why nothing
-    could be compared. Being behind is no mistake, other bytes are."""
+    """The check of one region. `commits`: how many equal home's; `behind`: how many more home has; `unreachable`: why
+    nothing could be compared. To be behind is no error; other bytes are."""
 
     region: str
     url: str
@@ -77,7 +77,7 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
     for key in _listed(there, "commit/"):
         if key < commit_key(found.commits):
             continue
-        if home.get(key, MAX_RECORD_BYTES) != there.get(key, MAX_RECORD_BYTES):  # equal ones have come meanwhile
+        if home.get(key, MAX_RECORD_BYTES) != there.get(key, MAX_RECORD_BYTES):  # unless equal bytes have come by now
             found.mismatches.append(f"{key}: beyond what follows the home log")
 
 

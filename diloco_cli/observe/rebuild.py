@@ -15,8 +15,8 @@ from diloco_cli.tensors.payload import PayloadError
 
 
 def rebuilt_state(run: RunFormat, store: Store, wanted: FragmentVersion) -> bytes | None:
-    """The bytes of `wanted`, bit-identical by their digest, from the newest intact version that it came from; None if
-    the deltas do not give them, or are not kept any more. Reads the log from 0: for emergencies."""
+    """The bytes of `wanted`, bit-identical by their digest, from the newest intact version before it; None if the
+    deltas do not give them, or are not kept any more. Reads the log from commit 0, so only for emergencies."""
     replayer = LogVerifier(store, run)
     commits = _commits_of(store, wanted)
     origins = _origins(commits)
@@ -40,7 +40,7 @@ def rebuilt_state(run: RunFormat, store: Store, wanted: FragmentVersion) -> byte
 
 
 def _origins(commits: list[Commit]) -> list[int]:
-    """Indices of the commits that the last one came from, itself included: a rollback comes from its target."""
+    """Indices of the commits that led to the last one, itself included: a rollback follows from its target."""
     found = [len(commits) - 1]
     while found[-1] > 0:
         commit, before = commits[found[-1]], found[-1] - 1
@@ -51,7 +51,7 @@ def _origins(commits: list[Commit]) -> list[int]:
 
 
 def _commits_of(store: Store, wanted: FragmentVersion) -> list[Commit]:
-    """All that brought a version of this fragment, up to the wanted one."""
+    """All commits that brought a version of this fragment, up to the wanted one."""
     found = []
     for n in range(wanted.version + 1):
         data = store.get(commit_key(n), MAX_RECORD_BYTES)

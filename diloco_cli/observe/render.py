@@ -23,12 +23,12 @@ STYLES = (
 
 
 def escaped(text: str) -> str:
-    """Without control characters: what strangers wrote must not steer a terminal."""
+    """The text without control characters: text from the bucket must not control a terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def headline(status: Status) -> str:
-    """Two lines: where the run is, and how it goes."""
+    """Two lines: the run's progress, and its rates."""
     done = 100 * status.tokens / status.tokens_target
     parts = [
         f"commit {status.commit}",
@@ -56,7 +56,7 @@ def pulse(status: Status) -> str:
 
 
 def mirror_line(mirror: MirrorStatus) -> str:
-    """One region's own bucket: how far it follows the log, what crossed, what is wrong."""
+    """One region's own bucket: how far its log goes, the traffic, and errors."""
     words = [f"region {escaped(mirror.region)}", mirror.state.lower()]
     if mirror.commits_behind and mirror.state != "FOLLOWS":
         plural = "s" if mirror.commits_behind != 1 else ""
@@ -79,7 +79,7 @@ LEFT = frozenset({"LEARNER", "STATE", "IN LAST 10", "NOTE"})
 
 
 def status_text(status: Status) -> str:
-    """The whole screen as plain text: two lines, a row a unit, what happened lately."""
+    """The whole screen as plain text: two lines, a row per unit, and the newest notes."""
     rows = [COLUMNS, *(_learner_cells(learner) for learner in status.learners)]
     if status.syncer is not None:
         who = "" if status.syncer.unit == "syncer" else f" by {escaped(status.syncer.unit)}"

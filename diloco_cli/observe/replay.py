@@ -1,12 +1,11 @@
 """`diloco verify`: replays the log from the bucket alone and compares every digest.
 
-It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py; norms.py for what the
-norm cap and the clip must have done), recomputes each merge from the deltas that the log names, and demands
-bit-identical outer parameters. Damage is listed, never raised: where a merge cannot be recomputed, the replay goes on
-from the bucket's bytes.
+It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py; norms.py for the norm
+cap and the clip), recomputes each merge from the deltas that the log names, and demands bit-identical outer parameters.
+Damage is listed, never raised: if a merge cannot be recomputed, the replay goes on from the bucket's bytes.
 
-Where garbage was collected, the replay starts from the versions as of the floor; up to there it checks the chain and
-every rule, which need the log alone.
+If garbage was collected, the replay starts from the versions as of the floor; before it, it checks the chain and every
+rule, which need the log alone.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from diloco_cli.tensors.payload import PayloadError
 
 @dataclass
 class Replay:
-    """What a replay found. `mismatches` and `missing` name keys; `duplicates` counts offers applied twice. Commits up
-    to `floor` were checked against each other alone; what came after it was computed anew (0: everything)."""
+    """The result of a replay. `mismatches` and `missing` name keys; `duplicates` counts offers applied twice. Commits
+    up to `floor` were checked against each other alone; later merges were recomputed (0: all merges)."""
 
     commits: int = 0
     merges: int = 0
@@ -64,7 +63,7 @@ class Replay:
 
 
 def verified(store: Store, run: RunFormat) -> Replay:
-    """One replay; where the log's floor rose meanwhile and took away what that one still wanted, another from there."""
+    """A replay; a second one if the log's floor rose during the first, and objects that it needed were deleted."""
     while True:
         replayer = LogVerifier(store, run)
         found = replayer.replay()
@@ -128,7 +127,7 @@ class LogVerifier:
     # -- one merge ----------------------------------------------------------------------------------------------
 
     def _replay_merge(self, commit: Merge, key: str, due: bool) -> bool:
-        """Whether its outcome could be recomputed."""
+        """Whether the merge's output could be recomputed."""
         self.found.merges += 1
         self.books.check_merge(commit, key)
         if not due:
@@ -152,7 +151,7 @@ class LogVerifier:
         return True
 
     def recompute(self, commit: Merge) -> Merged | None:
-        """What the deltas that a merge names give on top of the version before it; None if one is damaged."""
+        """The result of a merge's deltas applied to the version before it; None if a delta is damaged or missing."""
         return self._recomputed(commit, self._deltas(commit))
 
     def _deltas(self, commit: Merge) -> list[DeltaSource | None]:
@@ -170,7 +169,7 @@ class LogVerifier:
         return None if isinstance(merged, Refused) else merged
 
     def _delta(self, item: MergedOffer, fragment: int) -> DeltaSource | None:
-        """The delta as the offer gives it, checked against the offer and re-anchored as the syncer must have done."""
+        """The delta, checked against its offer and re-anchored as the syncer must have done."""
         payload_at = delta_key(item.learner, item.incarnation, item.seq, item.payload_digest)
         max_bytes = max_fragment_bytes(self.run.layout, fragment)
         offer, payload = self._offer(item, fragment), self._present(payload_at, max_bytes, item.payload_digest)
@@ -210,7 +209,7 @@ class LogVerifier:
         return None if different else offer
 
     def _check_output(self, output: FragmentVersion, computed: bool) -> None:
-        """The bytes in the bucket are those that the log names; the first versions are where a replay starts."""
+        """Checks that the bucket's bytes are those that the log names; a replay starts from the first versions."""
         key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
         max_bytes = max_fragment_bytes(self.run.layout, output.fragment)
         state = self._present(key, max_bytes, output.state_digest)
@@ -226,11 +225,11 @@ class LogVerifier:
     # -- the end of the log -------------------------------------------------------------------------------------
 
     def floor(self) -> int:
-        """Where the replay can start: what the log says of itself, which the replay then finds in it, or not."""
+        """The floor from which the replay can start, by the folded log; the replay then checks it."""
         try:
             return perform(read_log(self.run), self.store, SystemClock(monotonic_s, sleep_s, lambda: None)).gc_floor
         except (RecordError, SignatureError):
-            return 0  # the replay says what is wrong
+            return 0  # the replay reports the error
 
     def _check_end(self) -> None:
         """A commit that is missing in the middle looks like the end. The listing is for this alone."""
@@ -241,7 +240,7 @@ class LogVerifier:
         self._expect_end(end, bool(later))
 
     def _check_snapshots(self) -> None:
-        """Snapshots name the digest of their commit, so they also tell of a damaged or missing last one."""
+        """Snapshots name the digest of their commit, so they also show a damaged or missing last commit."""
         recent = max(0, self.found.commits - 2 * SNAPSHOT_EVERY)
         for key in self.store.list("snapshot/", after=snapshot_key(recent)):
             data = self.store.get(key, MAX_RECORD_BYTES)
@@ -262,7 +261,7 @@ class LogVerifier:
                 self._expect_end(commit_key(self.found.commits), True)
 
     def _expect_end(self, key: str, later: bool) -> None:
-        """A run that goes on meanwhile writes this very commit: it is missing only if it still is not there."""
+        """A run that goes on may have written this commit since: it is missing only if it still is not there."""
         if later and key not in self.found.missing and self.store.get(key, MAX_RECORD_BYTES) is None:
             self.found.missing.append(key)
 
@@ -281,7 +280,7 @@ class LogVerifier:
         return data
 
     def _expect_signed(self, signer: str, key: str, data: bytes) -> None:
-        """As far as this process holds keys: a learner cannot tell whether another one's offer is authentic."""
+        """Checks a signature if this process holds the key: a learner cannot check another learner's offers."""
         if self.run.keyring.holds(signer):
             self._expect(self.run.keyring.authenticates(signer, key, data), f"{key} {self.run.keyring.wrong}")
 

@@ -13,7 +13,7 @@ from diloco_cli.protocol.log.states import RunPhase
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 30.0
-FORGOTTEN_S = 600.0  # a standby that was not heard for so long is shown no more
+FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long is no longer shown
 RECENT_SHOWN = 12
 GB = 1e9
 TOOK_PART = "#"
@@ -52,7 +52,7 @@ class LearnerStatus:
 
 @dataclass(frozen=True)
 class SyncerStatus:
-    """`unit`: which process serves: `syncer`, or the standby that took over. `note`: what fails for it in the store."""
+    """`unit`: `syncer`, or the standby that took over. `note`: its failing call to the store."""
 
     state: str
     epoch: int
@@ -73,8 +73,8 @@ class StandbyStatus:
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """Of all learners and the syncer, since the launch. `writes`: the requests that write or list (class A); the others
-    read (class B). `requests_a_slot` is None before the first slot."""
+    """Requests of all learners and the syncer since the launch. `writes`: those that write or list (class A); the
+    others read (class B). `requests_a_slot` is None before the first slot."""
 
     url: str
     up_bytes: int
@@ -87,10 +87,10 @@ class StoreStatus:
 
 @dataclass(frozen=True)
 class MirrorStatus:
-    """A region's own bucket, as the syncer last said. `state`: FOLLOWS the home log; BEHIND by `commits_behind`, for
-    `behind_s`; STOPPED, with bytes in it that are not home's; UNKNOWN, while no syncer serves. Bytes are what crossed
-    between the two buckets since the launch, in so many of the syncers' `requests` to the region's; `egress_cost` is
-    what leaving either cost, at the inventory's prices. `unheard`: learners whose offers do not come home, and why."""
+    """A region's own bucket, by the syncer's last heartbeat. `state`: FOLLOWS the home log; BEHIND by `commits_behind`,
+    for `behind_s`; STOPPED, as it holds other bytes than home; UNKNOWN, while no syncer serves. Bytes are the traffic
+    between the two buckets since the launch, in `requests` of the syncers to the region's; `egress_cost` is the price
+    of leaving either, by the inventory. `unheard`: learners whose offers are not carried home, and why."""
 
     region: str
     url: str
@@ -169,8 +169,8 @@ def status_of(facts: RunFacts) -> Status:
 
 
 def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStatus | None) -> str:
-    """FINISHED and STOPPED come from the log. SILENT: nobody is heard; DEGRADED: some are not. Those that joined later
-    may leave whenever they like."""
+    """FINISHED and STOPPED come from the log. SILENT: no unit is heard; DEGRADED: some are not. Islands that joined
+    later may leave at any time and do not count."""
     if facts.state.phase != RunPhase.RUNNING:
         return facts.state.phase
     heard = [learner for learner in learners if learner.state not in ("LOST", "STARTING", "FAILED", "QUARANTINED")]
@@ -289,7 +289,7 @@ def _syncer(facts: RunFacts) -> SyncerStatus | None:
 
 
 def _standbys(facts: RunFacts) -> list[StandbyStatus]:
-    """Those that wait now, and those that fell silent lately; nobody waits for a run that is over."""
+    """The standbys that wait now, and those that fell silent lately; none for a run that is over."""
     if facts.state.phase != RunPhase.RUNNING:
         return []
     return [
@@ -338,7 +338,7 @@ def _aged(state: str, age_s: float) -> str:
 
 
 def _reason(facts: RunFacts, syncer: SyncerStatus | None, standbys: list[StandbyStatus]) -> str:
-    """In the syncer's words; in ours where nobody serves."""
+    """The reason that the syncer states; one of our own if no syncer serves."""
     if facts.syncer is not None and syncer is not None and syncer.state not in ("LOST", "SUSPECT", "DONE"):
         return facts.syncer.heartbeat.reason
     who = "no syncer has been heard yet"

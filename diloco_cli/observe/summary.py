@@ -1,4 +1,4 @@
-"""What a run came to: the data of `launch --json`, and its text."""
+"""The summary of a run: the data of `launch --json`, and its text."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class SyncerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Tokens are merged tokens. `up_bytes` and `down_bytes` are what the islands' links carried, records and saved
-    inner states included; the syncer's own traffic with its home bucket is told apart."""
+    """Tokens are merged tokens. `up_bytes` and `down_bytes`: the traffic of the islands' links, records and saved inner
+    states included; the syncer's own traffic with its home bucket is counted separately."""
 
     run: str
     url: str
@@ -96,8 +96,8 @@ def summary_of(facts: RunFacts) -> Summary:
 
 
 def data_parallel_bytes(run: RunFormat, tokens: int) -> int:
-    """What data-parallel training over the same islands would have moved for as many tokens, up and down: each step
-    every island sends, and receives, 2 (M - 1) / M of the bf16 gradients (ring all-reduce)."""
+    """The traffic of data-parallel training over the same islands for as many tokens, up and down: in each step every
+    island sends, and receives, 2 (M - 1) / M of the bf16 gradients (ring all-reduce)."""
     islands = len(run.islands)
     steps = tokens / max(1, sum(island.batch_tokens for island in run.islands))
     sent = steps * 2 * (islands - 1) * run.layout.num_parameters * GRADIENT_BYTES

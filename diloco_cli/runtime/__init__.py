@@ -1,1 +1,1 @@
-"""Processes on this machine: what performs operations on a store, who a process is, and what keeps units alive."""
+"""Processes on this machine: performing operations on a store, identifying processes, keeping units alive."""

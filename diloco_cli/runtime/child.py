@@ -1,4 +1,4 @@
-"""Processes of this package that work for the command that started them: told by lines of JSON, answering by lines."""
+"""Child processes that work for the command that started them: they read and answer lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from diloco_cli.environment import environment_with
 
 class Child:
     """`python -m MODULE WORD...`, which ends by itself at the end of its stdin: see `end_all`. `apart`: in a session of
-    its own, so that Ctrl-C is heard here alone, and silent but for its answers. `env`: beside what is set already."""
+    its own, so that only the parent gets Ctrl-C, and without stderr. `env`: added to the present environment."""
 
     def __init__(self, module: str, *words: str, apart: bool = False, env: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
@@ -34,12 +34,12 @@ class Child:
 
     def tell(self, message: object) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: the missing answer says so
+        with suppress(BrokenPipeError):  # it has ended: the missing answer shows that
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
     def answer(self, within_s: float) -> Any:
-        """What its next line says, None if it has ended. Raises TimeoutError."""
+        """The value in its next line, None if it has ended. Raises TimeoutError."""
         try:
             line = self._lines.get(timeout=max(0.0, within_s))
         except queue.Empty:
@@ -47,7 +47,7 @@ class Child:
         return json.loads(line) if line else None
 
     def end(self, within_s: float) -> None:
-        """After the end of its stdin; it is killed if it stays."""
+        """Close its stdin, wait, and kill it if it does not end."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(within_s)
         self.process.kill()
@@ -55,7 +55,7 @@ class Child:
         self._listener.join(within_s)  # longer only if a child of its own holds the pipe
 
     def _listen(self) -> None:
-        """Every line it says; an empty one when it has ended."""
+        """Queue every line of its stdout, and an empty one when it has ended."""
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
@@ -64,7 +64,7 @@ class Child:
 
 
 def end_all(children: Sequence[Child], within_s: float) -> None:
-    """None of them is left afterwards."""
+    """End all these children, by killing those that do not end in time."""
     for child in children:
         assert child.process.stdin is not None
         with suppress(OSError):

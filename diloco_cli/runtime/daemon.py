@@ -1,6 +1,6 @@
-"""What every daemon needs: it hears SIGTERM and SIGINT between two steps, and never dies of its own log.
+"""For every daemon: SIGTERM and SIGINT end it between two operations, and a log that cannot be written never does.
 
-`opened`, `own_claim`: what its process begins with: the bucket, and a claim that names the process.
+`opened`, `own_claim`: a daemon begins with an opened bucket and a claim that names its process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ STDOUT = 1
 
 
 class StopSignal:
-    """Whether a signal has asked this process to end, and for how long it has known. `patience_s`: for so long it may
-    still finish what it does; waiting and retrying go on as usual until then."""
+    """Whether a signal has asked this process to end, and when. `patience_s`: how long it may still finish its work;
+    waits and retries go on as usual until then."""
 
     def __init__(self, patience_s: float = 0.0) -> None:
         self.patience_s = patience_s
@@ -69,8 +69,8 @@ class StopSignal:
 
 
 def say(line: str) -> None:
-    """One line of a daemon's log. A full disk or a reader that has gone loses the line, never the daemon; and nor does
-    what strangers wrote into a record that the line repeats."""
+    """Write one line of a daemon's log. A full disk or a closed pipe loses the line and does not end the daemon, nor
+    does text from the bucket that cannot be encoded."""
     with suppress(OSError):
         os.write(STDOUT, f"{line}\n".encode(errors="backslashreplace"))
 
@@ -80,7 +80,7 @@ def own_claim() -> ProcessClaim:
 
 
 def opened(url: str, stop: StopSignal, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
-    """The bucket at `url`, metered and patient; what it refuses is told in this process's log, after `who`."""
+    """The bucket at `url`, metered and with retries; failures are reported in this process's log, after `who`."""
     meter = MeteredStore(open_store(url))
     store, news = background_store(meter, stop.wait, stop.is_set, lambda line: say(f"{utc_now_text()} {who}{line}"))
     return meter, store, news, SystemClock(monotonic_s, stop.wait, stop.check)

@@ -1,4 +1,4 @@
-"""A supervisor that stays when its terminal goes."""
+"""Starts a supervisor that outlives its terminal."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ QUOTED_LOG_BYTES = 2000
 def start_detached(run: str, command: tuple[str, ...], environment: Mapping[str, str] | None = None) -> Identity:
     """Starts `command`, which must call `supervise`, in a session of its own; returns once it has registered.
 
-    If it ended instead, raises the error that it told, of the same exit status; TryAgainError, and ends it, if too
-    slow.
+    If it ended instead, raises the error that it reported, with the same exit status. If it is too slow, ends it and
+    raises TryAgainError.
     """
     offset = _log_size(run)
     child = spawn(run, SUPERVISOR, command, {**(environment or {}), TOKEN_VARIABLE: nonce()})
@@ -50,7 +50,7 @@ def _log_size(run: str) -> int:
 
 def _ended(run: str, status: int, offset: int) -> DilocoError:
     path = log_path(run, SUPERVISOR)
-    # A log that is shorter than before was rotated: all of it is this supervisor's.
+    # A log that is shorter than before was rotated: all its lines are this supervisor's.
     start = offset if _log_size(run) >= offset else 0
     with path.open("rb") as log:
         log.seek(max(start, _log_size(run) - QUOTED_LOG_BYTES))
@@ -67,5 +67,5 @@ def _ended(run: str, status: int, offset: int) -> DilocoError:
 
 
 def _last(lines: list[str], word: str) -> str | None:
-    """What stands behind `word` on the last line that begins with it."""
+    """The text behind `word` on the last line that begins with it."""
     return next((line[len(word) :].strip() for line in reversed(lines) if line.startswith(word)), None)

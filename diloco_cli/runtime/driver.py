@@ -24,8 +24,8 @@ Result = TypeVar("Result")
 
 
 class Clock(Protocol):
-    """A monotonic clock, a way to pass time, and a question asked before every operation: `check` may end the work by
-    raising, which is safe anywhere."""
+    """A monotonic clock, a way to pass time, and `check`, which is called before every operation and may end the work
+    by raising: that is safe at any operation."""
 
     def now_s(self) -> float: ...
 
@@ -36,8 +36,8 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Side:
-    """A store; deletions go to `tries_once`, if it is given, and may fail there: the next sweep finds what is left, and
-    a syncer that may not delete must not stop merging for it."""
+    """A store; deletions go to `tries_once`, if it is given, and may fail there: the next sweep finds the object again,
+    and a syncer that is not allowed to delete must go on merging."""
 
     store: Store
     tries_once: Store | None = None
@@ -46,7 +46,7 @@ class Side:
 def perform(
     steps: Steps[Result], store: Store, clock: Clock, tries_once: Store | None = None, other: Side | None = None
 ) -> Result:
-    """Run a protocol generator to its end. `tries_once`: see `Side`; `other`: where `There` is."""
+    """Run a protocol generator to its end. `tries_once`: see `Side`; `other`: the store of `There` operations."""
     home = Side(store, tries_once)
     answer: Any = None
     while True:
@@ -91,7 +91,7 @@ def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
 
 
 class SystemClock:
-    """This machine's clock; `interrupted` is asked before every operation and after every sleep."""
+    """This machine's clock; `interrupted` is called before every operation and after every sleep."""
 
     def __init__(
         self, now_s: Callable[[], float], sleep_s: Callable[[float], object], interrupted: Callable[[], None]
@@ -110,7 +110,7 @@ class SystemClock:
 
 
 class Lanes:
-    """Of one learner's process; daemon threads, so that none outlives it."""
+    """The lanes of one learner's process; daemon threads, so that none outlives the process."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -136,17 +136,17 @@ class Lanes:
             self.news.set()
 
     def check(self) -> None:
-        """Raises what ended a lane."""
+        """Raises the error that ended a lane, if any."""
         if self.failure is not None:
             raise self.failure
 
     def sleep_s(self, seconds: float) -> None:
-        """The training's way to wait: news wakes it."""
+        """The training waits here; news from the follower wakes it."""
         self.news.wait(seconds)
         self.news.clear()
 
     def close(self, timeout_s: float) -> None:
-        """Let each lane finish what it has, within `timeout_s`."""
+        """Let each lane finish its queued work, within `timeout_s`."""
         for jobs in self._queues.values():
             jobs.put(None)
         for thread in self._threads:

@@ -1,4 +1,4 @@
-"""Small files of a run on this machine: written whole, readable by their owner alone, doubted when read."""
+"""Small files of a run on this machine: written atomically, readable by their owner alone, checked when read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnreadableError(ValueError):
 
 
 def checked_name(name: str, what: str) -> str:
-    """Names become file names: one alphabet, and so no suggestion of the run's directory."""
+    """The name, if it may become a file name: it cannot point outside of the run's directory."""
     if not NAME.fullmatch(name):
         raise UsageError(f"{what} must match [a-z0-9][a-z0-9-]{{0,62}}, got {name!r}")
     return name

@@ -1,6 +1,6 @@
-"""Who a process is: a pid, the kernel's start time of that pid, and a secret in its environment.
+"""The identity of a process: its pid, the kernel's start time of that pid, and a secret in its environment.
 
-A bare pid can be a stranger: pids are used again. A command line can be a stranger: anybody can write one.
+A pid alone is not enough, because pids are reused; nor is a command line, because any process may have the same one.
 
 Signals are sent here alone: to exactly the identified process, or to none.
 """
@@ -60,7 +60,7 @@ def mismatch(identity: Identity, facts: ProcessFacts | None) -> str | None:
 
 
 def is_alive(identity: Identity) -> bool:
-    """Whether this very process runs (or is paused). A zombie is dead."""
+    """Whether the identified process runs (or is paused). A zombie counts as dead."""
     return mismatch(identity, read_process(identity.pid)) is None
 
 
@@ -74,7 +74,7 @@ def identity_to_json(identity: Identity) -> dict[str, Any]:
 
 
 def identity_from_json(value: Any) -> Identity:
-    """Raises ValueError on anything that no release has written."""
+    """The identity in a JSON value. Raises ValueError for a value that no release has written."""
     if not isinstance(value, dict):
         raise ValueError("an identity must be an object")
     pid, start_time, token = value.get("pid"), value.get("start_time"), value.get("token")
@@ -86,7 +86,7 @@ def identity_from_json(value: Any) -> Identity:
 
 
 def refusal_to_signal(pid: int, own_pid: int, own_ancestors: tuple[int, ...]) -> str | None:
-    """Why no signal may go to `pid`, whoever it is; None if it may. Pure."""
+    """Why no signal may go to `pid`, whatever process has it; None if it may. Pure."""
     if pid <= 1:
         return f"pid {pid} is the system or a whole group"
     if pid == own_pid:
@@ -97,10 +97,10 @@ def refusal_to_signal(pid: int, own_pid: int, own_ancestors: tuple[int, ...]) ->
 
 
 def signal_process(identity: Identity, signum: int) -> None:
-    """Sends `signum` to this very process; RefusedError if it may not be touched, is gone or is a stranger.
+    """Sends `signum` to the identified process; RefusedError if it may not be signalled, is gone, or is another one.
 
     On Linux the pidfd is opened first and the facts are compared after: if they match, the identified process
-    has held this pid all along, so the descriptor is its own and no reuse can come between.
+    has held this pid all the time, so the descriptor is its own, and a reused pid cannot get the signal.
     """
     reason = refusal_to_signal(identity.pid, os.getpid(), ancestors(os.getpid()))
     if reason is not None:
@@ -112,7 +112,7 @@ def signal_process(identity: Identity, signum: int) -> None:
 
 
 def signal_family(identity: Identity, signum: int) -> int:
-    """Signals what the unit left in its session with its secret (a child that outlived it); how many."""
+    """Signals the processes that the unit left behind with its secret (children that outlived it); how many."""
     if identity.token is None:
         return 0
     count = 0
@@ -124,7 +124,7 @@ def signal_family(identity: Identity, signum: int) -> int:
 
 
 def _signal_quietly(identity: Identity, signum: int) -> bool:
-    """False if it has gone meanwhile, or may not be touched."""
+    """False if the process has ended by now, or may not be signalled."""
     try:
         signal_process(identity, signum)
     except RefusedError:
@@ -149,7 +149,7 @@ def _signal_by_pidfd(identity: Identity, signum: int) -> None:
 
 
 def _signal_portable(identity: Identity, signum: int) -> None:
-    """psutil compares the creation time once more before it signals: a race remains, of microseconds."""
+    """psutil compares the creation time once more before it signals: a race of microseconds remains."""
     import psutil
 
     try:

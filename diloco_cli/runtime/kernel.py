@@ -1,4 +1,4 @@
-"""What the kernel says about a process: the facts behind every decision about it. Reads only."""
+"""The kernel's facts about a process, on which every decision about it is based. Reads only."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _read_linux(pid: int) -> ProcessFacts | None:
 
 
 def _boot_id() -> str:
-    """Ticks since boot say nothing after a reboot; the boot's own name makes them unique."""
+    """The id of this boot: start times are ticks since boot, so without it they would not be unique after a reboot."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -93,7 +93,7 @@ def _boot_id() -> str:
 
 
 def _token_linux(pid: int) -> str | None:
-    """From the environment that the process was started with; what cannot be read never matches."""
+    """The token in the environment with which the process was started; None, which never matches, if unreadable."""
     try:
         environment = (PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -134,7 +134,7 @@ def _token_portable(process: psutil.Process) -> str | None:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, where the system tells (Linux)."""
+    """The number of cores that this process may use, on Linux; elsewhere the number of cores."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The logs of a run's units on this machine: the last lines, what is added to them, and what they say of the store."""
+"""The logs of a run's units on this machine: their last lines, new lines, and their lines about the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LINE_CHARACTERS = 16_384
 FOLLOW_EVERY_S = 0.25
 STORE_LINES = 20  # of each log
 STORE_MARK = " store: "
-CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp"})  # also what turns the direction of writing
+CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp"})  # Cf also has the marks that change the text direction
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Line:
 
 
 def log_files(run: str, unit: str | None = None) -> dict[str, Path]:
-    """By unit: the logs there are. Raises NotFoundError if there is none, or not that one."""
+    """The existing logs, by unit. Raises NotFoundError if there is none, or none of the given unit."""
     found = {path.stem: path for path in sorted((run_directory(run) / "logs").glob("*.log"))}
     if unit is None and found:
         return found
@@ -57,7 +57,7 @@ def tail(path: Path, num_lines: int) -> list[str]:
 
 
 def printable(line: bytes) -> str:
-    """Control characters escaped: a log may hold what others wrote, and must not steer a terminal."""
+    """The line with control characters escaped: text from the bucket in a log must not control a terminal."""
     text = line.decode("utf-8", "backslashreplace").rstrip("\r")[:MAX_LINE_CHARACTERS]
     return "".join(_escaped(character) for character in text)
 
@@ -111,8 +111,8 @@ def follow(files: dict[str, Path], stop: Callable[[], bool] = lambda: False) -> 
 
 
 class StoreWords:
-    """Lines about the store that have been written since this was made, each once: the one way to hear of it while the
-    bucket itself takes no heartbeats."""
+    """Lines about the store that were logged since this was made, each once. While the bucket takes no heartbeats, the
+    logs alone show a failing store."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -120,7 +120,7 @@ class StoreWords:
         self.news()
 
     def news(self) -> list[Line]:
-        """The newest such line of each unit, if it was not told before."""
+        """The newest such line of each unit, if it was not returned before."""
         try:
             files = log_files(self._run)
         except NotFoundError:

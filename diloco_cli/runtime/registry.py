@@ -1,4 +1,4 @@
-"""What a run keeps on disk about its processes, so that another command, or the next supervisor, finds them.
+"""A run's files about its processes, by which other commands and the next supervisor find them.
 
 units/<unit>.json   the identity of the last process of a unit
 hold/<unit>         present: the supervisor must not restart this unit
@@ -45,7 +45,7 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A file that is no record, and why."""
+    """A file that is not a valid record, and why."""
 
     path: Path
     reason: str
@@ -67,7 +67,7 @@ def write_unit(run: str, record: UnitRecord) -> None:
 
 
 def read_unit(run: str, name: str) -> UnitRecord | Ignored | None:
-    """The record of a unit; a torn or foreign file is answered with the reason why it does not count."""
+    """The record of a unit, or the reason why its file is ignored."""
     path = _unit_path(run, name)
     try:
         body = read_json(path)
@@ -91,7 +91,7 @@ def hold(run: str, unit: str) -> None:
 
 
 def release(run: str, unit: str) -> bool:
-    """Whether the unit was held."""
+    """Let the supervisor restart the unit again; whether it was held."""
     try:
         _hold_path(run, unit).unlink()
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def read_supervisor(run: str) -> Identity | None:
         body = read_json(_directory(run) / "supervisor.json")
         return None if body is None else identity_from_json(body.get("identity"))
     except ValueError:
-        # The lock, not this file, keeps a second supervisor out; a torn file only makes it nameless.
+        # The lock, not this file, keeps a second supervisor out; with a torn file its pid is unknown.
         return None
 
 

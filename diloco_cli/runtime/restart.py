@@ -1,6 +1,6 @@
 """Whether, when and why a unit that ended is started again. Pure: a function of (exits, now, policy).
 
-`Ending`: how a supervision comes to its end: what asked for it, and how long units may take to leave.
+`Ending`: how a supervision ends: what asked for it, and how long units may take to leave.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped", "STO
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """`first_delay_s` is short: how fast a killed learner is back is what a fleet pays for every day."""
+    """`first_delay_s` is short, because a fleet loses this time whenever a learner is killed."""
 
     first_delay_s: float = 0.2
     second_delay_s: float = 0.5
@@ -48,7 +48,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class Exit:
-    """`status` is as subprocess tells it (-9: killed by signal 9); None: an adopted unit, not our child."""
+    """`status` is that of subprocess (-9: killed by signal 9); None: an adopted unit, not our child."""
 
     at_s: float
     status: int | None
@@ -65,8 +65,8 @@ class RestartDecision:
 
 
 def decide(exits: Sequence[Exit], now_s: float, policy: RestartPolicy, stands_by: bool = False) -> RestartDecision:
-    """What becomes of a unit after the last of its exits (oldest first, at least one). `stands_by`: a fenced one is of
-    use again, as a standby."""
+    """The decision on a unit after the last of its exits (oldest first, at least one). `stands_by`: a fenced unit is
+    restarted, as a standby."""
     last = exits[-1]
     if last.status in DONE_STATUSES and not (stands_by and last.status == FENCED_STATUS):
         return RestartDecision("done", DONE_STATUSES[last.status])
@@ -89,7 +89,7 @@ def describe_exit(last: Exit) -> str:
 
 
 def is_healthy(life: Exit, policy: RestartPolicy) -> bool:
-    """A long life; or a shorter one that a signal from outside ended, which says nothing about the unit."""
+    """Whether a life was long, or was ended by a signal from outside, which is no fault of the unit."""
     killed = life.status is not None and -life.status in OUTSIDE_SIGNALS
     return life.lived_s >= (policy.settled_s if killed else policy.healthy_s)
 
@@ -107,7 +107,7 @@ def _delay_s(bad_lives: int, policy: RestartPolicy) -> float:
 
 
 def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> str | None:
-    """Why there are no more tries, or None."""
+    """The reason to give up, or None."""
     last = exits[-1]
     if last.status in OUTSIDE_STATUSES:
         since_s = now_s - _outside_since_s(exits, policy)
@@ -124,7 +124,7 @@ def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> st
 
 
 def _outside_since_s(exits: Sequence[Exit], policy: RestartPolicy) -> float:
-    """When the latest chain of outside failures began; a healthy life begins a new chain."""
+    """When the latest series of outside failures began; a healthy life ends a series."""
     since_s = exits[-1].at_s
     for life in reversed(exits):
         if life.status not in OUTSIDE_STATUSES:
@@ -175,8 +175,8 @@ class SupervisionResult:
 class StopPolicy:
     """Bounds of a clean stop, from its beginning; together below 10 s.
 
-    Units that can know from the bucket that the run ended, or shall stop, have `leave_s` before they get
-    SIGTERM; where no stop request was written, they get it at once. What lives after `kill_s` gets SIGKILL.
+    Units that can read in the bucket that the run has ended, or will stop, have `leave_s` before they get
+    SIGTERM; if no stop request was written, they get it at once. A unit that lives after `kill_s` gets SIGKILL.
     """
 
     leave_s: float = 4.0
@@ -186,7 +186,7 @@ class StopPolicy:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why and when, on the monotonic clock."""
+    """The reason for the end, and its times on the monotonic clock."""
 
     reason: Reason
     text: str
@@ -198,8 +198,8 @@ class Ending:
 def next_ending(
     ending: Ending | None, num_signals: int, run_state: str | None, now_s: float, policy: StopPolicy
 ) -> Ending | None:
-    """What follows from the signals heard and the run's state in the bucket: a person's wish outranks the run's own
-    end, a second one hurries."""
+    """The ending that follows from the signals and the run's state in the bucket: a signal takes precedence over the
+    run's own end, and a second signal kills at once."""
     if ending is not None and num_signals >= 2:
         return replace(ending, terminate_at_s=now_s, kill_at_s=min(now_s, ending.kill_at_s))
     if num_signals:
@@ -214,5 +214,5 @@ def next_ending(
 
 
 def begin_ending(reason: Reason, text: str, now_s: float, delay_s: float, policy: StopPolicy) -> Ending:
-    """SIGTERM comes after `delay_s`."""
+    """An ending whose SIGTERM comes after `delay_s`."""
     return Ending(reason, text, now_s + delay_s, now_s + policy.kill_s, now_s + policy.give_up_s)

@@ -1,4 +1,4 @@
-"""Which run a person means: a name, a bucket URL, a run file, or nothing: the newest of this directory."""
+"""Finds the run that a person names: by name, bucket URL or run file; without one, the newest of this directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KnownRun:
 
 
 def remember_run(name: str, url: str) -> KnownRun:
-    """Notes the run in this directory; its first time of creation stays."""
+    """Notes the run in this directory; the first noted time of creation stays."""
     known = read_run(name)
     run = KnownRun(checked_name(name, "name of a run"), url, known.created_s if known else wall_s())
     body = {"name": run.name, "url": run.url, "created_s": run.created_s}
@@ -35,7 +35,7 @@ def remember_run(name: str, url: str) -> KnownRun:
 
 
 def read_run(name: str) -> KnownRun | None:
-    """None if there is no such run here, or its file is torn or foreign: the bucket alone is enough."""
+    """The noted run; None if there is none here, or its file is invalid: the bucket alone is enough."""
     try:
         body = read_json(run_directory(checked_name(name, "name of a run")) / "run.json")
         return None if body is None else _run_from_json(body, name)
@@ -59,7 +59,7 @@ def newest_run() -> KnownRun:
 
 
 def resolve_run(text: str | None, say: Callable[[str], None]) -> KnownRun:
-    """The run of this directory with that name or URL; `say` tells aloud what was chosen when nothing was given."""
+    """The run of this directory with that name or URL; `say` reports which run was chosen if none was given."""
     if text is None:
         run = newest_run()
         say(f"run {run.name} ({run.url}), the newest of this directory")

@@ -1,4 +1,4 @@
-"""The signing key that this process was given, by environment or by a file: never on a command line."""
+"""The signing key of this process, from its environment or a file, never from a command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, MAX_SECRET, Secr
 
 
 def signing_secret() -> Secret | None:
-    """From DILOCO_SIGNING_KEY, else from the file named in DILOCO_SIGNING_KEY_FILE; None if neither is set. Raises
+    """The key in DILOCO_SIGNING_KEY, else in the file named in DILOCO_SIGNING_KEY_FILE; None if neither is set. Raises
     UsageError, which never quotes the key."""
     text = environment_value(KEY_VARIABLE)
     if text is not None:

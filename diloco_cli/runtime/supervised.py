@@ -18,7 +18,7 @@ MAX_EXITS_KEPT = 200
 
 
 class SupervisedUnit:
-    """Mechanism only: what to do, and when, is the supervisor's and the restart policy's."""
+    """Mechanism only: the supervisor and the restart policy decide what to do, and when."""
 
     def __init__(self, run: str, spec: UnitSpec) -> None:
         self.run = run
@@ -66,7 +66,7 @@ class SupervisedUnit:
         self.starts += 1
 
     def poll(self) -> Exit | None:
-        """The exit, if its process has ended since the last call. What it left behind is ended as well."""
+        """The exit, if its process has ended since the last call. Processes that it left behind are ended too."""
         if self._record is None:
             return None
         status = self._child.poll() if self._child else None
@@ -83,7 +83,7 @@ class SupervisedUnit:
         return life
 
     def terminate(self) -> bool:
-        """SIGTERM, and SIGCONT, without which a paused process would not hear it. Once: False after that."""
+        """Send SIGTERM, and SIGCONT, so that a paused process gets it. Only once: False after that."""
         return self._signal_once(signal.SIGTERM, signal.SIGCONT)
 
     def kill(self) -> bool:

@@ -1,6 +1,6 @@
 """Keeps the units of a run alive on this machine until the run ends, is stopped, or cannot go on.
 
-It hears signals and the run's state in the bucket (`SignalCount`, `OnceInBackground`) without waiting for either.
+It takes in signals (`SignalCount`) and the run's state in the bucket (`Asking`) without waiting for either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AFTER_DECISION: dict[str, tuple[UnitEvent, EventKind]] = {
 
 
 class SignalCount:
-    """Counts requests to stop. An ignored signal stays ignored (`nohup`). Only the main thread can hear."""
+    """Counts signals to stop. An ignored signal stays ignored (`nohup`). Only the main thread can count signals."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -90,14 +90,14 @@ class Asking:
 
     @property
     def answer(self) -> str | None:
-        """The latest one, None before the first; raises what was no declared error, for that is a bug."""
+        """The latest answer, None before the first; raises an undeclared error of `ask`, because that is a bug."""
         if self._bug is not None:
             raise self._bug
         return self._answer
 
     def fresh_answer(self, timeout_s: float) -> str | None:
         """An answer to a question asked after this call, or the latest one if none comes in time."""
-        for _ in range(2):  # the first may be the answer to a question asked before
+        for _ in range(2):  # the first answer may come from a call of `ask` that began before
             self._answered.clear()
             self._answered.wait(timeout_s / 2)
         return self.answer
@@ -129,7 +129,7 @@ class OnceInBackground:
         try:
             self._call()
         except Exception as error:
-            # The units are stopped by signals all the same; what went wrong is told by the supervisor.
+            # The units are stopped by signals all the same; the supervisor reports the error.
             self.trouble = f"{type(error).__name__}: {error}"
 
 
@@ -151,7 +151,7 @@ def supervise(
     `run_state` tells the state of the run in the bucket: FINISHED, STOPPED or STOPPING end the supervision,
     any other text does not; it is asked in a thread and may be slow or raise a declared error. The first
     SIGINT, SIGTERM or SIGHUP calls `request_stop`, also in a thread, and waits for the units to leave, with
-    signals in the end; the second kills them. `signals`: for a caller outside the main thread, who hears none.
+    signals in the end; the second kills them. `signals`: for a caller outside the main thread, which gets none.
     Raises RunFailedError if all syncers, or all learners, ended too often, and RefusedError if another
     supervisor of the run lives on this machine.
     """
@@ -198,7 +198,7 @@ class Supervisor:
         return self._outcome()
 
     def _listen(self) -> None:
-        """Turns what was heard into an ending, and begins it."""
+        """Begins an ending if the signals or the run's state ask for one."""
         ending = next_ending(self._ending, self._signals.count, self._asking.answer, monotonic_s(), self._stop)
         if ending is None:
             return
@@ -261,11 +261,11 @@ class Supervisor:
 
     def _bound_logs(self) -> None:
         for name in (SUPERVISOR, *(unit.spec.name for unit in self.units)):
-            with suppress(OSError):  # a log that is gone or cannot be cut harms nobody
+            with suppress(OSError):  # a log that is missing or cannot be cut does no harm
                 bound_log(log_path(self._run_name, name))
 
     def _notice_failure(self) -> None:
-        """A run goes on without some of its learners or syncers, but not without any."""
+        """Fails the run if all its learners, or all its syncers, have failed."""
         if self._ending is not None:
             return
         failed = [unit for unit in self.units if unit.state is UnitState.FAILED]
@@ -278,7 +278,7 @@ class Supervisor:
             self._tell("stopping", None, text)
 
     def _hasten(self) -> bool:
-        """Terminates, then kills what is slow to leave. True if even that was in vain and time is up."""
+        """Terminates, then kills units that are slow to leave. True if some are left and the time is up."""
         ending, now_s = self._ending, monotonic_s()
         if ending is None:
             return False
@@ -301,7 +301,7 @@ class Supervisor:
         try:
             self._on_event(SupervisionEvent(kind, unit, text))
         except OSError:
-            # The terminal is gone (its SIGHUP is handled elsewhere); talk must never stop the supervision.
+            # The terminal is gone (its SIGHUP is handled elsewhere); lost output must not stop the supervision.
             self._on_event = lambda event: None
 
     def _outcome(self) -> SupervisionResult:
@@ -314,7 +314,7 @@ class Supervisor:
         return SupervisionResult(reason, self._signals.first)
 
     def _reason_of_leaving(self, any_failed: bool) -> Reason:
-        """All units have left by themselves: what does the bucket say?"""
+        """Why all units have left by themselves, by the run's state in the bucket."""
         state = self._asking.fresh_answer(LAST_ANSWER_S)
         if state in ENDINGS:
             return ENDINGS[state]

@@ -1,6 +1,6 @@
-"""What a unit is, and how its process is started: a session of its own, a log, a secret, bounded threads.
+"""Units and how their processes are started: each in a session of its own, with a log, a secret, bounded threads.
 
-Its states, and every way from one to another, are one table.
+A unit's states, and every allowed transition, are one table.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 class UnitSpec:
     """One process to keep alive. `environment` is added to this process's own.
 
-    `later`: what it is started with once it has died here, if that differs: a syncer that stands by, because another
-    one may have taken over. The dead one's pid is added, so that nobody waits for a process that cannot come back."""
+    `later`: the command after it has died here, if that differs: a syncer comes back as a standby, because another one
+    may have taken over. The dead process's pid is added, so that the standby need not wait for it to fall silent."""
 
     name: str
     kind: Kind
@@ -54,7 +54,7 @@ class UnitSpec:
 
 
 def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
-    """`--name=VALUE` in one word: a value can never become an option."""
+    """A learner's unit. `--name=VALUE` is one word, so that a value can never become an option."""
     command = (sys.executable, "-m", "diloco_cli", "learner", f"--run={run_url}", f"--name={name}")
     return UnitSpec(name, "learner", command, thread_environment(threads))
 
@@ -70,8 +70,8 @@ def standby_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
 
 
 def syncer_units(run_url: str, settings: SyncerSettings, *, threads: int) -> list[UnitSpec]:
-    """The syncer, unless the learners' processes host it, and its standbys. Where there are any, a syncer that died
-    comes back as one of them."""
+    """The syncer, unless the learners' processes host it, and its standbys. If there are any, a syncer that died comes
+    back as a standby."""
     standbys = [standby_unit(f"standby-{i + 1}", run_url, threads=threads) for i in range(settings.standbys)]
     if settings.on_learners:
         return standbys
@@ -88,16 +88,16 @@ def restarted(spec: UnitSpec, dead_pid: int | None) -> UnitSpec:
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Keeps a laptop usable: numeric libraries would otherwise take every core, once per unit."""
+    """Bounds the threads of numeric libraries, which would otherwise use every core in every unit."""
     if threads < 1:
         raise UsageError(f"threads of a unit must be at least 1, got {threads}")
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitRecord]:
-    """Starts the unit and notes who it is. It outlives this process: the next supervisor adopts it.
+    """Starts the unit and notes its identity. It outlives this process: the next supervisor adopts it.
 
-    If this process dies between the two, nobody knows the unit; its successor fences it off in the bucket.
+    If this process dies between the two, the unit is not registered; its successor fences it off in the bucket.
     """
     token = nonce()
     child = spawn(run, spec.name, spec.command, {**spec.environment, TOKEN_VARIABLE: token})
@@ -144,7 +144,7 @@ def bound_log(path: Path) -> None:
     appends, so it writes on at the new end. What it writes in between is lost."""
     if not path.exists() or path.stat().st_size <= MAX_LOG_BYTES:
         return
-    with suppress(OSError):  # a full disk: then the space counts more than what was said
+    with suppress(OSError):  # on a full disk the old lines are dropped
         shutil.copyfile(path, path.with_name(f"{path.name}.1"))
     os.truncate(path, 0)
 
@@ -164,8 +164,8 @@ class UnitEvent(StrEnum):
     FINISHED = "finished"  # it ended and need not be started again
     GAVE_UP = "gave up"  # it ended too often
     DUE = "due"  # its backoff is over
-    HOLD = "hold"  # somebody holds it down
-    RELEASED = "released"  # nobody holds it any more
+    HOLD = "hold"  # it is to stay down
+    RELEASED = "released"  # it may be started again
     RUN_OVER = "run over"  # the run ended or is being stopped
 
 

@@ -1,4 +1,4 @@
-"""What stores over a network have in common: the verbs of the port, made of one client's requests.
+"""The common part of stores over a network: the verbs of the port, made of one client's requests.
 
 What a bucket may answer, whichever client asks; and `check_endpoint`: where a client may send its requests, for an
 address from the environment is only as good as the person that set it.
@@ -54,8 +54,8 @@ def short_text(text: str) -> str:
 
 
 def settled(holder: bytes | None, data: bytes, doubt: Exception, where: str) -> Created | Exists:
-    """The outcome of a create that failed or whose answer was lost, by what its key holds now. It may be somebody
-    else's success, or our own, or nobody's: only reading tells. Raises the doubt where nothing is there."""
+    """The outcome of a create that failed or whose answer was lost, by the bytes that its key holds now (`holder`):
+    ours or another writer's. Raises `doubt` if there is no object."""
     if holder is None:
         if isinstance(doubt, DilocoError):
             raise doubt
@@ -64,14 +64,14 @@ def settled(holder: bytes | None, data: bytes, doubt: Exception, where: str) -> 
 
 
 def intact(data: bytes, stated_crc32c: str | None, where: str) -> bytes:
-    """`data`, if it is what the store's own checksum says, where it has one."""
+    """`data`, if it fits the checksum that the store states, or if the store states none."""
     if stated_crc32c is not None and stated_crc32c != transfers.crc32c(data):
         raise StoreUnavailableError("the bytes read do not match their crc32c", where=where)
     return data
 
 
 def within_range(data: bytes, num_bytes: int, where: str) -> bytes:
-    """`data`, if it is no more than was asked for."""
+    """`data`, if it is not longer than the requested range."""
     if len(data) > num_bytes:
         raise StoreBrokenError("the store ignores byte ranges", where=where)
     return data
@@ -143,7 +143,7 @@ class BucketStore(ABC):
 
     @abstractmethod
     def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
-        """The checksum goes with the bytes. ConditionFailedError where there is an object already."""
+        """Upload the bytes with their checksum. ConditionFailedError if `exclusive` and there is an object already."""
 
     @abstractmethod
     async def _download(self, key: str, max_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
@@ -151,7 +151,7 @@ class BucketStore(ABC):
 
     @abstractmethod
     async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
-        """Bytes [start, end), of that version if one is given, as far as there are so many."""
+        """Bytes [start, end), clipped to the object's size; of the named version, if one is given."""
 
     @abstractmethod
     def _remove(self, key: str) -> None: ...
@@ -160,11 +160,11 @@ class BucketStore(ABC):
     def _describe(self, key: str) -> ObjectStat: ...
 
     def _client(self) -> object:
-        """Starts the client, where that takes a call of its own."""
+        """Starts the client, if that takes a call of its own."""
         return None
 
     def _run(self, key: str, work: Callable[[], Awaitable[T]], limit_s: float | None) -> T:
-        """One of ANSWERS, or an error of the port. Without a limit the work sees to its own time."""
+        """Run the work; raises one of ANSWERS or an error of the port. Without a limit the work bounds its own time."""
         from fsspec.asyn import get_loop, sync
 
         with self._sorted_errors(key):
@@ -173,7 +173,7 @@ class BucketStore(ABC):
             return result
 
     def _fetch(self, key: str, version: str | None) -> transfers.Fetch | None:
-        """How further parts of a download are had; None where the store does not name the version."""
+        """The function that fetches further parts of a download; None if the store does not name the version."""
         if not version:
             return None
 
@@ -191,7 +191,7 @@ class BucketStore(ABC):
 
     @contextmanager
     def _sorted_errors(self, key: str) -> Iterator[None]:
-        """Half a dozen libraries below, each with errors of its own: all are sorted here."""
+        """Turns the errors of all libraries below into those of the port."""
         try:
             yield
         except (DilocoError, *ANSWERS):
@@ -213,16 +213,16 @@ def error_text(error: Exception) -> str:
 
 
 def missing_bucket(url: str) -> StoreBrokenError:
-    """`url`: gs:// or s3://, with whatever follows the bucket's name."""
+    """`url`: gs:// or s3://, with or without a prefix behind the bucket's name."""
     scheme, _, path = url.partition("://")
     bucket = path.partition("/")[0]
     return StoreBrokenError("no such bucket", where=url, hint=f"{_MAKE_A_BUCKET[scheme]} {scheme}://{bucket}")
 
 
 def check_endpoint(url: str, where: str) -> str:
-    """The URL itself, with its scheme (http if it has none); StoreForbiddenError for plain http beyond this machine,
-    which would show credentials and payloads to everybody on the way, and for the addresses at which clouds hand out
-    a machine's credentials."""
+    """The URL itself, with its scheme (http if it has none). StoreForbiddenError for plain http beyond this machine,
+    because the network would see credentials and payloads, and for the addresses at which clouds hand out a machine's
+    credentials."""
     full = url if "://" in url else f"http://{url}"
     shown = f"{where}={without_credentials(url)!a}"
     try:

@@ -1,7 +1,7 @@
-"""A store whose calls all end by one moment, whatever the store below does: for commands that a person waits for.
+"""A store whose calls all end by one deadline, also if the store below hangs: for commands that a person waits for.
 
 A client's own timeouts are made for transfers that may take minutes, and a hung network file system has none. So each
-call is made in a thread of its own, and left behind when the time is over: it may still take effect later.
+call is made in a thread of its own, which is abandoned at the deadline: the call may still take effect later.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """How much time is left; shared by all that must end together."""
+    """How much time is left; shared by all calls that must end together."""
 
     def __init__(self, seconds: float, monotonic: Callable[[], float] = clock.monotonic_s) -> None:
         self._monotonic = monotonic
         self.restart(seconds)
 
     def restart(self, seconds: float) -> None:
-        """From now on there are so many seconds."""
+        """From now on `seconds` are left."""
         self.seconds = max(0.0, seconds)
         self._end_s = self._monotonic() + self.seconds
 
@@ -43,12 +43,12 @@ class Deadline:
 
 
 class TimeBoxedStore(StoreWrapper):
-    """Raises StoreUnavailableError when the box is over, also out of a call that has begun. Waiting can be interrupted
-    (Ctrl-C). Not for the background: what is left behind holds a thread and its memory until the store answers.
+    """Raises StoreUnavailableError at the deadline, also during a call. Waiting can be interrupted (Ctrl-C). Not for
+    the background: an abandoned call holds a thread and its memory until the store answers.
 
-    While a call that was left behind hangs, no other is begun: the box is over at once, also one that was restarted,
-    so that looking at a hung file system again and again does not gather threads. `keeps_trying` begins them all the
-    same, for the last few things that have to be done."""
+    While an abandoned call hangs, no other call begins and the error is raised at once, also after a restart of the
+    deadline, so that repeated looks at a hung file system do not accumulate threads. With `keeps_trying` calls begin
+    all the same, for the last few writes of a command."""
 
     def __init__(self, store: Store, box: Deadline, keeps_trying: bool = False) -> None:
         super().__init__(store)
@@ -71,7 +71,7 @@ def call_within(
     hint: str = "",
     on_leaving: Callable[[threading.Thread], object] = lambda thread: None,
 ) -> T:
-    """The call's result; StoreUnavailableError if the box is over first, and then the call is left behind."""
+    """The call's result; StoreUnavailableError if the deadline comes first, and then the call is abandoned."""
     outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
     no_answer = StoreUnavailableError(
         f"the store gave no answer within {format_duration(box.seconds)}", where=where, hint=hint or None
@@ -94,5 +94,5 @@ def call_within(
 def _answer(call: Callable[[], T], outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]]) -> None:
     try:
         outcome.put((call(), None))
-    except BaseException as error:  # handed to the caller, who raises it
+    except BaseException as error:  # handed to the caller, which raises it
         outcome.put((None, error))

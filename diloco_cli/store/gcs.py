@@ -1,9 +1,9 @@
 """Google Cloud Storage through gcsfs: its session, credentials and addresses, with our own requests.
 
-Requests are made one by one (`GCSFileSystem.call`), because only so each of them carries its precondition
-and checksum, and each answer can be judged. Left to itself, gcsfs repeats a create whose answer was lost,
-gets "precondition failed" for its own object and reports it as somebody else's; it has no read timeout; and
-its listing cache hides what others wrote.
+Requests are made one by one (`GCSFileSystem.call`), so that each of them carries its precondition and
+checksum, and each answer can be checked. By itself, gcsfs repeats a create whose answer was lost, gets
+"precondition failed" for its own object and reports it as another writer's; it has no read timeout; and its
+listing cache hides objects of other writers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class GCSStore(BucketStore):
             return [chunk async for chunk in answer.content.iter_any()]
 
     def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
-        """The store itself refuses what arrived damaged."""
+        """The store itself refuses bytes that arrive damaged."""
         upload = self._client().base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
         about = {
             "name": self._prefix + key,
@@ -123,7 +123,7 @@ class GCSStore(BucketStore):
         self._upload_chunks(sessions[0], key, data)
 
     def _upload_chunks(self, session: str, key: str, data: bytes) -> None:
-        """One after the other. After a failure the session itself is asked how much it has."""
+        """Upload one chunk after the other. After a failure, ask the session how many bytes it has."""
         kept = failures = 0
         in_doubt = False
         while True:
@@ -167,7 +167,7 @@ class GCSStore(BucketStore):
     def _request(
         self, method: str, path: str, *names: str, key: str, num_bytes: int = 0, **parts: Any
     ) -> tuple[Mapping[str, str], bytes]:
-        """One that moves so many bytes."""
+        """One request that moves `num_bytes`."""
         with self._sorted_errors(key):
             limit_s = transfers.deadline_s(num_bytes)
             headers, body = self._client().call(method, path, *names, timeout=limit_s, **parts)

@@ -30,7 +30,7 @@ def start_client() -> Any:
     from gcsfs.core import GCSFileSystem
 
     class OneTryFileSystem(GCSFileSystem):  # type: ignore[misc]
-        """gcsfs would repeat each request six times on its own, without regard for our deadlines."""
+        """gcsfs by itself would try each request six times, without our deadlines."""
 
         _request = getattr(GCSFileSystem._request, "__wrapped__", GCSFileSystem._request)
 
@@ -109,7 +109,7 @@ def sorted_error(error: Exception, where: str) -> Exception:
 
 
 def stated_crc32c(headers: Mapping[str, str]) -> str | None:
-    """The checksum of the whole object, also where the answer is a part of it."""
+    """The checksum of the whole object, also if the answer holds only a part of it."""
     for value in ",".join(header_values(headers, "X-Goog-Hash")).split(","):
         name, _, checksum = value.strip().partition("=")
         if name == "crc32c":

@@ -1,9 +1,9 @@
-"""What killed writers left behind in a directory store: temporary files, which take space and do nothing else.
+"""Discards the temporary files of killed writers in a directory store; they only take space.
 
-A writer holds a lock (flock) on its temporary file, which the kernel gives back with the process, however that ends. So
-a file whose lock can be had has no writer, on this machine or, over NFS, on another: there no pid would tell. Where a
-file system has no locks, age decides, by that file system's own clock. A mistake would be harmless: a writer whose file
-is gone cannot give it its name, fails as if the store had not answered, and tries again.
+A writer holds a lock (flock) on its temporary file, which the kernel releases when the process ends for any reason. So
+a file whose lock is free has no writer, on this machine or, over NFS, on another, where a pid could not be checked. If
+a file system has no locks, the file's age decides, by that file system's clock. A mistake does no harm: a writer whose
+file is gone cannot give it its final name, fails as if the store had not answered, and tries again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from diloco_cli.store.open import parse_url
 
 YOUNG_S = 60.0  # a writer that has opened its file may not have locked it yet
 EVERY_S = 3600.0
-OLD_S = 86_400.0  # without a change, where nobody can lock
+OLD_S = 86_400.0  # without a change, on a file system without locks
 _OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # over NFS only writers may lock
 
 
@@ -37,14 +37,14 @@ class Discarded:
 
 
 def discard_leftovers_at(url: str) -> Discarded:
-    """In a directory; buckets know no such thing."""
+    """Discard them if the URL is a directory; buckets have no temporary files."""
     place = parse_url(url)
     return discard_leftovers(place.place) if place.scheme == "file" else Discarded()
 
 
 @contextmanager
 def discarding_leftovers(urls: Sequence[str]) -> Iterator[None]:
-    """A thread discards what is left at these places, again and again until the end."""
+    """While the context lasts, a thread discards leftovers at these places from time to time."""
     leaving = threading.Event()
     thread = threading.Thread(target=discard_until, args=(leaving.wait, urls), name="leftovers", daemon=True)
     thread.start()
@@ -55,17 +55,17 @@ def discarding_leftovers(urls: Sequence[str]) -> Iterator[None]:
 
 
 def discard_until(leaves_within: Callable[[float], bool], urls: Sequence[str]) -> None:
-    """The first walk waits until what a writer before this one left is no longer young."""
+    """Discard repeatedly. The first walk waits until the files of an earlier writer are older than YOUNG_S."""
     pause_s = 2 * YOUNG_S
     while not leaves_within(pause_s):
         for url in urls:
-            with suppress(DilocoError):  # whoever works at that place tells of it
+            with suppress(DilocoError):  # the process that works there reports the error
                 discard_leftovers_at(url)
         pause_s = EVERY_S
 
 
 def discard_leftovers(root: Path | str) -> Discarded:
-    """Unlinks them below `root`, in one walk over its directories. What cannot be read or removed stays."""
+    """Unlinks them below `root`, in one walk over its directories. Files that cannot be read or removed stay."""
     sizes: list[int] = []
     with suppress(OSError):  # of the root itself
         for _, _, files, directory in os.fwalk(Path(root).resolve()):
@@ -77,8 +77,8 @@ def discard_leftovers(root: Path | str) -> Discarded:
 
 
 def _time_of(directory: int) -> float:
-    """Now, as the file system says: clocks of machines that share it may differ. Where it has no room for a file, as
-    this machine says: a full disk needs its leftovers gone most, and it is the locks that decide."""
+    """The present time by the file system's clock, because the clocks of machines that share it may differ. If the disk
+    is full, and has no room for the file that this takes, by this machine's clock."""
     name = f"{TEMPORARY_PREFIX}{nonce()}"
     try:
         descriptor = os.open(name, _OPEN | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
@@ -92,7 +92,7 @@ def _time_of(directory: int) -> float:
 
 
 def _discarded(directory: int, names: list[str], now_s: float) -> Iterator[int]:
-    """Sizes of the files that are gone."""
+    """Sizes of the discarded files."""
     for name in names:
         with suppress(OSError):
             descriptor = os.open(name, _OPEN, dir_fd=directory)

@@ -1,10 +1,10 @@
-"""A directory as a store: atomic, exclusive and durable with nothing but link, rename and fsync.
+"""A directory as a store: atomic, exclusive and durable by link, rename and fsync.
 
 A check before a write ("is it there? no: write it") lets several writers win, and a writer killed half way
 leaves a short file under the final name. So the bytes go to a temporary file in the same directory first,
-are fsynced, and take their name by one `link`, which the kernel grants to one writer only; then the
-directory is fsynced, and last the temporary name goes. Directories are walked by descriptor with O_NOFOLLOW:
-a symbolic link below the root is never followed, whatever it points to and whenever it was planted.
+are fsynced, and get their name by one `link`, which succeeds for one writer only; then the directory is
+fsynced, and last the temporary name is removed. Directories are walked by descriptor with O_NOFOLLOW, so a
+symbolic link below the root is never followed, also one that is planted during the walk.
 
 `Paging`: a listing goes page by page, where each page alone would cost a look at everything. A walk over the keys in
 order is kept for the call that asks for what follows it, so that a listing of n keys in pages costs hardly more than
@@ -49,10 +49,10 @@ KEPT_S = 60.0
 Walk = Callable[[str, str], Iterator[str]]
 """(prefix, after) -> keys in order."""
 TEMPORARY_PREFIX = ".tmp~"
-"""`~` is no key character: no key can collide with a temporary file, and no listing shows one. What a killed
-writer leaves behind only takes space, until it is discarded (store/leftovers.py)."""
+"""`~` is no key character: no key can collide with a temporary file, and no listing shows one. The file of a
+killed writer only takes space, until it is discarded (store/leftovers.py)."""
 _NAMES_AT_ONCE = 1 << 16
-"""Of a directory, that a listing holds from one scan of it to the next."""
+"""Names of one directory that a listing holds in memory from one scan of it to the next."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a planted FIFO must not block us
 _OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -74,7 +74,7 @@ class Paging:
         """At most `limit` keys beyond `after`."""
         began_s, walk = self._taken(prefix, after)
         found = list(islice(walk, limit))
-        if len(found) < limit and began_s is not None:  # it may end before what is new
+        if len(found) < limit and began_s is not None:  # an old walk may end before new keys
             began_s, walk = None, self._walk(prefix, found[-1] if found else after)
             found += islice(walk, limit - len(found))
         if found and len(found) == limit:
@@ -82,7 +82,7 @@ class Paging:
         return found
 
     def _taken(self, prefix: str, after: str) -> tuple[float | None, Iterator[str]]:
-        """The walk that came to `after`, and since when it goes on; or a new one."""
+        """The kept walk that has come to `after`, and when it began; or a new one."""
         with self._lock:
             kept = self._kept.pop((prefix, after), None)
         if kept is None or self._monotonic() - kept[0] > KEPT_S:
@@ -112,7 +112,7 @@ class LocalStore:
         check_key(key)
         with self._declared_errors(key), self._parent(key, make=True) as (directory, name):
             holder_end = holder_bytes(data) + 1
-            holder = _read(directory, name, 0, holder_end)  # spares a large write that could only lose
+            holder = _read(directory, name, 0, holder_end)  # if the key is taken, no bytes need be written
             if holder is None:
                 with _temporary(directory, data) as temporary:
                     try:
@@ -125,7 +125,7 @@ class LocalStore:
                         raise _without_links(error) from error
                     os.fsync(directory)  # while the object has two names, which tells readers to wait: see _read
             if holder is not None:
-                os.fsync(directory)  # its writer may have died before he could, and our caller relies on it
+                os.fsync(directory)  # the object's writer may have died before its fsync, and our caller relies on it
         return Created() if holder is None or holder == data else Exists(holder)
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
@@ -162,8 +162,8 @@ class LocalStore:
         return None
 
     def _found(self, key: str, start: int, end: int | None) -> bytes | None:
-        """What is no regular file is no object: one who may write could else end every reader of a key, by an object
-        below it or in its parent's place."""
+        """The bytes, or None. A directory or special file is no object: otherwise a process that may write could make
+        every reader of a key fail, with an object below the key or in the place of its parent."""
         check_key(key)
         with self._declared_errors(key), _nothing_if_no_object(), self._parent(key) as (directory, name):
             return _read(directory, name, start, end)
@@ -248,7 +248,7 @@ def missing_directory(root: Path) -> StoreBrokenError:
 
 
 def declared_error(error: OSError, where: str) -> DilocoError:
-    """The error of the tree that tells what to do about the system's."""
+    """The error of this package for the system's error, with a hint."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     if error.errno in _NO_SPACE:
         return NoSpaceError(reason, where=where, hint="free some space, or move the store to another disk")
@@ -274,8 +274,8 @@ def _replace(old: int, new: int) -> int:
 
 
 def make_durable_root(root: Path) -> None:
-    """The directory and its parents, each entry durable: a store whose objects outlive a power cut must not itself be
-    gone after one. What is there already may have been made by somebody who died before he could fsync it."""
+    """Make the directory and its parents, and fsync each entry, so that the store outlives a power cut. Existing
+    entries are fsynced too, because the process that made them may have died before it did so."""
     for path in [*reversed(root.parents), root][1:]:
         made = not path.exists()
         if made:
@@ -285,11 +285,11 @@ def make_durable_root(root: Path) -> None:
             sync_path(path.parent)
         except OSError:
             if made:
-                raise  # a directory that others have made may be one that we must not open
+                raise  # an existing directory may be one that we must not open
 
 
 def sync_path(path: Path) -> None:
-    """Of a file its bytes, of a directory its names."""
+    """fsync a file's bytes, or a directory's names."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -298,7 +298,7 @@ def sync_path(path: Path) -> None:
 
 
 def _make_durable_directory(parent: int, name: str) -> None:
-    """The parent is fsynced even if the directory was there: its maker may have died before doing so."""
+    """Make a directory and fsync its parent, also if the directory is there: its maker may have died before it did."""
     with suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
     os.fsync(parent)
@@ -325,8 +325,8 @@ def _temporary(directory: int, data: bytes) -> Iterator[str]:
 
 
 def _read(directory: int, name: str, start: int = 0, end: int | None = None) -> bytes | None:
-    """What is read must still be there after a power cut: others build on it. An object that still has its temporary
-    name beside the final one may not be on the disk yet (its writer may even be dead), so the reader sees to it."""
+    """Read an object, after making sure that it is durable, because commits may depend on it. An object that still has
+    its temporary name may not be on the disk yet (and its writer may be dead), so the reader fsyncs it."""
     try:
         descriptor = os.open(name, _OPEN_TO_READ, dir_fd=directory)
     except FileNotFoundError:
@@ -348,7 +348,7 @@ def _read(directory: int, name: str, start: int = 0, end: int | None = None) -> 
 
 
 def _listed(entries: Iterator[os.DirEntry[str]]) -> Iterator[str]:
-    """Names of keys, and those of directories with a slash; no links, no temporary files, nothing foreign."""
+    """Names of keys, and names of directories with a slash; no links, temporary files or names that no key has."""
     for entry in entries:
         if is_key_part(entry.name):
             if entry.is_dir(follow_symlinks=False):

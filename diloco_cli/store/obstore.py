@@ -1,8 +1,8 @@
 """gs, s3 and file through obstore, a client written in Rust: a second implementation of the same port.
 
-It keeps the port honest, and moves bytes outside of Python's interpreter lock. It is weaker than the others in this:
-it does not show a bucket's own checksums, so that those of its objects stand in their metadata, and what other clients
-wrote is checked by the run's digests alone; and a file has its name some milliseconds before it is durable, and
+It tests that the port fits more than one client, and moves bytes outside of Python's interpreter lock. It is weaker in
+three ways. It does not show a bucket's own checksums: it keeps those of its objects in their metadata, and objects of
+other clients are checked by the run's digests alone. A file has its name some milliseconds before it is durable. And
 symbolic links below the directory are followed.
 """
 
@@ -24,8 +24,8 @@ from diloco_cli.store.port import Created, Exists, ObjectStat, check_key, check_
 
 _READ_BYTES = 1 << 20
 _MAX_CHECKED_BYTES = 8 << 20
-"""What is larger is a payload, whose digest its record names: one pass over it is enough. A checksum of the transfer
-alone would take a tenth of the time in which this client moves it over a fast network."""
+"""A larger object is a payload, whose digest its record names: that check is enough. A checksum of the transfer would
+take a further tenth of the time in which this client moves it over a fast network."""
 _CLIENT_BYTES = [0, 1 << 20, 8 << 20, 64 << 20, 512 << 20, transfers.MAX_OBJECT_BYTES]
 """A client's deadline is set when it is made, so there is one for each of these sizes."""
 
@@ -47,7 +47,7 @@ class ObstoreStore(BucketStore):
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         outcome = super().create(key, data)
-        self._make_durable(key)  # another who created it may have died before he could
+        self._make_durable(key)  # the process that created the object may have died before it did so
         return outcome
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
@@ -76,7 +76,7 @@ class ObstoreStore(BucketStore):
         return ObjectStat(key, int(found["size"]), found["last_modified"].timestamp())
 
     def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
-        """In one request: several parts could carry no condition."""
+        """Upload in one request, because an upload in parts cannot carry a condition."""
         import obstore
 
         is_file = self._scheme == "file"
@@ -94,7 +94,7 @@ class ObstoreStore(BucketStore):
         import obstore
 
         span: Any = None if max_bytes is None else {"range": (0, max_bytes + 1)}
-        reader = self._reader(transfers.MAX_OBJECT_BYTES)  # its answer is given the time of its own size
+        reader = self._reader(transfers.MAX_OBJECT_BYTES)  # the deadline follows from the size in the answer
         answer = await transfers.on_time(0, obstore.get_async(reader, key, options=span))
         etag = answer.meta["e_tag"]
         if self._scheme == "file":
@@ -130,7 +130,7 @@ class ObstoreStore(BucketStore):
         return sorted(found)[:limit]
 
     def _make_durable(self, key: str) -> None:
-        """obstore syncs nothing: the file, its directory and those above it, up to the store's."""
+        """fsync the file, its directory and those above it, up to the store's: obstore does not."""
         if self._scheme != "file":
             return
         path = Path(self._place, key)

@@ -1,4 +1,4 @@
-"""obstore as this project uses it: where it connects to, for how long it waits; one try a request, errors sorted."""
+"""obstore as this project uses it: its addresses and timeouts; one try a request, errors sorted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOGIN_HINT = {
 
 def start_client(scheme: str, bucket: str, prefix: str, limit_s: float, silence_s: float | None) -> Any:
     """A store of obstore whose requests end after `limit_s`, or after `silence_s` without a byte. The latter is for
-    downloads only: it would also count the time in which a body goes up."""
+    downloads only, because it also counts the time in which a body is uploaded."""
     from obstore.store import GCSStore, S3Store
 
     config, endpoint = _gs_config() if scheme == "gs" else _s3_config()
@@ -121,5 +121,5 @@ def _sorted_file_error(error: Exception, full: str, where: str) -> Exception:
 
 
 def _text(error: Exception) -> str:
-    """Without the page that obstore adds for its developers."""
+    """The error's text without the debug output that obstore adds."""
     return short_text(str(error).partition("Debug source")[0]) or type(error).__name__

@@ -1,4 +1,4 @@
-"""From a URL to a store. The only place that reads URLs: clients get the parsed parts, never the raw string,
+"""Opens the store at a URL. Only this module reads URLs: clients get the parsed parts, never the raw string,
 because fsspec would also open chained URLs and dozens of other schemes."""
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
 
 
 def join_url(url: str, name: str) -> str:
-    """URL of the part `name` of the store at `url`: where the run of that name lives. Normalised."""
+    """URL of the part `name` of the store at `url`, such as a run of that name. Normalised."""
     parsed = parse_url(url)
     check_key(name)
     if parsed.scheme == "file":

@@ -17,7 +17,7 @@ from typing import Protocol
 from diloco_cli.errors import StoreError
 
 HOLDER_BYTES = 8 << 20
-"""So much of another writer's bytes a create that lost to them tells at least; no record is longer."""
+"""A create that lost returns at least so many of the other writer's bytes; no record is longer."""
 MAX_KEY_CHARACTERS = 900
 MAX_PART_CHARACTERS = 200
 """GCS and S3 allow 1024 bytes for a name, of which the store's prefix takes a part; file systems 255 for a
@@ -66,12 +66,12 @@ class StoreBrokenError(StoreError):
 
 
 def holder_bytes(data: bytes) -> int:
-    """How much a create of `data` reads of what it lost to: enough to tell its own bytes and any record."""
+    """How many bytes of the key's object a lost create of `data` reads: enough for its own bytes and any record."""
     return max(len(data), HOLDER_BYTES)
 
 
 def beginning(data: bytes, max_bytes: int | None) -> bytes:
-    """What `get` gives of an object that is in memory already."""
+    """The part of an object in memory that `get` returns."""
     return data if max_bytes is None or len(data) <= max_bytes else data[: max_bytes + 1]
 
 
@@ -81,15 +81,15 @@ class Store(Protocol):
     url: str
 
     def create(self, key: str, data: bytes) -> Created | Exists:
-        """Atomic, whole, exclusive, durable on return. Same bytes under the same key count as one's own
-        success (a lost answer must not turn a success into a failure): callers put a nonce into what must be
-        told apart."""
+        """Atomic, whole, exclusive, durable on return. Same bytes under the same key count as this call's
+        success (a lost answer must not turn a success into a failure): callers put a nonce into records that
+        must differ between writers."""
         ...
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         """The whole object, or None if there is none. Read-after-write consistent. Of an object of more than
         `max_bytes` only the first `max_bytes + 1` bytes are read and held, and checked against no checksum: the
-        length of what comes tells that it is too long. Give it wherever somebody else may write."""
+        length of the answer shows that it is too long. Give it for every key that another process may write."""
         ...
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
@@ -98,7 +98,7 @@ class Store(Protocol):
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         """At most `limit` keys that start with `prefix` and are greater than `after`, in lexical order. May
-        lag behind creates, and from page to page behind deletes: never decide by it."""
+        lag behind creates, and from page to page behind deletes: no decision may depend on it."""
         ...
 
     def put(self, key: str, data: bytes) -> None:

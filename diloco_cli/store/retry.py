@@ -1,4 +1,4 @@
-"""The one retry policy: what each kind of error deserves, with growing jittered pauses, a budget and a deadline.
+"""The one retry policy: by kind of error, with growing jittered pauses, a budget and a deadline.
 
     kind      errors                                       in the background                 in a command
     passing   timeouts, resets, 408, 409, 429, 5xx,        soon, then ever more slowly,      until its deadline
@@ -7,9 +7,9 @@
     full      no space, a quota used up                    every 2 to 4 s, never given up    raised at once
     lasting   no bucket, bad key, a broken promise         raised at once                    raised at once
 
-A person can free a disk or renew a token while the work goes on; nobody repairs a missing bucket by waiting.
+A person can free a disk or renew a token while the work goes on; a missing bucket does not come back by waiting.
 
-`RetryNews`: what people hear while a store fails: lines in the log or on the screen, and a heartbeat for `status`.
+`RetryNews`: reports while a store fails: lines in the log or on the screen, and a heartbeat for `status`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HEARTBEAT_EVERY_S = 3.0
 
 @dataclass(frozen=True)
 class Retrying:
-    """A call that keeps failing, for people's eyes: since when (wall clock), how often, why."""
+    """A call that keeps failing, for reports: since when (wall clock), how often, why."""
 
     since_s: float
     attempts: int
@@ -64,14 +64,14 @@ def is_retryable(error: DilocoError) -> bool:
 
 
 def is_worth_repeating(error: DilocoError, in_background: bool) -> bool:
-    """What only a person can mend is waited for in the background alone; a command tells the person at once."""
+    """Whether to repeat a call. If only a person can remove the cause, only background work repeats it."""
     kind = kind_of(error)
     return kind == "passing" or (in_background and kind != "lasting")
 
 
 def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
     """How long to wait after the attempt (the first is 1). Refused calls are repeated slowly: only a person can
-    help there, and a refused login in a fast loop looks like an attack. A full disk is looked at every few seconds."""
+    help, and a refused login in a fast loop looks like an attack. After a full disk the pause is a few seconds."""
     kind = kind_of(error)
     if kind == "full":
         return FULL_DISK_PAUSE_S * (1 + jitter)
@@ -82,8 +82,8 @@ def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
 
 
 class RetryBudget:
-    """So many repetitions at once, then so many a second, over all calls of a store: where every second request fails,
-    many calls that each retry only once would still double the load on a store that is short of breath."""
+    """Bounds the repetitions of all calls of a store: a burst, then a rate per second. Without it, many calls that each
+    retry only once could double the load on an overloaded store."""
 
     def __init__(self, burst: int = BUDGET_BURST, per_s: float = BUDGET_PER_S) -> None:
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class RetryBudget:
         self._spent_until_s = -math.inf
 
     def wait_s(self, now_s: float) -> float:
-        """Takes one repetition; how long it has to wait for its turn, at most `MAX_PAUSE_S`."""
+        """Take one repetition; returns how long it has to wait, at most `MAX_PAUSE_S`."""
         with self._lock:
             earliest_s = max(self._spent_until_s, now_s - self._saved_s) + self._every_s
             self._spent_until_s = min(earliest_s, now_s + MAX_PAUSE_S)
@@ -100,7 +100,7 @@ class RetryBudget:
 
 @dataclass(frozen=True)
 class RetryPause:
-    """Before a call is tried again, which has failed so often by now."""
+    """A pause before a call is tried again, and how often the call has failed."""
 
     seconds: float
     attempts: int
@@ -108,7 +108,7 @@ class RetryPause:
 
 
 class Patience:
-    """What a call that fails deserves, for all calls of one client."""
+    """The retry policy for all calls of one client."""
 
     def __init__(
         self, jitter: Callable[[], float], monotonic: Callable[[], float], in_background: bool = True,
@@ -118,7 +118,7 @@ class Patience:
         self._budget = budget or RetryBudget()
 
     def pause_s(self, attempts: int, error: DilocoError) -> float:
-        """How long to wait before it is tried again. Raises the error if that is no use."""
+        """How long to wait before the next try. Raises the error if the call is not to be repeated."""
         if not is_worth_repeating(error, self._in_background):
             raise error
         pause = pause_s(attempts, error, self._jitter())
@@ -128,7 +128,7 @@ class Patience:
         self, once: Callable[[], Generator[Any, Any, T]], failed: DilocoError | None = None
     ) -> Generator[Any, Any, T]:
         """A call, again and again until it has its answer: yields what the call yields, and pauses between two tries.
-        `failed`: with what a first try has ended already. Written once, for real threads and for simulated ones."""
+        `failed`: the error of a first try that was made already. Used by real threads and by simulated ones."""
         attempts = 0
         while True:
             if failed is None:
@@ -148,7 +148,7 @@ class RetryingStore:
 
     To be interruptible, give it an event: `RetryingStore(store, sleep=event.wait, stop=event.is_set)`; a
     call whose store fails then raises its last error as soon as the event is set. Repeating a create is safe
-    by the port's contract: one's own bytes count as success.
+    by the port's contract: the same bytes count as success.
 
     `on_retry` is called before each pause, and every `tell_every_s` of a long one; `on_answer` when a call that had
     failed has its answer at last.
@@ -200,7 +200,7 @@ class RetryingStore:
         return self.persist("list", lambda: self._store.list(prefix, after, limit))
 
     def put(self, key: str, data: bytes) -> None:
-        """Once: a put is a hint, and a hint that cannot be written must not hold up the work."""
+        """One try only: a put is a hint, and a hint that cannot be written must not delay the work."""
         try:
             self._store.put(key, data)
         except (StoreError, NoSpaceError) as error:
@@ -214,7 +214,7 @@ class RetryingStore:
         return self.persist("stat", lambda: self._store.stat(key))
 
     def persist(self, verb: str, call: Callable[[], T]) -> T:
-        """Any other call, by the same policy; `verb` is what people read."""
+        """Any other call, by the same policy; `verb` names it in reports."""
         started_s = self._monotonic()
         failing: Retrying | None = None
         steps = self._patience.persist(lambda: _called(call))
@@ -266,17 +266,17 @@ def failing_text(failing: Retrying) -> str:
 
 
 def retrying_text(store: RetryingStore) -> str:
-    """What is failing now, or nothing: for heartbeats and status."""
+    """The call that fails now, as text, or an empty text: for heartbeats and status."""
     failing = store.retrying
     return "" if failing is None else failing_text(failing)
 
 
 class RetryNews:
-    """`failing` and `answered` are the two hooks of a RetryingStore. A hiccup that passes within `QUIET_S` is not
-    talked about; afterwards one line when it begins, one a minute while it lasts (sooner if the reason changes), and
-    one when the store answers again.
+    """`failing` and `answered` are the two hooks of a RetryingStore. A failure that ends within `QUIET_S` is not
+    reported; a longer one gets a line then, one a minute while it lasts (sooner if the reason changes), and one when
+    the store answers again.
 
-    `heartbeat`, once it is set, writes the unit's heartbeat: the thread that usually does may be the very one
+    `heartbeat`, once it is set, writes the unit's heartbeat, because the thread that usually writes it may be the one
     that waits. It is called at most every three seconds and must not wait for long itself.
     """
 

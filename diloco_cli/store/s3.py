@@ -1,11 +1,10 @@
 """S3, and services that speak its language, through s3fs: its session, credentials and addresses, with our own
 requests.
 
-Requests are made one by one (`S3FileSystem._call_s3`), because only so each of them carries its precondition and
-checksum, and each answer can be judged. Left to itself, s3fs overwrites without asking, repeats a create whose answer
-was lost and reports its own object as somebody else's, and caches listings. Checksums go up as `x-amz-checksum-crc32c`,
-which the store verifies, and are kept as metadata of the object, so that they come down with it from services that do
-not know the former.
+Requests are made one by one (`S3FileSystem._call_s3`), so that each of them carries its precondition and checksum, and
+each answer can be checked. By itself, s3fs overwrites objects, repeats a create whose answer was lost and reports its
+own object as another writer's, and caches listings. Checksums are sent as `x-amz-checksum-crc32c`, which the store
+verifies, and also kept as metadata of the object, because some services do not know `x-amz-checksum-crc32c`.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class S3Store(BucketStore):
         span = {} if max_bytes is None else {"Range": transfers.bound_header(max_bytes)}
         answer = await transfers.on_time(0, self._request("get_object", key, **span))
         size = transfers.size_to_read(answer.get("ContentRange"), answer.get("ContentLength"), max_bytes)
-        async with answer["Body"]:  # which names itself here, or what it wraps, by the release of aiobotocore
+        async with answer["Body"]:  # enters the body itself or the stream it wraps, by the release of aiobotocore
             stream, fetch = answer["Body"].iter_chunks(_READ_BYTES), self._fetch(key, answer.get("ETag"))
             chunks = await transfers.read_in_parts(size, stream, fetch, max_bytes)
         return answer.get("Metadata", {}).get(transfers.CHECKSUM_NAME), chunks
@@ -90,14 +89,14 @@ class S3Store(BucketStore):
             raise missing_bucket(self.url) from error
 
     def _upload_parts(self, key: str, data: bytes, about: dict[str, Any], condition: dict[str, Any]) -> None:
-        """The object appears, whole, with the last request, which also carries the condition."""
+        """The whole object appears with the last request, which also carries the condition."""
         begun = self._call(key, "create_multipart_upload", ChecksumAlgorithm="CRC32C", **about)
         upload = begun["UploadId"]
         try:
             parts = self._run(key, partial(self._send_parts, key, upload, data), transfers.deadline_s(len(data)))
             self._call(key, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}, **condition)
         except Exception:
-            # Parts of an upload that never ends are kept, and paid for; a bucket's lifecycle rule catches the rest.
+            # Parts of an unfinished upload are kept, and billed; a bucket's lifecycle rule removes what this leaves.
             with suppress(StoreError, ObjectAbsentError):
                 self._call(key, "abort_multipart_upload", UploadId=upload)
             raise
@@ -117,7 +116,7 @@ class S3Store(BucketStore):
         return await transfers.in_parallel([partial(transfers.persist, part) for part in sends])
 
     def _call(self, key: str | None, verb: str, num_bytes: int = 0, **parts: Any) -> dict[str, Any]:
-        """One request about an object, or about the bucket, that takes so many bytes with it."""
+        """One request about an object, or about the bucket, that moves `num_bytes`."""
         try:
             return self._run(key or "", partial(self._request, verb, key, **parts), transfers.deadline_s(num_bytes))
         except ObjectAbsentError as error:

@@ -14,7 +14,7 @@ from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUn
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 CLOCK_TOLERANCE_S = 300.0
-"""S3 refuses signatures that are older or newer than 15 minutes; a third of that is already no good clock."""
+"""S3 refuses signatures that are older or newer than 15 minutes; a third of that counts as a wrong clock here."""
 
 _RETRYABLE_CODES = {
     "RequestTimeout", "RequestTimeoutException", "SlowDown", "ServiceUnavailable", "InternalError", "OperationAborted",
@@ -36,8 +36,8 @@ def start_client() -> Any:
     from s3fs import S3FileSystem
 
     class OneTryFileSystem(S3FileSystem):  # type: ignore[misc]
-        """s3fs would repeat each request five times on its own, without regard for our deadlines, and botocore below
-        it as well."""
+        """s3fs by itself would repeat each request five times, without our deadlines, and botocore below it would
+        repeat as well."""
 
         retries = 1
 
@@ -60,7 +60,7 @@ def start_client() -> Any:
         },
     )
     filesystem.connect()
-    # The address may also stand in ~/.aws/config: what the client will really use is what counts.
+    # The address may also stand in ~/.aws/config, so the address that the client will use is checked.
     check_endpoint(str(filesystem.s3.meta.endpoint_url), configured or "endpoint_url")
     return filesystem
 
@@ -92,7 +92,7 @@ def sorted_error(error: Exception, where: str) -> Exception:
 
 
 def _response(error: Exception) -> dict[str, Any] | None:
-    """What the store answered: s3fs raises an error of its own from the one that holds it."""
+    """The store's answer, from the cause of the error that s3fs raises."""
     for candidate in (error, error.__cause__):
         found = getattr(candidate, "response", None)
         if isinstance(found, dict):
@@ -123,7 +123,7 @@ def _without_answer(error: Exception, where: str) -> Exception:
 
 
 def _is_clock_off(headers: dict[str, str]) -> bool:
-    """For answers without a body, such as those to HEAD: by the date that the store puts into them."""
+    """Whether this machine's clock differs from the answer's date; for answers without a body, such as to HEAD."""
     try:
         store_s = parsedate_to_datetime(headers["date"]).replace(tzinfo=UTC).timestamp()
     except (KeyError, ValueError, TypeError):

@@ -1,9 +1,8 @@
-"""How bytes travel between a bucket and this process: deadlines by size, checksums, large objects in parallel parts.
+"""Transfers between a bucket and this process: deadlines by size, checksums, large objects in parallel parts.
 
-One connection to a bucket carries some ten to a hundred megabytes a second whatever the machine's link, so a large
-object comes and goes in several parts at a time. A failed part is repeated by itself: of a thousand parts through a
-storm of 503s some fail every time, and starting over would never end. What fails for good is left to the caller's
-policy (store/retry.py).
+One connection to a bucket carries some ten to a hundred megabytes a second on any link, so a large object is moved in
+several parts at a time. A failed part is repeated by itself: with many 503s some of a thousand parts fail every time,
+and starting over would never end. If a part fails PART_TRIES times, the caller's policy decides (store/retry.py).
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 30.0
 CALL_DEADLINE_S = 60.0
 SLOWEST_BYTES_PER_S = 50_000
-"""A transfer may take the deadline of a call and its size at this rate: of a download, the size that its answer
-states."""
+"""A transfer may take the deadline of a call plus its size at this rate; the size of a download is that in its
+answer."""
 MAX_OBJECT_BYTES = 4 << 30
 PART_BYTES = 16 << 20
 UPLOAD_IN_PARTS_FROM_BYTES = 32 << 20
 ALWAYS_IN_PARTS_FROM_BYTES = 256 << 20
 PROBE_BYTES = 8 << 20
 PARALLEL_PAYS_S = 2.0
-"""The first bytes of a download tell how fast one connection is. If the rest would take longer, it comes by several."""
+"""The first bytes of a download show the speed of one connection. If the rest would take longer, several are used."""
 PARALLEL_PARTS = 4
-"""At most so many parts are under way: beyond the object itself, which the caller holds, a transfer needs the memory of
-these."""
+"""At most so many parts are under way. Beside the object itself, which the caller holds, a transfer needs the memory of
+these parts."""
 PART_TRIES = 5
 LIST_PAGE = 1000
 CHECKSUM_NAME = "crc32c"
@@ -56,15 +55,15 @@ def deadline_s(num_bytes: int) -> float:
 
 
 async def on_time(num_bytes: int, work: Awaitable[T]) -> T:
-    """The work's result; StoreUnavailableError, and the work is cancelled, when a transfer of this size has had its
-    time. A server that sends a byte now and then is never silent."""
+    """The work's result. At the deadline for this size the work is cancelled and StoreUnavailableError raised; a read
+    timeout is not enough, because a server may send a byte now and then."""
     limit_s = deadline_s(num_bytes)
     try:
         async with asyncio.timeout(limit_s) as limit:
             return await work
     except TimeoutError as error:
         if not limit.expired():
-            raise  # another one, from the work itself
+            raise  # a timeout raised by the work itself
         raise StoreUnavailableError(f"the store took longer than {format_duration(limit_s)}") from error
 
 
@@ -74,16 +73,16 @@ def bound_header(max_bytes: int) -> str:
 
 
 def size_to_read(content_range: str | None, content_length: int | None, max_bytes: int | None) -> int | None:
-    """How many bytes of an answer's body to read, by its headers; None if nobody knows. A server may ignore the range
-    and send all there is."""
+    """How many bytes of an answer's body to read, by its headers; None if they do not say. A server may ignore the
+    range and send the whole object."""
     stated = _CONTENT_RANGE.fullmatch(content_range or "")
     size = int(stated[1]) if stated else content_length
     return size if size is None or max_bytes is None else min(size, max_bytes + 1)
 
 
 def joined(chunks: Chunks, max_bytes: int | None) -> bytes:
-    """The object; or, if it is longer than the bound, one byte more than that. Takes as much memory again as the chunks
-    do, until the caller lets go of them."""
+    """The object; or, if it is longer than the bound, one byte more than that. Needs as much memory as the chunks do,
+    in addition to them."""
     data = b"".join(chunks)
     return data if max_bytes is None else data[: max_bytes + 1]
 
@@ -111,13 +110,13 @@ async def read_in_parts(
     size_bytes: int | None, stream: AsyncIterator[bytes], fetch: Fetch | None, max_bytes: int | None = None
 ) -> Chunks:
     """The first `size_bytes` of the body of an answer that has begun, in order. `fetch(start, end)` asks for a range of
-    the same generation, and raises the port's errors; None: there is no such way. The whole has the time of its size.
-    Parts share one link, so each has the time of all that are under way beside it.
+    the same generation, and raises the port's errors; None: ranges cannot be fetched. The whole transfer has the
+    deadline of its size; a part has that of all parts under way, because they share one link.
 
-    Where the rest of a large object would take longer than PARALLEL_PAYS_S at the speed of its beginning, ranges are
-    fetched beside the answer, from the end backwards, until both meet; and where the answer breaks, ranges take its
-    place. A small object comes from the answer alone, and so does one whose size nobody knows: until the answer ends,
-    or there are more than `max_bytes`.
+    If the rest of a large object would take longer than PARALLEL_PAYS_S at the speed of its beginning, ranges are
+    fetched beside the answer, from the end backwards, until both meet; if the answer breaks, ranges take its place. A
+    small object comes from the answer alone, and so does one of unknown size: until the answer ends, or there are more
+    than `max_bytes`.
     """
     source = Download(stream)
     if size_bytes is None:
@@ -148,7 +147,7 @@ async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> Chunks:
             start, end = left.popleft()
             try:
                 found[start] = await _as_one_of_many(end - start, source.take(end - start))
-            except Exception:  # whatever broke the answer: a range takes its place, or tells why not
+            except Exception:  # the answer broke: a range takes its place, or raises the port's error
                 left.append((start, end))
                 await from_the_back()
 
@@ -158,12 +157,12 @@ async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> Chunks:
 
 
 async def _as_one_of_many(num_bytes: int, work: Awaitable[T]) -> T:
-    """On time for a part that gets only its share of the link."""
+    """`on_time` for a part that shares the link with the other parts."""
     return await on_time(num_bytes * PARALLEL_PARTS, work)
 
 
 class Download:
-    """Takes so many bytes at a time from a stream of pieces of any size."""
+    """Takes chosen numbers of bytes from a stream of pieces of any size."""
 
     def __init__(self, stream: AsyncIterator[bytes]) -> None:
         self._stream = stream
@@ -184,7 +183,7 @@ class Download:
         return taken
 
     async def take_all(self, max_bytes: int | None) -> Chunks:
-        """All pieces; no more of them than it takes to pass the bound."""
+        """All pieces, or as many as it takes to pass the bound."""
         taken: Chunks = []
         room = math.inf if max_bytes is None else max_bytes + 1
         while room > 0 and (piece := await anext(self._stream, b"")):

@@ -1,4 +1,4 @@
-"""An emulated link: the same store, as far away and as slow as told. For trying a wide-area run on one
+"""An emulated link: a store with a given latency and bandwidth. For trying a wide-area run on one
 machine."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Direction:
         self._free_at_s = 0.0
 
     def carry(self, num_bytes: int) -> None:
-        """Returns when that many bytes have passed."""
+        """Returns when `num_bytes` have passed."""
         if self._bytes_per_s is None:
             return
         left_s = num_bytes / self._bytes_per_s

@@ -1,4 +1,4 @@
-"""A store around another one: the verbs go on to it, and something happens around each call.
+"""A store around another one: it passes the verbs on and does something around each call.
 
 `PrefixedStore` is a part of a store as a store of its own: one run inside a bucket. `MeteredStore` counts requests,
 bytes and errors; below the retries it counts what the store charges for.
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class StoreWrapper:
-    """A subclass says in `_around` what happens. As it stands, nothing does."""
+    """A subclass overrides `_around`. This class itself adds nothing to a call."""
 
     def __init__(self, store: Store) -> None:
         self.url = store.url
         self._store = store
 
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
-        """The call's result. `key`: of a listing its prefix; `num_bytes`: what goes up."""
+        """The call's result. `key`: the key, or the prefix of a listing; `num_bytes`: how many bytes it uploads."""
         return call()
 
     def create(self, key: str, data: bytes) -> Created | Exists:
@@ -54,7 +54,7 @@ class StoreWrapper:
 
 
 def received_bytes(answer: object) -> int:
-    """How much of an object came down with a call's answer."""
+    """How many bytes of an object a call's answer holds."""
     data = answer.data if isinstance(answer, Exists) else answer
     return len(data) if isinstance(data, bytes) else 0
 
@@ -110,7 +110,7 @@ class StoreCounts:
 
     @property
     def num_writes(self) -> int:
-        """Class A, as object stores charge: what writes or lists. Deleting is free, the rest reads (class B)."""
+        """Requests of class A, as object stores charge: those that write or list. Deletes are free, reads class B."""
         return sum(self.requests.get(verb, 0) for verb in ("create", "put", "list"))
 
 
@@ -134,7 +134,7 @@ class MeteredStore(StoreWrapper):
 
     @property
     def retrying(self) -> Retrying | None:
-        """What the retries below report, if there are any."""
+        """The call that the RetryingStore below repeats now, if there is such a store."""
         found = getattr(self._store, "retrying", None)
         return found if isinstance(found, Retrying) else None
 

@@ -1,9 +1,9 @@
-"""The syncer's numbers: deltas in, a fragment's new version out. Deterministic, on one thread.
+"""The syncer's arithmetic: makes a fragment's new version from deltas. Deterministic, on one thread.
 
-Resident are 8 bytes a parameter: each fragment's newest parameters and momentum, as the bytes that lie in the bucket.
-While a fragment is merged, there are also its next version, its weights, and one of both read back. Payloads of its
-deltas (encoded) wait on disk if there is a spool; beyond that a merge needs the one that is being fetched, and some
-chunks of 256 KB, whatever the number of learners and parameters.
+It keeps 8 bytes a parameter in memory: each fragment's newest parameters and momentum, as the same bytes as in the
+bucket. During a merge it also holds the fragment's next version, its weights, and one of both as read back. Encoded
+payloads of deltas wait on disk if there is a spool; beyond that a merge needs memory for the payload that is being
+fetched and some chunks of 256 KB, for any number of learners and parameters.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of
 from diloco_cli.tensors.norms import measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, views
 
-SMALLEST_BYTES = 1 << 18  # what is smaller stays in memory
+SMALLEST_BYTES = 1 << 18  # smaller payloads stay in memory
 
 
 class Spool:
-    """Keeps bytes in files without a name, mapped for reading. They are gone with the last view on them, and with the
-    process however it ends. Nobody else can open them: what was checked is what is read."""
+    """Keeps bytes in files without a name, mapped for reading. They vanish with the last view on them, and with the
+    process however it ends. No other process can open them, so the bytes cannot change after they were checked."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def keep(self, data: bytes) -> bytes | memoryview:
-        """The same bytes, on disk if they are many. Where the disk takes no more they stay in memory: a merge that
-        needs more of it is better than none."""
+        """The same bytes, on disk if they are at least SMALLEST_BYTES. If the disk is full they stay in memory: the
+        merge then needs more memory, but is made."""
         if len(data) < SMALLEST_BYTES:
             return data
         with suppress(OSError):
@@ -69,7 +69,7 @@ class Spool:
 
 @dataclass
 class FragmentState:
-    """One version's [n] float32 parameters and momentum, and the digest of their bytes, in which they lie."""
+    """One version's [n] float32 parameters and momentum, as views on its bytes, and the digest of these bytes."""
 
     digest: str
     data: bytes

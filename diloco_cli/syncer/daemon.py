@@ -41,7 +41,7 @@ Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 
 
 def run_syncer(url: str, rebuild: Rebuild) -> int:
-    """Serves from now on, whoever did before; see `serve_run`."""
+    """Claims the next epoch and serves the run; see `serve_run`."""
     stop = StopSignal()
     stop.hear_signals()
     return serve_run(url, stop, own_claim(), rebuild)
@@ -51,7 +51,7 @@ def serve_run(
     url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, unit: str = SYNCER, because: str = ""
 ) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
-    syncer took over. `unit` and `because`: who serves, and why, for `status`."""
+    syncer took over. `unit` and `because`: the unit that serves, and why, for `status`."""
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
     meter, store, news, clock = opened(url, stop)
     run = perform(read_format(url, signing_secret(), (LOG, OPERATOR)), store, clock)
@@ -78,13 +78,13 @@ def serve_run(
             perform(syncer.serve(), store, clock, tries_once=meter)
         over = True
     except (StoreError, NoSpaceError):
-        stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this syncer
+        stop.check()  # a stop ends the retries of a failing store: that is no failure of this syncer
         raise
     finally:
         evaluator.close()
         regions.end(over and not stop.is_set())
     if regions.services:
-        _heartbeat_unless_it_fails(syncer, meter, clock)  # how far the regions are now
+        _heartbeat_unless_it_fails(syncer, meter, clock)  # with the regions' final state
     return 0
 
 
@@ -97,7 +97,7 @@ def _earlier_mirrors(store: Store) -> tuple[MirrorHeartbeat, ...]:
 
 
 def _heartbeat_facts(meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices) -> Any:
-    """What only this process knows, added to the syncer's heartbeat; counts go on from an earlier process's."""
+    """This process's own figures for the syncer's heartbeat; counts go on from those of the syncer before."""
     earlier = counts_of(store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES))
     process = psutil.Process()
 
@@ -118,7 +118,7 @@ def _heartbeat_facts(meter: MeteredStore, store: RetryingStore, unit: str, regio
 
 
 def _heartbeat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock) -> None:
-    """While a call is being repeated: `status` shows what fails, where at least heartbeats can still be written."""
+    """Write a heartbeat while a call is repeated, so that `status` shows the failure if heartbeats can be written."""
     with suppress(StoreError, NoSpaceError):
         perform(syncer.send_heartbeat(monotonic_s(), force=True), store, clock)
 

@@ -1,6 +1,6 @@
 """Evaluation of the outer parameters: a low-priority process of its own, started by the syncer, fed through a pipe.
 
-It never delays a merge: the syncer asks and goes on; the answer becomes an `eval` commit when it is there.
+It never delays a merge: the syncer sends a request and goes on; the answer becomes an `eval` commit when it comes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class EvaluatorProcess:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment_with(OMP_NUM_THREADS="1")
         )
-        self._answers = queue.SimpleQueue()  # its own: what an earlier child still says concerns nobody
+        self._answers = queue.SimpleQueue()  # a queue per child: late answers of an earlier child are dropped
         threading.Thread(target=_listen, args=(child.stdout, self._answers), daemon=True).start()
         return child
 
@@ -112,15 +112,15 @@ def read_answer(line: str) -> Answer | None:
 
 
 def take_stdout() -> IO[str]:
-    """The pipe of the answers, for this module alone: whatever else prints (a user's model) goes to stderr."""
+    """The pipe of the answers, for this module alone: all other output to stdout (of a user's model) goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
 def requests_until_the_syncer_ends(lines: Iterable[str]) -> Iterator[str]:
-    """Lines as they come. At the end of the pipe the process ends at once, whatever it is doing: evaluating, or
-    trying again to reach a store."""
+    """Lines as they come. At the end of the pipe the process ends at once, also in the middle of an evaluation or of
+    retries to a store."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -143,7 +143,7 @@ def serve_evaluations(run: RunFormat, store: Store, requests: Iterable[str], ans
         outputs = [from_plain(FragmentVersion, plain) for plain in request["outputs"]]
         try:
             load_versions(run, outputs, store, dict(model.named_parameters()))
-        except DataCheckError:  # collected meanwhile, or damaged: the next question is about newer ones
+        except DataCheckError:  # collected by now, or damaged: the next request is about newer versions
             print(json.dumps({"n": request["n"], "loss": None}), file=answers, flush=True)
             continue
         sequences = run.settings.evaluation.sequences * (FINAL_FACTOR if request["final"] else 1)

@@ -1,8 +1,8 @@
-"""The norm cap and the norm clip: what happens to a delta longer than what its fragment has seen lately.
+"""The norm cap and the norm clip, for a delta longer than its fragment's recent deltas.
 
-Both compare with the running median of the fragment's accepted deltas. The cap refuses what is far beyond any honest
-delta; the clip (`sync.clip`) shortens what is merely long. A median lives in one syncer's memory, so the log records
-the scale that a clip applied, and a verifier keeps books of its own (`ScaleBooks`).
+Both compare with the running median of the fragment's accepted deltas. The cap refuses a delta far beyond any honest
+one; the clip (`sync.clip`) shortens a long delta. The median is in one syncer's memory, so the log records the scale
+that a clip applied, and a verifier keeps books of its own (`ScaleBooks`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOLERANCE = 1e-6  # of a verifier
 
 
 def scale_of(norm: float, median: float | None, clip: float | Literal["none"]) -> float | None:
-    """What to multiply a delta of this (finite) norm by before it is merged, 1 unless it is clipped; None if it is
+    """The factor for a delta of this (finite) norm before it is merged, 1 unless it is clipped; None if the delta is
     refused. `median`: of the fragment's accepted norms, None while too few are known."""
     if median is None:
         return 1.0
@@ -42,9 +42,9 @@ def median_of(accepted: Sequence[float]) -> float | None:
 class NormCap:
     """Compares each learner's delta with those that were accepted before it, fragment by fragment.
 
-    A single learner's poison is refused for as long as others are accepted in between. Where nobody is, the deltas
-    themselves have changed (another learning rate, a wiped momentum): the reference is forgotten, or the fragment
-    would never merge again.
+    A single learner's false deltas are refused as long as deltas of others are accepted in between. If none is
+    accepted, honest deltas have changed (another learning rate, a wiped momentum): then the reference is dropped,
+    because otherwise the fragment would never merge again.
     """
 
     def __init__(self, clip: float | Literal["none"] = "none") -> None:
@@ -53,8 +53,8 @@ class NormCap:
         self._refused_in_a_row: dict[int, int] = {}
 
     def scale(self, fragment: int, norm: float) -> float | None:
-        """As `scale_of` says, by what was accepted before. Norms are the learner's word until a merge has measured
-        them: only then they are `accept`ed."""
+        """`scale_of` with the norms accepted before. A norm is the learner's claim until a merge has measured it: so it
+        is `accept`ed only after the merge."""
         scale = scale_of(norm, median_of(self._accepted.get(fragment, ())), self.clip)
         if scale is None:
             self._refuse(fragment)
@@ -76,8 +76,8 @@ class NormCap:
 class ScaleBooks:
     """What a syncer must have multiplied each delta by, recomputed by a verifier. Of one log, fed commit by commit.
 
-    A syncer compares with what it has merged since it began to serve, so its memory is all in the log (the epochs, the
-    merges, the refusals) and in the payloads. What cannot be known is passed over, never guessed:
+    A syncer compares with what it has merged since it began to serve, so its memory follows from the log (the epochs,
+    the merges, the refusals) and the payloads. A scale that cannot be recomputed is not checked:
 
     behind the log's floor   payloads are gone; until 31 newer norms of the fragment, or the next epoch, fill the memory
     damaged payloads         likewise
@@ -94,8 +94,8 @@ class ScaleBooks:
         self._refused_in_a_row: dict[int, int] = {}
 
     def note(self, commit: Commit) -> None:
-        """Before its inputs are checked: who begins to serve remembers nothing; what was refused came before a merge
-        that says so."""
+        """Take in a commit before its inputs are checked: a syncer that begins to serve remembers nothing, and the
+        refusals in a merge's commit came before that merge."""
         if isinstance(commit, EpochStart):
             self._accepted, self._refused_in_a_row = {}, {}
         for outcome in commit.outcomes:
@@ -103,7 +103,7 @@ class ScaleBooks:
                 self._refused_in_a_row[outcome.fragment] = self._refused_in_a_row.get(outcome.fragment, 0) + 1
 
     def merged(self, fragment: int, inputs: Sequence[MergedOffer], sources: Sequence[DeltaSource | None]) -> list[str]:
-        """What is wrong with the scales of one merge; its norms enter the books. None: a delta that is not there."""
+        """The errors in the scales of one merge, whose norms enter the books. `sources`: None for a missing delta."""
         norms = [None if source is None else float(np.linalg.norm(source.norms)) for source in sources]
         known = [(item, norm) for item, norm in zip(inputs, norms, strict=True) if norm is not None]
         medians = self._possible_medians(fragment)
@@ -115,7 +115,7 @@ class ScaleBooks:
         return [text for text in wrong if text]
 
     def _possible_medians(self, fragment: int) -> list[float | None]:
-        """Of what the syncer remembered; empty if that cannot be known."""
+        """The possible medians of the syncer's memory; empty if that cannot be known."""
         accepted = self._accepted.get(fragment, deque())
         known = [norm for norm in accepted if norm is not None]
         if len(accepted) >= FEWEST and len(known) < len(accepted):

@@ -1,7 +1,7 @@
 """The regions that have a bucket of their own, served beside the home log: two threads each, one per direction.
 
-A merge never waits for them: what fails in a region's bucket is repeated by that region's threads alone, told in
-`status`, and made up for when the bucket answers again.
+A merge never waits for them: a failed call to a region's bucket is repeated by that region's threads alone and shown in
+`status`; the region catches up when the bucket answers again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def said_in_the_log(line: str) -> None:
 
 @dataclass
 class Trouble:
-    """What a thread's work ended with, and since when it does so each time: until it has gone well for a while."""
+    """The error that a thread's work ended with, and since when it recurs, until the work has gone well for long."""
 
     text: str = ""
     since_s: float = 0.0
@@ -60,8 +60,8 @@ class Trouble:
 
 
 class RegionService:
-    """Of one region. `earlier`: what the syncers before this one said of it, whose counts go on. `tell`: a line for the
-    log, or for whoever waits."""
+    """The service of one region. `earlier`: the heartbeat of the syncers before, from which the counts go on. `tell`
+    takes a line for the log."""
 
     def __init__(
         self, run: RunFormat, region: RegionStore, store: Store, home: Home, earlier: MirrorHeartbeat, tell: Tell,
@@ -84,7 +84,7 @@ class RegionService:
         ]
 
     def send_heartbeat(self) -> MirrorHeartbeat:
-        """How far the region is, for `status`."""
+        """The region's progress, for `status`."""
         now_s, behind = monotonic_s(), self.link.mirror.behind
         if behind == 0:
             self._behind_since_s = None
@@ -113,7 +113,7 @@ class RegionService:
         return self.stopped or retrying or next(filter(None, (*lasting, *damaged)), "")
 
     def _check(self) -> None:
-        """Before every operation of both threads, and after every pause."""
+        """Called before every operation of both threads, and after every pause."""
         if self.closing.is_set():
             raise TerminatedError("the syncer leaves")
         if self.stopped:
@@ -132,7 +132,7 @@ class RegionService:
                 self.stopped = f"{error}; {error.hint}"
                 self._tell(f"STOPPED: {self.stopped}")
                 return
-            except Exception as error:  # whatever it is, the region must not fall silent: it is told, and tried again
+            except Exception as error:  # any error is reported and the work tried again
                 text = str(error) if isinstance(error, DilocoError) else repr(error)
             if self.closing.is_set() or self.stopped:
                 return
@@ -149,7 +149,7 @@ class RegionService:
             self._tell(f"{error}; tries again every {TRIES_AGAIN_S:g} s")
 
     def _open(self) -> tuple[RetryingStore, MeteredStore]:
-        """Once, when it first answers to opening: the counts are of all that this process moved."""
+        """Open the region's store once, so that its meter counts all that this process moves."""
         with self._opening:
             if self._opened is None:
                 meter = MeteredStore(open_store(self.region.url))
@@ -164,7 +164,7 @@ class RegionService:
 
 
 class RegionServices:
-    """All of a run's; of a run without any, nothing."""
+    """The services of all regions of a run with a bucket of their own; there may be none."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class RegionServices:
         return [service.send_heartbeat() for service in self.services]
 
     def end(self, over: bool, within_s: float = ENDS_WITHIN_S) -> None:
-        """Leave. Once the run is `over`, not before every region has heard of it, as far as that can be."""
+        """End the services; if the run is `over`, after at most `within_s` for every region to catch up."""
         if over:
             for service in self.services:
                 service.leaving.set()

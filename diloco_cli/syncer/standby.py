@@ -32,7 +32,7 @@ def run_standby(url: str, name: str, instead_of: int | None, hosted: bool, rebui
     """Exit status: 0 when the run is over. Raises what a syncer raises once it has taken over.
 
     `name`: the standby's; `instead_of`: the pid of its dead predecessor on this host; `hosted`: by a learner's
-    process, whose training comes first and whose end is this one's end.
+    process; it then runs at low priority, and ends when that process ends.
     """
     stop = StopSignal()
     stop.hear_signals()
@@ -66,7 +66,7 @@ def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop
         say(f"{utc_now_text()} {name}: stands by for run {run.name}")
         return perform(Standby(run, claim, name, jitter(), instead_of, facts).wait(), store, clock)
     except (StoreError, NoSpaceError):
-        stop.check()  # a stop ends the retrying of a store that fails: that is no failure of this standby
+        stop.check()  # a stop ends the retries of a failing store: that is no failure of this standby
         raise
 
 

@@ -1,1 +1,1 @@
-"""A world in virtual time: actors, their calls of a store, and what goes wrong with them."""
+"""A world in virtual time: actors, their calls to a store, and the faults of these calls."""

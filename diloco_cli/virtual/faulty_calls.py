@@ -1,4 +1,4 @@
-"""What may befall one call to a simulated store. A fault hits the call between its sending and its answer."""
+"""The faults of one call to a simulated store. A fault happens between the sending of the call and its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diloco_cli.store.port import StoreForbiddenError, StoreUnavailableError
 
 
 class Fault(Enum):
-    """The value is what a story says of it."""
+    """The value is its text in a history's trace."""
 
     CRASH = "dies before the effect"
     CRASH_AFTER = "dies after the effect, before the answer"
@@ -40,15 +40,15 @@ OF_READ_BACK = frozenset({Fault.TORN_WRITE})  # of objects that their writer rea
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault, and for how long it delays an effect or an answer (where that means something). Of a flipped bit the
-    seconds are no time: they say where it is, as a share of the bytes."""
+    """A fault, and for how long it delays an effect or an answer (if it delays one). For a flipped bit `seconds` is
+    not a time but its place, as a share of the bytes."""
 
     kind: Fault
     seconds: float = 0.0
 
 
 def refusal_of(fault: Injected) -> DilocoError:
-    """What the store's client sees."""
+    """The error that the store's client gets."""
     match fault.kind:
         case Fault.FORBIDDEN:
             return StoreForbiddenError("403 (simulated)")
@@ -58,14 +58,14 @@ def refusal_of(fault: Injected) -> DilocoError:
 
 
 def halved(operation: Operation, fault: Injected) -> Operation:
-    """A create as a bad disk or an interrupted upload carries it out; any other operation is left as it is."""
+    """A create with a part of its bytes, as after a bad disk or an interrupted upload; other operations unchanged."""
     if fault.kind is not Fault.TORN_WRITE or not isinstance(operation, Create):
         return operation
     return replace(operation, data=operation.data[: len(operation.data) // 2])
 
 
 def damaged(answer: Any, fault: Injected) -> Any:
-    """Bytes as a reader gets them over a bad wire; any other answer is left as it is."""
+    """Bytes with one flipped bit, as over a bad network; any other answer is unchanged."""
     if fault.kind not in OF_READS or not isinstance(answer, bytes) or not answer:
         return answer
     if fault.kind is Fault.TORN:

@@ -1,9 +1,9 @@
 """One thread, one virtual clock, one bucket: actors are protocol generators that advance one operation at a time.
 
-An operation on the store is two events, its effect and its answer, and between them anything may happen. Faults are
-asked for as each operation of an actor is sent (`virtual/faulty_calls.py` says what there is).
+An operation on the store is two events, its effect and its answer, and other events may come between them. When an
+actor sends an operation, `fault_of` decides whether a fault hits it (`virtual/faulty_calls.py` lists the faults).
 
-`Lanes`: the threads of one simulated process; each performs its steps one after the other, in the order of handing in.
+`VirtualLanes`: the threads of one simulated process; each performs its steps one after the other, in their order.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["LATENCY_S", "Actor", "Fault", "World"]
 
 @dataclass(slots=True)
 class Actor:
-    """A process, or a thread of one. `result` or `error` is there once it has ended; `operations` counts those on the
-    store. `number`: the how many-th of its world. Its own clock shows `clock_s` + `clock_rate` x the world's time.
+    """A process, or a thread of one. `result` or `error` is set once it has ended; `operations` counts those on the
+    store. `number`: its place in the order of starts. Its own clock shows `clock_s` + `clock_rate` x the world's time.
 
     `answered`, `thrown`: the pending operation's answer, or the error in its place, is on its way. `spared`: no
-    further fault befalls it, it has been frozen by one. `owner`: whatever its starter keeps with it.
+    further fault hits it, because one has frozen it. `owner`: an object that its starter attaches.
     """
 
     name: str
@@ -59,14 +59,14 @@ def _usual_latency(actor: Actor, operation: Operation) -> float:
 
 @dataclass
 class World:
-    """Advances whoever is due first; ties go to the one that was started first. `writes` notes every create that took
-    effect or was refused: who, as its which operation, and the key.
+    """Advances the actor that is due first; ties go to the one that was started first. `writes` records every create
+    that took effect or was refused: the actor, the number of its operation, and the key.
 
     `latency_s`: from sending a store operation to its effect; `answer_s`: from there to its answer. `fault_of` gives
-    what befalls an actor's next operation, `faults` those by the actor's name and the operation's number.
+    the fault of an actor's next operation, `faults` those by the actor's name and the operation's number.
     `unreachable_until_s`: when an actor's calls to the store go through again (its client waits, and tries again).
-    `timeout_s`: after so long without an answer a client gives up a call. `store_of`: where there are several buckets,
-    the one that this operation of an actor goes to.
+    `timeout_s`: after so long without an answer a client gives up a call. `store_of`: with several buckets, the one
+    that this operation of an actor goes to.
     """
 
     store: Store = field(default_factory=MemoryStore)
@@ -90,7 +90,7 @@ class World:
         return actor
 
     def call_at(self, when_s: float, happen: Callable[[], None]) -> None:
-        """Something that is no process: a fault, a timer."""
+        """Call a function at a time: a fault, a timer."""
 
         def steps() -> Steps[None]:
             yield Sleep(max(0.0, when_s - self.now_s))
@@ -99,7 +99,7 @@ class World:
         self.start("", steps())
 
     def run(self, until: Callable[[], bool], within_s: float) -> bool:
-        """Go on until the condition holds; False if it does not within so many virtual seconds."""
+        """Go on until the condition holds; False if it does not within `within_s` virtual seconds."""
         deadline_s = self.now_s + within_s
         while not until():
             actor = self.next_due()
@@ -109,19 +109,19 @@ class World:
         return True
 
     def run_for(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let `seconds` pass."""
         end_s = self.now_s + seconds
         while (actor := self.next_due()) is not None and actor.wake_s <= end_s:
             self.advance(actor)
         self.now_s = max(self.now_s, end_s)
 
     def kill(self, actor: Actor) -> None:
-        """It is gone between two of its operations, or between an operation's effect and its answer."""
+        """End the actor between two of its operations, or between an operation's effect and its answer."""
         if not actor.ended:
             self._end(actor)
 
     def pause(self, actor: Actor) -> None:
-        """Between two events of its own: before an effect, or between an effect and its answer."""
+        """Pause the actor between two of its events: before an effect, or between an effect and its answer."""
         actor.paused = True
 
     def resume(self, actor: Actor) -> None:
@@ -141,7 +141,7 @@ class World:
             else:
                 thrown, actor.thrown = actor.thrown, None
                 operation = actor.steps.throw(thrown)
-            while type(operation) is Now and not actor.paused:  # no event: a clock is read at once
+            while type(operation) is Now and not actor.paused:  # reading a clock is no event: it takes no time
                 operation = actor.steps.send(actor.clock_s + actor.clock_rate * self.now_s)
         except StopIteration as stop:
             self._end(actor, result=stop.value)
@@ -151,7 +151,7 @@ class World:
             self._hold(actor, operation)
 
     def _hold(self, actor: Actor, operation: Operation) -> None:
-        """Until its effect is due, or the time that it passes is over."""
+        """Hold an operation until its effect is due, or a sleep is over."""
         kind, actor.pending = type(operation), operation
         if kind is Sleep:
             seconds: float = operation.seconds  # type: ignore[union-attr]
@@ -163,7 +163,7 @@ class World:
         heappush(self._due, (due_s, actor.number, actor))
 
     def next_due(self) -> Actor | None:
-        """The first that is due; entries of the dead, the frozen and the rescheduled are dropped."""
+        """The first actor that is due; entries of dead, frozen and rescheduled actors are dropped."""
         due = self._due
         while due:
             wake_s, _, actor = due[0]
@@ -173,7 +173,7 @@ class World:
         return None
 
     def _perform(self, actor: Actor, operation: Operation) -> bool:
-        """The effect. False if the actor does not go on from here at once."""
+        """Perform an operation's effect. False if the actor does not go on at once."""
         if type(operation) is Now:
             actor.answer = actor.clock_s + actor.clock_rate * self.now_s
             return True
@@ -200,7 +200,7 @@ class World:
         return Injected(found) if isinstance(found, Fault) else found
 
     def _answer(self, actor: Actor, operation: Operation, extra_s: float = 0.0) -> bool:
-        """On its way; True if it is there at once."""
+        """Send the answer; True if it arrives at once."""
         seconds = extra_s if self.answer_s is None else extra_s + self.answer_s(actor, operation)
         if seconds <= 0.0:
             return True
@@ -214,7 +214,7 @@ class World:
         return False
 
     def _befall(self, actor: Actor, operation: Operation, fault: Injected) -> bool:
-        """What the fault makes of the call."""
+        """Perform the call with this fault."""
         match fault.kind:
             case Fault.CRASH:
                 self._end(actor)
@@ -257,7 +257,7 @@ class World:
         return self._answer(actor, operation, after_s)
 
     def _effect_at(self, actor: Actor, operation: Operation, seconds: float) -> None:
-        """It happens later, whether the one that sent it still lives or not."""
+        """The operation takes effect later, also if its actor is dead by then."""
         self.call_at(self.now_s + seconds, lambda: self._effect(actor, operation))
 
     def _effect(self, actor: Actor, operation: Operation) -> Any:

@@ -1,18 +1,18 @@
-"""Garbage: what only commits behind a floor need is deleted, once the floor is in the log.
+"""Garbage collection: deletes objects that only commits before a floor need, once the floor is in the log.
 
-The syncer alone collects, and only behind a committed `gc_floor`, so everybody can know what may be gone. A floor is
-the number of a snapshot; everything after it can still be replayed, and gone back to. Behind it
+The syncer alone collects, and only behind a committed `gc_floor`, so every process can know which objects may be gone.
+A floor is the number of a snapshot; from there on every commit can be replayed and rolled back to. Behind it
 
     kept for ever   commits, epochs, incarnations, offers, requests: they are small, and a number that was deleted could
                     be taken a second time by a writer that was held up
     kept            each fragment's state as of the floor, its weights that a delta may still be based on then, deltas
                     of offers without an outcome, each learner's newest saved moments
-    deleted         older states, weights, deltas with an outcome, moments, snapshots; and what a syncer wrote and
-                    nobody ever committed, if its epoch is over
+    deleted         older states, weights, deltas with an outcome, moments, snapshots; and versions that a syncer of an
+                    earlier epoch wrote and no commit names
 
-The work is cut into single requests, made while the syncer waits, after a grace for readers that are on their way.
+The work is done in single requests while the syncer waits, and begins after a grace period for readers.
 
-`Housekeeper`: the commits that a syncer makes unasked beside merging: quarantines and floors.
+`Housekeeper`: the commits that a syncer makes without a request, beside merging: quarantines and floors.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ KEPT_MOMENTS = 4  # of each learner, the newest
 
 
 def kept_commits(run: RunFormat) -> int | None:
-    """How many of the newest commits stay replayable without anybody asking; None: all."""
+    """How many of the newest commits stay replayable by the run's settings; None: all."""
     rounds = run.settings.retention.rounds
     return None if rounds == "all" else rounds * run.num_fragments
 
 
 def next_floor(head: int, floor: int, snapshots: tuple[int, ...], kept: int) -> int | None:
-    """The newest snapshot that leaves `kept` commits behind it up to `head`, but never the newest of all: one more
-    stays for the day on which that is damaged. None if none lies beyond `floor`."""
+    """The newest snapshot with at least `kept` commits between it and `head`, but never the newest of all, because that
+    may be damaged. None if no such snapshot lies beyond `floor`."""
     fitting = [n for n in snapshots[:-1] if floor < n <= head - kept]
     return max(fitting, default=None)
 
 
 def floor_in_turn(run: RunFormat, state: RunState) -> Steps[int | None]:
-    """The floor that is due by the run's settings, None if none is. It moves by a quarter of what is kept at once."""
+    """The floor that is due by the run's settings, None if none is. It moves by at least a quarter of what is kept."""
     kept = kept_commits(run)
     if kept is None or state.n - kept - state.gc_floor < max(SNAPSHOT_EVERY, kept // 4):
         return None
@@ -54,7 +54,7 @@ def floor_in_turn(run: RunFormat, state: RunState) -> Steps[int | None]:
 
 
 def floor_by_request(state: RunState) -> Steps[int | str]:
-    """The highest floor there can be, or why there is none."""
+    """The highest possible floor, or the reason why there is none."""
     snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
     floor = next_floor(state.n, state.gc_floor, snapshots, 0)
     if floor is None:
@@ -63,8 +63,8 @@ def floor_by_request(state: RunState) -> Steps[int | str]:
 
 
 def is_garbage(key: str, floor: RunState, epoch: int) -> bool:
-    """Whether a delta, weights, state or snapshot may go: `floor` is the state after the floor's commit, `epoch` the
-    log's newest. What cannot be read as a key of its kind stays."""
+    """Whether a delta, weights, state or snapshot may be deleted: `floor` is the state after the floor's commit,
+    `epoch` the log's newest. An object whose key does not parse stays."""
     kind = key.partition("/")[0]
     if kind == "delta":
         delta = read_delta_key(key)
@@ -92,11 +92,11 @@ def _is_left_behind(
         (o.version, o.epoch, o.weights_digest if weights else o.state_digest) for o in wanted
     }:
         return False
-    return version < current.version or of_epoch < epoch  # else this epoch's syncer may be about to read it back
+    return version < current.version or of_epoch < epoch  # the present syncer may still read its own version back
 
 
 class Sweep:
-    """One walk over the listings. `doomed` keys are found; `deleted` counts those that are gone."""
+    """One walk over the listings. `doomed`: keys found and not deleted yet; `deleted`: how many are deleted."""
 
     def __init__(self, floor: RunState) -> None:
         self.floor = floor
@@ -132,7 +132,7 @@ class Sweep:
             self.doomed.extend(key for key in keys if is_garbage(key, self.floor, epoch))
 
     def _older_moments(self, keys: list[str]) -> list[str]:
-        """Keys come sorted by learner, incarnation and step: all but the last of each learner's are old."""
+        """Keys come sorted by learner, incarnation and step: all but each learner's last KEPT_MOMENTS are old."""
         older = []
         for key in keys:
             read = read_inner_key(key)
@@ -151,7 +151,7 @@ def _learner(key: str) -> str:
 
 
 class Collector:
-    """Deletes behind the log's floor. Work that dies with its process begins anew in the next."""
+    """Deletes behind the log's floor. If its process dies, the next one begins the work anew."""
 
     def __init__(self, run: RunFormat) -> None:
         self.run = run
@@ -161,8 +161,8 @@ class Collector:
         self.deleted = 0
 
     def look(self, state: RunState, now_s: float) -> None:
-        """Take note of the log's floor; readers get their grace from here on. What has begun is ended first: floors
-        that follow each other fast must not keep it from its end."""
+        """Take note of the log's floor; the readers' grace begins now. A sweep that has begun is finished first, so
+        that floors which follow each other fast cannot keep it from its end."""
         begun = self.floor > 0 and not (self.sweep is not None and self.sweep.is_done)
         if state.gc_floor > self.floor and not begun:
             self.floor, self.sweep = state.gc_floor, None
@@ -172,7 +172,7 @@ class Collector:
         return state.gc_floor == self.floor and (self.floor == 0 or (self.sweep is not None and self.sweep.is_done))
 
     def work(self, state: RunState, now_s: float, budget_s: float) -> Steps[bool]:
-        """A few requests, at least one, until `budget_s` is used up. False if there is nothing to do now."""
+        """Make requests, at least one, until `budget_s` is used up. False if there is nothing to do now."""
         if self.is_done(state) or now_s < self.starts_s:
             return False
         if self.sweep is None:
@@ -187,7 +187,7 @@ class Collector:
 
 
 def survey(run: RunFormat, state: RunState, floor: int) -> Steps[dict[str, list[str]]]:
-    """Keys by kind that a floor would let go of, as far as a listing shows. Changes nothing."""
+    """Keys by kind that a floor would allow to delete, as far as a listing shows. Changes nothing."""
     sweep = Sweep((yield from state_after(run, floor)))
     while sweep.kinds:
         yield from sweep.look(state.epoch)
@@ -202,7 +202,7 @@ def collected(floor: int, why: str) -> Commit:
 
 
 class Housekeeper:
-    """Of one syncer process. Everything that must not be lost is in the log."""
+    """The housekeeping of one syncer process. It keeps nothing that the log does not have."""
 
     def __init__(self, run: RunFormat) -> None:
         self.run = run
@@ -221,8 +221,8 @@ class Housekeeper:
         return None if floor is None else collected(floor, "in turn")
 
     def rest(self, state: RunState, seconds: float) -> Steps[None]:
-        """Between two turns: pass so much time, with collecting as long as there is garbage. A merge never waits for
-        more than one request of it; a syncer that never rests makes one a turn."""
+        """Pass `seconds` between two turns, collecting while there is garbage. A merge waits for one request of the
+        collection at most; a syncer that never rests makes one such request a turn."""
         if self.collector.is_done(state):
             if seconds > 0:
                 yield Sleep(seconds)
@@ -236,10 +236,8 @@ class Housekeeper:
 
 
 def to_quarantine(state: RunState, run: RunFormat) -> str | None:
-    """The learner that is due for it, the first by name; None if nobody is.
-
-    Nobody, too, where fewer would be left than the quorum needs: a run must not stop itself for what it refuses anyway.
-    """
+    """The first learner by name that is due for quarantine; None if there is none, and also where fewer learners would
+    be left than the quorum needs: its bad offers are refused in any case, and the run must not stop for them."""
     enough = faults_for_quarantine(run.num_fragments)
     if all(known.faults < enough for known in state.learners.values()):
         return None

@@ -1,9 +1,9 @@
-"""What a training loop decides between its steps, beside its books (progress.py). Pure.
+"""Decisions of a training loop between its steps, beside its books (progress.py). Pure.
 
 is_over          the run has ended, for this process
-awaits_last      a leaver stays for the outcomes of its last offers
+awaits_last      a learner that leaves waits for the outcomes of its last offers
 merge_is_due     `at_tau`: the merge of an own offer is to be adopted before the next step
-waited_for       ... and whether it is, is still to come, or never comes
+waited_for       whether that merge is here, is still to come, or never comes
 save_is_due      the inner optimizer's moments go to the store
 OfferDraft       what a learner decided to offer, before there is a payload
 """
@@ -21,8 +21,8 @@ from diloco_cli.protocol.log.states import RunPhase
 
 @dataclass(frozen=True)
 class OfferDraft:
-    """A decision to offer: fragment `fragment` for slot `slot`, as offer number `seq`. `applied`: the newest own offer
-    of the fragment that a merge took, as far as is known."""
+    """A decision to offer fragment `fragment` for slot `slot`, as offer number `seq`. `applied`: the seq of the newest
+    own offer of the fragment that is known to be merged."""
 
     seq: int
     slot: int
@@ -37,29 +37,29 @@ class OfferDraft:
 
 
 def is_over(state: RunState, joined_at: int) -> bool:
-    """Whether the run has ended for a process that began at this commit. A stop that was in the log before does not
-    concern it: the run is being resumed."""
+    """Whether the run has ended for a process that began at commit `joined_at`. A stop that was in the log before does
+    not concern it: the run is being resumed."""
     return state.phase == RunPhase.FINISHED or (state.phase == RunPhase.STOPPED and state.n > joined_at)
 
 
 def awaits_last(awaits_outcomes: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:
-    """Whether a learner that leaves stays: while the outcome of an own offer is not known yet, there is time, and the
-    run goes on. It only hears; what it would adopt now, nobody trains on."""
+    """Whether a learner that leaves stays: while the outcome of an own offer is unknown, there is time, and the run
+    goes on. It only reads the log and adopts nothing, because it trains no more."""
     return awaits_outcomes and may_drain and not is_over(state, joined_at)
 
 
 def merge_is_due(sync: SyncSettings, draft: OfferDraft, next_slot: int) -> bool:
     """Whether a learner at `next_slot` has to adopt the merge of this offer before it goes on: exactly tau slots after
-    the offer's own. Only `at_tau`; on arrival, nothing is ever waited for."""
+    the offer's own. Only with `at_tau`; with `on_arrival` a learner never waits for a merge."""
     return sync.adoption == "at_tau" and sync.overlap != "auto" and draft.slot + 1 + sync.overlap <= next_slot
 
 
 def waited_for(
     draft: OfferDraft, base: FragmentVersion, arrived: FragmentVersion | None, state: RunState
 ) -> Literal["here", "to come", "never"]:
-    """The merge of this offer, or a later one of its fragment; `base`: what is adopted of that, `arrived`: its newest
-    version that is here. Never after a rollback behind the offer's base, for nobody merges that offer, and never if its
-    slot was skipped, or such a merge is adopted."""
+    """Where the merge of this offer, or a later merge of its fragment, is; `base`: the fragment's adopted version,
+    `arrived`: its newest version that has arrived. `never` if a rollback came after the offer's base, because then the
+    offer is refused, or if its slot was skipped, or if such a merge is adopted already."""
     if draft.base.version < state.base_floor or base.slot >= draft.slot:
         return "never"
     if arrived is not None and arrived.slot >= draft.slot:

@@ -1,5 +1,5 @@
-"""How a learner follows the log behind its training: the head as soon as it is seen, then the versions that it brings,
-each as it comes; heartbeats and fences between."""
+"""How a learner follows the log beside its training: it passes on a new head at once, then each version that the head
+brings when it has arrived; between these it sends heartbeats and checks for a successor."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from diloco_cli.protocol.rules.polling import expected_slot_s, fence_check_every
 
 HEARTBEAT_EVERY_S = 3.0
 SLEEP_BOUNDS_S = (0.02, 0.5)
-DRAINS_LOOK_S = 1.0  # somebody waits for its end, or its machine is about to go
-LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be had
+DRAINS_LOOK_S = 1.0  # an operator waits for the learner's end, or its machine is about to be taken away
+LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be read
 FetchedVersion = tuple[FragmentVersion, Values, float]
-"""A version, decoded, and when it was first known of."""
+"""A version, its decoded values, and when the learner first saw it in the log."""
 
 
 @dataclass(frozen=True)
 class Mail:
-    """News for the training: the log up to its head, and the newest version of each fragment that has arrived since the
-    last mail was taken."""
+    """News for the training: the state at the log's head, and of each fragment the newest version that has arrived
+    since the last mail was taken."""
 
     state: RunState
     versions: dict[int, FetchedVersion] = field(default_factory=dict)
 
 
 class Follower:
-    """Of one learner. Another thread takes the mail, reads the plain attributes, and sets `leaves`."""
+    """The follower of one learner. The training thread takes the mail, reads the plain attributes, sets `leaves`."""
 
     def __init__(
         self, learner: Incarnation, heartbeat_facts: Callable[[], dict[str, Any]], wakes: Callable[[], None]
     ) -> None:
         self._learner, self._heartbeat_facts, self._wakes = learner, heartbeat_facts, wakes
-        self._mail: deque[Mail] = deque()  # at most one: put by this one, taken by the training
+        self._mail: deque[Mail] = deque()  # at most one: put by the follower, taken by the training
         self._fetched: dict[int, int] = {}
         self._looked_s = 0.0
         self.state = RunState()
-        self.head = (self.state, 0.0, 0.0)  # it appeared between these two times
+        self.head = (self.state, 0.0, 0.0)  # the state, and two times between which its commit appeared
         self.found_s: float | None = None
         self.trouble = ""
         self.unreadable: frozenset[int] = frozenset()
@@ -65,7 +65,7 @@ class Follower:
             return None
 
     def _put(self, versions: list[FetchedVersion]) -> None:
-        """What lies behind a rollback is nobody's business any more, also if it was not taken in time."""
+        """Add to the mail that waits. Versions from before a rollback are dropped, also those not taken yet."""
         before = self.take()
         known = ({} if before is None else before.versions) | {version[0].fragment: version for version in versions}
         known = {f: version for f, version in known.items() if version[0].version >= self.state.base_floor}
@@ -75,8 +75,8 @@ class Follower:
     # -- the log ------------------------------------------------------------------------------------------------
 
     def newest(self, state: RunState) -> Steps[tuple[RunState, dict[int, FetchedVersion]]]:
-        """The newest committed version of every fragment: what a new incarnation starts from. Not of every one, if the
-        run ends while some cannot be read."""
+        """The newest committed version of every fragment, from which a new incarnation starts. Some are missing if the
+        run ends while they cannot be read."""
         self.state, joined_at = state, state.n
         self._fetched = {output.fragment: -1 for output in state.outputs}
         versions: dict[int, FetchedVersion] = {}
@@ -85,11 +85,11 @@ class Follower:
                 versions[version[0].fragment] = version
             if not self.trouble or is_over(self.state, joined_at):
                 return self.state, versions
-            yield Sleep(LOOK_AGAIN_S)  # collected meanwhile, perhaps: the log names newer ones by then
+            yield Sleep(LOOK_AGAIN_S)  # the version may have been collected: then the log names a newer one
             self.state = yield from read_log(self._learner.run, self.state)
 
     def look(self) -> Steps[bool]:
-        """Read what is new in the log, and fetch what it brings; False if nothing is."""
+        """Read the new commits of the log and fetch their versions; False if there are none."""
         since_s, asked_s = self._looked_s, (yield Now())
         known = self.state
         self.state = yield from read_log(self._learner.run, known)
@@ -110,8 +110,8 @@ class Follower:
         return news
 
     def _look_for_rollback(self, seen_s: float) -> Steps[None]:
-        """All its versions at once, for nobody should train on a mixture of what is left and what counts. One that
-        cannot be had even then comes later, as at any other time: or nobody would ever make its successor."""
+        """Pass on all versions of a rollback at once, so that no learner trains on a mixture of old and restored
+        fragments. A version that cannot be read is left for later: a merge must supersede it, so none may wait."""
         versions: dict[int, FetchedVersion] = {}
         for attempt in range(LOOKS_FOR_ROLLBACK):
             if attempt:
@@ -124,7 +124,7 @@ class Follower:
         self._put(list(versions.values()))
 
     def _fetch_wanted(self, seen_s: float) -> Steps[list[FetchedVersion]]:
-        """All that are wanted, as far as they can be had."""
+        """All wanted versions that can be read."""
         found = []
         for output in self._wanted():
             version = yield from self._fetch(output, seen_s)
@@ -143,7 +143,7 @@ class Follower:
         return output, self._learner.wire.decode(output, data), seen_s
 
     def _tell_trouble(self) -> None:
-        """In the heartbeat, and once to the observer: which version cannot be had. Its successor ends the trouble."""
+        """State in the heartbeat, and once to the observer, which version cannot be read, until a newer one is."""
         wanted = self._wanted()
         gone = [f"version {output.version} of fragment {output.fragment} cannot be read" for output in wanted]
         self.unreadable = frozenset(output.fragment for output in wanted)
@@ -154,7 +154,7 @@ class Follower:
     # -- behind the training ------------------------------------------------------------------------------------
 
     def follow(self) -> Steps[None]:
-        """Until the learner leaves. Raises FencedError when a newer incarnation has its place."""
+        """Follow until the learner leaves. Raises FencedError when a newer incarnation has its place."""
         next_heartbeat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
         while not self.leaves:
             now_s: float = yield Now()
@@ -169,8 +169,8 @@ class Follower:
                     next_look_s = yield Now()
                     continue
                 asked_s = now_s
-            # anew each time: how fast its steps are may have turned out since
-            known_s = None if self.trouble else self.found_s  # what is missing may be there again at any time
+            # computed anew each time, as the measured time of a step may have changed
+            known_s = None if self.trouble else self.found_s  # a missing version may be readable again at any time
             next_look_s = next_request_s(known_s, asked_s, self._slot_s())
             if self._learner.doing is LearnerState.DRAINING:
                 next_look_s = min(next_look_s, asked_s + DRAINS_LOOK_S)
@@ -178,7 +178,7 @@ class Follower:
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
 
     def _slot_s(self) -> float:
-        """Between two commits, as expected: the log's own word, beside the learner's."""
+        """The expected time between two commits: as the log states it, limited by the learner's own measurement."""
         learner = self._learner
         own_s = learner.watch.expected_slot_s(learner.progress.round_steps, learner.run.num_fragments)
         return expected_slot_s(0.0 if self.state.window is None else self.state.window.slot_s, own_s)

@@ -1,5 +1,5 @@
-"""The fragments of one incarnation as it adopted and sent them, beside the parameters that it trains: the arithmetic of
-adoption, in its order, for a learner and for a tape's player. Values are whatever the training port reads and writes.
+"""The fragments of one incarnation as it adopted and sent them, beside the parameters that it trains. Does the steps of
+an adoption in their order, for a learner and for a tape's player. Values are those of the training port.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from diloco_cli.protocol.log.records import Mixing
 
 
 class Fragments:
-    """`bases`: each fragment as it was adopted last, what its next delta is measured from."""
+    """`bases`: each fragment as it was adopted last; its next delta is measured from there."""
 
     def __init__(self, training: Training, wire: Wire) -> None:
         self._training, self._wire = training, wire
@@ -22,8 +22,8 @@ class Fragments:
         self.bases[fragment], self.sent[fragment] = merged, {}
 
     def adopt(self, fragment: int, merged: Values, mixing: Mixing, since: int | None) -> None:
-        """Take over a merged version. `since`: with `rebase`, progress is kept from this send on; None: all of it, and
-        what was sent is as it would be had it been sent from the new version."""
+        """Take over a merged version. `since`: with `rebase`, the progress since this offer is kept; None: all progress
+        is kept, and the values sent are moved onto the new version too."""
         base, sent = self.bases[fragment], self.sent[fragment]
         kept: dict[int, Values] = {}
         if mixing == "replace":
@@ -39,14 +39,14 @@ class Fragments:
         self.bases[fragment], self.sent[fragment] = merged, kept
 
     def send(self, fragment: int, seq: int, keep: bool) -> Values:
-        """The parameters as they are now; `keep`: a later adoption may go on from here."""
+        """The parameters as they are now; `keep`: remember them for a later `rebase`."""
         values = self._training.read(fragment)
         if keep:
             self.sent[fragment][seq] = values
         return values
 
     def forget(self, fragment: int) -> None:
-        """What was sent of it is in no merge, and will be in none."""
+        """Forget the values sent of a fragment: no merge holds them, and none will."""
         self.sent[fragment] = {}
 
     def go_back(self, fragment: int) -> None:

@@ -1,4 +1,4 @@
-"""How a syncer discovers offers: it polls the next known key of every learner and never lists.
+"""How a syncer discovers offers: it asks for the next key of every learner and never lists.
 
 `PolledMailbox`: when to look for the offers of one incarnation, and for how long; relays in regions use it as well.
 """
@@ -24,15 +24,15 @@ MAX_OFFERS_PER_POLL = 8  # of one learner, for the same reason
 MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most one a fragment
 MAX_OLD_MAILBOXES = 8  # of one learner, beside its newest
 RETIRE_S = 120.0
-MAX_PORTIONS = 16  # of one mailbox at the run's end: a flood must not hold it up
-MAX_OUTCOMES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a record that is too long to be one
+MAX_PORTIONS = 16  # of one mailbox at the run's end: a flood of offers must not delay the end
+MAX_OUTCOMES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a commit longer than a record may be
 
 
 @dataclass
 class PolledMailbox:
     """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next.
 
-    `slot_s`: the time between them in the learner's own words, which count only beside the others' pace."""
+    `slot_s`: the time between offers as the learner states it; expected_slot_s limits it by the run's pace."""
 
     learner: str
     incarnation: int
@@ -44,14 +44,14 @@ class PolledMailbox:
     asked_s: float = -inf
 
     def asked(self, now_s: float, usual_slot_s: float) -> None:
-        """Nothing more is there now: when to ask again."""
+        """No further offer is there now: choose when to ask again."""
         self.asked_s = now_s
         self.next_request_s = next_request_s(self.found_s, now_s, expected_slot_s(self.slot_s, usual_slot_s))
 
 
 def replaced(old: Iterable[tuple[str, int]], newest: PolledMailbox, now_s: float) -> list[tuple[str, int]]:
-    """Which of one learner's `old` mailboxes are given up: nobody looks for ever after the offers of a process that was
-    replaced long ago."""
+    """Which of one learner's `old` mailboxes are given up, so that requests for the offers of replaced incarnations end
+    after a while."""
     kept = MAX_OLD_MAILBOXES if now_s - newest.since_s < RETIRE_S else 0
     rising = sorted(old)
     return rising[: max(0, len(rising) - kept)]
@@ -59,7 +59,7 @@ def replaced(old: Iterable[tuple[str, int]], newest: PolledMailbox, now_s: float
 
 @dataclass
 class Mailbox(PolledMailbox):
-    """`pending`: received, and without an outcome."""
+    """`pending`: offers received that have no outcome yet."""
 
     pending: list[Offer] = field(default_factory=list)
 
@@ -68,17 +68,17 @@ class Mailbox(PolledMailbox):
 class Inbox:
     """All pending offers, and when each learner was last heard (seconds on the syncer's clock).
 
-    `withheld(learner, incarnation, seq)`: offers that are not to be read here now (see protocol/regions/relays.py)."""
+    `withheld(learner, incarnation, seq)`: whether an offer must not be read yet (see protocol/regions/relays.py)."""
 
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
     heard_s: dict[str, float] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
-    _sorted_for: RunState | None = None  # nothing came since: sorting out again would change nothing
+    _sorted_for: RunState | None = None  # the state for which sort_out was last done, if no offer came since
 
     def open(self, state: RunState, now_s: float) -> None:
-        """Start from what the log knows. Every island counts as heard now: the benefit of the doubt."""
+        """Start from the log's state. Every island counts as heard now, because a new syncer cannot know better."""
         for island in state.with_members(self.run).everybody:
             known = state.learner(island.name)
             self.heard_s[island.name] = now_s
@@ -88,14 +88,14 @@ class Inbox:
         return self.mailboxes.setdefault((learner, incarnation), Mailbox(learner, incarnation))
 
     def expect(self, learner: str) -> None:
-        """Look for the first offers of one that has just been admitted; it counts as alive once it is heard."""
+        """Ask for the offers of a learner that was just admitted; it counts as alive once it is heard."""
         self._box(learner, 1)
 
     def newest_incarnation(self, learner: str) -> int:
         return max((incarnation for name, incarnation in self.mailboxes if name == learner), default=0)
 
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
-        """Also of those that have joined meanwhile."""
+        """Look for new incarnations of all islands, also of those that have joined since."""
         for island in state.with_members(self.run).everybody:
             newest = self.newest_incarnation(island.name)
             for _ in range(MAX_CLAIMS_PER_LOOK):
@@ -118,8 +118,8 @@ class Inbox:
             del self.mailboxes[key]
 
     def poll(self, state: RunState, now_s: float, slot_s: float, everywhere: bool = False) -> Steps[bool]:
-        """Fetch offers that have appeared. Where slots take long, only from the mailboxes whose time it is; or
-        `everywhere`, but for those that were asked at this very moment. False if there was nobody to ask."""
+        """Fetch offers that have appeared. Where slots are long, only from the mailboxes that are due; with
+        `everywhere` from all. A mailbox asked at `now_s` is not asked again. False if no mailbox was asked."""
         always = everywhere or slot_s < SHORT_SLOT_S
         boxes = [box for box in self.mailboxes.values() if box.asked_s < now_s]
         due = [box for box in boxes if always or now_s >= box.next_request_s]
@@ -129,8 +129,8 @@ class Inbox:
         return bool(due)
 
     def empty(self, state: RunState, now_s: float) -> Steps[None]:
-        """Fetch what can be found now, of new incarnations too: from each mailbox until it is empty. Who goes on
-        offering meanwhile does not hold up the run's end, and what a flood brings beyond some portions stays."""
+        """Fetch all offers that are there now, of new incarnations too: from each mailbox until it is empty, but at
+        most MAX_PORTIONS portions, so that a learner that goes on offering cannot delay the run's end."""
         yield from self.look_for_incarnations(state, now_s)
         left = list(self.mailboxes.values())
         for _ in range(MAX_PORTIONS):
@@ -139,7 +139,7 @@ class Inbox:
                 return
 
     def _fetch(self, boxes: list[Mailbox], state: RunState, now_s: float) -> Steps[list[Mailbox]]:
-        """A portion from each; sorting it out makes room. Returns those where more may lie."""
+        """Fetch a portion from each mailbox, then sort it out to make room. Returns the boxes that may hold more."""
         left = []
         for box in sorted(boxes, key=lambda b: (b.learner, b.incarnation)):
             for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
@@ -158,7 +158,7 @@ class Inbox:
         return left
 
     def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
-        """Whether it is the learner's own word, good or bad."""
+        """Take in one offer's bytes. Whether the learner itself wrote them, well formed or not."""
         seq = box.next_seq
         box.next_seq += 1
         known = state.learner(box.learner)
@@ -181,14 +181,14 @@ class Inbox:
         return self.run.keyring.authenticates(learner_signer(learner), key, data)
 
     def deliver(self, offer: Offer) -> None:
-        """A well-formed offer, from wherever it comes."""
+        """Take in a well-formed offer."""
         box = self._box(offer.learner, offer.incarnation)
         box.slot_s = offer.timings.slot_s
         box.pending.append(offer)
         self._sorted_for = None
 
     def sort_out(self, state: RunState) -> None:
-        """Give every pending offer that can never be applied its outcome, and forget what is settled."""
+        """Give every pending offer that can never be applied its outcome, and forget offers that have one."""
         for key, box in list(self.mailboxes.items()):
             keep: list[Offer] = []
             for offer in box.pending:
@@ -206,7 +206,7 @@ class Inbox:
         self.outcomes.append(Outcome(*offer.id, offer.fragment, reason))
 
     def drop(self, offer: Offer, reason: str) -> None:
-        """Refuse one pending offer, for a reason that only its payload could show."""
+        """Refuse one pending offer: its payload is bad, or a newer offer of the learner takes its place."""
         box = self.mailboxes[(offer.learner, offer.incarnation)]
         box.pending.remove(offer)
         self.refuse(offer, reason)
@@ -226,7 +226,7 @@ class Inbox:
         return [newest[name] for name in sorted(newest)]
 
     def forget(self, offers: list[Offer]) -> None:
-        """These were applied; whatever the log's floor says now, they need no other outcome."""
+        """These offers were applied and need no other outcome."""
         for offer in offers:
             self.mailboxes[(offer.learner, offer.incarnation)].pending.remove(offer)
 
@@ -236,11 +236,11 @@ class Inbox:
 
     @property
     def outcomes_left(self) -> bool:
-        """Whether they are too many for one commit."""
+        """Whether there are more outcomes than one commit may hold."""
         return len(set(self.outcomes)) > MAX_OUTCOMES_A_COMMIT
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
-        """For one commit; what is too much for it goes with the next."""
+        """The outcomes for one commit; those that it cannot hold go with the next."""
         waiting = list(dict.fromkeys(self.outcomes))
         taken, self.outcomes = waiting[:MAX_OUTCOMES_A_COMMIT], waiting[MAX_OUTCOMES_A_COMMIT:]
         return tuple(sorted(taken, key=lambda f: (f.learner, f.incarnation, f.seq)))

@@ -1,6 +1,6 @@
-"""How a learner's process joins, and publishes: what is asked of the store behind the training loop.
+"""How a learner's process joins and publishes: its requests to the store beside the training loop.
 
-`Saves`: the inner optimizer's saved moments, as of which commit each, and the way back to them.
+`Saves`: the saved moments of the inner optimizer, with the commit of each, and how to return to them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 
 WAIT_FOR_GENESIS_S = 0.1
-MAX_FORGED_CLAIMS = 64  # in a row, that are looked behind
+MAX_FORGED_CLAIMS = 64  # claims in a row that are checked for a genuine one
 REMEMBERED = 16  # the newest saves; an older one is hardly worth going back to
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a new incarnation starts from: the log, where its data begins, its newest saved inner state's key, and the
-    commit by which that was saved.
+    """What a new incarnation starts from: the log's state, where its data begins, the key of its newest saved moments,
+    and the newest commit when these were found.
 
-    The data begins beyond everything that a predecessor applied or published: no sample is merged twice, and what the
-    predecessor had drawn but not published is lost with it. Saved moments that an offer from behind a rollback names
-    are none, unless that rollback only made versions anew. `state` is the log of before: a stop since then counts.
+    The data begins after everything that a predecessor published: no sample is merged twice, and samples that the
+    predecessor drew and did not publish are skipped. Saved moments that an offer from before a rollback names are not
+    used, unless that rollback undid no merge. `state` is the log before the claim: a stop after it counts.
     """
 
     incarnation: int
@@ -49,10 +49,10 @@ class Joined:
 
 
 def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
-    """Become the next incarnation of `learner`. Waits for commit 0: nobody trains from weights of its own.
+    """Become the next incarnation of `learner`. Waits for commit 0, because no learner trains from weights of its own.
 
-    An island of the launch may be there before the syncer that resumes the run. One that joined since finds the run
-    stopped, or over, only if that came between its admission and this: raises UsageError."""
+    An island of the launch may start before the syncer that resumes the run. An island that joined later raises
+    UsageError if the run has been stopped, or has ended, since its admission."""
     state = yield from read_log(run)
     if all(island.name != learner for island in run.islands):
         refuse_unless_running(run, state)
@@ -67,7 +67,7 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     for earlier in range(max(1, known.floor), incarnation):
         last = yield from _newest_offer(run, learner, earlier, known.next_seq if earlier == known.floor else 0)
         offers += [] if last is None else [last]
-    head = (yield from read_log(run, state)) if offers else state  # an earlier process may have lived on for long
+    head = (yield from read_log(run, state)) if offers else state  # an earlier process may have gone on for long
     inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
     data_start = max([known.data_end, *(offer.data_end for offer in offers)])
     return Joined(incarnation, state, data_start, inner, head.n)
@@ -82,15 +82,15 @@ def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) 
         data = yield from read_signed(run.keyring, learner_signer(learner), key)
         if data is None:
             return newest
-        with suppress(RecordError):  # the syncer gives it its outcome; its successor in the walk may be sound
+        with suppress(RecordError):  # the syncer refuses a bad offer; the next one may be good
             found = decode(Offer, data, key)
             newest = found if run.keyring.authenticates(learner_signer(learner), key, data) else newest
         seq += 1
 
 
 def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps[bytes]:
-    """The payload if there is any, then the offer that names it; its bytes. FencedError if another process holds this
-    very offer."""
+    """Write the payload, if there is one, then the offer that names it. Returns the offer's bytes. FencedError if
+    another process has written this offer."""
     if payload:
         yield Create(delta_key(*offer.id, offer.payload_digest), payload)
     key = offer_key(*offer.id)
@@ -101,14 +101,14 @@ def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps
 
 
 def fetch_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
-    """A committed version as learners adopt it; None if it is gone (read the log again) or not what the log says."""
+    """A committed version's weights; None if they are gone (read the log again) or their digest differs."""
     key = weights_key(output.fragment, output.version, output.epoch, output.weights_digest)
     data = yield Get(key, max_fragment_bytes(run.layout, output.fragment))
     return data if data is not None and digest(data) == output.weights_digest else None
 
 
 def fetch_moments(key: str | None, max_bytes: int) -> Steps[bytes | None]:
-    """Saved moments, if they are the very bytes that their key names. Offers carry such keys: a stranger's word."""
+    """Saved moments, if their digest is that in their key. Such keys come from offers, which are not trusted."""
     if key is None or read_inner_key(key) is None:
         return None
     data: bytes | None = yield Get(key, max_bytes)
@@ -116,7 +116,7 @@ def fetch_moments(key: str | None, max_bytes: int) -> Steps[bytes | None]:
 
 
 def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGNED) -> Steps[bool]:
-    """Whether another process has taken this learner's place. A claim that is not signed with its key takes nothing."""
+    """Whether another process has taken this learner's place. A claim not signed with the learner's key is ignored."""
     for number in range(incarnation + 1, incarnation + 1 + MAX_FORGED_CLAIMS):
         key = incarnation_key(learner, number)
         claim = yield from read_signed(keyring, learner_signer(learner), key)
@@ -128,31 +128,31 @@ def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGN
 
 
 class Saves:
-    """Keys of this process's saves, each with the newest commit that was known when it was made. The upload lane adds,
-    the training asks."""
+    """Keys of this process's saves, each with the newest commit known when it was made. The lane that uploads moments
+    adds them, the training thread asks for them."""
 
     def __init__(self) -> None:
         self._saves: tuple[tuple[int, str], ...] = ()
         self._rollbacks: tuple[tuple[int, int], ...] = ()
 
     def add(self, key: str, n: int) -> None:
-        left = (save for save in self._saves if self._counts(save[0]))  # or those would take the place of what counts
+        left = (save for save in self._saves if self._counts(save[0]))  # undone saves must not displace valid ones
         self._saves = (*left, (n, key))[-REMEMBERED:]
 
     @property
     def newest(self) -> str | None:
-        """What offers name. A save that a rollback has overtaken on its way counts for nothing."""
+        """The save that offers name. A save that a rollback has undone does not count."""
         return next((key for n, key in reversed(self._saves) if self._counts(n)), None)
 
     def _counts(self, n: int) -> bool:
         return all(n <= to or n >= at for to, at in self._rollbacks)
 
     def go_back(self, rollbacks: tuple[tuple[int, int], ...]) -> str | None:
-        """`rollbacks`: as in RunState. What was saved between the two commits of one, or is yet to come from there,
-        counts for nothing. Returns the newest save that is left."""
+        """`rollbacks`: as in RunState. Saves made between the two commits of a rollback do not count, nor do those of
+        them that are still being uploaded. Returns the newest save that counts."""
         self._rollbacks = rollbacks
         return self.newest
 
     def forget(self) -> None:
-        """None of them could be restored."""
+        """Forget all saves: the newest one could not be restored."""
         self._saves = ()

@@ -37,7 +37,7 @@ from diloco_cli.protocol.rules.merging import keeps_progress
 PAUSE_S = 0.2
 Lane = Literal["follow", "upload", "moments"]
 Background = Callable[[Lane, Steps[Any]], None]
-"""Performs these steps beside the training; those of one lane one after the other, in their order."""
+"""Performs steps beside the training; the steps of one lane one after the other, in their order."""
 
 
 class Learner:
@@ -86,7 +86,7 @@ class Learner:
         self.follower = self.follower_type(self, heartbeat_facts, wakes)
 
     def train(self) -> Steps[RunState]:
-        """Until the run is over for this process, or it leaves. Raises FencedError when a newer one has its place."""
+        """Train until the run is over for this process, or it leaves. FencedError: a newer process has its place."""
         yield from self._begin()
         self.background("follow", self.follower.follow())
         while not self._is_over():
@@ -110,7 +110,7 @@ class Learner:
         self.doing = moved(LEARNER, self.doing, to)
 
     def ended_by(self, error: BaseException) -> None:
-        """What ended `train`, or a thread beside it: a state for the last heartbeat."""
+        """The state for the last heartbeat, by the error that ended `train` or a thread beside it."""
         if isinstance(error, FencedError):
             self.go(LearnerState.FENCED)
         else:
@@ -129,7 +129,7 @@ class Learner:
     # -- beginning ----------------------------------------------------------------------------------------------
 
     def _begin(self) -> Steps[None]:
-        """The next incarnation, from the newest committed versions: never from weights of this process's own."""
+        """Begin as the next incarnation, always from the newest committed versions, never from weights of its own."""
         self.joined = joined = yield from self._join()
         if joined.incarnation > 1:
             self.go(LearnerState.RECOVERING)
@@ -152,11 +152,11 @@ class Learner:
         return (yield from join(self.run, self.name, self.claim))
 
     def _restore(self, joined: Joined) -> Steps[None]:
-        """The moments of before. Where there should be some, and are none, the learning rate warms up anew."""
+        """Restore the saved moments. If they should exist and cannot be restored, the learning rate warms up anew."""
         late = joined.data_start > 0 or joined.state.merges > 0
         if not late or not self.training.reset():
             return
-        self.saves.go_back(self.state.rollbacks)  # one may have come since the offers were read
+        self.saves.go_back(self.state.rollbacks)  # a rollback may have come since the offers were read
         if joined.inner is not None:
             self.saves.add(joined.inner, joined.inner_n)
         data = yield from fetch_moments(self.saves.newest, max_moments_bytes(self.run.layout))
@@ -167,8 +167,8 @@ class Learner:
     # -- hear, adopt --------------------------------------------------------------------------------------------
 
     def hear(self) -> Steps[None]:
-        """Take note of the log's head. What has arrived is adopted after the next offers, for an adoption may take the
-        place of what they would hold; but at once where nothing is offered before it."""
+        """Take note of the log's head. Versions that have arrived are adopted after the next offers, because an
+        adoption may drop progress that those would hold; but at once where no offer can be made before it."""
         while self.delivered:
             self.progress.aim.delivered(*self.delivered.popleft())
         mail = self.follower.take()
@@ -193,7 +193,7 @@ class Learner:
                 self._adopt(*self.arrived.pop(fragment), now_s)
 
     def _adopts_at_once(self, fragment: int) -> bool:
-        """Where no offer can be made before the adoption."""
+        """Whether no offer of the fragment can be made before the adoption."""
         progress = self.progress
         if progress.is_left_behind(fragment, self.state) or (not self.at_tau and progress.awaits(fragment)):
             return True
@@ -201,7 +201,7 @@ class Learner:
         return not is_out and progress.is_too_old(fragment)
 
     def adopt(self) -> Steps[None]:
-        """All that has arrived, if nothing else is agreed on (`at_tau`)."""
+        """Adopt all versions that have arrived; with `at_tau`, await_merges does so instead."""
         if not self.at_tau:
             yield from self._adopt_all()
 
@@ -212,7 +212,7 @@ class Learner:
 
     def _adopt(self, output: FragmentVersion, values: Values, seen_s: float, now_s: float) -> None:
         """Take over a committed version as `sync.mixing` says. The inner optimizer's moments, the learning rate and the
-        data position go on as if nothing had happened."""
+        data position go on unchanged."""
         fragment, mixing = output.fragment, self.progress.mixing_of(output, self.state)
         since = self.progress.kept_since(fragment) if mixing == "rebase" else None
         self.fragments.adopt(fragment, values, mixing, None if since is None else since.seq)
@@ -225,8 +225,8 @@ class Learner:
         self.observer.adopted(output, since)
 
     def _leave_behind(self, state: RunState) -> Steps[None]:
-        """A rollback: all fragments arrive anew, or will, and the moments are those of before, or none (then it warms
-        up). The data goes on where it is."""
+        """Follow a rollback: all fragments arrive anew; the moments are the newest saved ones that it has not undone,
+        or fresh ones, and then the learning rate warms up anew. The data position goes on."""
         self.arrived, self.awaited = {}, deque()
         key = self.saves.go_back(state.rollbacks)
         data = yield from fetch_moments(key, max_moments_bytes(self.run.layout))
@@ -237,7 +237,7 @@ class Learner:
         self.observer.rolled_back(self, state.rolled_back_to)
 
     def _go_back(self, fragments: Iterable[int], reason: str) -> None:
-        """Drop the progress on these fragments: to the parameters as they were adopted."""
+        """Drop the progress on these fragments: their parameters become those last adopted."""
         for fragment in fragments:
             self.fragments.go_back(fragment)
             self.observer.gave_up(fragment, reason)
@@ -263,7 +263,7 @@ class Learner:
     # -- offer --------------------------------------------------------------------------------------------------
 
     def offer(self) -> Steps[None]:
-        """What is due after this step is on its way when this returns; the store is never waited for."""
+        """Hand the offers that are due after this step to the upload lane; the training never waits for the store."""
         now_s: float = yield Now()
         self.progress.unreadable = self.follower.unreadable
         for draft in self.progress.due(now_s, self.watch.step_s):
@@ -286,9 +286,9 @@ class Learner:
     def _upload(
         self, draft: OfferDraft, base: Values, values: Values, loss: float | None, moments: str | None
     ) -> Steps[None]:
-        """The payload, then the offer. Of an offer that the log has passed by now only the record is written: it tells
-        what happened before it, and its number must not be missing. `moments`: the newest saved ones as the offer was
-        drafted, for those of later are told of in no offer yet."""
+        """Upload the payload, then the offer. If the log has passed the offer's slot, only the record is written: it
+        carries the events before it, and its number must not be missing. `moments`: the newest saved ones when the
+        offer was drafted, because the events of later saves come with later offers."""
         started_s: float = yield Now()
         passed = draft.slot < self.follower.state.slot
         payload = b"" if passed else self._encoded(draft, base, values)
@@ -317,8 +317,8 @@ class Learner:
         yield from self._adopt_all()
 
     def await_merges(self) -> Steps[None]:
-        """`at_tau`: adopt each merge exactly tau slots after its own slot, waiting for it if need be. A learner whose
-        offer was refused passes that slot by, for others may wait for it."""
+        """`at_tau`: adopt each merge exactly tau slots after its own slot, and wait for it if it is not here yet. A
+        learner whose offer was refused offers for a later slot, because other learners may wait for it."""
         sync = self.run.settings.sync
         aim = self.progress.aim
         while self.awaited and merge_is_due(sync, self.awaited[0], max(aim.next_slot, aim.head)):
@@ -343,7 +343,7 @@ class Learner:
     # -- save, leave --------------------------------------------------------------------------------------------
 
     def save(self) -> Steps[None]:
-        """The inner optimizer's moments, now and then, behind the loop; later offers name them."""
+        """Save the inner optimizer's moments when that is due, beside the training; later offers name them."""
         progress, every_rounds = self.progress, self.run.settings.train.inner.save_every
         if not save_is_due(progress.steps, progress.island.local_steps, every_rounds, self.saved_at):
             return
@@ -361,8 +361,8 @@ class Learner:
         self.saves.add(key, log_n)
 
     def drain(self) -> Steps[None]:
-        """Leave in order: offer what no offer holds yet, and wait until the outcome of every offer is known. Nothing is
-        adopted any more."""
+        """Leave in order: offer the progress that no offer holds yet, and wait until the outcome of every offer is
+        known. Nothing is adopted any more."""
         if not self.may_drain():
             return
         self.go(LearnerState.DRAINING)

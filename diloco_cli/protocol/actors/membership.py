@@ -1,12 +1,12 @@
-"""Islands that a run did not know at its launch: they ask, the syncer admits them in the log, they enter at its head.
+"""Islands that join a run after its launch: they ask, the syncer admits them in the log, they enter at its head.
 
     request/<r>.json  kind join, with the island as it describes itself
     commit/<n>.json   kind membership, with the island as admitted; or refuse, with the reason
 
-From the membership commit on the island is one like any other: a learner's process of its name takes its first
-incarnation, starts from the newest committed versions, offers, and leaves whenever it likes. Its place is for ever its
-own: the data is divided into `data.shards` streams once and for all, the k-th island ever known to the run reads
-stream k, so nobody's data is ever repeated and nobody's stream changes. Without a free stream nobody is admitted.
+From the membership commit on the island is like any other: a learner process of its name takes its first incarnation,
+starts from the newest committed versions, offers, and may leave at any time. The island keeps its data stream for ever:
+the data is divided into `data.shards` streams at the launch, and the k-th island ever known to the run reads stream k,
+so no data is repeated and no island's stream changes. Without a free stream no island is admitted.
 
 The learning-rate schedule's pace, warm-up and goodput's denominator stay those of the launch.
 """
@@ -26,10 +26,10 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 
 LOOK_AGAIN_S = 0.5
-ASK_ANEW_S = 60.0  # in the same words, which is the same request: it may have been overlooked
+ASK_ANEW_S = 60.0  # with the same bytes, which count as the same request: it may have been overlooked
 MAX_TEXT = 64
 MAX_ACCELERATORS = 1 << 20
-MAX_TIMES = 8  # a newcomer's batch over the largest of the launch: its own word must not outweigh everybody
+MAX_TIMES = 8  # a newcomer's batch over the largest of the launch, so that it cannot outweigh all other islands
 
 
 def refusal_of_island(island: Island, run: RunFormat) -> str | None:
@@ -44,8 +44,8 @@ def refusal_of_island(island: Island, run: RunFormat) -> str | None:
 
 
 def contradiction_of_member(island: Island, run: RunFormat) -> str | None:
-    """Why no log can hold a commit that admits `island` to `run`, or None. What it says of its machine changes nothing
-    that was computed since, and logs are older than the limits on it."""
+    """Why no log can hold a commit that admits `island` to `run`, or None. The limits on what an island says of its
+    machine are not checked here: they are newer than some logs, and nothing is computed from those values."""
     if not is_name(island.name) or island.name in RESERVED_NAMES:
         return "that is not a name that an island can have"
     if run.island(island.name) is not None:
@@ -60,12 +60,12 @@ def contradiction_of_member(island: Island, run: RunFormat) -> str | None:
 
 
 def _is_short(text: str) -> bool:
-    """A record of the log holds it for ever, and every snapshot again."""
+    """Whether a text is short enough for the log, which keeps it for ever, and for every snapshot."""
     return len(text) <= MAX_TEXT and text.isprintable()
 
 
 def as_admitted(island: Island, run: RunFormat) -> Island:
-    """What the log says of a new member: nothing that only a plan can know is taken from its own words."""
+    """The new member as the log states it: values that come from a plan are not taken from the island's request."""
     return replace(island, local_steps=run.settings.sync.every, tokens_per_s=0.0, step_s=0.0)
 
 
@@ -79,7 +79,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
     asked: int | None = None
     ask_s: float = yield Now()
     before = _refusals(state, island)
-    relayed = run.region_store(island.region) is not None  # then its number at home is another one
+    relayed = run.region_store(island.region) is not None  # then the request has another number at home
     refuse_unless_running(run, state)
     while state.with_members(run).island(island.name) is None:
         hopeless = refusal_of_island(island, state.with_members(run))
@@ -98,7 +98,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
 
 
 def refuse_unless_running(run: RunFormat, state: RunState) -> None:
-    """Who comes from outside does not wait for a run that may never go on. Raises UsageError."""
+    """An island that wants to join does not wait for a run that may never go on. Raises UsageError."""
     if state.phase != RunPhase.RUNNING:
         raise UsageError(f"run {run.name} is {state.phase}: nobody can join it", hint=f"diloco status {run.name}")
 
@@ -113,6 +113,6 @@ def _answer(state: RunState, island: Island) -> str:
 
 
 def _refusals(state: RunState, island: Island) -> list[tuple[str, str]]:
-    """(When, what) the run has said to such an island lately."""
+    """(Time, text) of the log's recent refusals of such an island."""
     begins = refusal_text(island.name, "")
     return [(note.time, note.text) for note in state.metrics.notes if note.text.startswith(begins)]

@@ -1,5 +1,5 @@
-"""Deltas, versions and payloads between the bucket and the arithmetic: read, checked, written, read back.
-`merge_commit`: what the commit of a merge says.
+"""Reads and checks deltas, versions and payloads for the arithmetic, and writes versions and reads them back.
+`merge_commit` makes the commit of a merge.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def load_delta(
 
 
 def read_payload(offer: Offer) -> Steps[bytes | str]:
-    """The bytes that the offer names, or the reason why they are not to be had. What is there but is not theirs is read
-    again first: bytes are damaged on their way, too, and for that no learner should be blamed. As much is read as the
-    offer says: no more than the layout allows, by then (see protocol/rules/eligibility.py)."""
+    """The bytes that the offer names, or the reason why they cannot be read. Other bytes than those are read again
+    first, because a read may damage them, and the learner must not be blamed for that. At most the size that the offer
+    states is read, which was checked against the layout before (see protocol/rules/eligibility.py)."""
     reason = "missing_payload"
     for _ in range(READS):
         payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest), offer.payload_bytes)
@@ -64,8 +64,8 @@ def read_payload(offer: Offer) -> Steps[bytes | str]:
 
 
 def make_resident(run: RunFormat, arithmetic: Arithmetic, output: FragmentVersion, recover: Recover) -> Steps[None]:
-    """See to it that a committed version is in memory. `recover` may compute its bytes from older versions and the
-    deltas that the log names; raises DataCheckError if the bucket has lost it for good."""
+    """Bring a committed version into memory. `recover` may compute its bytes from older versions and the deltas that
+    the log names; raises DataCheckError if neither the bucket nor `recover` has them."""
     if arithmetic.holds(output.fragment, output.state_digest):
         return
     key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
@@ -79,7 +79,7 @@ def make_resident(run: RunFormat, arithmetic: Arithmetic, output: FragmentVersio
 
 
 def write_and_read_back(key: str, data: bytes) -> Steps[None]:
-    """A create whose bytes have been seen again: a torn object that got committed would stop progress for good."""
+    """Create an object and read its bytes back: a commit that named a damaged object would stop the run for good."""
     answer = yield Create(key, data)
     seen = yield Get(key, len(data))
     if not isinstance(answer, Created) or seen != data:

@@ -1,7 +1,7 @@
-"""What a learner tells those that look on while it works: facts for heartbeats, timing, the accounts of a simulation.
-Nothing that the learner does depends on what they make of it.
+"""The events that a learner reports to observers: for heartbeats, timing, the accounts of a simulation. No action of
+the learner depends on an observer.
 
-`Stopwatch`: how long a learner's own doings take, on its own clock. Its offers state it, and its aim reckons with it.
+`Stopwatch`: how long a learner's actions take, on its own clock. Its offers state these times, and its aim uses them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.rules.quorum import moving_average
 
 Phase = Literal["hear", "step", "offer", "wait", "save"]
-STEPS_SEEN = 33  # their median: H_i follows it, and neither a pause nor a hiccup in one of them says how fast they are
+STEPS_SEEN = 33  # H_i follows the median of these step times, so that one long step does not change it
 
 
 class Stopwatch:
-    """Each figure is written by one thread alone. `step_s`: from one step to the next, with what the loop does between
-    them, without waiting. `slot_s`: before the first step, as planned."""
+    """Each figure is written by one thread alone. `step_s`: a step with the loop's work before it, without waiting.
+    `slot_s`: the planned time between slots, used before the first step."""
 
     def __init__(self) -> None:
         self.step_s = self.upload_s = self.adoption_s = self.slot_s = 0.0
@@ -43,19 +43,19 @@ class Stopwatch:
         self.upload_s = moving_average(self.upload_s or None, seconds)
 
     def adopted(self, seconds: float) -> None:
-        """From a commit's appearance to the adoption of what it brings."""
+        """A version was adopted `seconds` after its commit appeared."""
         self.adoption_s = moving_average(self.adoption_s or None, seconds)
 
     def timings(self, local_steps: float, num_fragments: int) -> Timings:
         return Timings(self.step_s, self.expected_slot_s(local_steps, num_fragments), self.upload_s, self.adoption_s)
 
     def expected_slot_s(self, local_steps: float, num_fragments: int) -> float:
-        """Between two of its slots, by what its steps take: after any pause the log is heard soon."""
+        """The time between two of the learner's slots by its step time, without pauses: it polls soon after any."""
         return self.step_s * local_steps / num_fragments if self.step_s else self.slot_s
 
 
 class Incarnation(Protocol):
-    """What others see of a learner: its follower, which works beside the loop, and observers."""
+    """The part of a learner that its follower, which works beside the loop, and observers use."""
 
     run: RunFormat
     name: str
@@ -75,7 +75,7 @@ class Incarnation(Protocol):
 
 
 class Observer:
-    """Hears everything and does nothing."""
+    """Receives every event and does nothing."""
 
     def began(self, learner: Incarnation) -> None:
         """Everything is loaded; the first step comes next."""
@@ -83,7 +83,7 @@ class Observer:
     def took(self, phase: Phase, seconds: float) -> None: ...
 
     def stepped(self, position: int, tokens: int) -> None:
-        """On the batch that begins at `position`."""
+        """A step on the batch that begins at `position` was done."""
 
     def sent(self, draft: OfferDraft) -> None: ...
 
@@ -91,12 +91,12 @@ class Observer:
         """The store has the offer; `data` are its bytes."""
 
     def adopted(self, output: FragmentVersion, since: OfferDraft | None) -> None:
-        """`since`: the send after which own progress was kept, see Progress.kept_since."""
+        """`since`: the offer since which own progress was kept, see Progress.kept_since."""
 
     def gave_up(self, fragment: int, reason: str) -> None:
-        """All progress on the fragment up to now that is in no merge."""
+        """The learner has dropped all progress on the fragment that is in no merge."""
 
     def rolled_back(self, learner: Incarnation, to: int) -> None: ...
 
     def missed(self, text: str) -> None:
-        """What cannot be read, and is waited for."""
+        """`text` says which version cannot be read and is waited for."""

@@ -1,7 +1,7 @@
-"""What operators, and islands that want to join, ask for: each request is answered by one commit that names it.
+"""Answers to the requests of operators and of islands that want to join: one commit that names the request.
 
-Whoever serves the log answers: the syncer, or, while no syncer is alive, the operator's own command, which claims an
-epoch for that, commits and leaves.
+The process that serves the log answers: the syncer, or, while no syncer is alive, the operator's own command, which
+claims an epoch for that, commits and leaves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.states import RunPhase
 
 
 def answer_to(run: RunFormat, state: RunState, epoch: int, pending: Pending, pulse: Pulse) -> Steps[Commit]:
-    """One stop answers everybody who has asked for it until now; every other request gets its own answer."""
+    """One stop answers all stop requests up to now; every other kind of request gets an answer of its own."""
     if pending.alone is not None:
         answer = yield from _answer(run, state, epoch, pending.alone, pulse)
     elif pending.stop is not None:
@@ -86,9 +86,9 @@ class StandIn:
         self.epoch = 0
 
     def serve(self) -> Steps[RunState]:
-        """Answer what is asked now, leave the run as it was, running or stopped, and clean up behind a floor that this
-        raised. A run that has ended, or has no first version yet (only a syncer can make that), or in which nothing
-        waits for an answer, is left alone. Raises FencedError if a syncer takes over meanwhile."""
+        """Answer the pending requests, leave the run running or stopped as it was, and collect behind a floor that this
+        raised. Does nothing if the run has ended, has no first version yet (only a syncer can make that), or has no
+        pending request. Raises FencedError if a syncer takes over in between."""
         self.state = yield from read_log(self.run)
         if self.state.n < 0 or self.state.phase == RunPhase.FINISHED:
             return self.state
@@ -105,7 +105,7 @@ class StandIn:
             yield from self._commit(answer)
         if before == RunPhase.STOPPED and self.state.phase == RunPhase.RUNNING:
             yield from self._commit(Stop(reason="as it was before"))
-        if self.state.gc_floor > floor:  # last, for it takes long: whoever interrupts it leaves nothing half done
+        if self.state.gc_floor > floor:  # last, because it takes long; a syncer goes on with it if it is interrupted
             yield from self._collect()
         return self.state
 

@@ -1,4 +1,4 @@
-"""What a syncer and a learner need beside a store and a clock: arithmetic, evaluation, training; real or simulated."""
+"""The ports of syncer and learner beside store and clock: arithmetic, evaluation, training; real or simulated."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer
 
 Values = Any
 """The parameters of one fragment as a training port reads and writes them: [n] float32 in the product, one integer in
-the histories, nothing where only time counts."""
+the histories, nothing in simulations of time alone."""
 
 
 @dataclass(frozen=True)
 class Merged:
     """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
 
-    `agreement`: the mean cosine between the merged deltas, None for one learner or where nobody asked for it.
-    `scales`: what each delta was multiplied by (norm clip), in their order; empty if none was."""
+    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it.
+    `scales`: the factor of each delta (norm clip), in their order; empty if none was scaled."""
 
     state: bytes
     weights: bytes
@@ -29,8 +29,8 @@ class Merged:
 
 @dataclass(frozen=True)
 class Refused:
-    """A merge that gave no version: which of its deltas must go, by their place in the list, and why. The others may be
-    merged without them."""
+    """A merge that gave no version: which deltas must be left out, by their place in the list, and why. The others may
+    be merged without them."""
 
     reasons: dict[int, str]
 
@@ -53,8 +53,8 @@ class Arithmetic(Protocol):
         ...
 
     def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
-        """The next version of this slot's fragment from (delta, weight) pairs; or which of them turned out to be unfit
-        only now."""
+        """The next version of this slot's fragment from (delta, weight) pairs; or those that only the merge shows to be
+        unfit."""
         ...
 
     def settled(self, fragment: int) -> Merged:
@@ -62,12 +62,12 @@ class Arithmetic(Protocol):
         ...
 
     def settle(self, fragment: int, state_digest: str) -> None:
-        """The log says that this is the fragment's version now."""
+        """The merged version with this digest is committed: it is the fragment's version now."""
         ...
 
 
 class Evaluator(Protocol):
-    """Evaluates the outer parameters somewhere else, without ever delaying a merge."""
+    """Evaluates the outer parameters in another process, without delaying a merge."""
 
     def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
         """Start an evaluation as of commit n; False if one is still under way."""
@@ -80,8 +80,8 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True)
 class Progression:
-    """Where a step is: at `fraction` in [0, 1] of the run's schedule, `own_steps` after this incarnation began or lost
-    its moments, if `moments_lost`."""
+    """The position of a step: at `fraction` in [0, 1] of the run's schedule, `own_steps` after this incarnation began,
+    or after it lost its moments if `moments_lost`."""
 
     fraction: float
     own_steps: int
@@ -106,8 +106,8 @@ class Moments:
 
 
 class Training(Protocol):
-    """The model of one island with its inner optimizer. However many devices or processes it stands for, it is told one
-    thing at a time, by one thread, and all of them do the same."""
+    """The model of one island with its inner optimizer. One thread calls it, one call at a time; if it stands for
+    several devices or processes, all of them do the same."""
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
         """One inner step on the batch at `position`, in tokens into the island's shard. Yields operations only to let
@@ -121,11 +121,11 @@ class Training(Protocol):
     def write(self, fragment: int, values: Values) -> None: ...
 
     def save(self) -> Moments | None:
-        """None: there are none (plain SGD, or no step yet)."""
+        """The present moments; None: there are none (plain SGD, or no step yet)."""
         ...
 
     def restore(self, moments: bytes) -> bool:
-        """False, and nothing changed, if these are not this model's moments."""
+        """Restore saved moments. False, with nothing changed, if they are not this model's."""
         ...
 
     def reset(self) -> bool:
@@ -134,15 +134,15 @@ class Training(Protocol):
 
 
 class Wire(Protocol):
-    """What travels: deltas up, versions down. May be called by any thread."""
+    """Encodes deltas and decodes versions. May be called by any thread."""
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
-        """The payload of the delta base - values, old minus new. `applied`: see OfferDraft; with error feedback, what
-        its codec rounded away is added."""
+        """The payload of the delta base - values, old minus new. `applied`: see OfferDraft; with error feedback, the
+        rounding error of that offer is added."""
         ...
 
     def decode(self, output: FragmentVersion, data: bytes) -> Values:
-        """A committed version from its bytes, whose digest is right."""
+        """A committed version from its bytes; their digest has been checked."""
         ...
 
     def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:

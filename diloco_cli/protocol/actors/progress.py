@@ -1,12 +1,12 @@
-"""A learner's own books, pure: steps, counters, data ranges, offers on their way, what to offer next.
+"""A learner's own books, pure: steps, counters, data ranges, offers on their way, and the next offers.
 
 c_steps[p], c_tokens[p]   inner steps and tokens since this learner last RECEIVED fragment p
 (arXiv 2604.21428, algorithm 2), here together with the range of the data stream that they stand for.
 
 At most one offer of a fragment is on its way. Its outcome is known as soon as the log has passed its slot: applied
-there, or not at all. What an offer held that was not applied goes into the fragment's next one, with all progress
-since, as long as no newer version is adopted; an adoption gives it up, whatever the `mixing`. Only progress since an
-offer that was applied, or may still be, is kept by `rebase`.
+there, or not at all. The progress of an offer that was not applied goes into the fragment's next offer, with all
+progress since, as long as no newer version is adopted; an adoption drops it, with any `mixing`. `rebase` keeps only the
+progress since an offer that was applied, or may still be applied.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from diloco_cli.protocol.rules.schedule import (
 @dataclass
 class FragmentBooks:
     """One fragment of one learner since its last adoption. `waits`: its offer whose outcome is not known yet; `sent`:
-    its newest offer that holds progress which is in the parameters still, unless that was refused."""
+    its newest offer with progress that the parameters still hold, unless that offer was not merged."""
 
     base: FragmentVersion
     data_start: int
@@ -85,7 +85,7 @@ class Progress:
         self.unreadable: frozenset[int] = frozenset()
 
     def _is_dispensable(self, state: RunState) -> bool:
-        """Whether merges go on without this learner, and so its offers can be too late."""
+        """Whether merges go on without this learner, so that its offers can be too late."""
         sync, members = self.run.settings.sync, state.with_members(self.run).everybody
         return sync.adoption == "on_arrival" and sync.quorum < len(members)
 
@@ -104,11 +104,11 @@ class Progress:
 
     @property
     def round_steps(self) -> float:
-        """H_i of the round in which its next offer's slot is: fewer in a cold start."""
+        """H_i in the round of its next offer's slot; a cold start may set another value."""
         return self.local_steps * steps_share(self.run, max(self.aim.next_slot, self.aim.head))
 
     def begin(self, inner: str | None, moments_lost: bool) -> None:
-        """Training starts, from what has been adopted and restored by now."""
+        """Training starts from the versions adopted and the moments restored by now."""
         versions = tuple(book.base.version for book in self.books)
         self.events.begin(Beginning(self.position, versions, inner, moments_lost))
 
@@ -139,9 +139,9 @@ class Progress:
         return self._drafts(self.aim.due(now_s, step_s, self._is_ready), now_s)
 
     def everything(self, now_s: float) -> list[OfferDraft]:
-        """What a learner offers that leaves, or that may not step: every fragment with progress and no offer on its
-        way, for the next slot that it can reach. (Without this, one that stands at the drift bound, all its offers
-        refused, would wait for a merge that waits for it.)"""
+        """The offers of a learner that leaves, or that may not step: every fragment with progress and no offer on its
+        way, for the next slot that it can reach. (Without this, a learner at the drift bound whose offers were all
+        refused would wait for a merge, while the merge waits for its offer.)"""
         if not self.awaits_outcomes():  # slots of the past no longer count, nor do refused offers for later ones
             self.aim.begin_at(self.aim.head)
         drafts: list[OfferDraft] = []
@@ -172,9 +172,8 @@ class Progress:
         return drafts
 
     def _is_ready(self, slot: int) -> bool:
-        """Not while an offer of the fragment is on its way, or the version that holds its newest one, nor before the
-        next step after that; not from a base that is too old by then. A version that cannot be read holds nothing up.
-        """
+        """Whether the slot's fragment can be offered: no offer of it is on its way, the version with its newest merged
+        offer is adopted (or cannot be read), a step was made since, and its base is not too old for the slot."""
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         book = self.books[fragment]
         if book.waits is not None or book.steps == 0 or self.is_too_old(fragment, slot):
@@ -182,16 +181,16 @@ class Progress:
         return fragment in self.unreadable or not self.awaits(fragment)
 
     def is_too_old(self, fragment: int, slot: int | None = None) -> bool:
-        """Whether an offer for this slot (the one that is due, if none is given) is refused for the age of its base, as
-        far as is known."""
+        """Whether an offer for this slot (default: the log's due slot) would be refused for the age of its base, by the
+        newest known state of the log."""
         base = self.books[fragment].base
         return base.version < self._newest[fragment].version and is_stale(
             base, self.aim.head if slot is None else slot, self.run
         )
 
     def awaits(self, fragment: int) -> bool:
-        """Nothing is offered from a base behind a rollback, or one that an own offer has consumed: its successor has to
-        be adopted first."""
+        """Whether a newer version must be adopted before the next offer, because the base lies before a rollback or an
+        own offer from it was merged."""
         return self.books[fragment].base.version < max(self.base_floor, self._produced.get(fragment, 0))
 
     def _draft(self, slot: int) -> OfferDraft | None:
@@ -212,7 +211,7 @@ class Progress:
         self, draft: OfferDraft, payload_digest: str, payload_bytes: int, nonce: str,
         timings: Timings, loss: float | None, inner: str | None,
     ) -> Offer:  # fmt: skip
-        """The record of a draft whose payload is encoded. Touches nothing of the books: any thread may call it."""
+        """The record of a draft whose payload is encoded. Changes nothing in the books: any thread may call it."""
         return Offer(
             learner=self.learner,
             incarnation=self.incarnation,
@@ -239,8 +238,8 @@ class Progress:
     # -- giving up ----------------------------------------------------------------------------------------------
 
     def overgrown(self) -> list[int]:
-        """Fragments whose progress has outgrown what an offer may claim: their books start anew, and their parameters
-        must go back to what was adopted. Only fragments that nobody merges for many rounds come here."""
+        """Fragments with more progress than an offer may claim: their books start anew, and their parameters must go
+        back to the adopted version. This happens only to fragments that are not merged for many rounds."""
         most = max_steps(self.run)
         found = [index for index, book in enumerate(self.books) if book.steps >= most]
         for index in found:
@@ -248,7 +247,7 @@ class Progress:
         return found
 
     def _start_anew(self, fragment: int) -> None:
-        """An offer on its way stays so: nothing is offered of the fragment before its outcome is known."""
+        """Start a fragment's books anew. An offer on its way stays: the fragment is offered again after its outcome."""
         book = self.books[fragment]
         book.data_start, book.steps, book.sent = self.position, 0, None
         self.events.note(Event("dropped", fragment=fragment))
@@ -256,10 +255,10 @@ class Progress:
     # -- hearing from the log -----------------------------------------------------------------------------------
 
     def heard(self, state: RunState, own_step_s: float = 0.0) -> bool:
-        """A newer head is known: where the run is, what became of own offers, how fast the others step.
+        """Take in a newer head: the run's position, the outcomes of own offers, the other learners' pace.
 
-        True if the books have started anew, and so the parameters must go back to what was adopted: a predecessor's
-        late offer was applied to data that this incarnation is working on, or a quarantine has ended.
+        True if the books have started anew, so that the parameters must go back to the adopted versions: a
+        predecessor's late offer was applied to data that this incarnation works on, or a quarantine has ended.
         """
         if state.n <= self.log_n:
             return False
@@ -273,7 +272,7 @@ class Progress:
         if rolled_back:  # the due slot, and the learning rate, are those of the parameters that were just adopted
             self.base_floor, self._progress = state.base_floor, 0.0
             self.aim.begin_at(state.slot)
-            self._applied = dict.fromkeys(self._applied)  # those merges no longer count: nothing is owed for them
+            self._applied = dict.fromkeys(self._applied)  # no rounding error of merges that no longer count is fed back
         known = state.learner(self.learner)
         self._learn_outcomes(state, known)
         sync = self.run.settings.sync
@@ -285,7 +284,7 @@ class Progress:
         return self._is_let_in(known.quarantined) | self._step_aside(known)
 
     def _learn_outcomes(self, state: RunState, known: LearnerRecord) -> None:
-        """An offer is in the merge of its slot or in none, so the log's slot tells, also before its refusal does."""
+        """An offer is merged in its slot or never, so the log's slot tells the outcome, also before a refusal."""
         self.aim.known, self.aim.closes = known.floor == self.incarnation, self._is_dispensable(state)
         blamed, self._faults = known.faults > self._faults, known.faults  # for what an offer held, not for its way
         self._newest = state.outputs
@@ -310,7 +309,7 @@ class Progress:
                 self.aim.settled(draft.slot, in_time, not applied and is_stale(draft.base, draft.slot, self.run))
 
     def _was_in_time(self, draft: OfferDraft, applied: bool, state: RunState) -> bool | None:
-        """None: the log does not tell, for its slot was skipped."""
+        """Whether a settled offer came in time; None: its slot was skipped, so the log does not tell."""
         if applied or draft.slot >= state.slot:
             return True
         of_fragment = (output.slot for output in state.history if output.fragment == draft.fragment)
@@ -321,14 +320,14 @@ class Progress:
         return state.base_floor > self.base_floor
 
     def is_left_behind(self, fragment: int, state: RunState) -> bool:
-        """Whether what is adopted of this fragment lies behind a rollback: no offer is made from that, so nothing is to
-        be awaited before its successor."""
+        """Whether the adopted version of this fragment lies before a rollback: no offer is made from it, so its
+        successor is adopted at once."""
         return self.books[fragment].base.version < state.base_floor
 
     def mixing_of(self, output: FragmentVersion, state: RunState) -> Mixing:
-        """By what rule to adopt `output`: the run's, except where what it replaces lies behind a rollback (of that
-        nothing goes on), or where `rebase` would keep progress that no version holds, and none will: others have gone
-        the same way without it."""
+        """The rule by which to adopt `output`: the run's, except if the version that it replaces lies before a rollback
+        (all its progress is dropped), or if `rebase` would keep progress that is in no version and never will be,
+        because its offer was not merged or never made: both use `replace`."""
         mixing = mixing_of(self.run.settings.sync, output)
         book = self.books[output.fragment]
         if self.is_left_behind(output.fragment, state) or (mixing == "rebase" and book.sent is None):
@@ -336,7 +335,7 @@ class Progress:
         return mixing
 
     def _is_let_in(self, quarantined: int | None) -> bool:
-        """What made its offers bad may be in what was trained since the last adoption."""
+        """Whether a quarantine has ended. Then the books start anew: the progress may be what made the offers bad."""
         readmitted = self.quarantined is not None and quarantined is None
         self.quarantined = quarantined
         if readmitted:
@@ -346,8 +345,8 @@ class Progress:
         return readmitted
 
     def _step_aside(self, known: LearnerRecord) -> bool:
-        """Only another incarnation can be ahead of this one's position, or have brought what a fragment's next offer
-        would hold: that overlaps for ever, if its adoption keeps own progress."""
+        """Whether an older incarnation's offer, applied late, holds data that the next offers would hold. Then the
+        books start anew: with `rebase` every later offer would overlap it and be refused."""
         late = {n: last for n, last in known.applied.items() if last.incarnation < self.incarnation}
         overtaken = known.data_end > self.position
         if not overtaken and all(last.data_end <= self.books[n].data_start for n, last in late.items()):
@@ -362,27 +361,27 @@ class Progress:
     # -- adopting -----------------------------------------------------------------------------------------------
 
     def adopted(self, output: FragmentVersion, mixing: Mixing = "replace") -> None:
-        """Fragment overwritten by a committed version (`replace`, `blend`): its counters start anew. What was trained
-        on it and is in no merge is discarded, which the gap before the next data range records. With `blend` a share
-        of it lives on in the parameters, and so in the next delta, but is not counted: no token ever counts twice."""
+        """A committed version has overwritten the fragment (`replace`, `blend`): its counters start anew. Progress that
+        is in no merge is discarded; the gap before the next data range records that. With `blend` a share of it stays
+        in the parameters, and so in the next delta, but is not counted: no token ever counts twice."""
         book = self.books[output.fragment]
         book.data_start, book.steps, book.sent = self.position, 0, None
         self._note_adoption(output, mixing, None)
 
     def rebased(self, output: FragmentVersion, since: OfferDraft | None) -> None:
-        """Fragment moved onto a committed version with the progress made after `since`: counters go on from there."""
+        """The fragment was moved onto a committed version with its progress since `since`: its counters go on."""
         book = self.books[output.fragment]
         if since is not None:
             book.data_start, book.steps = since.data_end, book.steps - since.steps
         self._note_adoption(output, "rebase", since)
 
     def saved(self, inner_step: int) -> None:
-        """The inner optimizer's moments, as they are now, at its own step, are on their way to the store."""
+        """The inner optimizer's present moments, after its own step `inner_step`, are being uploaded."""
         self.events.note(Event("saved", count=inner_step))
 
     def kept_since(self, fragment: int) -> OfferDraft | None:
-        """With `rebase`: the send after which own progress is in no version: that of the offer that a merge applied.
-        None: all since the adoption before, for a newer offer is on its way, and its outcome is not known."""
+        """With `rebase`: the merged offer since which own progress is in no version. None: a newer offer is on its way
+        with an unknown outcome, so all progress since the adoption before is kept."""
         book = self.books[fragment]
         return None if book.waits is not None else book.sent
 

@@ -1,16 +1,16 @@
-"""Committed weights that can no longer be read, made anew.
+"""Repair: publishes committed weights anew that can no longer be read.
 
-Usually such a version is superseded by the next merge: learners go on from their older version, and their deltas are
-re-anchored. Not after a rollback, behind which no older version is a base, nor when all are dead, for a new
-incarnation starts from committed versions alone: then nobody can make the delta that would supersede it.
+Usually the next merge supersedes such a version: learners go on from their older version, and their deltas are
+re-anchored. This fails after a rollback, because no older version may be a base, and when all learners are dead,
+because a new incarnation starts from committed versions alone: then no learner can make the superseding delta.
 
-So a syncer looks at the weights of each fragment that has not been merged for `ROUNDS` rounds (or once since it began
-to serve, when a slot could be skipped and no learner has offered), at growing intervals, and sooner for a new
-incarnation. A round lasts as long as its merges do, whatever the fastest learner says: models are large, and where
-slots are merged nobody should wait for a look. What `LOOKS` looks in a row could not read is superseded by a rollback
-to the newest commit itself: all fragments as they are, from the states, as versions that nobody has failed to read.
-Nothing is overwritten, and no merge is lost; progress in flight is. Where that does not help, `MAX_REPAIRS` without a
-merge are enough: the log says so, and people must look into the bucket.
+So a syncer reads the weights of each fragment that has not been merged for `ROUNDS` rounds (or once since it began to
+serve, if a slot could be skipped and no learner has offered), at growing intervals, and sooner for a new incarnation.
+The length of a round is measured by its merges, not by the fastest learner's pace: models are large, and a merge must
+not wait for such a read. A version that could not be read `LOOKS` times in a row is superseded by a rollback to the
+newest commit itself: all fragments are published again from their states, under new keys. No object is overwritten and
+no merge is lost, but progress in flight is. If a fragment has no merge after `MAX_REPAIRS` repairs, the syncer stops
+repairing it and says so in the log: people must then look into the bucket.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from diloco_cli.protocol.log.operations import Now, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 
-ROUNDS = 2  # without a merge, after which a fragment's weights are looked at
-LOOKS = 3  # in a row: a store that says for a moment that something is not there must not cost anybody's progress
+ROUNDS = 2  # without a merge, after which a fragment's weights are read
+LOOKS = 3  # in a row: a store that does not show an object for a moment must not cost the learners' progress
 MAX_REPAIRS = 3  # of a fragment that is not merged between them
 SOONEST_S, MAX_PAUSE_S = 5.0, 3600.0  # between two looks, where nothing takes longer than that
-MERGES_SEEN = 32  # of the newest, that say how long a slot takes
+MERGES_SEEN = 32  # newest merges, by which the length of a slot is measured
 
 
 @dataclass
 class _Watched:
-    """A fragment's newest version: when its weights were last looked at (or first seen), the pause after that (None:
-    never looked at), and how many looks in a row failed. `repairs`: since its newest merge. `told`: the log says
-    that nothing more is done about it."""
+    """A fragment's newest version: when its weights were last read (or first seen), the pause after that (None: never
+    read), and how many reads in a row failed. `repairs`: repairs since its newest merge. `told`: the log says that the
+    syncer does nothing more about it."""
 
     version: int
     looked_s: float
@@ -55,7 +55,7 @@ class _Watched:
 
 
 class Repairer:
-    """Of one syncer process."""
+    """The repairs of one syncer process."""
 
     def __init__(self, run: RunFormat, arithmetic: Arithmetic, recover: Recover) -> None:
         self.run, self.arithmetic, self.recover = run, arithmetic, recover
@@ -66,15 +66,15 @@ class Repairer:
         self._merges_s: deque[float] = deque(maxlen=MERGES_SEEN)
 
     def suspect(self, fragment: int) -> None:
-        """Whoever calls this, from any thread, has made sure that the newest weights of this fragment cannot be read
-        where their readers look: in a region's bucket, say. They are made anew, as if they could not be read here."""
+        """The caller, on any thread, has found that the newest weights of this fragment cannot be read where learners
+        read them, such as in a region's bucket. They are published anew, as if they could not be read at home."""
         self._suspected.add(fragment)
 
     def due(
         self, state: RunState, epoch: int, slot_s: float, inbox: Inbox, pulse: Pulse
     ) -> Steps[Commit | None]:  # fmt: skip
-        """The commit that supersedes what cannot be read, or says that nothing can be done; None where all can be read,
-        as far as it was looked at: one version at most, so that nobody waits long for this."""
+        """The commit that supersedes an unreadable version, or says that nothing can be done; None if there is none to
+        make. One call reads one version at most, so that merges do not wait long for it."""
         now_s: float = yield Now()
         watched = [self._watch(state, output, now_s) for output in state.outputs]
         skip_after_s = self.run.settings.sync.skip_after_s
@@ -92,8 +92,8 @@ class Repairer:
         return None
 
     def _hear(self, inbox: Inbox, usual_s: float) -> None:
-        """A new incarnation needs the weights of all fragments: what has waited longer than usual for its
-        next look gets it."""
+        """A new incarnation needs the weights of all fragments, so pauses that have grown are cut to the
+        usual one."""
         self._offered = self._offered or any(box.found_s is not None for box in inbox.mailboxes.values())
         if not inbox.mailboxes.keys() <= self._heard:
             for seen in self._watched.values():
@@ -101,7 +101,7 @@ class Repairer:
             self._heard = set(inbox.mailboxes)
 
     def _watch(self, state: RunState, output: FragmentVersion, now_s: float) -> _Watched:
-        """A merge begins anew; after a rollback, which may be a repair in vain, the pause goes on growing."""
+        """A merge resets the pause; after a rollback, which may be a repair in vain, the pause goes on growing."""
         seen = self._watched.setdefault(output.fragment, _Watched(output.version, now_s))
         if seen.version != output.version:
             self._suspected.discard(output.fragment)
@@ -112,13 +112,13 @@ class Repairer:
         return seen
 
     def _between_merges_s(self) -> float:
-        """On average, by this process's own clock: islands that wait for slower ones are no pace."""
+        """The mean time between merges on this process's clock: fast islands may wait for slower ones."""
         times = self._merges_s
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
 
     def _pause_s(self, seen: _Watched, slot_s: float, usual_s: float) -> float:
-        """Where all were dead when this process began, nobody waits for rounds to pass; nor to look again at what could
-        not be read just now."""
+        """The pause is short if no learner has offered since this process began, because all may be dead, and after a
+        read that has just failed."""
         skip_after_s = self.run.settings.sync.skip_after_s
         if 0 < seen.failed < LOOKS:
             return max(SOONEST_S, skip_after_s)
@@ -148,7 +148,7 @@ class Repairer:
         return answer
 
     def _made_anew(self, state: RunState, what: str, epoch: int, pulse: Pulse) -> Steps[Commit]:
-        """Nothing is written before all can be: what stays unmade is tried again."""
+        """Publish all fragments anew. Nothing is written before all states were read; a failure is retried later."""
         try:
             for output in state.outputs:
                 yield from pulse()
@@ -167,7 +167,7 @@ class Repairer:
         return back_to(state, tuple(outputs), f"{what}: all made anew")
 
     def _settled(self, output: FragmentVersion) -> Steps[Merged]:
-        """The version's very bytes, from its state. Raises DataCheckError where they are not to be had."""
+        """The version's bytes, from its state. Raises DataCheckError if they cannot be made from it."""
         yield from make_resident(self.run, self.arithmetic, output, self.recover)
         made = self.arithmetic.settled(output.fragment)
         if digest(made.weights) != output.weights_digest:
@@ -176,7 +176,7 @@ class Repairer:
 
 
 def is_readable(run: RunFormat, output: FragmentVersion, pulse: Pulse) -> Steps[bool]:
-    """Bytes are damaged on their way, too: a moment's failure is none. Models are large: `pulse` runs between reads."""
+    """Whether one of READS reads succeeds, as a read may be damaged. Models are large: `pulse` runs before each."""
     for _ in range(READS):
         yield from pulse()
         if (yield from fetch_weights(run, output)) is not None:

@@ -1,4 +1,4 @@
-"""An operator's intents: written into the bucket, carried out by the syncer as a commit that names them."""
+"""Requests: written into the bucket by operators and joining islands, answered by the syncer with commits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, learner_signer
 
-MAX_REASON = 500  # characters of a stranger's text in the log
+MAX_REASON = 500  # characters of a request's text in the log
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Requests that were not carried out yet: the last number; the reason of a stop, if that is what they come to; the
-    request itself, if it is one that gets an answer of its own; else why they are refused."""
+    """Requests that one commit answers: `newest`, the last number; `stop`, the reason of a stop if they amount to one;
+    `alone`, the request itself if it gets an answer of its own; else `refused`, why they are refused."""
 
     newest: int
     stop: str | None
@@ -29,7 +29,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class _Asked:
-    """One number: the request that was made under it, or why it is none."""
+    """The request under one number, or the reason why its bytes are none."""
 
     number: int
     request: Request | None
@@ -44,10 +44,10 @@ class _Asked:
 
 
 def pending_requests(run: RunFormat, state: RunState) -> Steps[Pending | None]:
-    """What is to be answered next: a request that gets an answer of its own, or all those up to the next such one.
+    """The requests to answer next: one that gets an answer of its own, or all those up to the next such one.
 
-    A later `resume` withdraws a stop, whatever was asked between them. What is no request, or not signed as it must be,
-    counts for nothing."""
+    A later `resume` withdraws a stop, with any requests between them. Bytes that are no request, or not signed as a
+    request of that kind must be, are ignored."""
     first = yield from _asked(run, state.next_request)
     if first is None:
         return None
@@ -69,7 +69,7 @@ def _stop_that_holds(asked: list[_Asked]) -> _Asked | None:
 
 
 def _all_asked(run: RunFormat, first: int, known: list[_Asked]) -> Steps[list[_Asked]]:
-    """From number `first` on; those that are `known` already are not read again: they might come as others then."""
+    """The requests from number `first` on; `known` ones are not read again, as a second read might differ."""
     found = list(known)
     while (one := (yield from _asked(run, first + len(found)))) is not None:
         found.append(one)
@@ -99,7 +99,7 @@ def _read(run: RunFormat, number: int, key: str, data: bytes) -> _Asked:
 
 
 def signer_of(kind: RequestKind, island: Island | None) -> str:
-    """Whose signature a request needs: an island speaks for itself, everything else is an operator's."""
+    """The signer that a request needs: the island's learner for `join`, else the operator."""
     return learner_signer(island.name) if kind == "join" and island is not None else OPERATOR
 
 
@@ -125,7 +125,7 @@ def ask_to_stop(
 
 
 def withdraw_stop(run: RunFormat, state: RunState, nonce: str, time: str) -> Steps[bool]:
-    """Before a run goes on: withdraw a stop that nobody was there to carry out. True if there was one."""
+    """Before a run goes on: withdraw a stop that no syncer was there to carry out. True if there was one."""
     if _stop_that_holds((yield from _all_asked(run, state.next_request, []))) is None:
         return False
     yield from ask(state, "resume", nonce, time, "diloco resume", keyring=run.keyring)

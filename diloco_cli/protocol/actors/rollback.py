@@ -1,12 +1,12 @@
-"""Back to how the parameters were after an earlier commit.
+"""Rollback: brings the parameters back to those after an earlier commit.
 
-Nothing is taken out of the log. Every fragment's state and weights of then are published again, as a version of the
-number of the `rollback` commit, which no other version ever had; then that commit makes it true. From there on
+Nothing is taken out of the log. Every fragment's state and weights as of that commit are published again, as a version
+whose number is that of the `rollback` commit; then the `rollback` commit is appended. From there on
 
-    offers       whose base is older are refused (`before_rollback`): re-anchored, they would bring back what was left
+    offers       whose base is older are refused (`before_rollback`): re-anchored, they would bring back undone merges
     learners     replace all their parameters at once, count from 0, and take their moments from before, or new ones
     tokens       those merged after the target no longer count, neither for the run's end nor for the learning rate
-    data         is not read again: what a learner has trained on stays behind it
+    data         is not read again: each learner's data position goes on
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from diloco_cli.protocol.log.state import RunState
 
 @dataclass(frozen=True)
 class Return:
-    """A rollback that can be made: how things were then, and how they are."""
+    """A rollback that can be made: the state `then`, after the target commit, and the state `now`."""
 
     then: RunState
     now: RunState
@@ -41,7 +41,7 @@ class Return:
 
 
 def back_to(then: RunState, outputs: tuple[FragmentVersion, ...], reason: str) -> Rollback:
-    """The rollback to that commit, be it the newest one; `outputs`: its versions, published anew."""
+    """The rollback to the commit of `then`, which may be the newest one; `outputs`: its versions, published anew."""
     known = sorted(then.learners.items())
     shares = tuple((name, one.token_parameters) for name, one in known if one.token_parameters)
     return Rollback(to=then.n, outputs=outputs, shares=shares, reason=reason)
@@ -50,7 +50,7 @@ def back_to(then: RunState, outputs: tuple[FragmentVersion, ...], reason: str) -
 def return_to(
     run: RunFormat, state: RunState, to: int | None, pulse: Pulse = no_pulse
 ) -> Steps[Return | str]:  # fmt: skip
-    """What a rollback to commit `to` comes to at this head, or why there can be none."""
+    """The rollback to commit `to` at this head, or the reason why there can be none."""
     if to is None or not state.gc_floor <= to < state.n:
         return f"only commits {state.gc_floor} to {state.n - 1} can be gone back to, not {to}"
     try:
@@ -76,8 +76,8 @@ def missing_objects(outputs: tuple[FragmentVersion, ...]) -> Steps[list[str]]:
 def published_anew(
     run: RunFormat, outputs: tuple[FragmentVersion, ...], version: int, slot: int, epoch: int, pulse: Pulse
 ) -> Steps[tuple[FragmentVersion, ...] | str]:
-    """The same bytes as versions of that number, as fresh as one merged for `slot`; or what cannot be read.
-    `pulse` runs between two fragments: models are large, and a silent syncer would be taken for dead."""
+    """Publish the same bytes as versions with number `version`, which age as if merged in `slot`; or say what cannot be
+    read. `pulse` runs before each fragment: models are large, and a silent syncer would be taken for dead."""
     published = []
     for output in outputs:
         yield from pulse()
@@ -93,6 +93,6 @@ def published_anew(
 
 
 def keys_of(output: FragmentVersion) -> tuple[str, str]:
-    """Of its state and of its weights."""
+    """The keys of its state and of its weights."""
     names = (output.fragment, output.version, output.epoch)
     return state_key(*names, output.state_digest), weights_key(*names, output.weights_digest)

@@ -1,7 +1,7 @@
 """A standby: watches the log and the syncer's heartbeat, and takes over when both have fallen silent.
 
-Liveness only. Silence is measured on the standby's own monotonic clock, and who serves is decided by the log alone: a
-takeover too many costs time, and never more than that. A standby holds no model and asks for two objects a look.
+It serves liveness only. Silence is measured on the standby's own monotonic clock, and the log alone decides which
+process serves: a needless takeover costs time and nothing else. A standby holds no model and reads two objects a look.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, move
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 from diloco_cli.protocol.rules.quorum import Pace, alive_within_s
 
-SPREAD = 0.5  # of the patience: two standbys rarely lose it at once
+SPREAD = 0.5  # of the patience, drawn at random: two standbys rarely take over at once
 POLL_S = 2.0
-PROMPT_S = 3.0  # within so long somebody takes over a run that nobody serves yet
+PROMPT_S = 3.0  # within this time a standby takes over a run that no syncer serves yet
 FIRST_SYNCER_S = 45.0  # which a new run's own syncer may take to start, on a busy machine
 HEARTBEAT_EVERY_S = 6.0
 MAX_DOUBLINGS = 6
 LONGER_THAN_USUAL = 2.0
 SHORTEST_SLEEP_S = 0.01
-MAX_SLOWEST_S = 300.0  # what a syncer may say of its own silence
+MAX_SLOWEST_S = 300.0  # the longest silence of its own that a syncer may state
 
 
 def takeover_s(run: RunFormat) -> float:
-    """The usual silence after which a standby takes over: the setting, or what makes a peer count as gone."""
+    """The usual silence after which a standby takes over: the setting, or the time for which a peer counts as alive."""
     setting = run.settings.syncer.takeover_s
     if setting != "auto":
         return setting
@@ -42,19 +42,19 @@ def takeover_s(run: RunFormat) -> float:
 
 
 def patience_s(usual_s: float, jitter: float, slowest_s: float, fruitless: int) -> float:
-    """How long a silence this standby bears. `jitter` in [0, 1) is its own; `slowest_s`: how long the syncer has been
-    silent while it worked, in its own words (a large fragment on a slow link).
+    """How long a silence this standby waits for. `jitter` in [0, 1) differs between standbys; `slowest_s`: the syncer's
+    longest silence while it worked, as it states it (a large fragment on a slow link).
 
-    Doubled for each syncer that served and merged nothing: else standbys would take a slow merge from each other for
-    ever."""
+    Doubled for each syncer that served and merged nothing: else standbys would interrupt each other's slow merge
+    again and again."""
     least_s = max(usual_s, LONGER_THAN_USUAL * slowest_s)
     return float(least_s * (1 + SPREAD * jitter) * 2 ** min(fruitless, MAX_DOUBLINGS))
 
 
 @dataclass
 class Silence:
-    """For how long this standby has looked and seen nothing new. While it could not look (a paused process, a store
-    that did not answer) it has heard nothing and concludes nothing: a look adds at most two intervals."""
+    """How long this standby has looked and seen nothing new. Time in which it could not look (a paused process, a store
+    that did not answer) says nothing about the syncer: so a look adds two intervals at most."""
 
     poll_s: float
     silent_s: float = 0.0
@@ -62,7 +62,7 @@ class Silence:
     _looked_s: float | None = None
 
     def look(self, n: int, heartbeat: bytes | None, now_s: float) -> bool:
-        """Note the head of the log and the syncer's last words; True if either is new since the look before."""
+        """Note the head of the log and the syncer's heartbeat; True if either is new since the look before."""
         since_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self.silent_s += min(since_s, 2 * self.poll_s)
         self._looked_s = now_s
@@ -75,8 +75,8 @@ class Silence:
 
 @dataclass
 class Standby:
-    """One process that waits for its turn. `instead_of`: the pid of its predecessor on this very host, which its
-    supervisor knows to be dead; if that one served, nobody need wait. `facts`: what its heartbeat says beside."""
+    """One standby process. `instead_of`: the pid of its predecessor on this host, which the supervisor knows to be
+    dead; if that predecessor served, the standby takes over at once. `facts`: further fields of its heartbeat."""
 
     run: RunFormat
     claim: ProcessClaim
@@ -88,7 +88,7 @@ class Standby:
     _next_heartbeat_s: float = field(default=0.0, init=False)
 
     def wait(self) -> Steps[str | None]:
-        """Why it takes over, or None once the run is over. A stop from before does not count: the run goes on now."""
+        """Wait; the reason to take over, or None once the run is over. An older stop does not count."""
         usual_s = takeover_s(self.run)
         silence = Silence(min(POLL_S, usual_s / 5))
         state: RunState = yield from read_log(self.run)
@@ -116,8 +116,8 @@ class Standby:
         return None
 
     def _is_unserved(self, state: RunState) -> Steps[bool]:
-        """Whether nobody has served since the run began, or since it was stopped, and no syncer of its own is coming:
-        then the standbys begin it."""
+        """Whether no syncer has served since the run began, or since it was stopped, and the run has no syncer unit of
+        its own (`on_learners`): then a standby begins to serve."""
         if not self.run.settings.syncer.on_learners:
             return False
         if state.n >= 0:
@@ -139,13 +139,13 @@ class Standby:
         return claim is not None and (claim.host, claim.pid) == (self.claim.host, self.instead_of)
 
     def _announce(self, heartbeat: bytes | None, reason: str) -> Steps[None]:
-        """The other standbys hear of it long before the next commit; counts of the old syncer are kept."""
+        """Tell the other standbys long before the next commit; the counts of the old syncer are kept."""
         facts = {
             **counts_of(heartbeat), "state": self.doing, "host": self.claim.host, "unit": self.name, "reason": reason,
             "memory_bytes": 0, "mirrors": _plain(heartbeat).get("mirrors", []),
         }  # fmt: skip
         yield Put(heartbeat_key(SYNCER), encode({"epoch": 0, "n": -1, **facts}))
-        if self._next_heartbeat_s > 0:  # nobody stands by under this name any more: it speaks as the syncer now
+        if self._next_heartbeat_s > 0:  # this process is no standby any more: its heartbeats are the syncer's now
             last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
             yield Put(standby_heartbeat_key(self.name), encode(last))
 
@@ -171,7 +171,7 @@ def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool) -> str
 
 
 def counts_of(heartbeat: bytes | None) -> dict[str, int]:
-    """The whole numbers of a syncer's last words, which its successor goes on from."""
+    """The integers of a syncer's last heartbeat, from which its successor goes on."""
     return {key: value for key, value in _plain(heartbeat).items() if isinstance(value, int)}
 
 
@@ -183,6 +183,6 @@ def _plain(heartbeat: bytes | None) -> dict[str, Any]:
 
 
 def slowest_s(heartbeat: bytes | None) -> float:
-    """In the syncer's own words: a hint, and bounded."""
+    """The syncer's longest silence by its own heartbeat: a hint, and bounded."""
     said = _plain(heartbeat).get("slowest_s", 0.0)
     return min(float(said), MAX_SLOWEST_S) if isinstance(said, int | float) and said > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The syncer as a state machine: it reads offers, decides, merges, and makes commits true.
+"""The syncer as a state machine: it reads offers, decides, merges, and appends commits.
 
 It holds no torch and no clock: arithmetic and evaluation come in as ports, everything else is yielded operations.
 Its states are those of protocol/log/states.py.
@@ -98,13 +98,13 @@ class Syncer:
         return self.pacer.pace
 
     def serve(self) -> Steps[RunState]:
-        """Until the run is finished or stopped. Raises FencedError when a newer syncer has taken over."""
+        """Serve until the run is finished or stopped. Raises FencedError when a newer syncer has taken over."""
         try:
             try:
                 return (yield from self._serve())
             except DataCheckError:
                 if self.epoch > 0:
-                    yield from self._notice_successor()  # which may have collected what is missing here
+                    yield from self._notice_successor()  # a successor may have collected the missing object
                 raise
         except FencedError:
             self._go(SyncerState.FENCED)
@@ -139,7 +139,7 @@ class Syncer:
             if self.state.phase not in (phase, RunPhase.RUNNING):
                 return  # it ended, or was stopped, while this syncer was starting
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
-            old = None  # requests that were meant for the run as it was before the stop
+            old = None  # requests from before the stop
             if phase == RunPhase.STOPPED:
                 old = yield from pending_requests(self.run, self.state)
             request = old.newest if old is not None and old.alone is None else None
@@ -153,7 +153,7 @@ class Syncer:
         self._go(SyncerState.SERVING)
 
     def _genesis(self) -> Steps[tuple[FragmentVersion, ...]]:
-        """Version 0 of every fragment: from then on, nobody ever starts from random weights again."""
+        """Version 0 of every fragment: every learner starts from it, or from a later version."""
         outputs = []
         for fragment, merged in enumerate(self.arithmetic.initial()):
             outputs.append((yield from self._publish(fragment, merged, version=0, slot=-1)))
@@ -162,7 +162,7 @@ class Syncer:
     def _publish(
         self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
     ) -> Steps[FragmentVersion]:
-        """State and weights, written and read back BEFORE the commit that names them."""
+        """Write state and weights and read them back, BEFORE the commit that names them."""
         yield from self.send_heartbeat((yield Now()))  # a model's first versions may take long
         rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
         output = FragmentVersion(
@@ -191,7 +191,7 @@ class Syncer:
     # -- one turn of the loop -----------------------------------------------------------------------------------
 
     def _turn(self) -> Steps[bool]:
-        """Look once at everything; True if something was committed."""
+        """Do every kind of work that is due; True if something was committed."""
         now_s: float = yield Now()
         yield from self.send_heartbeat(now_s)
         if now_s >= self.next_request_s:
@@ -211,14 +211,14 @@ class Syncer:
         return (yield from self._slot(now_s))
 
     def _notice_successor(self) -> Steps[None]:
-        """An idle syncer would find out only with its next commit."""
+        """Read the next commit: otherwise an idle syncer would notice its successor only when it commits."""
         later = yield from next_commit(self.run, self.state)
         if later is not None:
             fence(later, self.epoch)
             self.state = later
 
     def _carry_out_request(self) -> Steps[bool]:
-        """Operators' wishes, in their order (protocol/actors/operators.py)."""
+        """Answer the next requests, in their order (protocol/actors/operators.py)."""
         pending = yield from pending_requests(self.run, self.state)
         if pending is None:
             return False
@@ -232,7 +232,7 @@ class Syncer:
             case commits.Stop():
                 yield from self._refuse_all()
                 answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
-            case commits.Rollback():  # what is loaded was re-anchored on versions that are left
+            case commits.Rollback():  # loaded deltas were re-anchored on versions that are undone
                 self.loaded, self.watch = {}, None
         return (yield from self._commit(answer))
 
@@ -252,8 +252,8 @@ class Syncer:
             self.evaluated_tokens = self.state.tokens(self.run.layout)
 
     def _slot(self, now_s: float) -> Steps[bool]:
-        """Decide on the slot that is due. What lies in the bucket when its window closes is in: all mailboxes are asked
-        once more before."""
+        """Decide on the slot that is due. Every offer that is in the bucket when its window closes counts: so all
+        mailboxes are asked once more before."""
         sync, grace = self.run.settings.sync, grace_window(
             self.run.settings.sync.overlap, self.pace, self.run.settings.sync.grace.gamma
         )  # fmt: skip
@@ -279,7 +279,7 @@ class Syncer:
         return done
 
     def _present(self, now_s: float) -> Steps[tuple[list[Offer], SlotFacts]]:
-        """Offers for the slot that is due, and what there is to decide on."""
+        """The offers for the slot that is due, and the facts for the decision on it."""
         slot, inbox = self.state.slot, self.inbox
         self.watch = self.watch or Watch(now_s, self.window_from_s)
         present = yield from self._load_candidates(slot)
@@ -292,8 +292,8 @@ class Syncer:
         return present, facts
 
     def _settle_waiting_outcomes(self, now_s: float) -> Steps[bool]:
-        """Outcomes travel with the next merge; where none is in sight, they get a commit of their own: a learner whose
-        offers are all refused would otherwise wait for ever."""
+        """Outcomes go into the next merge's commit; if no merge comes soon, they get a commit of their own: a learner
+        whose offers are all refused would otherwise wait for ever."""
         if not self.inbox.outcomes:
             self.outcomes_since_s = None
             return False
@@ -312,7 +312,7 @@ class Syncer:
     # -- merging ------------------------------------------------------------------------------------------------
 
     def _load_candidates(self, slot: int) -> Steps[list[Offer]]:
-        """The offers for this slot whose payloads are here and sound; the others get their outcome."""
+        """The offers for this slot whose payloads are loaded and valid; the others are refused."""
         sound = []
         for offer in self.inbox.candidates(slot):
             if offer.id not in self.loaded:
@@ -331,7 +331,7 @@ class Syncer:
         weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
         slot, version = self.state.slot, self.state.n + 1
         merged = self.arithmetic.merge(slot, [(self.loaded[o.id], weights[o.id]) for o in offers])
-        if isinstance(merged, Refused):  # the next turn decides anew, on those that are left
+        if isinstance(merged, Refused):  # the next turn decides anew on the offers that are left
             for place, why in merged.reasons.items():
                 self.inbox.drop(offers[place], why)
             self._go(SyncerState.SERVING)
@@ -378,13 +378,13 @@ class Syncer:
         yield from write_snapshot(self.run, self.state)
 
     def _refuse_all(self) -> Steps[None]:
-        """The run is over for everything outstanding; the last commit takes the outcomes that are left then."""
+        """Refuse all pending offers because the run is over; the last commit takes the outcomes that are left then."""
         self.inbox.refuse_all("run_over")
         while self.state.phase == RunPhase.RUNNING and self.inbox.outcomes_left:
             yield from self._commit(commits.Refuse(outcomes=self.inbox.take_outcomes()))
 
     def send_heartbeat(self, now_s: float, force: bool = False) -> Steps[None]:
-        """The syncer's own words, every few seconds; `force`: now."""
+        """Write the syncer's heartbeat if it is due; `force`: now."""
         if not self.cadence.is_due(now_s) and not force:
             return
         self.cadence.said(now_s)

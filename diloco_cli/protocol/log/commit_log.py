@@ -1,5 +1,5 @@
-"""Reading and writing the commit log. Creating commit n+1 is the only way to make anything true.
-`state_after` gives the log as it was, for a rollback and for garbage collection.
+"""Reading and writing the commit log. Creating commit n+1 is the only way to change the state of a run.
+`state_after` gives an earlier state, for a rollback and for garbage collection.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from diloco_cli.store.port import Created
 
 SNAPSHOT_EVERY = 64
 RESTORE_HINT = "restore this object: an earlier version that the bucket keeps, or a region's copy, has the same bytes"
-LOOKS = 4  # at what seems not to be what was written: a read may be damaged
-LONG_WAY = 2 * SNAPSHOT_EVERY  # commits, from a snapshot that should have been the newest
-SNAPSHOT_TRIES = 3  # of the newest; one of each was written by another process at another time
+LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
+LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
+SNAPSHOT_TRIES = 3  # of the newest snapshots
 KeyOf = Callable[[int], str]
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
-TRIES = 3  # of the newest snapshots; after that the walk from commit 0 is the way
+TRIES = 3  # of the newest snapshots; after that the log is read from commit 0
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class HeadHint:
 
 
 def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, ...] = ()) -> Steps[RunFormat]:
-    """FORMAT.json of the run at `where` (a URL, for errors), opened with `secret`. Raises NotFoundError; a newer schema
-    is refused, and so is another run's key. A daemon `signs_as` one or more: there key and run must fit."""
+    """FORMAT.json of the run at `where` (a URL, for errors), checked with `secret`. Raises NotFoundError; refuses a
+    newer schema and another run's key. `signs_as`: the signers that a daemon needs keys for (see require_keys)."""
     data: bytes | None = None
     for _ in range(LOOKS):
         before, data = data, (yield Get(FORMAT_KEY, MAX_RECORD_BYTES))
@@ -73,7 +73,7 @@ def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, .
 
 
 def is_whole(data: bytes, where: str) -> bool:
-    """Whether these are a format's bytes, and not damaged, as far as that can be seen without a key."""
+    """Whether these are a format's undamaged bytes, as far as can be checked without a key."""
     try:
         parse_format(data, where)
     except RecordError:
@@ -82,8 +82,8 @@ def is_whole(data: bytes, where: str) -> bool:
 
 
 def parse_format(data: bytes, where: str) -> RunFormat:
-    """Raises RecordError for what is damaged or no format. One that is signed, and says that records are not, has lost
-    the word that says so."""
+    """Raises RecordError for bytes that are damaged or no format, also for a format that ends with a signature although
+    its fields say that the run has none: then that field is damaged."""
     run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", FORMAT_SCHEMA)
     if run.schema < FORMAT_SCHEMA:
         raise RecordError(
@@ -105,7 +105,7 @@ def parse_format(data: bytes, where: str) -> RunFormat:
 
 def with_keys(run: RunFormat, secret: Secret | None, data: bytes, where: str) -> RunFormat:
     """The run with the keys that `secret` gives for it; `data` are the bytes of its FORMAT.json. Raises UsageError for
-    another run's key, SignatureError if somebody else wrote the format."""
+    another run's key, SignatureError if the format is not signed with the run's key."""
     if run.signing is None or secret is None:
         return run
     keyring = secret.keyring(run.run_id)
@@ -123,8 +123,8 @@ def with_keys(run: RunFormat, secret: Secret | None, data: bytes, where: str) ->
 
 
 def require_keys(run: RunFormat, secret: Secret | None, signers: tuple[str, ...], where: str) -> None:
-    """A process that was given a key takes no part in an unsigned run: else whoever replaces the format could switch
-    signing off. Raises UsageError then, and where the run is signed and a key is missing."""
+    """A process with a key takes no part in an unsigned run: else replacing the format would switch signing off. Raises
+    UsageError then, and where the run is signed and a key is missing."""
     if run.signing is None and secret is not None:
         hint = f"start it without {secret.where}, or start a new run, which will be signed"
         raise UsageError("there is a signing key, and this run is not signed", where=where, hint=hint)
@@ -145,8 +145,8 @@ def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
 
 
 def read_signed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]:
-    """A record's bytes. What is not authentic may have been damaged on its way here, and is read again: until it is, or
-    comes twice the same."""
+    """A record's bytes. Bytes that are not authentic may have been damaged in the read: they are read again until they
+    are authentic, or the same twice in a row."""
     data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
     for _ in range(LOOKS - 1):
         if data is None or keyring.authenticates(signer, key, data):
@@ -158,8 +158,8 @@ def read_signed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]
 
 
 def create_signed(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]:
-    """Create a record; the bytes that then lie under the key: `mine`, or whoever's was there before. Those that come
-    with the answer may be damaged, as any that are read."""
+    """Create a record, and return the bytes that then lie under the key: `mine`, or the record that was there before.
+    The bytes in the store's answer may be damaged, so others than `mine` are checked and read again."""
     answer = yield Create(key, mine)
     if isinstance(answer, Created):
         return mine
@@ -177,10 +177,10 @@ def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
 
 
 def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
-    """The log to its end: from `state`, or from the newest snapshot that holds, or from commit 0.
+    """The log to its end: from `state`, or from the newest valid snapshot, or from commit 0.
 
-    Where the hint is lost or old, or its snapshot damaged, that shows by the length of the way; then newer snapshots
-    are looked for, once. So a log of any age opens with a bounded number of reads."""
+    If the hint is lost or old, or its snapshot damaged, more than LONG_WAY commits follow; then newer snapshots are
+    looked for, once. So a log of any age opens with a bounded number of reads."""
     if state is None:
         state = yield from _hinted_snapshot(run)
     far = state.n + LONG_WAY
@@ -194,7 +194,7 @@ def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
 
 
 def newest_snapshot(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Steps[RunState | None]:
-    """The newest snapshot that holds, of a commit > `beyond` and < `before`; None if there is none."""
+    """The newest valid snapshot of a commit > `beyond` and < `before`; None if there is none."""
     numbers = yield from snapshots_between(beyond + 1, before - 1)
     for number in numbers[::-1][:SNAPSHOT_TRIES]:
         state = yield from snapshot_at(run, number)
@@ -204,7 +204,7 @@ def newest_snapshot(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Ste
 
 
 def snapshots_between(first: int, last: int) -> Steps[tuple[int, ...]]:
-    """Numbers of snapshots in [first, last], rising. From a listing: it may lag, and names what may not hold."""
+    """Numbers of snapshots in [first, last], rising. From a listing, which may lag and may name invalid snapshots."""
     found: list[int] = []
     after = snapshot_key(first - 1) if first > 0 else ""
     while True:
@@ -228,8 +228,8 @@ def _hinted_snapshot(run: RunFormat) -> Steps[RunState]:
 
 
 def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
-    """The state after commit n out of its snapshot; None if there is none that holds: an older start is slower, never
-    wrong. One of another schema was folded by other rules, and does not hold."""
+    """The state after commit n from its snapshot; None if it is missing or invalid: an older start is slower, never
+    wrong. A snapshot of another schema was folded by other rules, and is invalid."""
     if not 0 <= n < MAX_EXACT:
         return None
     data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
@@ -245,7 +245,8 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
 
 
 def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
-    """A state that has become too long for a record has none: then the log is read from an older one."""
+    """Write the snapshot of a state, and the hint to it. A state too long for a record gets no snapshot: readers then
+    start from an older one."""
     key = snapshot_key(state.n)
     try:
         data = encode(Snapshot(state, state.digest, run.run_id))
@@ -274,13 +275,13 @@ def claim_epoch(run: RunFormat, claim: ProcessClaim, state: RunState) -> Steps[i
 def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunState, bool]]:
     """Create the next commit. Returns the new state and whether the record is this draft.
 
-    If another record holds the slot of the log, it is adopted instead; one of a higher epoch ends this syncer:
-    FencedError. So after a commit, memory is what the log says, whoever wrote it.
+    If another record has taken the number, that record is folded instead; one of a higher epoch ends this syncer with
+    FencedError. So after every call the returned state is that of the log, also where another syncer wrote the commit.
     """
     record = structs.replace(draft, n=state.n + 1, previous=state.digest)
     key = commit_key(record.n)
     data = run.keyring.sign(LOG, key, encode(record))
-    mine = fold(run, state, data)  # before it is written: what cannot be folded would end the log for everybody
+    mine = fold(run, state, data)  # before it is written: no process could read past a commit that cannot be folded
     there = yield from create_signed(run.keyring, LOG, key, data)
     if there == data:
         return mine, True
@@ -299,7 +300,7 @@ def fence(state: RunState, epoch: int) -> None:
 
 
 Pulse = Callable[[], Steps[None]]
-"""What a syncer does now and then so that nobody takes it for dead."""
+"""Sends the syncer's heartbeat during long work, so that no standby takes the syncer for dead."""
 
 
 def no_pulse() -> Steps[None]:
@@ -307,8 +308,8 @@ def no_pulse() -> Steps[None]:
 
 
 def state_after(run: RunFormat, n: int, pulse: Pulse = no_pulse) -> Steps[RunState]:
-    """The state after commit n, from the newest snapshot that is not newer and holds, else from commit 0; `pulse` runs
-    before each commit that is read. Raises NotFoundError if there is no such commit."""
+    """The state after commit n, from the newest valid snapshot up to n, else from commit 0; `pulse` runs before each
+    commit that is read. Raises NotFoundError if there is no such commit."""
     state = yield from _start(run, n)
     while state.n < n:
         yield from pulse()

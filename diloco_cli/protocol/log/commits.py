@@ -1,7 +1,7 @@
-"""The records of the log: one type per kind of commit, so that none can say what its kind does not mean.
+"""The records of the log: one type per kind of commit, so that each has only the fields of its kind.
 
-A process that serves the log makes one with the fields of its kind alone; `append` (log.py) adds those that every
-commit has. `kind` tells the types apart in the bucket.
+A decision makes one with the fields of its kind; the process that serves the log adds epoch, nonce, time and software,
+and `append` (commit_log.py) `n` and `previous`. `kind` tells the types apart in the bucket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Island, Mer
 class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """What every commit says. `previous` is the digest of the record before: the log is a hash chain.
 
-    `request`: the newest of those that this commit answers. `outcomes`: of offers that no merge used, settled here.
+    `request`: the newest request that this commit answers. `outcomes`: those of offers that no merge used.
     """
 
     n: int = -1
@@ -43,7 +43,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
     @property
     def outputs(self) -> tuple[FragmentVersion, ...]:
-        """The versions that this commit makes true."""
+        """The versions that this commit brings into the log."""
         return ()
 
 
@@ -87,7 +87,7 @@ class Skip(Commit, tag="skip", frozen=True, kw_only=True):
 
 
 class Refuse(Commit, tag="refuse", frozen=True, kw_only=True):
-    """Offers that no merge can use (`outcomes`), or a request that is not carried out, for its reason."""
+    """Offers that no merge can use (`outcomes`), or a request that is not carried out (`reason` says why)."""
 
 
 class Membership(Commit, tag="membership", frozen=True, kw_only=True):
@@ -117,8 +117,8 @@ class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):
 
 
 class Rollback(Commit, tag="rollback", frozen=True, kw_only=True):
-    """Every fragment is again what it was after commit `to`. `shares`, sorted: (learner, its tokens x parameters that
-    count from here on), as they stood then; those of a learner that is not named count no more."""
+    """Every fragment is again what it was after commit `to`. `shares`, sorted: (learner, tokens x parameters of it that
+    still count), as of commit `to`; a learner that is not named has none that count."""
 
     to: int
     outputs: tuple[FragmentVersion, ...]
@@ -126,13 +126,13 @@ class Rollback(Commit, tag="rollback", frozen=True, kw_only=True):
 
 
 class CollectionFloor(Commit, tag="gc_floor", frozen=True, kw_only=True):
-    """What only commits before number `floor` need may be deleted."""
+    """Objects that only commits before number `floor` need may be deleted."""
 
     floor: int
 
 
 class Stop(Commit, tag="stop", frozen=True, kw_only=True):
-    """The run pauses until somebody resumes it."""
+    """The run pauses until a later `epoch_start` resumes it."""
 
 
 class Finish(Commit, tag="finish", frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
-"""Heartbeats: what units say of themselves every few seconds. Hints for people; no decision rests on them."""
+"""Heartbeats: each unit states its own condition every few seconds. Hints for people; no commit depends on them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 MAX_HEARTBEAT_BYTES = 1 << 16
-SLOWEST_KEPT = 0.995  # a heartbeat: an outage is forgotten within the hour, a slow merge comes again
+SLOWEST_KEPT = 0.995  # per heartbeat: an outage is forgotten within the hour, while slow merges recur
 
 UNIT_STATES: dict[str, str] = {
     "STARTING": "the process is up and loads model, data and the newest committed versions",
@@ -27,7 +27,7 @@ UNIT_STATES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class LearnerHeartbeat:
-    """One learner's own words. Rates are per second of its own clock; byte counts are since its first incarnation."""
+    """What a learner states. Rates are per second of its own clock; byte counts are since its first incarnation."""
 
     state: str
     incarnation: int
@@ -44,15 +44,15 @@ class LearnerHeartbeat:
     blocked_percent: float = 0.0
     note: str = ""
     retrying: str = ""
-    writes: int = 0  # of the requests: those that write or list, for which stores charge most
+    writes: int = 0  # requests that write or list, for which stores charge most
 
 
 @dataclass(frozen=True)
 class MirrorHeartbeat:
-    """A syncer's words on one region's bucket: its log goes up to commit `n`, `behind` commits short of home's, and
-    that for `behind_s`. `offers`: carried home. Bytes are what the syncers sent to that bucket, and received from it,
-    in so many `requests`; `writes`: those of them that write or list. `stopped`: it has bytes in it that are not
-    home's. `unheard`: learners whose offers are not carried home, and why."""
+    """What a syncer states of one region's bucket: the mirrored log ends at commit `n`, `behind` commits short of the
+    home log, for `behind_s` by now. `offers`: the offers carried home. `up_bytes` and `down_bytes`: sent to and
+    received from that bucket by syncers, in `requests` requests; `writes`: those that write or list. `stopped`: the
+    bucket holds other bytes than home. `unheard`: learners whose offers are not carried home, and why."""
 
     region: str
     n: int = -1
@@ -70,8 +70,8 @@ class MirrorHeartbeat:
 
 @dataclass(frozen=True)
 class SyncerHeartbeat:
-    """The syncer's own words, or a standby's. `unit`: which process it is, `syncer` or a standby's name.
-    `heartbeats`: how many it has said; `slowest_s`: the longest time between two of them lately, on its own clock."""
+    """What a syncer or a standby states. `unit`: `syncer` or the standby's name. `heartbeats`: how many it has sent;
+    `slowest_s`: the longest recent time between two of them, on its own clock."""
 
     state: str
     epoch: int
@@ -92,7 +92,7 @@ class SyncerHeartbeat:
 
 @dataclass
 class Cadence:
-    """When a process says its next heartbeat, how many it has said, and the longest time between two of them lately."""
+    """When a process sends its next heartbeat, how many it has sent, and the longest recent time between two."""
 
     every_s: float
     count: int = 0

@@ -16,9 +16,9 @@
 
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
 
-How long an object can be: a longer one is no honest writer's, and is not read to its end. Records: MAX_RECORD_BYTES
-(wire.py); heartbeats: MAX_HEARTBEAT_BYTES (heartbeats.py); everything else by the run's layout, at the end of this
-file.
+Every object has a largest possible size, and no more is read: no honest process writes a longer one. Records have
+MAX_RECORD_BYTES (wire.py), heartbeats MAX_HEARTBEAT_BYTES (heartbeats.py); all other sizes follow from the run's layout
+(at the end of this file).
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ def standby_heartbeat_key(name: str) -> str:
 
 
 def max_fragment_bytes(layout: Layout, fragment: int) -> int:
-    """Of a delta, state or weights of this fragment; of one that there is not, nothing is long."""
+    """The largest delta, state or weights of this fragment; of an unknown fragment, the header alone."""
     is_known = 0 <= fragment < len(layout.fragments)
     return HEADER_BYTES + (BYTES_PER_PARAMETER * layout.fragments[fragment].num_parameters if is_known else 0)
 
 
 def max_moments_bytes(layout: Layout) -> int:
-    """Of a learner's saved inner state: two float32 moments of each parameter."""
+    """The largest saved inner state of a learner: two float32 moments of each parameter."""
     return MOMENTS_HEADER_BYTES + BYTES_PER_PARAMETER * layout.num_parameters

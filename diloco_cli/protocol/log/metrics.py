@@ -1,5 +1,5 @@
-"""What only people look at: a run's counts, its curve of losses, its newest merges and notes. Folded from the same
-commits as the state, beside it: no decision rests on any of it."""
+"""Figures for people only: a run's counts, its curve of losses, its newest merges and notes. Folded from the same
+commits as the state; no decision depends on them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Note(Struct, frozen=True):
 
 
 class Metrics(Struct, frozen=True):
-    """`losses`: (merged tokens, held-out loss in nats per token), in the order of tokens. Merges, skips and offers are
-    counted as they happened, also those that a rollback went behind."""
+    """`losses`: (merged tokens, held-out loss in nats per token), in the order of tokens. The counts of merges, skips
+    and offers include those that a rollback has undone."""
 
     started_at: str = ""
     updated_at: str = ""
@@ -58,7 +58,7 @@ class Metrics(Struct, frozen=True):
 
 
 def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metrics:
-    """With one more commit, after which so many tokens are merged."""
+    """The metrics after one more commit; `tokens`: the merged tokens after it."""
     metrics = replace(
         metrics,
         updated_at=commit.time,

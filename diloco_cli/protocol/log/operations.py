@@ -1,4 +1,4 @@
-"""What protocol code asks of the world. A generator yields one of these and is sent the answer.
+"""The operations of protocol code. A generator yields one of these and is sent the answer.
 
 | operation      | answer                                   |
 |----------------|------------------------------------------|
@@ -11,7 +11,7 @@
 | Sleep          | None                                     |
 | There          | the operation's answer, from the other store |
 
-What works between two stores (protocol/regions/) says `There` of what is meant for the second.
+Code that works between two stores (protocol/regions/) wraps operations on the second one in `There`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Get:
-    """Of an object of more than `max_bytes` only so many and one byte more are read: its length tells. Nobody reads
-    without a bound, for anybody may have written what is there."""
+    """Of an object longer than `max_bytes`, `max_bytes` + 1 bytes are read: the length shows that it is too long. Every
+    read has a bound, because any process with credentials may have written the object."""
 
     key: str
     max_bytes: int
@@ -48,7 +48,7 @@ class Put:
 
 @dataclass(frozen=True)
 class List:
-    """At most `limit` keys with the prefix, beyond `after`. A hint: nothing true rests on it."""
+    """At most `limit` keys with the prefix, beyond `after`. A listing is a hint: no commit depends on it."""
 
     prefix: str
     after: str = ""
@@ -77,7 +77,7 @@ StoreOperation = Get | Create | Put | List | Delete
 
 @dataclass(frozen=True)
 class There:
-    """For the other one of two stores: the bucket of a region."""
+    """An operation on the second of two stores: the bucket of a region."""
 
     operation: StoreOperation
 
@@ -87,7 +87,7 @@ Steps = Generator[Operation, Any, Result]
 
 
 def there(steps: Steps[Result]) -> Steps[Result]:
-    """Protocol code that was written for one store, performed on the other one."""
+    """Performs protocol code that was written for one store on the second one."""
     answer: Any = None
     while True:
         try:

@@ -1,7 +1,7 @@
-"""What lies in the bucket: the run's format, claims, offers, and what commits (commits.py) are made of. Every record is
+"""The records in the bucket: the run's format, claims, offers, and the parts of commits (commits.py). Every record is
 created once and never changed.
 
-Writers put a nonce into what two processes might write at once, so that each recognises its own write.
+Where two processes may write one key at once, the record has a nonce, so that each process recognises its own write.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class RegionStore:
 class RunFormat:
     """FORMAT.json: everything that never changes during a run. Any process needs this and nothing else to take part.
 
-    `members`: islands that joined since, in the order of the log (RunState.with_members); in the bucket there are none.
+    `members`: islands that joined since, in the order of the log (RunState.with_members); FORMAT.json has none.
     `regions`: those with a bucket of their own, sorted by name; where there are any, `home_url` is the run's URL in the
-    home bucket, and `home_egress_per_gb` what leaving the home region costs.
-    `signing`: how records are signed, if they are; `checksums`: whether they end with a checksum, if not; `keyring`:
-    how this process writes and checks the one or the other, never written.
+    home bucket, and `home_egress_per_gb` the price of traffic that leaves the home region.
+    `signing`: how records are signed, if they are; `checksums`: whether records of an unsigned run end with a checksum;
+    `keyring`: this process's keys to write and check signatures or checksums, never written to the bucket.
     """
 
     run_id: str
@@ -90,7 +90,7 @@ class RunFormat:
         return next((store for store in self.regions if store.name == region), None)
 
     def home_of(self, url: str) -> str:
-        """The run's URL at home, for one who found it at `url`: there, unless that is a region's bucket."""
+        """The run's URL in the home bucket: `url` itself, unless that is a region's bucket."""
         regional = any(store.url == url for store in self.regions)
         return self.home_url if regional and self.home_url is not None else url
 
@@ -104,16 +104,16 @@ class RunFormat:
 
     @property
     def everybody(self) -> tuple[Island, ...]:
-        """Every island that the run has ever known: those of the launch, then those that joined."""
+        """All islands of the run: those of the launch, then those that joined."""
         return self.islands + self.members
 
     @property
     def num_shards(self) -> int:
-        """Into how many streams the data is divided, once and for all."""
+        """The number of streams that the data is divided into; it never changes."""
         return self.settings.data.shards or len(self.islands)
 
     def shard_of(self, name: str) -> int:
-        """The stream that an island reads: nobody else ever does."""
+        """The stream that an island reads; no other island reads it."""
         return [island.name for island in self.everybody].index(name)
 
     @property
@@ -154,18 +154,18 @@ Mixing = Literal["replace", "blend", "rebase"]
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that shaped a learner's parameters, in the order of happening (see protocol/log/tape.py).
+    """One event that changed a learner's parameters; events are kept in their order (see protocol/log/tape.py).
 
     steps     `count` inner steps on batches of `batch_tokens`
     heard     the log up to commit `n`; from here on this learner takes `local_steps` steps a round
-    moved     the data goes on at token `position` of the shard: a predecessor's late offer held what lies before
-    adopted   `version` of `fragment`, by `mixing` (None: as the run's settings say); for `rebase`, `since` is the seq
-              of the send after which own progress was kept (None: since the adoption before)
+    moved     the data goes on at token `position` of the shard: a predecessor's late offer held the data before it
+    adopted   `version` of `fragment`, by `mixing` (None: as the run's settings say); with `rebase`, the progress since
+              offer `since` was sent is kept (None: since the adoption before)
     dropped   the progress on `fragment` made since the last adoption
     saved     the inner optimizer's moments, at its own step `count`
     sent      offer number `seq`: `fragment` for `slot`; with error feedback, `since` is the seq of the offer whose
               rounding error it makes up for
-    lost      more happened between two offers than is kept: this stretch cannot be repeated
+    lost      there were more events between two offers than are kept: this stretch cannot be replayed
     """
 
     kind: EventKind
@@ -185,7 +185,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 @dataclass(frozen=True)
 class Beginning:
     """How an incarnation began: `position` tokens into its shard, with `versions` (one per fragment), with the saved
-    moments under the key `inner` (None: fresh ones). `moments_lost`: there should have been some."""
+    moments under the key `inner` (None: fresh ones). `moments_lost`: saved moments were expected and not found."""
 
     position: int
     versions: tuple[int, ...]
@@ -201,8 +201,8 @@ class Offer:
     tokens, that the delta was trained on, in `steps` steps: of full batches, or smaller ones while a part of the island
     was gone.
     `inner` names the newest saved inner-optimizer state. With error feedback, `feeds_back` is the seq of the
-    earlier offer whose rounding error this delta makes up for. `events`: all that shaped the parameters since the offer
-    before, in its order; the first offer also says how the incarnation `began`. A replay needs nothing else.
+    earlier offer whose rounding error this delta makes up for. `events`: everything that changed the parameters since
+    the previous offer, in order; the first offer also says how the incarnation `began`. A replay needs nothing else.
     """
 
     learner: str
@@ -271,7 +271,7 @@ class Outcome:
 class FragmentVersion:
     """A version of a fragment. The version is the number of the commit that produced it, so it is never reused.
 
-    `rebase`: with `mixing: adaptive`, learners adopt it on top of their progress in flight (rules/mixing.py)."""
+    `rebase`: with `mixing: adaptive`, learners adopt it on top of their progress in flight (rules/merging.py)."""
 
     fragment: int
     version: int
@@ -284,9 +284,9 @@ class FragmentVersion:
 
 @dataclass(frozen=True)
 class Request:
-    """An intent, carried out by the syncer as a commit that names it. `resume` withdraws a stop that was asked for and
-    not carried out yet; `join` is of an island that wants to take part; `readmit` ends the quarantine of `learner`;
-    `rollback` goes back to how things were after commit `to`."""
+    """A request, answered by the syncer with a commit that names it. `resume` withdraws a stop that was requested and
+    not carried out yet; `join` comes from an island that wants to take part; `readmit` ends the quarantine of
+    `learner`; `rollback` brings the parameters back to those after commit `to`."""
 
     number: int
     kind: RequestKind

@@ -1,13 +1,13 @@
-"""The log, folded: what every reader of the same commits agrees on.
+"""The log, folded: all readers of the same commits have the same state.
 
-`apply` is the only way to change it, one commit at a time; it is a pure function of the state and the record.
+`apply` is the only way to change the state, one commit at a time; it is a pure function of the state and the record.
 
-Quarantine: learners whose offers are bad again and again are kept out, in the log, until an operator lets them in.
-Every bad offer is refused anyway, so a quarantine protects no parameter. It keeps one that cannot be trusted from being
-counted, waited for and read, and tells people so. Each refusal for a reason of HOSTILE is a fault, each offer that a
-merge applied takes one fault back; as many faults as two rounds have offers are a quarantine, of the learner and of all
-its incarnations to come. So many, because a change that is nobody's fault (momentum wiped, another learning rate) may
-make the norm cap refuse each fragment's deltas for a while. Who is readmitted begins anew at 0.
+Quarantine: a learner with many bad offers is kept out by a commit until an operator readmits it. Every bad offer is
+refused in any case, so a quarantine protects no parameter. It keeps the syncer from counting, awaiting and reading a
+learner that cannot be trusted, and `status` shows it. Each refusal for a reason in HOSTILE is one fault, and each offer
+that a merge applied takes one fault back; as many faults as two rounds have offers give a quarantine of the learner and
+of all its later incarnations. The number is so high because harmless changes (momentum wiped, another learning rate)
+may make the norm cap refuse each fragment's deltas for a while. A readmitted learner begins with 0 faults.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from diloco_cli.protocol.log.wire import RecordError
 
 FEWEST_FAULTS = 8
 ROUNDS_OF_FAULTS = 2
-# What no honest learner causes. A bad signature is somebody else's: a stranger's forgeries must not keep out whom they
-# name. Too late, too old, overlapping or superseded are everybody's outcome now and then.
+# Reasons that no honest learner causes. A bad signature is not one: a forged offer must not quarantine the learner that
+# it names. Offers that are late, old, overlapping or superseded come from every learner now and then.
 HOSTILE = frozenset({
     "bad_record", "bad_claim", "wrong_base", "missing_payload", "wrong_size", "digest_mismatch", "bad_payload",
     "non_finite", "bad_norms", "norm_cap",
@@ -38,8 +38,8 @@ ROLLBACKS_KEPT = 16
 
 
 def faults_after(faults: int, commit: Commit, learner: str) -> int:
-    """A learner's count after one more commit, by what it refuses and applies of that learner's. Everybody who counts
-    faults, counts them by this."""
+    """A learner's faults after one more commit, from its offers that the commit refuses and applies. All code that
+    counts faults uses this function."""
     if isinstance(commit, Quarantine | Readmit) and commit.learner == learner:
         return 0
     num_applied = sum(item.learner == learner for item in commit.inputs)
@@ -66,9 +66,9 @@ class Applied(Struct, frozen=True):
 
 
 class LearnerRecord(Struct, frozen=True):
-    """What the log knows of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
-    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `faults`: see quarantine.py;
-    `quarantined`: by which commit, None if it is not."""
+    """What the log says of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
+    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `faults`: see the top of this module;
+    `quarantined`: the commit of its quarantine, None if it is not quarantined."""
 
     floor: int = 0
     next_seq: int = 0
@@ -90,9 +90,9 @@ _UNHEARD_OF = LearnerRecord()
 
 
 class Window(Struct, frozen=True):
-    """What the newest merge says of the slots after it. The window of the next one begins `opens_s` after its commit,
-    that of each further one `slot_s` later, and it closes `grace_s` after it begins, unless all are there before.
-    `slot_s` 0: the pace is not known yet, and so nothing of windows."""
+    """What the newest merge says of the slots after it. The window of the next slot begins `opens_s` after its commit,
+    that of each further slot `slot_s` later; a window closes `grace_s` after it begins, or when all expected learners
+    have offered. `slot_s` 0: the pace, and so the windows, are not known yet."""
 
     opens_s: float
     slot_s: float
@@ -101,16 +101,16 @@ class Window(Struct, frozen=True):
 
 class RunState(Struct, frozen=True):
     """Everything that commits 0..n say. `token_parameters` = sum over applied offers of tokens x parameters of the
-    fragment, as an integer, so that no rounding ever enters the token count. Offers that a rollback went behind no
-    longer count; merges, skips and offers are counted as they happened.
+    fragment, as an integer, so that no rounding ever enters the token count. Offers whose merge a rollback has undone
+    no longer count in it; the counts of merges, skips and offers include them.
 
-    `base_floor`: the newest rollback (0: none); no version before it is anybody's base any more. `rollbacks`: the
-    newest, each as the commit that it went back to and its own number. `gc_floor`: what only commits before this one
-    need may be gone (0: nothing is). `moments_from`: where rollbacks since have only made versions anew, the newest
-    that left merges behind (None: `base_floor` is that one).
+    `base_floor`: the newest rollback (0: none); no delta may be based on a version before it. `rollbacks`: the
+    newest ones, each as (the commit that it went back to, its own number). `gc_floor`: objects that only commits before
+    this one need may be deleted (0: none are). `moments_from`: if later rollbacks undid no merge, the newest rollback
+    that did (None: `base_floor` is that one).
 
-    `window`: of the newest merge, None before the first.
-    `fruitless`: syncers that have begun to serve since the newest merge (or the first versions), and merged nothing.
+    `window`: the window of the newest merge, None before the first merge.
+    `fruitless`: syncers that have begun to serve since the newest merge (or the first versions) without a merge.
     """
 
     n: int = -1
@@ -134,7 +134,7 @@ class RunState(Struct, frozen=True):
     metrics: Metrics = Metrics()
 
     def with_members(self, run: RunFormat) -> RunFormat:
-        """The run with those that have joined it so far."""
+        """The run with the islands that have joined it so far."""
         return run if run.members == self.members else dataclasses.replace(run, members=self.members)
 
     def tokens(self, layout: Layout) -> int:
@@ -142,14 +142,15 @@ class RunState(Struct, frozen=True):
         return self.token_parameters // layout.num_parameters
 
     def version(self, fragment: int, version: int) -> FragmentVersion | None:
-        """A version that is still within reach of re-anchoring."""
+        """A version that is still known for re-anchoring; None if it is not."""
         return next((o for o in self.history if o.fragment == fragment and o.version == version), None)
 
     def learner(self, name: str) -> LearnerRecord:
         return self.learners.get(name, _UNHEARD_OF)
 
     def recent_paces(self, num_commits: int) -> list[float]:
-        """Seconds a step of every learner that a merge among the last commits heard of: who left sets no pace."""
+        """Seconds per step of every learner whose offer was applied in the last `num_commits` commits: a learner that
+        has left must not set the pace."""
         return [
             record.step_s
             for record in self.learners.values()
@@ -163,7 +164,7 @@ class RunState(Struct, frozen=True):
 
     @property
     def moments_floor(self) -> int:
-        """Moments that were saved before this commit belong to merges that a rollback left behind."""
+        """Moments saved before this commit belong to merges that a rollback has undone."""
         return self.base_floor if self.moments_from is None else self.moments_from
 
     @property
@@ -173,7 +174,7 @@ class RunState(Struct, frozen=True):
 
 
 def apply(state: RunState, commit: commits.Commit, digest: str, layout: Layout, kept_versions: int) -> RunState:
-    """The state after one more commit. Raises RecordError if the record does not continue this very log.
+    """The state after one more commit. Raises RecordError if the record does not continue this log.
 
     `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
     """
@@ -189,7 +190,7 @@ def apply(state: RunState, commit: commits.Commit, digest: str, layout: Layout, 
 
 
 def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState:
-    """What the commit's kind alone changes."""
+    """The changes that depend on the commit's kind."""
     match commit:
         case commits.EpochStart():
             fruitless = state.fruitless + (commit.serves and commit.n > 0)
@@ -251,7 +252,7 @@ def _settle_outcomes(state: RunState, commit: commits.Commit) -> RunState:
 
 
 def _settle(known: LearnerRecord, offers: list[tuple[int, int]]) -> LearnerRecord:
-    """The first offer of a newer incarnation that gets an outcome, whichever, raises the floor."""
+    """The first outcome of any offer of a newer incarnation raises the floor."""
     floor = max(incarnation for incarnation, _ in offers)
     if floor > known.floor:
         known = replace(known, floor=floor, next_seq=0, settled=())
@@ -300,11 +301,11 @@ def _keep_out_or_let_in(state: RunState, commit: commits.Quarantine | commits.Re
 
 
 def _roll_back(state: RunState, commit: commits.Rollback) -> RunState:
-    """Tokens and shares are those of then; what happened stays counted, and no data comes back."""
+    """Tokens and shares become those of commit `to`; the other counts stay, and data positions do not go back."""
     if not state.gc_floor <= commit.to < commit.n:
         raise RecordError(f"commit {commit.n} goes back to commit {commit.to}, which is not there")
     shares = dict(commit.shares)
-    anew = commit.to == commit.n - 1  # nothing is left behind
+    anew = commit.to == commit.n - 1  # it undoes no merge
     return replace(
         state,
         base_floor=commit.n,

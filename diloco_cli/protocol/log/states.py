@@ -1,4 +1,4 @@
-"""The states of a learner, a syncer, a standby and a run, and every way from one to another.
+"""The states of a learner, a syncer, a standby and a run, and every allowed transition.
 
 A process changes its state through `moved` alone. ARCHITECTURE.md draws these tables, and that of a unit on a machine
 (runtime/units.py).
@@ -82,7 +82,7 @@ State = TypeVar("State", LearnerState, SyncerState, StandbyState)
 
 
 class IllegalStateError(DilocoError):
-    """A way from one state to another that its table does not have: an error of this program."""
+    """A transition that the state's table does not have: an error of this program."""
 
     code = "illegal_state"
 
@@ -93,7 +93,7 @@ def phase_after(phase: RunPhase, kind: str) -> RunPhase | None:
 
 
 def moved(table: Mapping[State, AbstractSet[State]], now: State, to: State) -> State:
-    """`to`, if that is where it is already or one may go. Raises IllegalStateError."""
+    """`to`, if that is the present state or an allowed transition leads there. Raises IllegalStateError."""
     if to != now and to not in table[now]:
         kind = type(now).__name__
         raise IllegalStateError(

@@ -1,9 +1,8 @@
-"""A tape: everything that decided a run's trajectory, and nothing of its timing.
+"""A tape: everything that decided a run's trajectory, without its timing.
 
-What each incarnation did, in its own order, and what the log merged. Recorded from a run's bucket or written by a
-simulation; played on one process by `diloco replay` (arXiv 2604.21428 made its failure studies this way).
-
-`EventLog`: what shaped a learner's parameters since its last offer, in order; it travels with the next offer.
+A tape holds the events of each incarnation, in their order, and the merges of the log. It is recorded from a run's
+bucket or written by a simulation, and `diloco replay` plays it on one process (arXiv 2604.21428 made its failure
+studies this way). `EventLog`: a learner's events since its last offer, in order; the next offer carries them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ class Track:
     """One incarnation of a learner. It began `position` tokens into its shard with `versions`, one per fragment.
 
     `inner_step`: it restored the moments that incarnation `inner_incarnation` (None: the one before) saved at this step
-    of the optimizer; None: its moments were fresh. `moments_lost`: they should not have been, so it warmed up anew.
+    of the optimizer; None: its moments were fresh. `moments_lost`: saved moments were expected and not found, so the
+    learning rate warmed up anew.
     """
 
     learner: str
@@ -40,7 +40,7 @@ class Track:
 class TapeMerge:
     """One merge of the log. `inputs`: (learner, incarnation, seq) and weight, in the order of reduction. `n` is the
     commit's number, and so the version it made; `tokens`: merged tokens of the run after it. `state_digest`: of the
-    version's bytes, where known. `scales`: what the norm clip multiplied each delta by; empty if it left all alone."""
+    version's bytes, where known. `scales`: the norm clip's factor of each delta; empty if it scaled none."""
 
     n: int
     slot: int
@@ -53,7 +53,7 @@ class TapeMerge:
 
 @dataclass(frozen=True)
 class Tape:
-    """Playable as it stands: `run` holds every setting. Version 0 of each fragment is the seeded model's."""
+    """A replay needs nothing else: `run` holds every setting, and version 0 of each fragment is the seeded model's."""
 
     run: RunFormat
     tracks: tuple[Track, ...]
@@ -63,7 +63,7 @@ class Tape:
 
 @dataclass
 class EventLog:
-    """Of one incarnation. `began` goes with its first offer."""
+    """The events of one incarnation that no offer carries yet. Its first offer carries `began`."""
 
     began: Beginning | None = None
     events: list[Event] = field(default_factory=list)
@@ -85,7 +85,7 @@ class EventLog:
         self.events.append(event)
 
     def take(self) -> tuple[Beginning | None, tuple[Event, ...]]:
-        """What the next offer carries; from here on it is the following one's turn."""
+        """The events that the next offer carries; later events go to the offer after it."""
         taken = (self.began, tuple(self.events))
         self.began, self.events = None, []
         return taken

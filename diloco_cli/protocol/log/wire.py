@@ -1,5 +1,5 @@
-"""Records as bytes: canonical JSON, size-capped, without NaN, without duplicate keys. Bytes from a bucket are
-strangers' bytes: every way in which they can be wrong ends in a RecordError."""
+"""Records as bytes: canonical JSON, size-capped, without NaN, without duplicate keys. Bytes from a bucket are not
+trusted: every error in them raises a RecordError."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import MAX_TAIL_BYTES, body_of
 from diloco_cli.store.port import HOLDER_BYTES
 
-MAX_RECORD_BYTES = HOLDER_BYTES  # so a create that lost to a record tells all of it
-_canonical = json.JSONEncoder(  # nothing in a record holds itself: looking for that would take a tenth of the time
+MAX_RECORD_BYTES = HOLDER_BYTES  # so the answer to a create that lost holds the whole record
+_canonical = json.JSONEncoder(  # a record has no cycles: to check for them would take a tenth of the time
     sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
 ).encode
 _parse = msgspec.json.Decoder().decode
@@ -32,8 +32,8 @@ class RecordError(DataCheckError):
 
 
 def encode(record: object) -> bytes:
-    """Canonical JSON: sorted keys, no spaces, ASCII; equal records give equal bytes. What is no text (half a surrogate
-    pair, as in a file's name that is not UTF-8) is written as U+FFFD. Raises ValueError for NaN."""
+    """Canonical JSON: sorted keys, no spaces, ASCII; equal records give equal bytes. A lone surrogate (as in a file's
+    name that is not UTF-8) is written as U+FFFD. Raises ValueError for NaN."""
     data = _canonical(_plain(record)).encode()
     if b"\\ud" in data:
         data = _canonical(_as_text(json.loads(data))).encode()
@@ -50,7 +50,7 @@ def _plain(record: object) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    """With every string such that a strict reader takes it."""
+    """The value with lone surrogates in its strings replaced, so that a strict reader accepts it."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -61,9 +61,8 @@ def _as_text(value: Any) -> Any:
 
 
 def decode(kind: type[Record], data: bytes, where: str, schema: int | None = None) -> Record:
-    """Bytes to a typed record, or to whichever of `kind`'s subclasses they say that they are. Unknown keys from newer
-    writers are ignored, wrong types refused, and so is all that says of itself that it was written with a newer schema
-    than `schema`."""
+    """Bytes to a record of type `kind`, or of the subclass that their tag names. Unknown keys from newer writers are
+    ignored; wrong types are refused, and so is a record whose own `schema` is newer than `schema`."""
     plain, is_canonical = _parsed(data, where)
     if schema is not None:  # first: a newer version may write in another way
         _refuse_newer(plain.get("schema"), schema, where)
@@ -78,7 +77,7 @@ def decode(kind: type[Record], data: bytes, where: str, schema: int | None = Non
 
 @cache
 def _written_as(kind: type[Any]) -> Any:
-    """The types that a record of this kind may have: of a base of tagged types, each of these."""
+    """The types that a record of this kind may have: the subclasses of a base of tagged types, else the kind itself."""
     is_base = issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag_field and kind.__subclasses__()
     return Union[tuple(kind.__subclasses__())] if is_base else kind  # noqa: UP007
 
@@ -93,7 +92,7 @@ def _refuse_newer(written: object, known: int, where: str) -> None:
 
 
 def decode_plain(data: bytes, where: str) -> dict[str, Any]:
-    """The record's object, without what signs it."""
+    """The record's object, without its signature or checksum."""
     plain, is_canonical = _parsed(data, where)
     _require_canonical(is_canonical, where)
     return plain

@@ -1,1 +1,1 @@
-"""Buckets of regions: what copies the log there and offers home. A run without any needs none of this."""
+"""Buckets of regions: mirrors copy the log there, relays copy offers home. Runs with one bucket do not use this."""

@@ -1,22 +1,22 @@
-"""A region's bucket made to show the home log: every commit, and before it the versions that it brings.
+"""Mirrors copy the home log into a region's bucket: every commit, and before it the versions that it brings.
 
     home bucket                            a region's bucket
     FORMAT.json                     ->     FORMAT.json
     weights/..., then commit/<n>       ->     the same bytes under the same keys, in the log's order, create-once
     snapshot/<n>, hint/head.json    ->     the same, once every commit up to n is there
 
-The home log is the only authority: only bytes read from it, and snapshots of it, are written, and nothing that happens
-here is waited for there. What is in a slot of the region's bucket already must be those very bytes; others end all work
-for the region, for readers may have believed them. Where a mirror is far behind, versions that nobody can need any more
-are passed over: a reader that meets such a commit finds no weights, and reads on.
+The home log is the only authority: a mirror writes only bytes read from home, and snapshots of the home log, and no
+process at home waits for a mirror. If a key of the region's bucket already holds other bytes, all work for the region
+ends, because learners may have acted on them. If a mirror is far behind, it leaves out versions that are superseded
+beyond use: a learner that reads such a commit finds no weights, and reads on.
 
-States, offers and deltas of others are nothing that a learner reads, so they are not mirrored.
+Learners read no states and no offers or deltas of other learners, so these are not mirrored.
 
 `WeightsWatch` finds weights that can no longer be read in the region's bucket, and tells the syncer. A mirror writes
-weights once and never again, for nothing that a reader may have seen is overwritten. What is damaged there later,
-learners elsewhere do not notice; those of the region pass it over until the next merge of that fragment. Where there is
-none, because the quorum needs them, only new versions under new keys help: the syncer's to make (see
-protocol/actors/repair.py). So weights that were not superseded for some rounds are looked at, at growing intervals.
+weights once, because an object that a learner may have read is never overwritten. If they are damaged later, learners
+of other regions do not notice; learners of the region go without the version until the next merge of that fragment. If
+no merge comes, because the quorum needs these learners, the syncer must publish new versions under new keys
+(protocol/actors/repair.py). So weights that were not superseded for some rounds are read, at growing intervals.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, 
 from diloco_cli.signing import LOG, SignatureError
 from diloco_cli.store.port import Created
 
-ROUNDS = 4  # without a merge: after the syncer has looked at its own
-LOOKS = 3  # in a row, that fail: a store that says for a moment that something is not there costs nobody anything
+ROUNDS = 4  # without a merge; later than the syncer reads those at home
+LOOKS = 3  # failed reads in a row: a store that does not show an object for a moment must cause no repair
 SOONEST_S, LATEST_S = 5.0, 3600.0
 
 Suspect = Callable[[FragmentVersion], None]
-"""Told the version whose weights cannot be read."""
+"""Called with the version whose weights cannot be read."""
 POLL_S = 0.05
-COLLECTS_FOR_S = 0.5  # at once, between two looks for the next commit
+COLLECTS_FOR_S = 0.5  # at a time, between two checks for the next commit
 
 
 def read_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
-    """The bytes that the log names, or None. They are damaged on their way, too: so they are read again first."""
+    """The bytes that the log names, or None after READS reads: a single read may be damaged."""
     for _ in range(READS):
         data = yield from fetch_weights(run, output)
         if data is not None:
@@ -66,7 +66,7 @@ def read_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]
 
 @dataclass
 class _WatchedWeights:
-    """A fragment's newest version, when its weights are to be looked at, and how many looks in a row failed."""
+    """A fragment's newest version, when its weights are read next, and how many reads in a row failed."""
 
     version: int
     due_s: float
@@ -75,7 +75,7 @@ class _WatchedWeights:
 
 
 class WeightsWatch:
-    """Of one region. `damaged`: by fragment, in words, until a version that can be read is there."""
+    """The weights of one region. `damaged`: a text by fragment, until a version of it can be read."""
 
     def __init__(self, run: RunFormat, pace: Callable[[], float], suspect: Suspect) -> None:
         self.run, self.pace, self.suspect = run, pace, suspect
@@ -83,7 +83,7 @@ class WeightsWatch:
         self._watched: dict[int, _WatchedWeights] = {}
 
     def look(self, outputs: Iterable[FragmentVersion], now_s: float) -> Steps[bool]:
-        """At the first of the region's newest versions whose time it is; False if there was none."""
+        """Read the weights of the first of `outputs` that is due; False if none was."""
         usual_s = max(SOONEST_S, ROUNDS * self.run.num_fragments * self.pace())
         for output in outputs:
             seen = self._watch(output, now_s, usual_s)
@@ -96,7 +96,7 @@ class WeightsWatch:
         return False
 
     def _watch(self, output: FragmentVersion, now_s: float, usual_s: float) -> _WatchedWeights:
-        """The pauses go on growing over what was made anew: a bucket that shows no weights at all costs little."""
+        """A version that replaces an unreadable one keeps its pause: a bucket that shows no weights costs few reads."""
         seen = self._watched.get(output.fragment)
         if seen is None or seen.version != output.version:
             pause_s = seen.pause_s if seen is not None and seen.failed else usual_s
@@ -122,11 +122,11 @@ class RegionStoppedError(DataCheckError):
 
 
 def copy_once(key: str, data: bytes) -> Steps[None]:
-    """Home's bytes under the same key in the region's bucket. Raises RegionStoppedError if others are there."""
+    """Write home's bytes under the same key in the region's bucket. RegionStoppedError if other bytes are there."""
     answer = yield There(Create(key, data))
     if isinstance(answer, Created) or answer.data == data:
         return
-    if (yield There(Get(key, len(data)))) != data:  # what came damaged the first time says nothing
+    if (yield There(Get(key, len(data)))) != data:  # the bytes in the first answer may have been damaged
         raise stopped(key)
 
 
@@ -139,10 +139,10 @@ def stopped(key: str) -> RegionStoppedError:
 
 
 class Mirror:
-    """Of one region, for as long as one syncer process serves. `state`: the log as far as the region has it.
+    """The mirror of one region in one syncer process. `state`: the log as far as the region has it.
 
-    `leaving`: whether to end as soon as there is nothing left to do; `pace`: how long a slot takes. `suspect`: told the
-    fragment whose newest weights the region's bucket does not show (see protocol/regions/mirrors.py)."""
+    `leaving`: whether to end as soon as there is nothing left to do; `pace`: how long a slot takes. `suspect` is called
+    with a fragment whose newest weights cannot be read in the region's bucket (see the top of this module)."""
 
     def __init__(
         self, run: RunFormat, head: HeadOf, leaving: Callable[[], bool] = lambda: False,
@@ -152,9 +152,9 @@ class Mirror:
         self.weights, self.suspect = WeightsWatch(run, pace, self._suspect), suspect
         self.state = RunState()
         self.collector = Collector(run)
-        self.last_snapshot = 0  # and none yet, as for the syncer
+        self.last_snapshot = 0  # none yet: a syncer writes its first one after SNAPSHOT_EVERY commits
         self._newest_at_home = self._hint_asked_at = -1
-        self._compares = True  # until the first commit that the region does not have: then there are no later ones
+        self._compares = True  # until the first commit that the region does not have: it has no later ones either
 
     @property
     def behind(self) -> int:
@@ -162,7 +162,7 @@ class Mirror:
         return max(0, self.head().n - self.state.n)
 
     def serve(self) -> Steps[None]:
-        """Until it is told to leave, and has nothing left to do. Raises RegionStoppedError."""
+        """Mirror until `leaving`, and until there is nothing left to do. Raises RegionStoppedError."""
         self._compares = True
         yield from copy_once(FORMAT_KEY, (yield from self._of_home(FORMAT_KEY)))
         while self.head().n < 0:
@@ -180,9 +180,9 @@ class Mirror:
             yield from self._rest()
 
     def _find_place(self) -> Steps[None]:
-        """Start at the newest snapshot in the region's bucket: it was written when all before it was there. (Home may
-        have collected its own of that time, and the way from its first commit is as long as the run is old.) Its
-        commit is compared, the snapshot too if home has it, and every commit after them."""
+        """Start at the newest snapshot in the region's bucket: every commit before it was there when it was written.
+        (Home may have collected its own snapshots, and to read from the first commit takes long in an old run.) The
+        snapshot's commit is compared with home's, so is the snapshot if home has it, and every later commit."""
         if self.state.n >= 0:
             return
         state = yield from there(newest_snapshot(self.run, -1, self.head().n + 1))
@@ -197,7 +197,7 @@ class Mirror:
         self.state, self.last_snapshot = state, state.n
 
     def _compare_again(self, key: str) -> Steps[None]:
-        """What differed once may have been damaged on its way here; what differs twice ends the mirror."""
+        """Bytes that differ once may have been damaged in the read; if they differ twice, the mirror ends."""
         if (yield from self._here(key)) != (yield from self._there(key)):
             raise stopped(key)
 
@@ -223,8 +223,8 @@ class Mirror:
         yield from self._mirror_snapshot()
 
     def _mirror_weights(self, output: FragmentVersion) -> Steps[None]:
-        """Before the commit that names it; nothing if it is out of everybody's reach by now, or cannot be read at home
-        and has been superseded: readers pass such a version over."""
+        """Copy a version's weights before the commit that names it. Does nothing if no delta can be based on it any
+        more, or if it cannot be read at home and has been superseded: learners do without such a version."""
         if output not in self.head().history:
             return
         data = yield from read_weights(self.run, output)
@@ -235,9 +235,9 @@ class Mirror:
             raise DataCheckError("the home bucket does not hold the version that its log names", where=key)
 
     def _mirror_snapshot(self, at_once: bool = False) -> Steps[None]:
-        """The newest one of the home bucket, so that the region's log opens as fast at any age. While that lies ahead,
-        those on the way to it, so that whoever goes on from here need not begin anew: home's, or, where it has none,
-        what the log folds to."""
+        """Copy home's newest snapshot, so that the region's log opens fast at any age. While that snapshot is ahead of
+        the mirror, write earlier ones, so that the next syncer's mirror need not begin anew: home's, or, where home
+        has none, the folded log."""
         n = self.state.n
         if n - self.last_snapshot < (1 if at_once else SNAPSHOT_EVERY):
             return
@@ -252,7 +252,7 @@ class Mirror:
             self.last_snapshot = n
 
     def _copy_snapshot(self, n: int) -> Steps[bool]:
-        """False if home does not have it (any more)."""
+        """Copy the snapshot of commit n; False if home does not have it (any more)."""
         data = yield from self._here(snapshot_key(n))
         authentic = data is not None and self.run.keyring.authenticates(LOG, snapshot_key(n), data)
         if data is None or not authentic or len(data) > MAX_RECORD_BYTES:
@@ -263,8 +263,8 @@ class Mirror:
         return True
 
     def _rest(self) -> Steps[None]:
-        """Nothing to mirror: a look at what lies there, and a little of what the region's bucket may forget, by the log
-        as the region has it."""
+        """With nothing to mirror: check the region's weights, and collect garbage in its bucket for a short time, by
+        the log as the region has it."""
         now_s: float = yield Now()
         if self.state.phase == RunPhase.RUNNING and not self.leaving():
             yield from self.weights.look(self.state.outputs, now_s)
@@ -274,7 +274,7 @@ class Mirror:
             yield Sleep(POLL_S)
 
     def _suspect(self, output: FragmentVersion) -> None:
-        """Only of the head: what has been superseded since needs nobody."""
+        """Tell the syncer, unless the version has been superseded since."""
         if output in self.head().outputs:
             self.suspect(output.fragment)
 

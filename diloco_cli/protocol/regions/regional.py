@@ -1,4 +1,4 @@
-"""A region that has a bucket of its own, beside a syncer: a mirror of the log there, a relay of its offers home."""
+"""A region with a bucket of its own, beside a syncer: the mirror of the log there and the relay of its offers home."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.regions.mirrors import HeadOf, Mirror
 from diloco_cli.protocol.regions.relays import PaceOf, Relay, Tell, withheld_by
 
-TRIES_AGAIN_S = 5.0  # after an error that repeating one call does not mend: no such bucket, a version lost at home
+TRIES_AGAIN_S = 5.0  # after an error that a repeated call does not end: no such bucket, a version lost at home
 
 
 @dataclass(frozen=True)
 class Home:
-    """What is copied from: the log's head, and how long a slot takes. `suspect` is told the fragment whose newest
-    weights a region's bucket does not show any more."""
+    """The syncer as mirror and relay see it: the log's head, and how long a slot takes. `suspect` is called with a
+    fragment whose newest weights can no longer be read in a region's bucket."""
 
     head: HeadOf
     pace: PaceOf = lambda: 0.0
@@ -29,7 +29,7 @@ def home_of(syncer: Syncer) -> Home:
 
 
 class RegionLink:
-    """Of one region, for as long as one syncer serves."""
+    """The mirror and the relay of one region, for as long as one syncer serves."""
 
     def __init__(
         self, run: RunFormat, region: str, home: Home, leaving: Callable[[], bool], tell: Tell,
@@ -39,11 +39,11 @@ class RegionLink:
         self.relay = relay(run, region, home.head, home.pace, leaving, tell)
 
     def works(self) -> dict[str, Callable[[], Steps[None]]]:
-        """What goes on side by side, each again after TRIES_AGAIN_S if it fails: a region must not fall silent."""
+        """The work of mirror and relay, done side by side. The caller restarts one that fails after TRIES_AGAIN_S."""
         return {"mirror": self.mirror.serve, "relay": self.relay.serve}
 
 
 def read_after_relays(syncer: Syncer, links: Mapping[str, RegionLink]) -> None:
-    """The syncer reads no offer in the name of a region's learner that the region's bucket has not."""
+    """Keep the syncer from reading a region's learner's offer before the relay has seen it in the region's bucket."""
     relays = {region: link.relay for region, link in links.items()}
     syncer.inbox.withheld = withheld_by(relays, syncer.run, lambda: syncer.state)

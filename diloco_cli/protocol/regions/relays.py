@@ -1,4 +1,4 @@
-"""What the learners of a region write in its bucket is carried to the home bucket, where the syncer finds it.
+"""Relays carry what the learners of a region write in its bucket to the home bucket, where the syncer reads it.
 
     a region's bucket                      home bucket
     incarnation/<learner>/<i>       ->     the same bytes under the same key, create-once
@@ -6,13 +6,12 @@
     heartbeat/<learner>             ->     overwritten, when it has changed
     request/<r>, if of kind join    ->     request/<home's next number>
 
-So a merge never waits for a region: an offer counts once it is at home, and everything that a replay needs lies there.
-
-Only learners that FORMAT or a membership commit binds to this region are asked for, at the syncer's pace: what they say
-of their own can neither hide their offers nor cost more requests. `withheld` keeps the syncer from what lies at home in
-such a learner's name and was not seen in its region's bucket: offers from elsewhere do not count. Where home holds
-other bytes under a learner's key, that mailbox alone is given up, and `unheard` says why; the learner's next
-incarnation has keys of its own.
+So a merge never waits for a region: an offer counts once it is at home, and the home bucket has all that a replay
+needs. A relay asks only for learners that FORMAT or a membership commit binds to its region, at the syncer's pace: a
+learner's stated pace can neither hide its offers nor cost more requests. `withheld` keeps the syncer from reading an
+offer of such a learner at home that was not seen in its region's bucket: another process may have written it. If home
+holds other bytes under a learner's key, the relay gives up that mailbox alone, and `unheard` says why; the learner's
+next incarnation has keys of its own.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from diloco_cli.store.port import Created
 HEARTBEATS_EVERY_S = 3.0
 LAST_WORDS_S = 4.0
 MAX_REQUESTS = 16  # to join, carried at once
-MAX_ANSWERED = 4096  # keys kept; who writes more requests has them read again with each full listing
+MAX_ANSWERED = 4096  # keys kept; if there are more requests, the oldest are read again with each full listing
 LISTS_AGAIN_S = 60.0  # all requests, not only those behind the last one: a listing may lag
 
 OTHER_BYTES = "the home bucket holds other bytes than the region's"
@@ -59,15 +58,15 @@ Tell = Callable[[str], None]
 @dataclass
 class Box(PolledMailbox):
     """All offers before `next_seq` are at home, or have their outcome. `compares`: until the first offer that is not at
-    home yet; then there are no later ones."""
+    home yet, because then home has no later ones either."""
 
     compares: bool = True
 
 
 @dataclass
 class Relay:
-    """Of one region, for as long as one syncer process serves. `tell` hears what a person should know; `unheard`: that
-    again, by the incarnation of the learner that is not listened to."""
+    """The relay of one region in one syncer process. `tell` is called with texts for people; `unheard`: these texts by
+    the incarnation whose mailbox was given up."""
 
     run: RunFormat
     region: str
@@ -102,7 +101,7 @@ class Relay:
         yield from self._last_words()
 
     def _last_words(self) -> Steps[None]:
-        """Learners hear of the end through their own bucket, and say goodbye there: for `status`, within reason."""
+        """Carry the learners' last heartbeats, which they write after the run's end, for LAST_WORDS_S at most."""
         began_s: float = yield Now()
         while (yield Now()) - began_s < LAST_WORDS_S:
             yield from self._carry_heartbeats()
@@ -146,7 +145,7 @@ class Relay:
             self.unheard.pop(key, None)
 
     def _carry_heartbeats(self) -> Steps[None]:
-        """Hints, as they are: whoever reads them at home judges them."""
+        """Copy heartbeats unchecked: they are hints, and readers at home check them."""
         for name in self._learners(self.head()):
             heartbeat = yield There(Get(heartbeat_key(name), MAX_HEARTBEAT_BYTES))
             if (
@@ -158,7 +157,7 @@ class Relay:
                 self._heartbeats[name] = heartbeat
 
     def _requests(self, now_s: float) -> Steps[None]:
-        """Islands that want to join here: one page of the listing, and a few new ones of it."""
+        """Pass on requests of islands that want to join: from one page of the listing, MAX_REQUESTS at most."""
         keys: list[str] = yield There(List("request/", self._after_request))
         if not keys and now_s >= self._lists_again_s:
             self._after_request, self._lists_again_s = "", now_s + LISTS_AGAIN_S
@@ -172,8 +171,8 @@ class Relay:
             self._after_request = key
 
     def _pass_on(self, key: str) -> Steps[None]:
-        """Ask at home, in the same words each time: that is one request there, whoever dies meanwhile. Where home must
-        refuse, the island reads so in its own bucket's log (protocol/actors/membership.py), and nobody asks again."""
+        """Ask at home with the same bytes each time, so that it stays one request if a syncer dies in between. If home
+        would refuse, nothing is passed on: the island finds that out itself (protocol/actors/membership.py)."""
         for _ in range(LOOKS):
             data = yield There(Get(key, MAX_RECORD_BYTES))
             if data is None:
@@ -192,8 +191,8 @@ class Relay:
             del self._answered[next(iter(self._answered))]
 
     def _join_of(self, key: str, data: bytes) -> Request | None:
-        """The request, if it is one to join this region; its signature is checked here, for at home it gets another
-        key, and there nobody could tell."""
+        """The request, if it is one to join this region. Its signature is checked here: it is bound to the key, and at
+        home the request has another one."""
         try:
             request = decode(Request, data, key)
         except RecordError:
@@ -206,7 +205,7 @@ class Relay:
     # -- offers ---------------------------------------------------------------------------------------------------
 
     def _carry_offers(self, now_s: float) -> Steps[bool]:
-        """What has appeared in the mailboxes whose time it is; True if there was anything."""
+        """Carry new offers of the mailboxes that are due; True if there were any."""
         found_any = False
         for key in sorted(self.boxes):
             box = self.boxes[key]
@@ -240,11 +239,11 @@ class Relay:
         return True
 
     def _carry_payload(self, box: Box, data: bytes, key: str) -> Steps[bool]:
-        """Only what an honest offer names; the syncer finds out what is wrong with any other. False if home has other
-        bytes in its place, or the offer must be read again."""
+        """Carry an offer's payload if the offer is well formed; the syncer refuses any other. False if home has other
+        bytes under the payload's key, or if the offer must be read again."""
         try:
             offer = decode(Offer, data, key)
-        except RecordError:  # so it says; or it was damaged on its way here, and must not lie at home like that
+        except RecordError:  # the offer is bad, or the read damaged it, and then it must not be carried home
             return bool(data == (yield There(Get(key, MAX_RECORD_BYTES))))
         if offer.id != (box.learner, box.incarnation, box.next_seq) or not is_well_formed(offer):
             return True
@@ -259,14 +258,14 @@ class Relay:
         return (yield from self._carry(box, delta_key(*offer.id, offer.payload_digest), payload))
 
     def _carry(self, box: Box, key: str, data: bytes) -> Steps[bool]:
-        """False if these are not the bytes that home holds under the key."""
+        """Write the bytes at home; False if home holds other bytes under the key."""
         answer = yield Create(key, data)
         if isinstance(answer, Created) or answer.data == data:
             return True
         return (yield from self._agree(box, key, len(data)))
 
     def _agree(self, box: Box, key: str, max_bytes: int) -> Steps[bool]:
-        """What differed once may have been damaged on its way here; what differs twice is for a person."""
+        """Bytes that differ once may have been damaged in the read; if they differ twice, a person must look."""
         same = (yield Get(key, max_bytes)) == (yield There(Get(key, max_bytes)))
         return same or self._give_up(box, f"{key}: {OTHER_BYTES}")
 
@@ -277,7 +276,7 @@ class Relay:
         return len(data) <= MAX_RECORD_BYTES or self._give_up(box, f"{key}: it is larger than any record")
 
     def _give_up(self, box: Box, why: str) -> bool:
-        """Whatever is true of this mailbox, only a person can find out."""
+        """Stop carrying this mailbox's offers and tell why: only a person can find the cause."""
         text = f"{why}; find out who wrote it, then start {box.learner} again: its next incarnation has keys of its own"
         self.unheard[box.learner, box.incarnation] = text
         self.tell(f"{box.learner} is not heard: {text}")
@@ -285,8 +284,8 @@ class Relay:
 
 
 def withheld_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Callable[[str, int, int], bool]:
-    """What protocol/actors/inbox.py must not read: offers in the name of a region's learner that its bucket has not.
-    `relays` by region."""
+    """Inbox.withheld for a run with regions: whether the region's relay has not seen a learner's offer yet. `relays` by
+    region."""
 
     def withheld(learner: str, incarnation: int, seq: int) -> bool:
         island = head().with_members(run).island(learner)

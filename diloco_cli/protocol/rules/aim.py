@@ -1,17 +1,17 @@
-"""For which slot a learner makes its next offer, and after which step: a slot that the offer can really reach.
+"""Chooses the slot of a learner's next offer, and the step after which it is sent: a slot that the offer can reach.
 
 An offer counts for the slot that it names and for no other. A merge says when the windows of the next slots begin and
-close (`Window`), and the syncer keeps to that. So a learner knows, on its own clock, from when on an offer for slot s
-is waited for, and from when on it is too late, less the time that an offer is on its way. It offers for s
+close (`Window`), and the syncer keeps to these times. So a learner knows, on its own clock, when the syncer begins to
+wait for an offer for slot s, and when an offer, with the time that it is on its way, is too late. It offers for s
 
-    by its steps    when H_i / P of them have been made since the slot before
-    by the clock    before that, if after one more step the others would have to wait for it; with
-                    `local_steps: planned` only if after one more step it would be too late
+    by its steps    when it has made H_i / P steps since the slot before
+    by the clock    earlier, if after one more step the other learners would have to wait for it; with
+                    `local_steps: planned` only if after one more step the offer would be too late
 
-and what comes too late for its window is not sent: the slot is passed by, and the next one takes its place. So learners
+An offer that would miss its window is not sent: the learner passes the slot by and aims at the next one. So learners
 that are a little slower than the others never fall out of step, and an island whose step lasts for several slots offers
-for all of them at once. Not known is what the learner cannot see: a relay between two buckets, a mirror that lags. That
-shows in offers that come late although they were sent in time, and is added to their way (`hidden_s`).
+for all of them at once. A learner cannot see every delay: a relay between two buckets, a mirror that lags. Such a delay
+shows when an offer comes late although it was sent in time; it is then added to the expected delivery (`hidden_s`).
 
 Pure: time is handed in, in seconds on the learner's own clock.
 """
@@ -27,21 +27,21 @@ from typing import Literal
 
 from diloco_cli.protocol.log.state import RunState, Window
 
-TAKEN = 16  # the newest offers, whose time on their way is remembered
-DEVIATIONS = 2.0  # of that time, beyond its median, that are reckoned with
-HIDDEN_STEP = 0.5  # of a slot, that one offer more on its way is allowed after it came late
-HIDDEN_LESS = 0.02  # of a slot, after each offer that was merged: the way may have become shorter
-TOLERATED = 0.25  # of the grace, that an offer may come after its window began: learners' times are never exact
-SPACINGS = 4  # the newest seconds a slot between heads, of which the fewest count
-STALLED = 1.0  # slots beyond its time without the next commit: the log stands still, and the slot that is due is open
-EARLY = 1.0  # slots, or one step, that an offer may come before its window begins
+TAKEN = 16  # upload times remembered, of the newest offers
+DEVIATIONS = 2.0  # median deviations added to the median upload time
+HIDDEN_STEP = 0.5  # of a slot: added to the hidden delay after an offer came late
+HIDDEN_LESS = 0.02  # of a slot: subtracted from it after each offer that was merged, as the delay may have shrunk
+TOLERATED = 0.25  # of the grace: an offer may come so long after its window began, as learners' times are never exact
+SPACINGS = 4  # newest measured times per slot between heads, of which the shortest counts
+STALLED = 1.0  # slots without the next commit after it was due: then the log stands still, and the due slot is open
+EARLY = 1.0  # slots, or one step: an offer may come so long before its window begins
 
 
 @dataclass
 class Delivery:
-    """How long an upload takes: its median and median deviation, for one hiccup says nothing of the next, and the first
-    one alone may have been a hiccup; what is hidden of its way; and how many are `waiting` to be uploaded, one after
-    the other, which is done at `free_s`."""
+    """How long an offer takes to reach the syncer. `measured_s`: the median upload time plus median deviations, because
+    a single upload, the first one included, may be an outlier. `hidden_s`: delay that the learner cannot see. `waiting`
+    offers are uploaded one after the other; the last upload ends at `free_s`."""
 
     measured_s: float = 0.0
     hidden_s: float = 0.0
@@ -50,7 +50,7 @@ class Delivery:
     _taken_s: deque[float] = field(default_factory=lambda: deque(maxlen=TAKEN))
 
     def expected_s(self, now_s: float, before: int = 0) -> float:
-        """From now until the syncer has one more offer, with so many others sent before it."""
+        """From now until the syncer has one more offer, if `before` others are sent first."""
         return max(0.0, self.free_s - now_s) + (before + 1) * self.measured_s + self.hidden_s
 
     def sent(self, now_s: float) -> None:
@@ -58,7 +58,7 @@ class Delivery:
         self.free_s = max(self.free_s, now_s) + self.measured_s
 
     def done(self, now_s: float, seconds: float | None) -> None:
-        """`seconds`: that its upload took; None if there was nothing to upload any more."""
+        """An upload ended after `seconds`; None if there was nothing to upload any more."""
         if seconds is not None:
             self._taken_s.append(seconds)
             middle_s = median_low(self._taken_s)
@@ -70,8 +70,8 @@ class Delivery:
 
 @dataclass
 class Shot:
-    """One offer on its way to its slot: when that slot's window closes, whether this incarnation was known to the
-    syncer when it was sent (before, nobody looks for its offers), and when it arrived as far as can be seen."""
+    """One offer on its way to its slot: when that slot's window closes; whether the syncer knew this incarnation when
+    the offer was sent (before that it does not ask for its offers); when its upload ended."""
 
     closes_s: float
     known: bool
@@ -80,11 +80,11 @@ class Shot:
 
 @dataclass
 class Aim:
-    """Of one incarnation. `max_ahead`: slots that an offer may name beyond the head (see eligibility.max_ahead);
-    `next_slot`: the one after its newest offer's. `reached`: where on the line of slots its own steps have brought it;
-    slot s is due from s + 1 on. `unsent`: how many slots' worth of steps it has made since its newest offer. `pace`:
-    `steps`: by these alone; `planned`: by the clock so that none is too late; `measured`: so that nobody waits for it.
-    `closes`: False where no merge goes on without this learner, and so no offer is ever too late."""
+    """The aim of one incarnation. `max_ahead`: slots that an offer may name beyond the head (eligibility.max_ahead).
+    `next_slot`: the slot after its newest offer's. `reached`: the slot number that its own steps have brought it to;
+    slot s is due from s + 1 on. `unsent`: its steps since its newest offer, in slots. `pace` `steps`: offers go by
+    steps alone; `planned`: also by the clock, so that none is too late; `measured`: so that no other learner waits.
+    `closes`: False where every merge needs this learner, so that no offer of it is ever too late."""
 
     num_fragments: int
     head: int
@@ -113,7 +113,7 @@ class Aim:
         self.unsent += self.num_fragments / local_steps
 
     def heard(self, state: RunState, since_s: float, now_s: float) -> None:
-        """A newer head: it appeared after `since_s`, when it was not there yet, and is there now."""
+        """The log has a newer head: at `since_s` it was not there yet, at `now_s` it is."""
         advanced = state.slot - self.head
         if advanced > 0:
             slot_s = 0.0 if self.window is None else self.window.slot_s
@@ -125,7 +125,7 @@ class Aim:
         self.head, self.window = state.slot, state.window
 
     def begin_at(self, head: int) -> None:
-        """No offer is on its way any more that counts, and none has a slot."""
+        """Start anew at slot `head`: offers on their way no longer count."""
         self.next_slot, self.reached, self.unsent = head, float(head), 0.0
         self._shots.clear()
 
@@ -134,14 +134,14 @@ class Aim:
         self.delivery.sent(now_s)
 
     def delivered(self, slot: int, seconds: float | None, now_s: float) -> None:
-        """Its upload took so long, and has just ended; None: there was nothing to upload any more."""
+        """The upload of this slot's offer took `seconds` and ended at `now_s`; None: there was nothing to upload."""
         self.delivery.done(now_s, seconds)
         if seconds is not None and (shot := self._shots.get(slot)) is not None:
             shot.arrived_s = now_s
 
     def settled(self, slot: int, in_time: bool | None, too_far: bool = False) -> None:
-        """The outcome of the offer for this slot, as far as its way decided it; None: it did not. `too_far`: its base
-        was too old by then, as it is each time if more seems to be hidden of the way than is."""
+        """The offer for this slot has its outcome: whether it came in time; None: its delivery decided nothing.
+        `too_far`: its base was too old for the slot, which recurs while `hidden_s` is larger than the true delay."""
         shot = self._shots.pop(slot, None)
         if too_far:
             self.delivery.hidden_s /= 2
@@ -158,7 +158,7 @@ class Aim:
                 self.delivery.hidden_s = min(more_s, self.num_fragments * slot_s)
 
     def _closed_s(self, slot: int) -> float:
-        """When the half of a merged slot's grace was over, at the latest, as the head tells now."""
+        """When half of a merged slot's grace was over, at the latest, computed from the present head."""
         if self.window is None:
             return inf
         passed_s = (self.head - slot) * self.window.slot_s
@@ -167,15 +167,15 @@ class Aim:
     # -- what follows -------------------------------------------------------------------------------------------
 
     def opens_s(self, slot: int, now_s: float) -> float:
-        """When the window of a slot begins; `-inf` where nothing is known of it yet. While the log stands still, and
-        after a slot was skipped, too few are there: the window of the slot that is due is open, until all have met.
-        A syncer that is behind its windows takes what is there for a slot when it has merged the slots before."""
+        """When the window of a slot begins; `-inf` while that is unknown. While the log stands still, and after a
+        skipped slot, too few learners offer: then the window of the due slot is open until enough offers are there.
+        A syncer that is behind its windows merges a slot as soon as it has merged the slots before it."""
         if self.window is None or self.window.slot_s <= 0:
             return -inf
         return max(self._planned_s(slot, now_s), self._merges_from_s(slot) - self.window.grace_s)
 
     def _planned_s(self, slot: int, now_s: float) -> float:
-        """As the head tells."""
+        """When the window of a slot begins by the newest merge's `Window`."""
         assert self.window is not None
         first_s = now_s if self._stands_still(now_s) else self.head_since_s + self.window.opens_s
         return first_s + (slot - self.head) * self.window.slot_s
@@ -188,12 +188,12 @@ class Aim:
         return inf if slot == self.head and self._stands_still(now_s) else opens_s + self.window.grace_s
 
     def _merges_from_s(self, slot: int) -> float:
-        """When a syncer that is behind has merged the slots before, as quickly as the quickest of the newest ones."""
+        """When a syncer that is behind its windows has merged the slots before, at its shortest recent spacing."""
         return self.head_since_s + (slot - self.head) * self._spacing_s if self._spacing_s > 0 else -inf
 
     @property
     def _spacing_s(self) -> float:
-        """Seconds a slot; 0 where the syncer keeps to its windows, or too little was seen of it."""
+        """Shortest recent seconds per slot; 0 where the syncer keeps to its windows, or too few heads were seen."""
         is_behind = self.window is not None and self.window.opens_s <= 0
         return min(self._spacings_s) if is_behind and len(self._spacings_s) == SPACINGS else 0.0
 
@@ -204,18 +204,18 @@ class Aim:
         return now_s > max(closes_s, self._merges_from_s(self.head + 1)) + STALLED * self.window.slot_s
 
     def due(self, now_s: float, step_s: float, is_ready: Callable[[int], bool] = lambda slot: True) -> list[int]:
-        """The slots to offer for after this step. `step_s`: how long the next one takes. A slot that is not ready yet
-        holds up those after it, for as long as it can still be reached: in everybody's eyes it is passed by once there
-        is an offer for a later one."""
+        """The slots to offer for after this step. `step_s`: how long the next step takes. A slot that is not ready yet
+        delays the slots after it for as long as it can still be reached, because an offer for a later slot tells the
+        syncer that this learner has passed the earlier one by."""
         slots: list[int] = []
         while True:
             slot = self.first_reachable(now_s, len(slots))
-            missed = self.pace == "steps" and slot > self.next_slot  # at once, to be there with the others again
+            missed = self.pace == "steps" and slot > self.next_slot  # then offer at once, to catch up with the others
             self.reached = max(self.reached, slot + 1.0 if missed else float(slot))
             if not self._is_due(slot, now_s, step_s):
                 break
             if len(slots) == self.num_fragments or not is_ready(slot):
-                self.reached = float(slot)  # what it is made of counts from there
+                self.reached = float(slot)  # its steps count from this slot on
                 break
             slots.append(slot)
             self.passed += slot - self.next_slot
@@ -224,10 +224,10 @@ class Aim:
         return slots
 
     def _is_due(self, slot: int, now_s: float, step_s: float) -> bool:
-        """By its steps, or by the clock; unless it is too far ahead of the others, or earlier ones wait to be uploaded
-        for longer than a step: an offer that lies somewhere for long would merge old progress."""
-        missed_a_round = slot >= self.next_slot + self.num_fragments  # then nobody waits for it any more
-        made = max(self.reached - slot, self.unsent if missed_a_round else 0.0)  # others may always be quicker
+        """Whether a slot is due, by steps or by the clock. It is not while it is too far ahead of the head, or while
+        earlier offers need longer than a step to upload: an offer that waits long would merge old progress."""
+        missed_a_round = slot >= self.next_slot + self.num_fragments  # then the syncer waits for this learner no more
+        made = max(self.reached - slot, self.unsent if missed_a_round else 0.0)  # other learners may always be faster
         has_reached = made >= 1 - 1e-6
         if slot > self.head + self.max_ahead:
             return False
@@ -239,15 +239,15 @@ class Aim:
         if self.window is None or opens_s == -inf:
             return has_reached and slot < self.head + self.num_fragments
         if missed_a_round and slot == self.head and self._stands_still(now_s):
-            return True  # all meet in the slot that is due
+            return True  # all learners offer for the slot that is due
         if has_reached and opens_s - way_s <= now_s + max(step_s, EARLY * self.window.slot_s):
             return True
         late = 1.0 if self.pace == "planned" and not missed_a_round else TOLERATED
         return self.closes_s(slot, now_s) < inf and opens_s + late * self.window.grace_s - way_s < now_s + step_s
 
     def first_reachable(self, now_s: float, before: int = 0) -> int:
-        """The first slot that an offer can reach which is sent now, after so many others. What it cannot reach is
-        passed by, and what the log has passed."""
+        """The first slot that an offer can reach if it is sent now, after `before` others. Slots that it cannot reach,
+        and slots that the log has passed, are left out."""
         first = max(self.next_slot, self.head)
         arrives_s = now_s + self.delivery.expected_s(now_s, before)
         if self.window is None or arrives_s <= self.closes_s(first, now_s):

@@ -8,7 +8,7 @@ from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, FragmentVersion, 
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.tape import MAX_EVENTS
 
-MAX_S = 1e6  # that a learner can honestly say of its own timings
+MAX_S = 1e6  # the longest time that an honest learner can state in its timings
 REASONS: dict[str, str] = {
     "unknown_learner": "neither the run's format nor its log names such a learner",
     "old_incarnation": "a newer incarnation of this learner has been merged",
@@ -38,7 +38,7 @@ REASONS: dict[str, str] = {
 
 
 def is_well_formed(offer: Offer) -> bool:
-    """An offer is a stranger's word: what no honest learner writes is refused before anything computes with it."""
+    """Whether an honest learner can have written this. Checked first: any process with credentials may write offers."""
     numbers = (offer.slot, offer.fragment, offer.base, offer.data_start, offer.data_end, offer.tokens, offer.steps)
     timings = (offer.timings.step_s, offer.timings.slot_s, offer.timings.upload_s, offer.timings.adoption_s)
     return (
@@ -51,7 +51,7 @@ def is_well_formed(offer: Offer) -> bool:
 
 
 def has_possible_size(offer: Offer, run: RunFormat) -> bool:
-    """Whether the payload that it names can be one of its fragment: no other is read."""
+    """Whether a payload of the stated size can belong to the offer's fragment. Larger payloads are not read."""
     return 0 <= offer.payload_bytes <= max_fragment_bytes(run.layout, offer.fragment)
 
 
@@ -68,7 +68,7 @@ def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "quarantined"
     if not _claims_are_possible(offer, run):
         return "bad_claim"
-    if offer.slot < state.slot or offer.payload_bytes == 0:  # its learner knew already
+    if offer.slot < state.slot or offer.payload_bytes == 0:  # no payload: its learner knew that the slot had passed
         return "late"
     if offer.slot - state.slot > max_ahead(run):
         return "too_early"
@@ -93,23 +93,23 @@ def _base_refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
         return "unknown_base"
     if base.weights_digest != offer.base_digest:
         return "wrong_base"
-    stale = is_stale(base, state.slot, run) and base not in state.outputs  # skipped slots do not age what is current
+    stale = is_stale(base, state.slot, run) and base not in state.outputs  # a current version does not become stale
     return "unknown_base" if stale else None
 
 
 def is_stale(base: FragmentVersion, slot: int, run: RunFormat) -> bool:
-    """Whether a version is too old for a delta based on it to be merged in this slot, unless it is the newest still."""
+    """Whether a version, if it is not its fragment's newest, is too old for a delta from it to merge in this slot."""
     return slot - base.slot > max_ahead(run)
 
 
 def max_ahead(run: RunFormat) -> int:
-    """Slots between an offer and the one that it names, or between that and its base: where the others go on, an offer
-    that is further ahead has a base that is too old by then, whatever it is."""
+    """How many slots an offer may name beyond the head, and how many slots old its base may be. If the run goes on, the
+    base of an offer that names a slot further ahead is too old when that slot is due."""
     return (run.settings.sync.staleness_rounds + 1) * run.num_fragments
 
 
 def max_steps(run: RunFormat) -> int:
-    """No offer can hold more inner steps: the drift bound ends a learner's stepping, staleness ends its base."""
+    """The most inner steps that an offer can hold: the drift bound limits the steps, staleness the age of the base."""
     sync = run.settings.sync
     longest = max(sync.every, *(island.local_steps for island in run.islands))
     return (sync.drift_rounds + sync.staleness_rounds + 2) * longest

@@ -11,19 +11,19 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing
 
 
 def mixing_of(sync: SyncSettings, output: FragmentVersion) -> Mixing:
-    """By what rule a learner adopts this version. `adaptive` is one of two others; the version itself says which."""
+    """The rule by which a learner adopts this version. With `adaptive` the version itself says which of two it is."""
     if sync.mixing != "adaptive":
         return sync.mixing
     return "rebase" if output.rebase else "replace"
 
 
 def keeps_progress(sync: SyncSettings) -> bool:
-    """Whether a version may ever be adopted by `rebase`: then what was sent must be remembered."""
+    """Whether a version may ever be adopted by `rebase`: then a learner must remember the parameters that it sent."""
     return sync.mixing in ("rebase", "adaptive")
 
 
 def as_logged(agreement: float | None) -> float | None:
-    """The figure that the log names and the decision is made from."""
+    """The agreement as the log states it; the decision is made from this rounded figure."""
     return None if agreement is None else round(agreement, 6)
 
 
@@ -37,8 +37,8 @@ def rebase_of_next(sync: SyncSettings, before: FragmentVersion | None, agreement
 def rebases(before: bool, agreement: float | None, settings: AgreementSettings) -> bool:
     """Whether progress in flight is kept on adopting a version whose deltas had this mean cosine.
 
-    `before`: of the version it replaces. Two thresholds, so that a run near one does not go to and fro. A merge of one
-    learner tells nothing of agreement (None): it stays as it was. Runs begin with `replace`, as the paper does.
+    `before`: the answer for the version that it replaces. Two thresholds keep a run near one of them from switching at
+    every merge. A merge of one learner has no agreement (None) and keeps the answer. Runs begin with `replace`.
     """
     if agreement is None:
         return before
@@ -54,9 +54,9 @@ def token_weight(tokens: int, steps: int, rule: WeightRule) -> float:
     Equal speed and batch give equal weights; an island that lost half its batch at equal steps weighs a quarter. With
     equal batches the weight goes with the steps, so an island half as fast (H_i = H / 2) weighs half.
 
-    No steps or no tokens weigh nothing (0, never a division by 0). Such an offer is refused (`no_weight`) before it
-    counts as present: so there is never a merge whose weights are all 0. A slot for which only such offers come has too
-    few for its quorum and waits, with that reason, or is skipped.
+    No steps or no tokens give the weight 0, never a division by 0. Such an offer is refused (`no_weight`) before it
+    counts as present, so no merge has only weights of 0. A slot for which only such offers come has no quorum; it
+    waits, with that reason, or is skipped.
     """
     if steps <= 0 or tokens <= 0:
         return 0.0

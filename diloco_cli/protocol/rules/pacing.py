@@ -1,8 +1,8 @@
-"""The run's pace as its syncer measures it: what learners say of their own is believed beside what the syncer sees.
+"""The run's pace as its syncer measures it: a learner's stated pace, limited by what the syncer's own clock shows.
 
-A slot's time is a learner's word, and on it hang the grace, who counts as alive, and how often everybody looks for what
-comes. The fastest participant's word counts, so one stranger is enough. But a learner makes one offer a slot, and the
-syncer's own clock shows how often it takes part: nobody is many times faster than that, or slower.
+The time of a slot is stated by learners. The grace, which learners count as alive, and how often processes poll depend
+on it. The fastest participant's statement counts, so one false statement would be enough. But a learner makes one offer
+a slot, and the syncer's clock shows how often it takes part: its true pace cannot be many times faster or slower.
 
     claimed        takes part at, s        believed
     60 s           0, 60, 120, ...         60 s
@@ -23,14 +23,14 @@ from diloco_cli.protocol.log.state import Window
 from diloco_cli.protocol.rules.quorum import Pace, SlotFacts, max_exchange_s, measured_pace, window_start_s
 
 TIMES_SEEN = 32
-MAX_FASTER = 4.0  # than it takes part: it may have to wait for slower ones
-MAX_SLOWER = 8.0  # for grace, which its own word makes longer, is not counted in
+MAX_FASTER = 4.0  # than it takes part: it may have to wait for slower learners
+MAX_SLOWER = 8.0  # than it takes part, without the grace, which its own statement makes longer
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Between two merges that a learner took part in, in seconds on the syncer's clock: all of it, and less the grace
-    that passed meanwhile. `waited`: the second one's quorum was waited for."""
+    """The time between two merges that a learner took part in, on the syncer's clock: `whole_s`, and `seconds` without
+    the grace that passed in between. `waited`: the syncer waited for the second merge's quorum."""
 
     whole_s: float
     seconds: float
@@ -38,20 +38,20 @@ class Gap:
 
 
 def believed_slot_s(claimed_s: float, seen: Sequence[Gap], compared: Sequence[Gap]) -> float:
-    """`claimed_s`, as far as it can be true beside the gaps between the last merges that its learner took part in.
+    """`claimed_s`, limited by the gaps between the last merges that its learner took part in.
 
-    The least is by the median of what was `seen`, for one long outage says nothing. The most is by the mean of those
-    that it is `compared` with: what has piled up in an outage is merged as fast as the syncer can, and says nothing of
-    the learners. A grace lasts for one slot at most, so half of what a gap takes can always be a slot."""
+    The lower limit uses the median of the gaps `seen`, because one long outage must not count. The upper limit uses the
+    mean of the gaps `compared`: offers that piled up in an outage are merged as fast as the syncer can, and such gaps
+    do not show the learners' pace. A grace lasts for one slot at most, so half of a whole gap can always be a slot."""
     least_s = median_low(gap.seconds for gap in seen) / MAX_FASTER
     max_s = max(fmean(gap.seconds for gap in compared) * MAX_SLOWER, median_low(gap.whole_s for gap in compared) / 2)
     return min(max(claimed_s, least_s), max_s)
 
 
 class Pacer:
-    """Of one syncer process, which begins with what its predecessor told, or with what was planned at the launch: a
-    guess, which may be wrong by any factor. The first word that can be held against the clock takes its place, and
-    before that nobody is told of a pace."""
+    """The pace of one syncer process. It begins with its predecessor's pace, or with the pace planned at the launch: a
+    guess, which may be wrong by any factor. The first statement that can be compared with the clock replaces the guess;
+    until then commits state no pace."""
 
     def __init__(self, run: RunFormat) -> None:
         self.pace = Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments)
@@ -61,13 +61,13 @@ class Pacer:
         self._took_part: dict[str, deque[tuple[float, float, bool]]] = {}
 
     def begin(self, window: Window | None) -> None:
-        """`window`: of the log's newest merge."""
+        """`window`: the window of the log's newest merge."""
         if window is not None and window.slot_s > 0:
             self._measured(window.slot_s)
 
     @property
     def told_slot_s(self) -> float:
-        """For the log; 0: nothing is known."""
+        """Seconds per slot as commits state it; 0: the pace is not known yet."""
         return 0.0 if self._is_guess else self.pace.slot_s
 
     def _measured(self, slot_s: float) -> None:
@@ -88,7 +88,7 @@ class Pacer:
         self.pace = measured_pace(self.pace, slot_s, facts.quorum_took_s, sync_s)
 
     def _slot_s(self, offers: Sequence[Offer]) -> float | None:
-        """None: nobody who was seen before says how fast it is, or what was seen has all piled up before."""
+        """The fastest believed pace; None: no participant states one, or none has a gap to compare it with."""
         believed = []
         for offer in offers:
             seen = self._seen(offer.learner)
@@ -104,7 +104,7 @@ class Pacer:
         ]
 
     def _to_compare(self, seen: Sequence[Gap]) -> Sequence[Gap]:
-        """Those that were waited for. Where nobody was ever waited for, the syncer is the slowest, and all count; so do
-        they at a run's beginning, before which nothing can have piled up."""
+        """The gaps in which the syncer waited for the quorum. Where it never waited, the syncer is the slowest process
+        and all gaps count; so they do at the beginning of a run, when no offers can have piled up."""
         waited = [gap for gap in seen if gap.waited]
         return waited or (seen if self._is_guess or len(seen) == TIMES_SEEN else [])

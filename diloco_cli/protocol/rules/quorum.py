@@ -9,7 +9,7 @@ from typing import Literal
 SMOOTHING = 0.5  # of the moving averages below
 MAX_CHANGE = 4.0
 MIN_ALIVE_S = 15.0
-FOLLOWS, FOLLOWS_WITHIN = 0.25, 0.04  # the latter in slots: together a hundredth of one, more than paces are misjudged
+FOLLOWS, FOLLOWS_WITHIN = 0.25, 0.04  # a share; slots. Their product, 0.01 slots, exceeds the error of stated paces
 ALIVE_SLOTS = 4
 
 
@@ -28,10 +28,10 @@ class Pace:
 
 
 def measured_pace(pace: Pace, slot_s: float | None, quorum_s: float, sync_s: float) -> Pace:
-    """The averages after one more merge; `slot_s` None: no participant said how fast it is.
+    """The averages after one more merge; `slot_s` None: no participant stated its pace.
 
-    That is a stranger's word, on which hang the grace, who counts as alive, and how long a refusal waits for company:
-    of one merge it changes the pace by a factor of `MAX_CHANGE` at most."""
+    The grace, which learners count as alive, and how long outcomes wait for the next commit depend on `slot_s`, and any
+    learner may state it. So the value of one merge counts within a factor of `MAX_CHANGE` of the pace."""
     if slot_s is not None and pace.slot_s > 0:
         slot_s = min(max(slot_s, pace.slot_s / MAX_CHANGE), pace.slot_s * MAX_CHANGE)
     return Pace(
@@ -42,18 +42,18 @@ def measured_pace(pace: Pace, slot_s: float | None, quorum_s: float, sync_s: flo
 
 
 def max_exchange_s(pace: Pace, stale_after_slots: int) -> float:
-    """What a learner may say of its own upload and adoption: one that took longer would come too late to count."""
+    """The longest upload and adoption that a learner may state: with a longer one its offers would come too late."""
     return max(1, stale_after_slots) * pace.slot_s + MIN_ALIVE_S
 
 
 def alive_within_s(pace: Pace) -> float:
-    """Who has been heard of within so many seconds counts as alive."""
+    """A learner that the syncer has heard from within so many seconds counts as alive."""
     return max(MIN_ALIVE_S, ALIVE_SLOTS * pace.slot_s)
 
 
 def overlap_slots(setting: int | Literal["auto"], pace: Pace) -> int:
     """tau. `auto`: the smallest tau whose slots cover quorum and synchronisation, plus one slot, because the grace
-    window lives on what is left over (with no slack at all K = 1 merges single learners and quality collapses)."""
+    window takes its time from the slack (without slack, K = 1 merges single learners and quality collapses)."""
     if setting != "auto":
         return setting
     if pace.slot_s <= 0:
@@ -73,7 +73,7 @@ MAX_GRACE_SLOTS = 1.0
 
 
 def grace_seconds(gamma: float, slack_s: float, slot_s: float) -> float:
-    """gamma x slack, at most one slot: what the syncer waits by, and what a plan foresees."""
+    """gamma x slack, at most one slot. The syncer and the plan both use this."""
     return min(max(0.0, gamma * slack_s), MAX_GRACE_SLOTS * slot_s)
 
 
@@ -94,8 +94,8 @@ class SlotFacts:
     """What the syncer knows about the slot that is due. Times are seconds on the syncer's own clock.
 
     `opens_s`: when the slot's window begins at the earliest. `passed`: learners alive that have offered for later slots
-    and not for this one: none of them comes any more.
-    `window_from_s`: when the grace window begins, maybe only later; None while those who are present are too few.
+    and not for this one: none of them will offer for it.
+    `window_from_s`: when the grace window begins, which may lie in the future; None while the quorum is not reached.
     `quorum_took_s`: from the first offer to the quorum."""
 
     present: int
@@ -126,10 +126,10 @@ class SlotDecision:
 
 @dataclass
 class Watch:
-    """One slot as its syncer sees it happen, from the moment at which it is due.
+    """What a syncer has seen of one slot since it became due.
 
     `not_before_s`: before this moment a quorum does not count as reached. Offers may lie in the bucket long before
-    their slot is due (of an island whose step spans several slots, of one that aims ahead because its link is slow).
+    their slot is due: an island's step may span several slots, or a learner aims ahead because its link is slow.
     At K = 1 such an offer alone would merge each slot as soon as it opens, and the slots would run ahead of all
     learners; so the window of a slot begins one slot interval after the window of the slot before."""
 
@@ -165,14 +165,14 @@ class Watch:
 
 
 def window_start_s(facts: SlotFacts) -> float:
-    """When the window of a slot that is merged now began, at the latest now."""
+    """When the window of a slot that is merged now began; never later than now."""
     return facts.now_s if facts.window_from_s is None else min(facts.window_from_s, facts.now_s)
 
 
 def next_window_s(facts: SlotFacts, slot_s: float) -> float:
-    """When the window of the next slot begins, at the earliest: a slot interval after this one's. Where all came who
-    were expected, windows follow their coming, a little each time: what learners say of their pace is never exact, and
-    a window that ran ahead of the fastest learner would leave it out. Who comes much later does not set the pace."""
+    """When the window of the next slot begins, at the earliest: a slot interval after this one's. Where all expected
+    learners came, the windows follow the time of the last offer a little, because stated paces are never exact and a
+    window that ran ahead of the fastest learner would leave it out. A much later offer does not move them further."""
     from_s = facts.now_s if facts.window_from_s is None else facts.window_from_s
     behind_s = facts.now_s - from_s if facts.present >= facts.expected else 0.0
     max_s = FOLLOWS_WITHIN * slot_s
@@ -180,14 +180,14 @@ def next_window_s(facts: SlotFacts, slot_s: float) -> float:
 
 
 def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> SlotDecision:
-    """Merge at quorum plus grace; earlier when all who are alive are here; skip a slot that nobody can fill while
-    offers for later slots wait; otherwise wait, and say for what.
+    """Merge at quorum plus grace; earlier when all expected learners have offered; skip a slot whose quorum cannot be
+    reached while offers for later slots wait; otherwise wait, and say for what.
 
-    present < K                 wait; skip once its window is open and so many of those alive have passed it by that
-                                too few are left, or K of them have and its window would be over, or after
+    present < K                 wait; skip once its window is open and fewer than K learners alive can still come, or
+                                when K of them have passed it by and its window would be over, or after
                                 `skip_after_s` with offers for later slots
-    K > alive                   the same: nobody lowers the quorum; the learners drift up to their bound, then pause
-    present >= expected, >= K   merge at once (one learner alone, too; nobody alive counts as everybody here)
+    K > alive                   the same: the quorum is not lowered; the learners drift up to their bound, then pause
+    present >= expected, >= K   merge at once (also one learner alone, and where no learner counts as alive)
     present >= K otherwise      merge when the grace is over, which is at once where there is no slack
     """
     if facts.present < facts.quorum:

@@ -1,9 +1,9 @@
-"""A learner's schedule: its local steps a round, how far it may step, where it is in the run. Pure. For which slot it
-makes its next offer: aim.py.
+"""A learner's schedule: its local steps a round, how far it may step, its position in the run. Pure. aim.py chooses the
+slot of its next offer.
 
-In the first rounds of a run `cold_start` may ask for something else than in the rest. Models that are hardly trained
-move fast and apart, and what an average of them loses then is missing for long. All that is different in these rounds
-follows from a slot's number, which the log knows; so nobody is told when they end.
+In the first rounds of a run `cold_start` may set other values than later. Models that are hardly trained move fast and
+apart, and what an average of them loses then is missing for long. Every difference in these rounds follows from the
+slot's number, which the log gives to every process; so no message says when the cold start ends.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ EXACT_TO = 3  # decimals of H_i
 
 def measured_local_steps(every: int, own_step_s: float, fastest_step_s: float) -> float:
     """H_i = H * fastest step / own step: every island reaches its sync at the same time as the fastest. Not rounded to
-    whole steps: what rounding leaves over would add up until the island misses a slot.
+    whole steps: the rounding errors would add up until the island misses a slot.
 
-    Never below H / SLOWEST: what a peer says of its own speed must not drive everybody to a sync a step."""
+    Never below H / SLOWEST: one learner's false speed must not drive all the others to a sync per step."""
     share = min(1.0, fastest_step_s / own_step_s)
     return round(max(1.0, every / SLOWEST, every * share), EXACT_TO)
 
@@ -37,8 +37,8 @@ class StepPermit:
 
 def may_step(drift: int, local_steps: float, drift_rounds: int) -> StepPermit:
     """The drift bound: without news from the log a learner steps on for `drift_rounds` rounds, then pauses. `drift`:
-    its steps since the newest merge that it knows of, as far as they are in its parameters: what an adoption gave up
-    has not drifted."""
+    its steps since the newest merge that it knows of, without those that an adoption has dropped from its
+    parameters."""
     if drift < drift_rounds * local_steps:
         return StepPermit(True)
     return StepPermit(False, f"no commit for {drift} own steps ({drift_rounds} rounds): the drift bound")
@@ -47,14 +47,14 @@ def may_step(drift: int, local_steps: float, drift_rounds: int) -> StepPermit:
 def fraction_of_run(
     merged_tokens: int, target_tokens: int, round_tokens: int, own_steps: int, local_steps: float, drift_rounds: int
 ) -> float:
-    """Position on the learning-rate schedule in [0, 1]: merged tokens / target as of the newest merge heard of, and
-    from there on as if all islands kept the planned pace (`round_tokens` a round, all together) for the `own_steps`
-    since, of which a learner makes `local_steps` a round. Interpolates no further than the drift bound."""
+    """Position on the learning-rate schedule in [0, 1]: merged tokens / target as of the newest merge heard of, plus
+    the tokens that all islands process at the planned pace (`round_tokens` a round, together) during the `own_steps`
+    since then, of which a learner makes `local_steps` a round. Extrapolates no further than the drift bound."""
     ahead = round_tokens * min(own_steps / local_steps, float(drift_rounds))
     return min(1.0, (merged_tokens + ahead) / target_tokens)
 
 
-PATIENCE_SLOTS = 4  # without a merge, as planned
+PATIENCE_SLOTS = 4  # of the planned length, without a merge
 
 
 def is_cold(run: RunFormat, slot: int) -> bool:
@@ -63,8 +63,8 @@ def is_cold(run: RunFormat, slot: int) -> bool:
 
 
 def beginners(run: RunFormat, slot: int) -> tuple[str, ...] | None:
-    """The learners that train until this slot is merged, while the others wait: the fastest, as planned, names breaking
-    ties. None: all do."""
+    """The learners that train until this slot is merged, while the others wait: those planned as the fastest, with ties
+    broken by name. None: all learners train."""
     count = run.settings.cold_start.learners
     if count is None or not is_cold(run, slot):
         return None
@@ -72,8 +72,8 @@ def beginners(run: RunFormat, slot: int) -> tuple[str, ...] | None:
 
 
 class Turn:
-    """Whether one learner may train yet. It does not wait for ever for those that begin: they may be dead, or slow to
-    start; then it begins, and goes on."""
+    """Whether one learner may train yet in a cold start. It waits for the beginners' merges for a limited time, because
+    the beginners may be dead or slow to start; after that it trains."""
 
     def __init__(self, run: RunFormat, learner: str) -> None:
         self._run, self._learner, self._quiet_since_s, self._is_mine = run, learner, inf, False
@@ -81,7 +81,7 @@ class Turn:
         self._patience_s = max(run.settings.sync.skip_after_s, PATIENCE_SLOTS * slot_s)
 
     def held(self, head: int) -> str | None:
-        """Why it may not step yet; None: it may."""
+        """The reason why the learner may not step yet; None: it may."""
         first = None if self._is_mine else beginners(self._run, head)
         if first is None or self._learner in first:
             return None
@@ -89,7 +89,7 @@ class Turn:
         return f"cold start: {', '.join(first)} alone until slot {until}, now {head}"
 
     def heard(self) -> None:
-        """Of a merge."""
+        """The log has a newer merge."""
         self._quiet_since_s = inf
 
     def waited(self, now_s: float) -> None:
@@ -98,7 +98,7 @@ class Turn:
 
 
 def steps_share(run: RunFormat, slot: int) -> float:
-    """The steps of this slot's round, as a share of those of a later one."""
+    """The local steps of this slot's round, as a share of the local steps of a round after the cold start."""
     every = run.settings.cold_start.every
     if every is None or not is_cold(run, slot):
         return 1.0
@@ -106,8 +106,8 @@ def steps_share(run: RunFormat, slot: int) -> float:
 
 
 def outer_at(run: RunFormat, slot: int) -> OuterSettings:
-    """The outer optimizer of this slot's merge: from the cold start's values at the first round, in even steps, to its
-    own after the last. All fragments of a round are merged alike."""
+    """The outer optimizer of this slot's merge: it moves in even steps, round by round, from the cold start's values to
+    the run's own. All fragments of a round use the same values."""
     outer, cold = run.settings.outer, run.settings.cold_start
     if not is_cold(run, slot):
         return outer
