@@ -13,7 +13,7 @@ def monotonic_s() -> float:
 
 
 def wall_s() -> float:
-    """Seconds since the epoch: for people's eyes and ages, never for a decision between two machines."""
+    """Seconds since the epoch: for display and ages, never for a decision between two machines."""
     return time.time()
 
 

@@ -1,8 +1,8 @@
 """The one tree of errors: what failed, where, the allowed values, and a hint with a command.
 
-Every error carries the exit status that `diloco` ends with; the boundary that prints them is `cli/main.py`.
+Every error has the exit status that `diloco` ends with; `cli/main.py` prints them.
 
-`suggestion` gives the closest names to a mistyped one, for hints alone: nothing is ever looked up by likeness.
+`suggestion` gives the closest names to a mistyped one, for hints alone: no name is ever looked up by similarity.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FencedError(DilocoError):
 
 
 class DataCheckError(DilocoError):
-    """What lies in the bucket is not what its log says."""
+    """Objects in the bucket are not what the log says."""
 
     code = "data_check"
     exit_status = 11
@@ -100,7 +100,7 @@ class NoSpaceError(DilocoError):
 
 
 class TerminatedError(DilocoError):
-    """SIGTERM came; what is committed is committed."""
+    """SIGTERM ended the process."""
 
     code = "terminated"
     exit_status = 143

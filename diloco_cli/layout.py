@@ -1,4 +1,4 @@
-"""Which tensor lives in which fragment: pure bookkeeping that every process must agree on.
+"""The assignment of tensors to fragments: a pure function, so that all processes have the same.
 
 By `sync.layout` (arXiv 2604.21428, fragments; there quality does not depend on the choice):
 
@@ -46,7 +46,7 @@ class TensorSlot:
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
-        """The shape of what lies in the fragment."""
+        """The shape of the piece in the fragment."""
         return self.shape if self.rows is None else (self.rows[1] - self.rows[0], *self.shape[1:])
 
     @property
@@ -97,7 +97,7 @@ class ParameterFact:
 
 
 class LayoutSettings(Protocol):
-    """What of the run's `sync` settings decides on the layout."""
+    """The `sync` settings of the run that determine the layout."""
 
     @property
     def fragments(self) -> int: ...
@@ -111,7 +111,7 @@ class LayoutSettings(Protocol):
 
 @dataclass(frozen=True)
 class _Piece:
-    """A tensor, or some of its rows: what fragments are made of."""
+    """A tensor, or some of its rows: a part of a fragment."""
 
     fact: ParameterFact
     rows: tuple[int, int] | None = None
@@ -226,8 +226,8 @@ def _closes(group: Sequence[_Piece], next_size: int, left: int, groups_left: int
 
 
 def _layers(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """By block: what shares a name up to its first number (`blocks.11`). A tensor outside all blocks belongs to its
-    module, a piece of a split tensor to nobody else. In the order in which the model first names each."""
+    """Groups by block: tensors with the same name up to its first number (`blocks.11`). Tensors outside all blocks are
+    grouped by module; each piece of a split tensor is a group. In the order in which the model first names each."""
     found: dict[tuple[str, int], list[_Piece]] = {}
     for piece in pieces:
         match = LAYER_NUMBER.match(piece.fact.name)
@@ -249,13 +249,13 @@ def _layout(groups: list[tuple[list[_Piece], bool]]) -> Layout:
 
 
 def digest_of(fragments: Sequence[Fragment]) -> str:
-    """Of everything that two processes must agree on: what lies where, in which shape, type and rows."""
+    """The digest of the whole layout: the place, shape, type and rows of every tensor."""
     plain = [{"embedding": f.embedding, "tensors": [_identity(t) for t in f.tensors]} for f in fragments]
     return digest(json.dumps(plain, sort_keys=True).encode())
 
 
 def _identity(tensor: TensorSlot) -> list[object]:
-    """What tells tensors apart; float32 and all rows go without saying."""
+    """A tensor's part of the digest; float32 and all rows, as the defaults, are left out."""
     identity: list[object] = [tensor.name, list(tensor.shape), tensor.start]
     if tensor.dtype != "float32":
         identity.append(tensor.dtype)

@@ -6,7 +6,7 @@ import os
 
 
 def nonce() -> str:
-    """128 random bits as hexadecimal: recognises one's own write."""
+    """128 random bits as hexadecimal, by which a process recognises its own write."""
     return os.urandom(16).hex()
 
 

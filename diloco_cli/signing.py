@@ -2,18 +2,17 @@
 
     the run's secret --+-- log               signs the format, epochs, commits, snapshots; every learner holds it too
                        +-- operator          signs requests
-                       +-- learner/<name>    signs its incarnations and offers, and its wish to join
+                       +-- learner/<name>    signs its incarnations, its offers, and its request to join
 
-What is signed: the run's id, the object's key, the signer and the record's bytes, in which there is a nonce. So a
-record is worth nothing under another key, in another run, or in another's name. A learner holds two keys, its own and
-the log's: it cannot sign as another learner or as an operator. But HMAC is symmetric: whoever can check the log could
-also sign one. Between learners it is the bucket's own policy (templates/bucket-policy) that keeps them from writing
-commits.
+A signature covers the run's id, the object's key, the signer and the record's bytes, which include a nonce. So a record
+is not valid under another key, in another run, or for another signer. A learner holds two keys, its own and the log's:
+it cannot sign as another learner or as an operator. But HMAC is symmetric: a process that can check the log could also
+sign commits. The bucket's policy (templates/bucket-policy) keeps learners from writing commits.
 
 Keys are never written, logged or shown; a record and FORMAT.json name them by `key_id`.
 
-Where nobody signs, records end with a checksum in the signature's place (`Checksummed`): not every store notices a
-flipped bit, and a commit is built on the one before it.
+Records of an unsigned run end with a checksum in the signature's place (`Checksummed`): not every store notices a
+flipped bit, and a commit depends on the one before it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ MAX_TAIL_BYTES = 200
 
 
 class SignatureError(DataCheckError):
-    """A record is not what must lie there: damaged, or, in a signed run, not signed by whom it must be."""
+    """A record is damaged, or, in a signed run, not signed by the required signer."""
 
     code = "signature"
 
@@ -54,14 +53,14 @@ def learner_signer(name: str) -> str:
 
 
 def key_id(key: bytes) -> str:
-    """16 hexadecimal digits that tell keys apart and tell nothing of them."""
+    """16 hexadecimal digits that distinguish keys and reveal nothing about them."""
     return hashlib.sha256(b"diloco key id\0" + key).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Signing:
-    """In FORMAT.json: that records are signed, how, and the ids of the keys that may sign: (signer, id), sorted. A
-    learner that joins later is not among them: its key follows from its name."""
+    """In FORMAT.json: how records are signed, and the ids of the keys that may sign: (signer, id), sorted. A learner
+    that joins later is not among them: its key follows from its name."""
 
     signers: tuple[tuple[str, str], ...]
     algorithm: Literal["hmac-sha256"] = ALGORITHM
@@ -71,7 +70,7 @@ class Signing:
 
 
 class Unsigned:
-    """How a process meets a run without signatures and checksums: bytes stay as they are, and nothing is checked."""
+    """For a run without signatures and checksums: bytes stay as they are, and nothing is checked."""
 
     wrong = "is not what was written"  # what a record is that is not authentic
 
@@ -88,8 +87,8 @@ class Unsigned:
 
 
 class Checksummed(Unsigned):
-    """How every process meets a run that is not signed. A checksum tells what a bad disk or wire has made of a record,
-    and nothing of who wrote it. It is bound to the run and to the object's key."""
+    """For a run that is not signed. A checksum shows damage by a disk or a network, but not the writer of a record. It
+    is bound to the run and to the object's key."""
 
     wrong = "is damaged: its checksum does not fit"
 
@@ -109,7 +108,7 @@ class Checksummed(Unsigned):
 
 
 class Keyless(Unsigned):
-    """How a process without keys meets a signed run: it may read, and takes everything at its word."""
+    """For a process without keys in a signed run: it may read, and checks no signature."""
 
     def sign(self, signer: str, key: str, body: bytes) -> bytes:
         raise RefusedError("the run's records are signed, and this process holds no key", where=key, hint=KEY_HINT)
@@ -119,7 +118,7 @@ class Keyless(Unsigned):
 
 
 class Keyring(Unsigned):
-    """The keys that one process holds for one run. With the run's secret it holds everybody's."""
+    """The keys that one process holds for one run. With the run's secret it holds all keys."""
 
     wrong = "is not signed by who must sign it"
 
@@ -172,12 +171,13 @@ def body_of(data: bytes) -> bytes:
 
 
 def derived_key(secret: bytes, run_id: str, signer: str) -> bytes:
-    """A signer's key for one run. From it neither the secret nor anybody else's key can be computed."""
+    """A signer's key for one run. Neither the secret nor another signer's key can be computed from it."""
     return hmac.new(secret, b"\0".join([b"diloco key", run_id.encode(), signer.encode()]), hashlib.sha256).digest()
 
 
 class Secret:
-    """What an operator or a learner was given: the run's secret, or the two keys of one learner. Shown as nothing."""
+    """The secret of an operator or a learner: the run's secret, or the two keys of one learner. Its text is never
+    shown."""
 
     def __init__(self, text: str, where: str) -> None:
         """Raises UsageError, which never quotes the text, if it cannot be a secret."""
@@ -200,7 +200,7 @@ class Secret:
         return Keyring(run_id, {name: bytes.fromhex(key) for name, key in self._keys.items()}, self._secret)
 
     def signing(self, run_id: str, learners: Iterable[str]) -> Signing:
-        """What FORMAT.json says of a new run. Raises UsageError for a learner's key."""
+        """The signing record in FORMAT.json of a new run. Raises UsageError for a learner's key."""
         ring = self.keyring(run_id)
         if self._secret is None:
             raise UsageError("a learner's key cannot start a run", where=self.where, hint="give the run's own secret")

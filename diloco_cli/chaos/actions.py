@@ -1,6 +1,6 @@
-"""Doing it: rails first, then the record, then the fault, then the proof; and healing.
+"""Actions: safety rails first, then the record, the fault, and the check that it happened; and healing.
 
-`refusal`: what chaos does not do, and why; a pure function of the target's facts.
+`refusal`: why an action is not allowed; a pure function of the target's facts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def hint_for(action: Action, target: Target) -> str:
 
 
 def plan_kill(run: str, unit: str, *, hold: bool = False) -> Kill:
-    """Raises RefusedError, with the reason, unless the rails let it pass."""
+    """Raises RefusedError, with the reason, if the rails do not allow it."""
     target = find_target(run, unit)
     _check("kill", target, refusal("kill", target, hold=hold))
     return Kill(target, hold)
@@ -83,14 +83,14 @@ def plan_pause(run: str, unit: str, *, for_s: float | None = None) -> PauseFault
 
 
 def execute(fault: Fault) -> JournalEntry:
-    """Records, injects, verifies. The fault stays until somebody heals it."""
+    """Records, injects, verifies. The fault stays until it is healed (`diloco chaos revive`)."""
     target = fault.target
     entry = record_plan(target.run, fault.kind, target.name, pid=target.pid)
     return _inject(fault, entry)
 
 
 def execute_pause(fault: PauseFault, *, on_paused: Callable[[JournalEntry], None] = lambda entry: None) -> JournalEntry:
-    """A pause with an end waits for it; Ctrl-C ends it at once, and so does the death of this process."""
+    """Pause; with a time limit, wait for its end. Ctrl-C ends the pause at once, and so does this process's death."""
     if fault.for_s is None or fault.target.identity is None:
         return execute(fault)
     target = fault.target
@@ -109,7 +109,7 @@ def execute_pause(fault: PauseFault, *, on_paused: Callable[[JournalEntry], None
 
 @dataclass(frozen=True)
 class Revival:
-    """What was taken back. `restarts`: the supervisor lives and will start the unit again."""
+    """What was healed. `restarts`: the supervisor lives and will start the unit again."""
 
     entry: JournalEntry
     continued: bool
@@ -124,7 +124,7 @@ def plan_revive(run: str, unit: str) -> Target:
 
 
 def revive(target: Target) -> Revival:
-    """SIGCONT if it is paused; no hold any more, so that the supervisor starts it again."""
+    """SIGCONT if it is paused; removes its hold, so that the supervisor starts it again."""
     entry = record_plan(target.run, "revive", target.name, pid=target.pid)
     paused = target.condition == "paused"
     continued = paused and PauseFault(target).heal()
@@ -138,7 +138,7 @@ def revive(target: Target) -> Revival:
 
 
 def overview(run: str) -> list[tuple[Target, JournalEntry | None]]:
-    """Every target, and what was last done to it."""
+    """Every target, and the last action on it."""
     last = {entry.target: entry for entry in read_entries(run)}
     return [(target, last.get(target.name)) for target in list_targets(run)]
 

@@ -1,9 +1,9 @@
 """One fault is one small object.
 
 describe   what `inject` will do, for people
-inject     raises RefusedError, and has changed nothing, if the target is not what it was
-verify     whether it really happened; waits a moment for it
-heal       takes it back as far as that can be done; whether it is gone; may be called again
+inject     raises RefusedError, with nothing changed, if the target is no longer the same process
+verify     whether the fault has happened; waits a moment for it
+heal       undoes the fault as far as possible; whether it is gone; may be called again
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Kill:
         return _soon(lambda: not is_alive(identity))
 
     def heal(self) -> bool:
-        """A dead process stays dead: that it may be started again is all there is to heal."""
+        """Let the supervisor start the unit again; the dead process itself cannot be healed."""
         if self.held:
             release(self.target.run, self.target.name)
         return True
@@ -66,7 +66,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class PauseFault:
-    """SIGSTOP, healed by SIGCONT: a straggler, or a zombie that wakes up after others took its place."""
+    """SIGSTOP, healed by SIGCONT: a straggler, or a zombie that wakes up after another process took its place."""
 
     target: Target
     for_s: float | None = None

@@ -25,8 +25,8 @@ MAX_LINE_BYTES = 4096
 
 @contextmanager
 def healer(run: str, identity: Identity, entry: JournalEntry, for_s: float) -> Iterator[Callable[[], None]]:
-    """The chaos command's end. Leaving the block heals, whatever was the reason to leave. What it gives starts the time
-    of the pause and waits for its end."""
+    """The chaos command's side. Leaving the block for any reason heals. The function that it yields starts the time of
+    the pause and waits for its end."""
     child = Child("diloco_cli.chaos.healer", apart=True)
     try:
         child.tell({"run": run, "entry": entry.id, "identity": identity_to_json(identity), "for_s": for_s})
@@ -50,7 +50,7 @@ def _is_ready(child: Child) -> bool:
 
 
 def main() -> None:
-    """The healer's end: an order, `ready`, then `go` or the pipe's end, then the time's or the pipe's end."""
+    """The healer's side: an order, `ready`, then `go` or the pipe's end, then the time's or the pipe's end."""
     order = json.loads(_read_line())
     identity = identity_from_json(order["identity"])
     print(json.dumps(READY), flush=True)

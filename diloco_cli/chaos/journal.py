@@ -1,6 +1,6 @@
-"""What was planned and done to a run: one JSON object a line, appended, never rewritten.
+"""The journal of faults planned and injected into a run: one JSON object a line, appended, never rewritten.
 
-A fault has several lines under one `id`: its plan, before anything is done, then what became of it.
+A fault has several lines under one `id`: its plan, before it is injected, then its results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """`injected`, `verified`, `healed`: None as long as it is not known. `seed`: always None, for a person chose."""
+    """`injected`, `verified`, `healed`: None while not known. `seed`: always None, because a person chose the fault."""
 
     id: str
     time: str
@@ -63,7 +63,7 @@ def read_entries(run: str) -> list[JournalEntry]:
 
 
 def _merged(before: JournalEntry | None, after: JournalEntry) -> JournalEntry:
-    """What one writer knew, another (the healer) need not know: None never takes back an answer."""
+    """The later line's values, but None never replaces a value: another writer (the healer) may not know it."""
     if before is None:
         return after
     known = {name: value for name, value in asdict(after).items() if value is not None}
@@ -73,7 +73,7 @@ def _merged(before: JournalEntry | None, after: JournalEntry) -> JournalEntry:
 def _append(run: str, entry: JournalEntry) -> JournalEntry:
     path = _path(run)
     make_directory(path.parent)
-    # A torn last line of a crashed writer must not swallow this one: blank lines cost nothing.
+    # The blank line keeps this line apart from a torn last line of a crashed writer.
     line = b"\n" + json.dumps(asdict(entry), allow_nan=False).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""The units of a run as chaos sees them: who they are and how they are, from this machine's registry."""
+"""The units of a run as targets: their identities and conditions, from this machine's registry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Condition = Literal["running", "paused", "dead", "unknown"]
 
 @dataclass(frozen=True)
 class Target:
-    """`why`: why it does not count as alive. `untouchable`: why it may not be signalled, whatever it is."""
+    """`why`: why it does not count as alive. `untouchable`: why it may not be signalled in any case."""
 
     run: str
     name: str

@@ -12,7 +12,7 @@ import typer
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import to_plain
 
-KEYS = {"sync.skip_after_s": "sync.skip_after"}  # settings that the file spells otherwise
+KEYS = {"sync.skip_after_s": "sync.skip_after"}  # settings with another name in the file
 
 
 config = typer.Typer(help="Settings of a run.", no_args_is_help=True, rich_markup_mode=None)

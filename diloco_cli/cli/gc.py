@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.state import RunState
 
 LEFTOVERS_WITHIN_S = 60.0
-SAMPLE = 8  # objects of a kind whose size is asked for
+SAMPLE = 8  # objects of each kind whose size is requested
 
 
 def gc(

@@ -25,7 +25,7 @@ COMMANDS = (
     "evaluator",
 )  # fmt: skip
 
-RENAMED = {  # what earlier versions called it
+RENAMED = {  # names of earlier versions
     ("lift",): "diloco readmit",
     ("access",): "diloco bucket-policy",
     ("plan", "--against"): "diloco plan --diff",
@@ -56,7 +56,7 @@ def _root(
 
 
 def register_commands(words: list[str]) -> None:
-    """A command that is named first is loaded alone: starting up costs what it needs and no more."""
+    """If the first word names a command, only its module is loaded, so that it starts fast."""
     for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         add_command(app, name)
 
@@ -81,7 +81,7 @@ def _refuse_old_names(words: list[str]) -> None:
 
 
 def main() -> None:
-    """Entry point: every declared error ends with its own exit status, and nobody sees a traceback unasked."""
+    """Entry point: every declared error ends with its own exit status; tracebacks are shown with --debug only."""
     register_commands(sys.argv[1:])
     try:
         _refuse_old_names(sys.argv[1:])
@@ -107,7 +107,7 @@ def main() -> None:
 def _end(error: DilocoError) -> NoReturn:
     if wants_traceback():
         traceback.print_exc()
-    with suppress(OSError):  # nobody listens, or the disk that is full is the log's own
+    with suppress(OSError):  # stderr is closed, or on a full disk
         report_error(error)
     sys.exit(error.exit_status)
 
@@ -118,7 +118,7 @@ def _full_disk(error: OSError) -> NoSpaceError:
 
 
 def _flush() -> None:
-    """Where the reader has gone (`| head`), what is still buffered must not become an error at the very end."""
+    """If the reader has gone (`| head`), buffered output must not cause an error at exit."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -65,7 +65,7 @@ def carry_out(
     opened: OpenRun, kind: RequestKind, timeout_s: float | None, reason: str = "", *, learner: str | None = None,
     to: int | None = None,
 ) -> RunState:  # fmt: skip
-    """The head of the log after the answer. Raises UsageError with the log's own words if it was a refusal."""
+    """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
     from diloco_cli.protocol.actors.requests import ask
 
     before = head_of(opened)
@@ -103,7 +103,7 @@ def answered(opened: OpenRun, state: RunState, number: int, timeout_s: float | N
 
 
 def answer_here(opened: OpenRun) -> RunState:
-    """Whatever waits for an answer gets it from this command, which serves the log for that long."""
+    """This command answers all pending requests; it serves the log for that long."""
     from diloco_cli.protocol.actors.operators import StandIn
     from diloco_cli.protocol.log.records import ProcessClaim
 
@@ -117,8 +117,8 @@ def answer_here(opened: OpenRun) -> RunState:
 
 
 def tell_regions(opened: OpenRun, head: RunState) -> None:
-    """While no syncer serves: bring what was committed here to the regions' own buckets, as far as they can be reached
-    within some seconds; the next syncer completes what is left."""
+    """While no syncer serves: mirror the commits made here to the regions' own buckets, as far as possible within some
+    seconds; the next syncer completes the rest."""
     if not opened.format.regions:
         return
     from diloco_cli.protocol.regions.regional import Home
@@ -130,16 +130,16 @@ def tell_regions(opened: OpenRun, head: RunState) -> None:
 
 
 def silence_to_bear_s(timeout_s: float | None, heartbeat: bytes | None) -> float:
-    """How long a syncer with these last words may be silent. One that is only slow (a large fragment, a slow link) must
-    not be fenced by a command that leaves again: the run would be without any."""
+    """How long a syncer with this last heartbeat may be silent. A command must not fence a syncer that is only slow (a
+    large fragment, a slow link): the command leaves again, and the run would have no syncer."""
     from diloco_cli.protocol.actors.standby import LONGER_THAN_USUAL, slowest_s
 
     return max(SYNCER_ANSWERS_S, LONGER_THAN_USUAL * slowest_s(heartbeat)) if timeout_s is None else timeout_s
 
 
 def _refusal_of(opened: OpenRun, since: range, number: int, answer: str) -> str | None:
-    """Why the request was not carried out, in the words of the commit that settled it, one of `since`; None if it was.
-    That is the first one to name this number or a higher one."""
+    """Why the request was not carried out, from the commit that answered it, which is the first in `since` to name this
+    number or a higher one; None if it was carried out."""
     from diloco_cli.protocol.log.commits import Commit, Refuse
     from diloco_cli.protocol.log.keys import commit_key
     from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode

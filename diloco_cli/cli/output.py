@@ -1,4 +1,4 @@
-"""How every command speaks: data on stdout, talk on stderr, one JSON envelope, no traceback unless asked."""
+"""The output of every command: data on stdout, messages on stderr, one JSON envelope, no traceback unless asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDE = 240  # columns when the output is no terminal: Rich would cut tables at 8
 
 
 def talk(text: str) -> None:
-    """A line for people, on stderr. It may hold what strangers wrote, which must not steer a terminal."""
+    """A line for people, on stderr. It may hold text from the bucket, which must not control a terminal."""
     print("".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text), file=sys.stderr, flush=True)
 
 

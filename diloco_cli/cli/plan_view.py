@@ -201,7 +201,7 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _disk(plan: Plan) -> str:
-    """Learners keep nothing on disk but logs; a store in a folder is on somebody's disk."""
+    """Learners keep only logs on disk; a store in a folder needs space on its machine's disk."""
     learner = "a learner needs none but for logs and its data"
     url = plan.inventory.store.url
     if "://" in url and not url.startswith("file://"):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 FOREGROUND_DEADLINE_S = 10.0
 LOOK_S = 9.0
-"""For a look at a run as a whole (`status`), however many requests it takes and whatever the store does: with the
-start of the command it is over in about ten seconds."""
+"""For a whole look at a run (`status`), with any number of requests, also if the store hangs: with the start of the
+command it takes about ten seconds at most."""
 RUN_HELP = "A run's name, its run file, or its bucket URL. Default: the newest run of this directory."
 Result = TypeVar("Result")
 RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP)
@@ -102,8 +102,8 @@ def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
 
 
 def foreground_store(url: str, box: Deadline | None = None, quiet: bool = False) -> Store:
-    """The store at `url` for a command that somebody waits for: errors in passing are repeated until a deadline, and
-    unless `quiet` told on stderr while they last."""
+    """The store at `url` for a command that a person waits for: calls with transient errors are repeated until a
+    deadline, and unless `quiet` the errors are reported on stderr."""
     from diloco_cli.cli.output import talk
     from diloco_cli.store.deadline import TimeBoxedStore
     from diloco_cli.store.open import open_store

@@ -53,7 +53,7 @@ def protocol(
     wanted = histories or (DEFAULT_SWEEPS if sweep else DEFAULT_HISTORIES)
     started_s = monotonic_s()
     progress = _Progress(seed, 0 if sweep else wanted, lambda: monotonic_s() - started_s)
-    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)  # who ends it wants to know how far it is
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the results so far are printed
     totals = campaign(work_of(seed, wanted, sweep, _tell_at_once, only), jobs, progress.show)
     signal.signal(signal.SIGTERM, usual)
     progress.clear()
@@ -87,8 +87,8 @@ def _clear_line(terminal: bool) -> None:
 
 
 class _Progress:
-    """How far it is: on a terminal one line that is overwritten, else a line at the first news and each minute. What
-    is found is told at once. `wanted`: histories; 0, if nobody knows."""
+    """The progress: on a terminal one line that is overwritten, else a line at the first result and each minute.
+    Violations are reported at once. `wanted`: the number of histories; 0 if not known."""
 
     def __init__(self, seed: int, wanted: int, spent_s: Callable[[], float]) -> None:
         self._seed, self._wanted, self._spent_s = seed, wanted, spent_s

@@ -173,8 +173,8 @@ def _with_real_tensors(found: _Subject) -> RunFormat:
 
 
 def _write_tape(fleet: SimulatedFleet, path: Path) -> None:
-    """The recorder reads the simulated bucket as it reads a real one; digests of parameters that nobody computed are
-    left out."""
+    """The recorder reads the simulated bucket like a real one; digests are left out, because no parameters were
+    computed."""
     from diloco_cli.tapes.files import write_tape
     from diloco_cli.tapes.recorder import record
 

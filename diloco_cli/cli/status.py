@@ -113,9 +113,9 @@ def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status,
 
 
 class Watcher:
-    """One look after the other, each with a time of its own. A store that does not answer ends the first look with
-    an error, and a later one with the last status that was read and a word on stderr: whoever watches wants to see the
-    store come back."""
+    """One look after the other, each with a time limit of its own. If the store does not answer, the first look ends
+    with an error; a later one shows the last status with a message on stderr, because the person who watches wants to
+    see when the store answers again."""
 
     def __init__(self, opened: OpenRun, box: Deadline) -> None:
         self._opened, self._box = opened, box

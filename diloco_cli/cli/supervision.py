@@ -48,7 +48,7 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
 
 
 def withdraw_stop_requests(opened: OpenRun) -> None:
-    """A stop that nobody was there to carry out (Ctrl-C while the syncer was down) must not stop what starts now."""
+    """A stop request that no syncer has answered (Ctrl-C while the syncer was down) must not stop the resumed run."""
     from diloco_cli.protocol.actors.requests import withdraw_stop
 
     if opened.perform(withdraw_stop(opened.format, head_of(opened), nonce(), utc_now_text())):
@@ -127,7 +127,7 @@ def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
 
 
 def boxed(opened: OpenRun, box: Deadline) -> OpenRun:
-    """The same run, seen through a store whose calls end with the box."""
+    """The same run with a store whose calls end at the deadline."""
     return replace(opened, store=foreground_store(opened.url, box, quiet=True))
 
 

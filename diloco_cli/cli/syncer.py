@@ -1,4 +1,4 @@
-"""`diloco syncer`: the daemon that merges, whoever served before, or with --standby one that waits to do so."""
+"""`diloco syncer`: the daemon that merges; with --standby a syncer that waits to take over."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def verify(
 
 
 def unchecked(opened: OpenRun) -> list[str]:
-    """What a signed run's signatures are worth to a process without the run's secret."""
+    """Warnings about signatures that this process cannot check without the run's secret."""
     from diloco_cli.signing import LOG, OPERATOR
 
     keyring = opened.format.keyring

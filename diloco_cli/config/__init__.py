@@ -1,1 +1,1 @@
-"""What users write: run.yaml and inventory.yaml, strictly read, every error with file and line."""
+"""Users' files: run.yaml and inventory.yaml, read strictly, every error with file and line."""

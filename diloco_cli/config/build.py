@@ -18,21 +18,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rule:
-    """How one field is written: `key` if the file calls it otherwise, `read` if its type does not say all."""
+    """How one field is written: `key` if the file has another name for it, `read` if its type is not enough."""
 
     read: Reader | None = None
     key: str | None = None
 
 
 RENAMED = {"broadcast": "weights_codec"}
-"""What earlier versions called a key."""
+"""Keys of earlier versions, and their present names."""
 Rules = Mapping[type, Mapping[str, Rule]]
 Origins = dict[str, str]
 
 
 @dataclass(frozen=True)
 class _Field:
-    """What the schema says of one field: its type without None, what reads it."""
+    """The schema of one field: its type without None, and its reader."""
 
     name: str
     optional: bool

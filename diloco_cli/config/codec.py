@@ -1,6 +1,6 @@
 """Dataclasses <-> plain data that JSON holds exactly: how settings are frozen into runs and plan files.
 
-What a type's annotations ask for is worked out once per type: records are read and written by the thousand.
+The readers and writers of a type are built once per type, because many records are read and written.
 
 `parse_object` reads JSON from outside strictly: bounded in size and depth, without NaN, without duplicate keys.
 """
@@ -21,17 +21,17 @@ from diloco_cli.errors import UsageError
 T = TypeVar("T")
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 MAX_DEPTH = 32
-MAX_INTEGER = 20  # characters: what 64 bits hold
+MAX_INTEGER = 20  # characters of a 64-bit integer
 
 
 def is_local(item: dataclasses.Field[Any]) -> bool:
-    """Is the field only this process's own: never written, and never read from what others write?"""
+    """Whether the field belongs to this process alone: it is never written and never read."""
     return bool(item.metadata.get("local"))
 
 
 @cache
 def type_hints(cls: Any) -> dict[str, Any]:
-    """Types of a dataclass's fields, in their order; local ones are nobody's business."""
+    """Types of a dataclass's fields, in their order, without local fields."""
     hints = get_type_hints(cls)
     return {item.name: hints[item.name] for item in dataclasses.fields(cls) if not is_local(item)}
 
@@ -53,7 +53,7 @@ def without_none(hint: Any) -> tuple[bool, Any]:
     return optional, members[0] if len(members) == 1 else Union[members]  # noqa: UP007
 
 
-Path = tuple[Any, str]  # (what is before, the last part): put together only where an error names it
+Path = tuple[Any, str]  # (the path before, the last part): joined only when an error names it
 Decoder = Callable[[Any, bool, Path | None], Any]
 
 
@@ -85,14 +85,14 @@ def _is_struct(cls: type) -> bool:
 
 
 def _msgspec() -> Any:
-    """Only where there is a Struct to read or write: most commands do without."""
+    """Imported only when there is a Struct to read or write: most commands do not need it."""
     import msgspec
 
     return msgspec
 
 
 def from_plain(cls: type[T], data: Any, *, strict: bool = True) -> T:
-    """The inverse of `to_plain`, types checked. `strict=False` passes over keys of a newer minor version."""
+    """The inverse of `to_plain`, types checked. `strict=False` ignores keys of a newer minor version."""
     decode: Decoder = _object_decoder(cast("Any", cls))
     return cast("T", decode(data, strict, None))
 
@@ -138,7 +138,7 @@ def _object_decoder(cls: Any) -> Decoder:
     def decode(data: Any, strict: bool, path: Path | None) -> Any:
         if not isinstance(data, dict):
             raise UsageError(f"{_text(path) or cls.__name__}: must be an object, not {type(data).__name__}")
-        if not fields:  # only now: a type may hold itself
+        if not fields:  # at the first use, because a type may contain itself
             required = required_fields(cls)
             fields.extend((name, name in required, _decoder(hint)) for name, hint in type_hints(cls).items())
         if strict:
@@ -291,7 +291,7 @@ def is_deep(value: Any) -> bool:
 
 
 def has_huge_integer(value: Any) -> bool:
-    """Whether a whole number in it needs more than 64 bits: arithmetic with such numbers may take any time."""
+    """Whether it has an integer of more than 64 bits: arithmetic with such integers may take very long."""
     if isinstance(value, dict):
         return any(map(has_huge_integer, value.values()))
     if isinstance(value, list):

@@ -26,7 +26,7 @@ SLICE = re.compile(r"(.+)-([1-9]\d{0,5})")
 
 @dataclass(frozen=True)
 class Alias:
-    """Another spelling of one device, and what it is taken to mean."""
+    """Another spelling of one device, and the device that it means."""
 
     device: str
     meaning: str
@@ -96,7 +96,7 @@ def in_catalogue(name: str) -> Device | None:
 
 
 def _slice_of(name: str, own: Mapping[str, Device]) -> Accelerators | None:
-    """What a Cloud TPU name such as `tpu-v5p-8` stands for; None if it is no such name."""
+    """The accelerators of a Cloud TPU name such as `tpu-v5p-8`; None if it is no such name."""
     match = SLICE.fullmatch(name.lower())
     if match is None or match[1] not in catalogue().slices or name.lower() in _by_lower_case(own):
         return None
@@ -121,7 +121,7 @@ def _by_lower_case(devices: Mapping[str, Device]) -> dict[str, Device]:
 
 
 def with_catalogue_facts(given: Mapping[str, Device]) -> dict[str, Device]:
-    """Own devices; for what they leave out of a device that the catalogue knows, the catalogue's figures."""
+    """Own devices, with the catalogue's figures for values that they leave out, if the catalogue has the device."""
     return {name: _completed(device, in_catalogue(name)) for name, device in given.items()}
 
 

@@ -34,7 +34,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """What commas outside of brackets separate."""
+    """The entries between commas outside of brackets."""
     start, inside = 0, False
     for at, character in enumerate(text):
         inside = character == "[" or (inside and character != "]")
@@ -45,7 +45,7 @@ def _entries(text: str) -> Iterator[str]:
 
 
 def shortened(text: str) -> str:
-    """For an error: as much as fits into a line."""
+    """The text for an error, cut to a line."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
@@ -80,9 +80,9 @@ def _numbers(part: str, text: str, room: int) -> list[str]:
 
 
 def read_hostfile(path: Path) -> tuple[str, ...]:
-    """Every host once, in the order of the lines. What stands behind a host (`slots=8`) is passed over: how many
-    accelerators a host has is said in the inventory. Raises UsageError: with the file's line, or without a place if
-    there is no such file."""
+    """Every host once, in the order of the lines. Words behind a host (`slots=8`) are ignored, because the inventory
+    gives a host's accelerators. Raises UsageError: with the file's line, or without a place if there is no such
+    file."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_HOSTFILE_BYTES + 1)
@@ -138,7 +138,7 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
 
 
 def _place_in_a_run(item: tuple[int, str]) -> tuple[str, ...]:
-    """The same for hosts that differ by counting on: the text around the number, its digits, its distance."""
+    """A key that is equal for hosts with consecutive numbers: the text around the number, its digits, its distance."""
     index, host = item
     match = COUNTED.fullmatch(host)
     if match is None:

@@ -16,7 +16,7 @@ from diloco_cli.errors import UsageError, suggestion
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 1_000_000
-MAX_DEFAULT_SEQUENCE = 1024  # tokens; many models allow 100 times more, which nobody wants by accident
+MAX_DEFAULT_SEQUENCE = 1024  # tokens; many models allow 100 times more, which is too much for a default
 Config = dict[str, Any]
 
 
@@ -64,7 +64,7 @@ def read_config(name: str, folders: Iterable[Path]) -> tuple[Config, Path]:
 
 
 def find_folder(name: str, folders: Iterable[Path]) -> Path | None:
-    """The first of `folders` that holds it, else its newest snapshot in the Hub's cache."""
+    """The model's folder in the first of `folders` that has it, else its newest snapshot in the Hub's cache."""
     for folder in folders:
         if (folder / name / CONFIG).is_file():
             return folder / name
@@ -77,7 +77,7 @@ def find_folder(name: str, folders: Iterable[Path]) -> Path | None:
 
 
 def _hub_cache() -> Path:
-    """Where huggingface_hub keeps what it downloaded."""
+    """The folder of huggingface_hub's downloads."""
     if (cache := environment_value("HF_HUB_CACHE")) is not None:
         return Path(cache)
     home = environment_value("HF_HOME")
@@ -110,7 +110,7 @@ def sequence_of(longest: int, wanted: int | None, where: str) -> int:
 
 
 class _Numbers:
-    """A config's whole numbers, by name; what is missing or no number is an error with its place."""
+    """A config's whole numbers, by name; a missing or wrong one is an error with its place."""
 
     def __init__(self, config: Config, where: str) -> None:
         self.config, self.where = config, where

@@ -1,4 +1,4 @@
-"""What relates two keys of an inventory: names given once, regions and devices that exist, hosts against nodes."""
+"""Checks across keys of an inventory: names given once, regions and devices that exist, hosts against nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Hardware = IslandSettings | MachineSettings
 
 @dataclass(frozen=True)
 class Places:
-    """Where each key of the inventory stands."""
+    """The place of each key of the inventory."""
 
     tree: Node
     origins: Origins
@@ -61,7 +61,7 @@ class Places:
 
 
 def with_own_names(inventory: Inventory, places: Places) -> Inventory:
-    """Accelerators by the names of their devices. Raises UsageError for a device that nobody knows."""
+    """Accelerators by the names of their devices. Raises UsageError for a device that is not known."""
     known: dict[Accelerators, Accelerators] = {}
     found: list[Hardware] = []
     for path, entry, hardware in places.paths(inventory):
@@ -105,7 +105,7 @@ def _with_hardware(inventory: Inventory, found: list[Hardware]) -> Inventory:
 
 
 def check_inventory(inventory: Inventory, places: Places) -> None:
-    """Everything that one key alone cannot tell. Raises UsageError at the first that is wrong."""
+    """All checks that need more than one key. Raises UsageError at the first error."""
     _check_sizes(inventory, places.tree.where)
     _check_islands(inventory, places)
     _check_machines(inventory, places)
@@ -172,7 +172,7 @@ def _check_machines(inventory: Inventory, places: Places) -> None:
 
 
 def _check_regions(inventory: Inventory, places: Places) -> None:
-    """Once `regions` is given it is the list of them, so that a mistyped region is no new one."""
+    """If `regions` is given, every region must be in it, so that a mistyped region is an error."""
     regions = inventory.regions
     if not regions:
         return

@@ -1,4 +1,4 @@
-"""inventory.yaml -> Inventory: which islands and machines there are, what joins them to their buckets, their prices."""
+"""inventory.yaml -> Inventory: islands and machines, their links to their buckets, their prices."""
 
 from __future__ import annotations
 

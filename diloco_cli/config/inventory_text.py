@@ -59,7 +59,7 @@ def _commented(line: str, comment: str | None) -> str:
 
 
 def _hardware(item: IslandSettings | MachineSettings) -> list[Entry]:
-    """What differs from the defaults, under the keys of the file."""
+    """The values that differ from the defaults, under the keys of the file."""
     entries = [entry for entry in _given(item) if not (entry[0] == "nodes" and item.hosts)]  # derived from the hosts
     return sorted(entries, key=lambda pair: FIRST.get(pair[0], len(FIRST)))
 
@@ -76,7 +76,7 @@ def _given(item: Any) -> list[Entry]:
 
 
 def _device(device: Device) -> list[Entry]:
-    """A device that the catalogue does not know needs its memory said, even where it is the host's."""
+    """A device that is not in the catalogue needs its memory stated, also if that is the host's."""
     given = [entry for entry in _given(device) if entry[0] != "name"]
     said = device.memory_gb is not None or in_catalogue(device.name) is not None
     return given if said else [("memory_gb", "null"), *given]
@@ -112,7 +112,7 @@ def _duration(seconds: float) -> str:
 
 
 def _quantity(value: float, units: tuple[tuple[float, str], ...], parse: Callable[[str], float]) -> str:
-    """In the largest unit that writes it short, and reads back as exactly the same."""
+    """The value in the largest unit that gives a short text which reads back as exactly the same value."""
     for scale, unit in units:
         text = f"{value / scale:.6g} {unit}"
         if (value >= scale or scale < 1) and "e" not in text and parse(text) == value:

@@ -21,7 +21,7 @@ ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def text(node: Node) -> str:
-    """A word or a quoted text. A bare number or true is not one: quote it if it is meant."""
+    """A word or a quoted text. A bare number or `true` is refused: it must be quoted to be a text."""
     if not isinstance(node.value, str) or not node.value.strip():
         raise UsageError(f"must be text, not {shown(node)}", where=node.where)
     return node.value
@@ -148,7 +148,7 @@ def plain(node: Node) -> Any:
 
 
 def shown(node: Node) -> str:
-    """A value inside an error: what was written, or what it is."""
+    """A value for an error: its text, or its kind."""
     if isinstance(node.value, (dict, list)) or node.value is None:
         return node.kind
     written = node.text if len(node.text) <= 60 else node.text[:57] + "..."

@@ -1,4 +1,4 @@
-"""run.yaml -> RunSettings. The table holds the bounds; the checks below hold what relates two keys."""
+"""run.yaml -> RunSettings. The table has the bounds; the checks below relate two keys."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def inventory_path_of(run: RunSettings, run_path: Path | str) -> Path | None:
 
 
 def refuse_newer(tree: Node, version: int) -> None:
-    """A file of a newer format is not half understood: it is refused before any of its keys are."""
+    """Refuse a file of a newer format, before any of its keys is read."""
     found = tree.value.get("version") if isinstance(tree.value, dict) else None
     if found is None or found.value == version:
         return

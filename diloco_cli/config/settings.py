@@ -77,7 +77,7 @@ class GraceSettings:
 @dataclass(frozen=True)
 class AgreementSettings:
     """For `mixing: adaptive`, mean cosines between the learners' deltas in one merge: from `rebase_from` on learners
-    keep their progress in flight, below `replace_below` they give it up; in between it stays as it was."""
+    keep their progress in flight, below `replace_below` they drop it; in between they do as before."""
 
     rebase_from: float = 0.3
     replace_below: float = 0.2
@@ -90,10 +90,10 @@ class SyncSettings:
     `layout`: how tensors are dealt to fragments; `split_rows`: whether tensors larger than the ideal fragment are cut;
     `head_is_embedding`: whether an untied output head counts as one. `granularity`: what one norm of `rda` covers.
     `clip`: a delta longer than so many times its fragment's running median is scaled down to that.
-    `mixing`: what becomes of a learner's own parameters when a merged fragment arrives: `replace` gives them up (the
-    paper's alpha = 0), `blend` keeps a share of `blend` (alpha) of them, `rebase` puts the progress made in flight on
-    top of the new version, `adaptive` rebases while the learners' deltas agree and replaces while they do not.
-    `error_feedback`: what the codec rounds away is added to the next delta. `local_steps`: H_i by measured speed, or as
+    `mixing`: how a merged fragment that arrives replaces a learner's own parameters: `replace` drops them (the paper's
+    alpha = 0), `blend` keeps a share of `blend` (alpha) of them, `rebase` puts the progress made in flight on top of
+    the new version, `adaptive` rebases while the learners' deltas agree and replaces while they do not.
+    `error_feedback`: the codec's rounding error is added to the next delta. `local_steps`: H_i by measured speed, or as
     planned.
     """
 
@@ -134,9 +134,9 @@ class OuterSettings:
 
 @dataclass(frozen=True)
 class ColdStartSettings:
-    """The first `rounds` rounds (0: none are special). `learners`: so many islands, the fastest as planned, train in
-    them and the others join later. `every`: H in them. `outer_lr`, `outer_momentum`: of the first round; they come to
-    those of `outer` in even steps. None: as in all other rounds."""
+    """The first `rounds` rounds (0: none are special). `learners`: so many islands, those planned as the fastest, train
+    in them, and the others join later. `every`: H in them. `outer_lr`, `outer_momentum`: values of the first round,
+    which move to those of `outer` in even steps. None: as in all other rounds."""
 
     rounds: int = 0
     learners: int | None = None
@@ -147,9 +147,9 @@ class ColdStartSettings:
 
 @dataclass(frozen=True)
 class SyncerSettings:
-    """Who merges when the syncer is gone. `standbys`: syncers that `launch` starts beside the one that serves, and that
-    wait. `on_learners`: every learner's process hosts a standby, and no syncer of its own is started. `takeover_s`:
-    how long a silence is; `auto`: four slots as planned, at least 15 s. Each standby waits up to half as long again."""
+    """Standbys, which replace a syncer that falls silent. `standbys`: how many `launch` starts beside the syncer.
+    `on_learners`: every learner's process hosts a standby, and no separate syncer is started. `takeover_s`: the silence
+    before a takeover; `auto`: four planned slots, at least 15 s. Each standby waits up to half as long again."""
 
     standbys: int = 0
     on_learners: bool = False
@@ -158,8 +158,8 @@ class SyncerSettings:
 
 @dataclass(frozen=True)
 class RetentionSettings:
-    """What of the past stays in the bucket: the newest `rounds` can be replayed, and gone back to; of what lies before
-    them, what nothing needs any more is deleted. `grace_s`: from that decision to the first deletion."""
+    """How much of the past stays in the bucket: the newest `rounds` can be replayed and rolled back to; older objects
+    that nothing needs are deleted. `grace_s`: from that decision to the first deletion."""
 
     rounds: int | Literal["all"] = 64
     grace_s: float = 60.0
@@ -167,7 +167,7 @@ class RetentionSettings:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """The OUTER parameters are evaluated every so many rounds on this many held-out sequences."""
+    """The OUTER parameters are evaluated every `every` rounds, on a number of held-out sequences."""
 
     every: int = 5
     sequences: int = 64
@@ -193,7 +193,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Link:
-    """An island's way to its bucket, in bits per second and seconds; None is unknown."""
+    """An island's link to its bucket, in bits per second and seconds; None is unknown."""
 
     up_bps: float | None = None
     down_bps: float | None = None
@@ -271,8 +271,8 @@ class LocalMachine:
 
 @dataclass(frozen=True)
 class RegionSettings:
-    """`store` is the bucket that learners of this region use; None is the home bucket. `egress_per_gb`: what a GB that
-    leaves this region's bucket costs."""
+    """`store` is the bucket that learners of this region use; None is the home bucket. `egress_per_gb`: the price of a
+    GB that leaves this region's bucket."""
 
     store: str | None = None
     egress_per_gb: float | None = None

@@ -16,7 +16,7 @@ URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 def without_credentials(url: str) -> str:
-    """What of a URL may be repeated in an error: no user, no password, no query."""
+    """The URL for an error: without user, password and query."""
     return re.split(r"[?#]", re.sub(r"//[^/]*@", "//...@", url), maxsplit=1)[0]
 
 
@@ -50,5 +50,5 @@ def _without_tilde(text: str) -> Path:
 
 
 def _absolute(path: Path, base: Path) -> str:
-    """Without following links: the URL must be the same before and after the folder exists."""
+    """The absolute path, without following links, so that the URL is the same before and after the folder exists."""
     return os.path.normpath(base.absolute() / path)

@@ -1,4 +1,4 @@
-"""Settings that are well formed, each by itself, and cannot work together: refused before any training starts.
+"""Refuses settings that are each well formed and cannot work together, before any training starts.
 
 Every refusal names its place, what is allowed, and a suggestion.
 """
@@ -17,7 +17,7 @@ LOSSLESS = ("fp32",)
 
 
 def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) -> None:
-    """What the run file alone can tell. `default_place` stands for keys that were not given."""
+    """The checks that need the run file alone. `default_place`: the place of keys that were not given."""
     place = _Places(origins, default_place)
     _check_overlap(run, place)
     _check_mixing(run, place)
@@ -35,8 +35,8 @@ def refuse_together(
     default_place: str,
     sequence: int = 1,
 ) -> None:
-    """What takes the islands and the model to tell; of islands that are still to be formed, the plan tells it.
-    `sequence`: the model's, in tokens; 1 where only its own code knows it."""
+    """The checks that need the islands and the model; for islands that are still to be formed, the plan makes them.
+    `sequence`: the model's, in tokens; 1 if only its own code knows it."""
     count, place = len(inventory.islands), _Places(origins, default_place)
     _check_micro_batch(run, sequence, place)
     fragments = run.sync.fragments if run.sync.split_rows else min(run.sync.fragments, num_tensors)
@@ -80,7 +80,7 @@ def overlap_problem(overlap: int, every: int, num_fragments: int) -> str | None:
 
 
 class _Places:
-    """Where each key was given."""
+    """The place at which each key was given."""
 
     def __init__(self, origins: Origins, default_place: str) -> None:
         self._origins, self._default = origins, default_place

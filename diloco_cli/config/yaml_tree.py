@@ -1,6 +1,6 @@
-"""YAML text -> a tree of nodes that know their file and line. Strict where YAML surprises.
+"""YAML text -> a tree of nodes with their file and line. Stricter than YAML.
 
-Built from parser events, so nothing is ever constructed from a tag. Refused: duplicate keys, anchors,
+Built from parser events, so no object is ever constructed from a tag. Refused: duplicate keys, anchors,
 aliases, tags, several documents, keys that are no plain text, deep nesting, large files. Scalars follow
 YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema): `1e-4` is a number and `no` is a word.
 """
@@ -41,7 +41,7 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """What the value is, in words for an error."""
+        """The kind of the value, as text for an error."""
         names = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
         return names.get(type(self.value), "a number")
 

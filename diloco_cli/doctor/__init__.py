@@ -1,1 +1,1 @@
-"""Proves that a store keeps the promises that a run rests on, before a run trusts it."""
+"""Checks that a store keeps the guarantees that a run depends on, before a run uses it."""

@@ -1,6 +1,6 @@
-"""Promises of the port, one small check each. Where two clients appear, they are two sessions, as two machines have.
+"""Guarantees of the port, one small check each. Two clients are two sessions, as two machines have.
 
-`permissions`: what the present credentials may do, and for whose work that is enough.
+`permissions`: what the present credentials allow, and for which role that is enough.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NEEDS = {
     "learner": ("create", "read", "list"),
     "syncer": ("create", "read", "list", "delete"),
 }
-"""A learner lists to find the newest snapshot, and some stores say 403 for a missing key to who may not list. It is
-better off if it may overwrite its own heartbeat, for `status`; it never deletes."""
+"""A learner lists to find the newest snapshot, and some stores answer 403 for a missing key without the permission to
+list. Overwriting its own heartbeat is useful for `status`; a learner never deletes."""
 
 
 def write(place: Place) -> Finding:
@@ -46,7 +46,7 @@ def write(place: Place) -> Finding:
 
 
 def read_back(place: Place, rounds: int) -> Finding:
-    """What was confirmed is there, whole, at once, for another client too; what is half written is not to be seen."""
+    """A confirmed object can be read at once and whole, by another client too; a partly written one cannot be read."""
     reader = place.client()
     for size in SIZES:
         if reader.get(f"size/{size}") != noise(f"size {size}", size):
@@ -71,12 +71,12 @@ def _overwritten(place: Place, reader: Store) -> Finding | None:
             if reader.get("hint/overwritten") != data:
                 return failed("an overwritten object still has its old bytes", "switch off caches before the store")
     except (StoreForbiddenError, StoreUnavailableError):
-        return None  # no permission, or one write a second to a name: told by `permissions`, or no fault at all
+        return None  # no permission, which `permissions` reports, or a limit of one write a second, which is no fault
     return None
 
 
 def _torn(place: Place, reader: Store) -> Finding | None:
-    """A reader that looks all the time while a large object is created sees nothing, then all of it."""
+    """A client that reads all the time while a large object is created gets nothing, then all of it."""
     whole, seen, done = noise("torn", TORN_BYTES), list[int](), threading.Event()
 
     def look() -> None:
@@ -107,7 +107,7 @@ def _quietly(work: Callable[[], None]) -> None:
 
 
 def own_write(place: Place) -> Finding:
-    """A create whose answer was lost, and is repeated, counts as one's own; another's bytes never do."""
+    """A repeated create whose first answer was lost counts as a success; a create of other bytes never does."""
     data = noise("own", 2000)
     if place.store.create("own/repeated", data) != Created() or place.store.create("own/repeated", data) != Created():
         return failed("repeating one's own create is answered as if somebody else had made it", USE_ANOTHER)
@@ -123,7 +123,7 @@ def own_write(place: Place) -> Finding:
 
 
 class _LosesTheFirstAnswer(StoreWrapper):
-    """The effect happens; the news of it is lost once."""
+    """The first create takes effect, and its answer is lost."""
 
     _lost = False
 
@@ -136,7 +136,7 @@ class _LosesTheFirstAnswer(StoreWrapper):
 
 
 def list_after_write(place: Place, objects: int = LISTED) -> Finding:
-    """New keys are listed, in order, page by page. No decision rests on it; tools and clean-up do."""
+    """New keys are listed, in order, page by page. Decisions do not depend on listings; tools and clean-up do."""
     keys = [f"list/{number:04d}" for number in range(objects)]
     for key in keys:
         place.store.create(key, key.encode())
@@ -170,7 +170,7 @@ def range_read(place: Place) -> Finding:
 
 
 def delete(place: Place) -> Finding:
-    """A deleted object is gone for everybody; deleting nothing is no error."""
+    """No client can read a deleted object; deleting a missing one is no error."""
     reader = place.client()
     place.store.create("delete/object", b"gone soon")
     reader.get("delete/object")
@@ -198,8 +198,8 @@ def clock_skew(place: Place) -> Finding:
 
 
 def skew_finding(found: ObjectStat, before_s: float, after_s: float) -> Finding:
-    """The object was written between the two moments of this machine's clock; what the store's says lies outside of
-    them by the skew, at least."""
+    """The object was written between two times of this machine's clock; if the store's time lies outside of them, the
+    clocks differ by at least that distance."""
     ahead_s = found.modified_s - after_s if found.modified_s > after_s else min(0.0, found.modified_s - before_s)
     size = abs(ahead_s)
     if size <= TOLERATED_SKEW_S:
@@ -210,7 +210,7 @@ def skew_finding(found: ObjectStat, before_s: float, after_s: float) -> Finding:
 
 
 def _seconds_until(holds: Callable[[], bool], patience_s: float) -> float | None:
-    """Seconds until it was so, 0 if it was so at the first look, None if it was not in time."""
+    """Seconds until the condition held, 0 if it held at the first look, None if it did not in time."""
     started_s = clock.monotonic_s()
     if holds():
         return 0.0
@@ -227,7 +227,7 @@ def permissions(place: Place) -> Finding:
 
 
 def finding_of(allowed: Collection[str]) -> Finding:
-    """By the verbs that are allowed: which role they fit."""
+    """The roles for which the allowed verbs are enough."""
     may = ", ".join(verb for verb in ALL if verb in allowed) or "nothing"
     lacking = {role: [verb for verb in needs if verb not in allowed] for role, needs in NEEDS.items()}
     fits = [role for role, missing in lacking.items() if not missing]

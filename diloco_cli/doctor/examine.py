@@ -1,5 +1,5 @@
-"""The whole examination: checks in their order, each with its own time, and a clean place afterwards, whatever
-happens."""
+"""The whole examination: checks in their order, each with its own time limit, and a clean-up afterwards in any
+case."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from diloco_cli.store.port import Store, StoreBrokenError, StoreForbiddenError
 
 CHECK_S = 12.0
 CHECK_SHARE = 0.25
-"""One check has so many seconds, or this share of the time for all if that is more (slow links)."""
+"""One check has its own limit, or this share of the time for all checks if that is more (slow links)."""
 HOPELESS_S = 2.0
-"""For the clean-up where nothing could be written: it may have taken effect all the same."""
+"""For the clean-up if no write succeeded: a failed write may have taken effect all the same."""
 PROOF_S = 10.0
 PROOF_RACERS, PROOF_ROUNDS = 4, 4
 MORE_TIME = "give it more time: --timeout 300"
@@ -34,7 +34,7 @@ Examiner = Callable[[Place], Finding]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried. `quick`: enough to find a store that is always wrong, not one that seldom is."""
+    """The number of tries. `quick`: enough to find a store that is always wrong, not one that rarely is."""
 
     racers: int = 6
     rounds: int = 12

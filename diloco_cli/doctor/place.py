@@ -1,6 +1,6 @@
-"""The corner of a store that an examination may use: a fresh random prefix of its own, empty again afterwards.
+"""The part of a store that an examination may use: a fresh random prefix, empty again afterwards.
 
-`measure_speed`: how fast whole objects go up and come down, and how long the smallest read takes.
+`measure_speed`: how fast whole objects are written and read, and how long the smallest read takes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MAX_BYTES = 64_000_000
 QUICK_MAX_BYTES = 4_000_000
 GROWTH = 4
 LONG_ENOUGH_S = 1.0
-"""An object that takes this long says enough: larger ones are not tried."""
+"""An object that takes this long is large enough: larger ones are not tried."""
 SLOWER_BY = 12.0
 """The next size up may take `GROWTH` times as long, thrice (up, down, clean-up): not begun with less time left."""
 
 
 class Place:
-    """Hands out clients that see nothing but the prefix. Every key is remembered before it is written, and what was
-    remembered is deleted in the end: never what a listing shows."""
+    """Hands out clients that are limited to the prefix. Every key is noted before it is written, and the noted keys are
+    deleted in the end; keys from listings are never deleted."""
 
     def __init__(self, open_again: Callable[[], Store], url: str, box: Deadline | None = None) -> None:
         self.prefix = f"doctor-{nonce()}"
@@ -65,13 +65,13 @@ class Place:
         return join_url(self.url, self.prefix)
 
     def client(self, number: int = 1) -> Store:
-        """One of several clients, each a session of its own as another machine would have it; `store` is number 0.
-        Passing errors are repeated, as a run does, as long as the check has time."""
+        """One of several clients, each a session of its own like that of another machine; `store` is number 0. Calls
+        with transient errors are repeated, as in a run, as long as the check has time."""
         patient = RetryingStore(self._boxed(number), math.inf, left_s=self.box.left_s, on_retry=self._note)
         return _Announced(PrefixedStore(patient, self.prefix), self.writing)
 
     def impatient_client(self) -> Store:
-        """One that raises whatever the store raises."""
+        """A client without retries, which raises the store's errors."""
         return _Announced(PrefixedStore(self._boxed(0), self.prefix), self.writing)
 
     def _boxed(self, number: int) -> Store:
@@ -87,7 +87,7 @@ class Place:
         return patient.persist(verb, lambda: call_within(self.box, call, self.url))
 
     def remember(self, key: str) -> None:
-        """Somebody (a process of ours, perhaps) is going to write this key."""
+        """Note a key that this process, or a racing process, is about to write."""
         with self._lock:
             self._keys.add(key)
 
@@ -148,7 +148,7 @@ class Place:
 
 
 class _Announced(StoreWrapper):
-    """A store whose writes are announced."""
+    """A store that notes each key before it writes it."""
 
     def __init__(self, store: Store, writing: Callable[[str], AbstractContextManager[None]]) -> None:
         super().__init__(store)
@@ -160,13 +160,13 @@ class _Announced(StoreWrapper):
 
 
 def noise(seed: str, num_bytes: int) -> bytes:
-    """Bytes without a pattern, the same for the same seed: what compresses or repeats could flatter a link."""
+    """Random-looking bytes, the same for the same seed: bytes that compress or repeat could make a link look faster."""
     return hashlib.shake_128(seed.encode()).digest(num_bytes)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of the largest object that was tried."""
+    """The speed with the largest object tried."""
 
     payload_bytes: int
     up_bps: float

@@ -1,4 +1,4 @@
-"""Exclusive create under races: of all who create one key at one moment, exactly one wins, and all agree on whom."""
+"""Exclusive create under races: of all racers that create a key at one time, exactly one wins, and all agree on it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GET_READY_S = 10.0
 
 
 def fault_of_round(entries: Sequence[bytes], answers: Sequence[RaceAnswer], final: bytes | None) -> str:
-    """What is wrong with one round, empty if nothing is. `entries`: each racer's bytes; `final`: what the key holds
-    when all have had their answers."""
+    """The error of one round, empty if there is none. `entries`: each racer's bytes; `final`: the key's bytes when all
+    racers have their answers."""
     told = [(entry, answer) for entry, answer in zip(entries, answers, strict=True) if not answer.trouble]
     winners = [entry for entry, answer in told if answer.won]
     if len(winners) > 1:
@@ -70,7 +70,7 @@ def _rounds(
         answers = run(key, entries)
         fault = fault_of_round(entries, answers, place.store.get(key))
         wrong += [fault] if fault else []
-        if all(answer.trouble for answer in answers):  # in which nobody was told anything, and which proves nothing
+        if all(answer.trouble for answer in answers):  # no racer got an answer, so the round proves nothing
             raise StoreUnavailableError(answers[0].trouble)
     if wrong:
         return f"{racers} {who}: {len(wrong)} of {rounds} rounds went wrong: {wrong[0]}", True
@@ -78,7 +78,7 @@ def _rounds(
 
 
 def _race(clients: Sequence[Store], key: str, entries: Sequence[bytes]) -> list[RaceAnswer]:
-    """Everybody at once."""
+    """Let all clients create the key at once."""
     answers = [RaceAnswer(False, trouble="no answer")] * len(clients)
     gun = threading.Barrier(len(clients))
 

@@ -26,7 +26,7 @@ GIVE_UP_S = 20.0
 
 @dataclass(frozen=True)
 class RaceAnswer:
-    """What one racer was told: whether it won, and whose bytes hold the key by now. `trouble`: it was told nothing."""
+    """One racer's answer: whether it won, and the bytes that the key holds. `trouble`: why it got no answer."""
 
     won: bool
     holder: bytes = b""
@@ -44,7 +44,7 @@ def answer_to(store: Store, key: str, entry: bytes) -> RaceAnswer:
 
 @contextmanager
 def racing_processes(url: str, racers: int, left_s: Callable[[], float]) -> Iterator[list[Child]]:
-    """None of them outlives the block. Raises StoreUnavailableError if a racer cannot reach the store in time."""
+    """Racers that end with the block. Raises StoreUnavailableError if a racer cannot reach the store in time."""
     children: list[Child] = []
     try:
         for _ in range(racers):
@@ -60,7 +60,7 @@ def racing_processes(url: str, racers: int, left_s: Callable[[], float]) -> Iter
 
 
 def race(children: Sequence[Child], key: str, entries: Sequence[bytes], within_s: float) -> list[RaceAnswer]:
-    """Everybody at the same moment."""
+    """Let all processes create the key at the same time."""
     end_s = clock.monotonic_s() + within_s
     at_s = clock.monotonic_s() + HEAD_START_S
     for child, entry in zip(children, entries, strict=True):
@@ -81,7 +81,7 @@ def _answer(child: Child, end_s: float) -> dict[str, Any]:
 
 
 def _run_racer(url: str) -> None:
-    """The other side: until the parent closes the pipe."""
+    """The racer process: it races until the parent closes the pipe."""
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore
 

@@ -1,4 +1,4 @@
-"""What a bucket does with deleted objects, what that costs a run, and whether it checks what it is sent."""
+"""How long a bucket keeps deleted objects, what that costs a run, and whether it checks uploads' checksums."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Examiner = Callable[[Place], Finding]
 
 @dataclass(frozen=True)
 class Retention:
-    """How long a bucket keeps deleted objects, and bills them; 0: not at all, None: until somebody removes them.
+    """How long a bucket keeps deleted objects, and bills them; 0: not at all, None: until a person removes them.
     `turn_off` is a command."""
 
     kept_s: float | None
@@ -56,7 +56,7 @@ def bucket_checks(url: str, written_gb_per_day: float | None) -> dict[str, Exami
 
 def checksum(place: Place, takes_damage: Callable[[str, bytes], bool]) -> Finding:
     """An upload whose checksum does not fit its bytes must be refused, and leave nothing. `takes_damage(name, data)`
-    tries that and tells whether the store took it."""
+    tries that and returns whether the store accepted it."""
     key = "checksum/wrong"
     name = f"{parse_url(place.prefix_url).prefix}/{key}"
     with place.writing(key):
@@ -67,7 +67,7 @@ def checksum(place: Place, takes_damage: Callable[[str, bytes], bool]) -> Findin
 
 
 def retention(place: Place, read: Callable[[], Retention], written_gb_per_day: float | None) -> Finding:
-    """Knowing it takes a permission that a run does not need: without it the check is skipped."""
+    """To read the retention takes a permission that a run does not need: without it the check is skipped."""
     try:
         return retention_finding(place.patiently("look", read), written_gb_per_day)
     except StoreForbiddenError:
@@ -77,8 +77,8 @@ def retention(place: Place, read: Callable[[], Retention], written_gb_per_day: f
 
 
 def retention_finding(retention: Retention, written_gb_per_day: float | None) -> Finding:
-    """A run that collects its garbage deletes about as much as it writes, so that the bucket holds, and bills, what
-    was written in `kept_s` on top of what the run needs."""
+    """A run that collects its garbage deletes about as much as it writes, so the bucket also holds, and bills, the data
+    written in `kept_s`."""
     if retention.kept_s == 0:
         return passed("what is deleted is gone, and not billed")
     hint = f"a run deletes nearly all that it writes; to turn it off: {retention.turn_off}"
@@ -109,8 +109,8 @@ def gcs_retention(bucket: str) -> Retention:
 
 
 def gcs_takes_damage(bucket: str, name: str, data: bytes) -> bool:
-    """Whether the store takes bytes whose checksum says that they are others. Raises StoreError for any other
-    refusal."""
+    """Whether the store accepts bytes with a wrong checksum. Raises StoreError for a refusal of another
+    kind."""
     about = {"name": name, "crc32c": WRONG_CRC32C, "contentType": "application/octet-stream"}
     try:
         _ask_gcs(
@@ -150,8 +150,8 @@ def s3_retention(bucket: str) -> Retention:
 
 
 def s3_takes_damage(bucket: str, name: str, data: bytes) -> bool:
-    """Whether the store takes bytes whose checksum says that they are others. Raises StoreError where it does not
-    answer, or allows nothing."""
+    """Whether the store accepts bytes with a wrong checksum. Raises StoreError if it does not answer, or allows
+    no upload."""
     try:
         _ask_s3("put_object", bucket, Key=name, Body=data, ChecksumCRC32C=WRONG_CRC32C)
     except StoreUnavailableError as error:

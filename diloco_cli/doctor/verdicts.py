@@ -1,4 +1,4 @@
-"""What an examination finds: one verdict a check."""
+"""The findings of an examination: one verdict per check."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Level = Literal["pass", "warn", "fail", "skip"]
-"""warn: a run works, and somebody should know. skip: the check does not apply here, or could not be tried because an
+"""warn: a run works, and a person should know. skip: the check does not apply here, or could not be tried because an
 earlier one failed."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check has to say."""
+    """The result of one check."""
 
     level: Level
     detail: str
@@ -21,7 +21,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A finding under its name. `ok`: no reason against the store."""
+    """A finding under its name. `ok`: it is no reason against using the store."""
 
     name: str
     ok: bool
@@ -34,8 +34,8 @@ class Check:
 @dataclass(frozen=True)
 class Examination:
     """The data of `doctor --json`. Megabits per second of whole objects, one after the other; milliseconds of the
-    smallest read; None where they could not be measured. `num_repeated`: calls that failed in passing and were
-    repeated, the last of them with `last_trouble`. `left_behind`: keys that could not be deleted again."""
+    smallest read; None if they could not be measured. `num_repeated`: calls with transient errors that were repeated,
+    the last of them with `last_trouble`. `left_behind`: keys that could not be deleted again."""
 
     url: str
     checks: list[Check] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Examination:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the checks that speak against the store."""
+        """Names of the failed checks."""
         return [check.name for check in self.checks if check.level == "fail"]
 
 

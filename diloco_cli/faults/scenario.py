@@ -1,4 +1,4 @@
-"""A scenario: which faults, when, to whom. A YAML file, read as strictly as run.yaml.
+"""A scenario: faults, their times and their targets. A YAML file, read as strictly as run.yaml.
 
 version: 1
 name: spot-storm
@@ -161,7 +161,7 @@ def _problem(rule: FaultRule) -> str | None:
 
 
 def _never(rule: FaultRule, scenario: Scenario) -> str | None:
-    """A fault that its scenario has no time for must not pass for one that was survived."""
+    """Why a rule's fault can never happen within its scenario, so that it is not taken for a survived fault."""
     if rule.at_s is not None and rule.at_s > scenario.duration_s:
         return f"at {rule.at_s:g} s it never happens: the scenario ends at {scenario.duration_s:g} s"
     if rule.every_s is not None and scenario.warm_up_s + rule.every_s > scenario.duration_s:

@@ -1,6 +1,6 @@
 """A scenario's timetable: what happens when, to which units. Pure, and the same for the same seed on every machine.
 
-Eligibility (constraints) and schedule (draws) are decided here; execution is somebody else's.
+Eligibility (constraints) and schedule (draws) are decided here; the faults are executed elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from diloco_cli.faults.scenario import GROUPS, FaultKind, FaultRule, Scenario
 
 SYNCER = "syncer"
 MAX_INJECTIONS = 100_000
-UNTIL_RESTARTED_S = 30.0  # how long a killed unit is reckoned away where its supervisor brings it back
+UNTIL_RESTARTED_S = 30.0  # assumed time until a supervisor has restarted a killed unit
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Injection:
 
     @property
     def away_s(self) -> float:
-        """How long it disturbs its targets, as far as is known beforehand."""
+        """How long it disturbs its targets, as known beforehand."""
         if self.kind == "kill":
             return UNTIL_RESTARTED_S if self.revive_after_s is None else self.revive_after_s
         return self.for_s or 0.0
@@ -139,7 +139,7 @@ def _targets(rule: FaultRule, units: Sequence[Unit], draws: Draws) -> tuple[str,
 
 
 def _forbidden(fault: Injection, disturbed: dict[str, Injection], scenario: Scenario, units: Sequence[Unit]) -> str:
-    """The constraint that it would break, in words; empty if there is none."""
+    """The constraint that the fault would break, as text; empty if there is none."""
     limits = scenario.constraints
     protected = sorted(set(fault.targets) & set(limits.protect))
     if protected:

@@ -1,5 +1,5 @@
-"""Arithmetic without numbers: a version is the digest of what it was made from. Nothing is trained, nothing is equal by
-chance, and everything that the protocol decides is decided by the protocol."""
+"""Arithmetic without numbers: a version is the digest of its inputs, so different inputs give different versions.
+Nothing is trained, and the protocol's own code makes all decisions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TraceArithmetic:
 
 
 class NoEvaluator:
-    """Implements protocol.actors.ports.Evaluator: there is nothing to evaluate, and that is said at once."""
+    """Implements protocol.actors.ports.Evaluator: every evaluation fails at once, because there is no model."""
 
     def __init__(self) -> None:
         self._asked: int | None = None

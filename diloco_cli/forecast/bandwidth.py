@@ -1,7 +1,7 @@
 """Gbit/s that a link needs for a compute utilisation, data-parallel against decoupled (arXiv 2604.21428, table 13).
 
-Utilisation = computing / (computing + stalls), in steady state: what a round sends takes a link no longer than a round,
-so no row is below utilisation x bits / (H x step). Links serve in order (FIFO). A ring over D sites carries
+Utilisation = computing / (computing + stalls), in steady state: a round's bits must cross a link within a round, so no
+row is below utilisation x bits / (H x step). Links serve in order (FIFO). A ring over D sites carries
 2 (D - 1) / D of every byte; through a bucket each site carries it once up and once down.
 """
 
@@ -42,7 +42,7 @@ class Exchange:
     embedding_share: float = 0.0
 
     def shares(self) -> list[float]:
-        """Of the model, by fragment."""
+        """Each fragment's share of the model."""
         if not self.embedding_share:
             return [1 / self.fragments] * self.fragments
         others = self.fragments - 1
@@ -96,8 +96,8 @@ def decoupled_gbps(bits: float, step_s: float, exchange: Exchange, utilisation: 
 
 @lru_cache(maxsize=64)
 def max_busy_s(step_s: float, exchange: Exchange, utilisation: float) -> float:
-    """Seconds of a round that all fragments together may take on a link, on each of the links the same: at most the
-    whole round, at least what stalls alone have room for. `utilisation` is below 1."""
+    """Seconds of a round that all fragments together may take on a link, equal for all links: at most the whole round,
+    at least the stalls. `utilisation` is below 1."""
     round_s = exchange.sync_every * step_s / utilisation
     moments = sorted(_moments(exchange))
     if _keeps_up(exchange, moments, step_s, round_s, round_s):
@@ -111,7 +111,7 @@ def max_busy_s(step_s: float, exchange: Exchange, utilisation: float) -> float:
 
 
 class _Moment(NamedTuple):
-    """Of a round, after so many of its steps: a fragment is sent, or waited for, as it was sent `rounds_ago`."""
+    """A time in a round, after a number of its steps: a fragment is sent, or one sent `rounds_ago` is waited for."""
 
     steps: int
     waits: bool
@@ -120,7 +120,7 @@ class _Moment(NamedTuple):
 
 
 def _moments(exchange: Exchange) -> Iterator[_Moment]:
-    """In any order. `overlap` steps after a fragment was sent, the next step waits for it."""
+    """All moments of a round, in any order. `overlap` steps after a fragment was sent, the next step waits for it."""
     for fragment, sent in enumerate(fragment_offsets(exchange.sync_every, exchange.fragments)):
         yield _Moment(sent, False, fragment, 0)
         rounds, steps = divmod(sent + exchange.overlap, exchange.sync_every)
@@ -128,9 +128,9 @@ def _moments(exchange: Exchange) -> Iterator[_Moment]:
 
 
 def _keeps_up(exchange: Exchange, moments: list[_Moment], step_s: float, round_s: float, busy_s: float) -> bool:
-    """Whether rounds that begin every `round_s`, none earlier, never end late: fragments in flight must come to repeat
-    themselves. Were rounds to begin as soon as they can, links would first fall behind by the whole overlap, which may
-    take many rounds, and a link that is too slow would look fast enough until then."""
+    """Whether rounds that begin every `round_s`, none earlier, never end late, until the fragments in flight repeat. If
+    rounds began as soon as possible, links would first fall behind by the whole overlap, which may take many rounds,
+    and a link that is too slow would look fast enough until then."""
     takes_s = [share * busy_s for share in exchange.shares()]
     slack_s = TOLERANCE * round_s
     free_s, back_s = [-inf] * exchange.hops, [-inf] * exchange.fragments  # seconds after the round's beginning

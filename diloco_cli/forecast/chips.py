@@ -1,6 +1,6 @@
-"""What fails and how it comes back: learners made of slices, with failures as rates. No object per chip, ever.
+"""Failures and repairs: learners made of slices, with failures as rates. There is no object per chip.
 
-All times inside the simulators are whole milliseconds, so that equal situations are equal numbers.
+All times in the simulators are whole milliseconds, so that equal situations have equal numbers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Repair:
     exponent: float = 1.0
 
     def quantile_s(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds that a share `u` of the repairs do not exceed, for u in [0, 1)."""
+        """The seconds that a share `u` of the repairs does not exceed, for u in [0, 1)."""
         within: NDArray[np.float64] = -np.log1p(-(u ** (1.0 / self.exponent)))
         seconds: NDArray[np.float64] = self.scale_s * within ** (1.0 / self.shape)
         return seconds
 
     def cdf(self, seconds: float) -> float:
-        """The share of repairs that are over after so many seconds."""
+        """The share of repairs that end within `seconds`."""
         return float((-expm1(-((seconds / self.scale_s) ** self.shape))) ** self.exponent)
 
     @property
@@ -46,13 +46,13 @@ class Repair:
         return float(self.quantile_s(u).mean())
 
     def with_mean(self, mean_s: float) -> Repair:
-        """The same form, scaled."""
+        """The same distribution, scaled to this mean."""
         return replace(self, scale_s=self.scale_s * mean_s / self.mean_s)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """One set for all cells of the published table. `FITTED` names those that the publication does not give."""
+    """One set of constants for all cells of the published table; the publication does not give those in `FITTED`."""
 
     mtbi_s: float = YEAR_S
     step_s: float = 5.0
@@ -70,9 +70,9 @@ class ChipsLearner:
     """One learner as the simulators see it.
 
     A slice fails `failures_per_s` times a second while the learner steps, never while it stops. A step in which slices
-    fail counts for those that survive it; the others leave, and stepping goes on after `down_ms`. Slices that have
-    come back are taken in at the end of a step, which costs `up_ms`, or for nothing with a stop that happens anyway.
-    Not elastic: any failure stops everything until the last slice is back. `weight`: its share of the fleet's chips.
+    fail counts for the slices that survive; the others leave, and stepping goes on after `down_ms`. Slices that have
+    come back join at the end of a step, which costs `up_ms`, or at no cost during a stop for another reason.
+    Not elastic: any failure stops all slices until the last one is back. `weight`: its share of the fleet's chips.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ChipsLearner:
 
     @property
     def failures_per_step(self) -> float:
-        """Expected, with all slices there."""
+        """The expected number, with all slices present."""
         return self.slices * self.failures_per_s * self.step_ms / MS
 
 

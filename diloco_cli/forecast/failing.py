@@ -24,7 +24,7 @@ def generator(*seeds: int) -> np.random.Generator:
 
 
 def repairs_ms(repair: Repair, rng: np.random.Generator) -> Iterator[int]:
-    """How long one slice after the other stays away, in whole milliseconds, at least one."""
+    """Repair times of one slice after the other, in whole milliseconds, at least one."""
     while True:
         seconds = repair.quantile_s(rng.random(BLOCK))
         yield from np.clip(np.rint(seconds * MS), 1, MAX_MS).astype(np.int64).tolist()
@@ -42,7 +42,7 @@ def step_failures(failures_per_step: float, rng: np.random.Generator) -> Iterato
 
 
 class Slices:
-    """The slices of one learner: how many are there, and when the others come back."""
+    """The slices of one learner: how many are present, and when the others come back."""
 
     def __init__(self, learner: ChipsLearner, rng: np.random.Generator) -> None:
         self.learner = learner
@@ -56,8 +56,8 @@ class Slices:
         return self._returns[0] if self._returns else FAR_MS
 
     def fail(self, count: int, now_ms: int) -> int:
-        """`count` slices leave at the end of a step. When stepping goes on: after the downscale, or, with nothing left
-        or without elasticity, after the last awaited return and an upscale."""
+        """`count` slices leave at the end of a step. Returns when stepping goes on: after the downscale, or, if no
+        slice is left or the learner is not elastic, after the last awaited return and an upscale."""
         self.failures += count
         self.active -= count
         for _ in range(count):
@@ -70,7 +70,7 @@ class Slices:
         return self.take_in(now_ms)
 
     def take_in(self, now_ms: int) -> int:
-        """Whoever is back by the end of a stop joins with it."""
+        """Slices that are back by the end of a stop join then."""
         while self._returns and self._returns[0] <= now_ms:
             heappop(self._returns)
             self.active += 1
@@ -106,7 +106,7 @@ def walk(learner: ChipsLearner, horizon_ms: int, rng: np.random.Generator) -> Ti
 
 
 def _of_those_there(drawn: int, active: int, full: int, chances: Iterator[float]) -> int:
-    """How many of the failures drawn for a full learner hit different slices that are there."""
+    """How many of the failures drawn for a full learner hit different slices that are present."""
     hit = {slot for slot in (int(next(chances) * full) for _ in range(drawn)) if slot < active}
     return len(hit)
 

@@ -27,12 +27,12 @@ from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: runs in virtual time carry no real date
 RESTART_S = 5.0  # of a process that its supervisor starts again
 CAN: tuple[FaultKind, ...] = ("kill", "pause", "slow", "partition", "corrupt", "poison", "second-syncer")
-OF_LEARNERS: tuple[FaultKind, ...] = ("slow", "corrupt", "poison")  # there is no link and no delta of the syncer's
+OF_LEARNERS: tuple[FaultKind, ...] = ("slow", "corrupt", "poison")  # a simulated syncer has no link and no delta
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a run's format does not say of an island: failures of its own accord (None: none) and how long they last."""
+    """An island's data that a run's format does not have: its own failures (None: none) and how long they last."""
 
     mtbf_s: float | None = None
     restart_s: float = RESTART_S
@@ -40,8 +40,8 @@ class Hardware:
 
 @dataclass
 class SimulatedFleet:
-    """Everybody of one run. The same arguments give the same history, to the byte. `injected`: so many faults happened;
-    `without_effect`: what they did not change, and why."""
+    """All units of one run. The same arguments give the same history, to the byte. `injected`: how many faults
+    happened; `without_effect`: those that changed nothing, and why."""
 
     run: RunFormat
     sizes: Sizes
@@ -63,7 +63,7 @@ class SimulatedFleet:
         self.syncers: list[Actor] = []
         self.state = RunState()
         self._down_since_s: dict[str, float] = {}
-        self._paused: dict[str, tuple[float, list[Actor]]] = {}  # since when, and who exactly
+        self._paused: dict[str, tuple[float, list[Actor]]] = {}  # since when, and which actors
         self._cut_off_until_s: dict[str, float] = {}
         self._failures = {name: Draws(self.seed, f"failures of {name}") for name in self.conditions}
         self.world.latency_s, self.world.unreachable_until_s = self._latency_s, self._unreachable_until_s
@@ -78,13 +78,13 @@ class SimulatedFleet:
             self._start_learner(name, 0.0)
 
     def run_for(self, seconds: float) -> None:
-        """Until the run is over, or so much virtual time has passed. Raises what no fault explains."""
+        """Run until the run is over, or `seconds` of virtual time have passed. Raises errors that no fault explains."""
         self.start()
         for fault in self.faults:
             if not fault.skipped:
                 self.world.call_at(fault.at_s, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         end_s = self.world.now_s + seconds
-        self.world.call_at(end_s, lambda: None)  # nothing later than this is played to find the end
+        self.world.call_at(end_s, lambda: None)  # so that the world stops at this time
         self.world.run(lambda: self.state.phase == RunPhase.FINISHED or self.world.now_s >= end_s, seconds)
         for name, since_s in self._down_since_s.items():
             self.conditions[name].down_s += self.world.now_s - since_s
@@ -92,7 +92,7 @@ class SimulatedFleet:
             self._book_pause(name)
 
     def training_of(self, condition: Condition) -> VirtualTraining:
-        """A fleet of other profile overrides it."""
+        """The training of an island; subclasses may override it."""
         return VirtualTraining(condition)
 
     def nonce(self) -> str:
@@ -138,7 +138,7 @@ class SimulatedFleet:
             self.world.call_at(fails_s, lambda: self._fail(name, actors))
 
     def _fail(self, name: str, incarnation: list[Actor]) -> None:
-        """A failure of the hardware's own, unless something else has ended this process before."""
+        """A failure of the hardware, unless this process has ended before."""
         if self.incarnations.get(name) is incarnation:
             self._say(f"{name} fails")
             self._kill(name, self.hardware[name].restart_s)
@@ -148,7 +148,7 @@ class SimulatedFleet:
         return [actor for actor in actors if not actor.ended]
 
     def _kill(self, name: str, back_after_s: float) -> str | None:
-        """Why that changes nothing, if so: it is down already, and will be back."""
+        """Kill a unit; the reason if that has no effect, because it is down already and will be back."""
         living = self._living(name)
         if not living:
             return "it is down"
@@ -179,7 +179,7 @@ class SimulatedFleet:
         self._say("; ".join([text + ", ".join(fault.targets), *reasons]))
 
     def _befall(self, name: str, fault: Injection) -> str | None:
-        """Why the fault changes nothing for this unit, if so."""
+        """Apply a fault to a unit; the reason if that has no effect."""
         match fault.kind:
             case "kill":
                 return self._kill(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)
@@ -216,7 +216,7 @@ class SimulatedFleet:
         return None
 
     def _book_pause(self, name: str) -> None:
-        """Its end: it wakes, dies, or the history is over."""
+        """Book the end of a unit's pause: it wakes, dies, or the history is over."""
         since_s, _ = self._paused.pop(name, (self.world.now_s, []))
         if name != SYNCER:
             self.conditions[name].stalled_s += self.world.now_s - since_s
@@ -248,7 +248,7 @@ class SimulatedFleet:
         return self._cut_off_until_s.get(actor.name, 0.0)
 
     def _ended(self, actor: Actor) -> None:
-        """A fenced process leaves in peace; anything else that ends with an error is the code's own."""
+        """A fenced process is an expected end; any other error is an error of the code and is raised."""
         if actor.error is not None and not isinstance(actor.error, FencedError):
             if isinstance(actor.error, DilocoError):
                 raise actor.error
@@ -259,12 +259,12 @@ class SimulatedFleet:
 
 
 def units_of(run: RunFormat) -> tuple[Unit, ...]:
-    """What faults can hit."""
+    """The units that faults can hit."""
     return (*(Unit(island.name, island.region) for island in run.islands), Unit(SYNCER, None))
 
 
 def refuse_impossible_faults(faults: Sequence[Injection]) -> None:
-    """Before anything is played. Raises UsageError for what a simulated run cannot do at all, or not to this unit."""
+    """Called before the simulation. Raises UsageError for a fault that cannot be simulated, or not for this unit."""
     unable = sorted({fault.kind for fault in faults} - set(CAN))
     if unable:
         raise UsageError(

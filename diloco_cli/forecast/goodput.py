@@ -36,9 +36,9 @@ MAX_STEPS = 200_000_000  # of all histories: minutes
 @dataclass(frozen=True)
 class GoodputRow:
     """One cell of each table, in percent: means over the seeds, `_sd` their standard deviation (None for one seed).
-    `slices`: of all learners together. `quorum_percent`: of the time, as many learners as the quorum needs are there;
-    None for K = 1. `participation_percent`: of the learners alive, per merge; None where nothing is merged or the form
-    skips it."""
+    `slices`: of all learners together. `quorum_percent`: of the time in which the quorum is present; None for K = 1.
+    `participation_percent`: of the learners alive, per merge; None if nothing is merged or the form does not simulate
+    merges."""
 
     method: Method
     learners: int
@@ -58,7 +58,7 @@ class GoodputRow:
 
 
 def published_grid(constants: Constants, days: float, seeds: Sequence[int], form: Form) -> Iterator[GoodputRow]:
-    """Every cell of the published table, row by row. What was published stands beside it, if for as many interrupts."""
+    """Every cell of the published table, row by row, with the published figure if it is for the same interrupts."""
     most = max(GOODPUT, key=lambda row: row.learners).learners
     check_work(equal_learners(max(CHIPS), most, constants), days, len(seeds), form)
     comparable = constants.mtbi_s == PUBLISHED.mtbi_s
@@ -88,7 +88,7 @@ def all_methods(
 
 
 def check_work(learners: Sequence[ChipsLearner], days: float, histories: int, form: Form) -> None:
-    """Refuse what would take all memory, or hours."""
+    """Refuse a simulation that would take too much memory, or hours."""
     horizon_s = days * DAY_MS / MS
     failures = horizon_s * sum(learner.slices * learner.failures_per_s for learner in learners)
     if not failures <= MAX_FAILURES:
@@ -208,9 +208,9 @@ def _sd(values: Sequence[float]) -> float | None:
 
 def learners_of_plan(plan: Plan) -> tuple[ChipsLearner, ...]:
     """Each island is one learner that fails as a whole and is restarted. A "step" is one slot's work, after which a
-    learner reports. Time away has the fitted form, scaled to the island's restart; what a failed island had not offered
-    yet (half a round on average) is done again, as a pause when it is back. An island's share counts by its tokens per
-    second."""
+    learner reports. Time away has the fitted form, scaled to the island's restart; the work that a failed island had
+    not offered yet (half a round on average) is done again, as a pause when it is back. An island's share counts by its
+    tokens per second."""
     settings = {island.name: island for island in plan.inventory.islands}
     made = []
     for island in plan.islands:

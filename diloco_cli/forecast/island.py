@@ -1,6 +1,6 @@
-"""An island in virtual time, for the product's learner: how long its steps and its transfers take, and nothing else.
+"""An island in virtual time, for the product's learner: how long its steps and its transfers take.
 
-Nothing is trained. Sizes of payloads are reckoned with; what lies in the simulated bucket is their name.
+Nothing is trained. Transfers take the time of the payloads' true sizes; the simulated bucket holds only their names.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class SizesWire:
 
 @dataclass
 class Condition:
-    """How an island is, across its incarnations: what faults change, and what is measured."""
+    """The condition of an island across its incarnations: what faults change, and what is measured."""
 
     island: Island
     sizes: Sizes
-    slow: float = 1.0  # times that its link is slower
-    corrupt: int = 0  # so many of its next payloads get a wrong byte
-    poison: int = 0  # so many of its next deltas are far too large
+    slow: float = 1.0  # factor by which its link is slower
+    corrupt: int = 0  # how many of its next payloads get a wrong byte
+    poison: int = 0  # how many of its next deltas are far too large
     tokens: int = 0
     stalled_s: float = 0.0
     down_s: float = 0.0
@@ -150,7 +150,7 @@ class NamedPayloads:
 
 
 class VirtualLearner(Learner):
-    """The product's learner; its island's condition may spoil what it publishes, and hears how long it waits."""
+    """The product's learner; its island's condition may damage its payloads, and records how long it waits."""
 
     def __init__(self, condition: Condition, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -168,7 +168,7 @@ class VirtualLearner(Learner):
 
 
 class Stalls(Observer):
-    """Books how long an island stands still: at the drift bound, or waiting for a merge."""
+    """Records how long an island stands still: at the drift bound, or waiting for a merge."""
 
     def __init__(self, condition: Condition) -> None:
         self._condition = condition

@@ -20,10 +20,10 @@ DAYS, SEEDS = 30.0, (0, 1, 2)
 
 @dataclass(frozen=True)
 class Simulated:
-    """Percent are means over the seeds. `failures_percent` of the work is left by failures in the simulation,
-    `closed_form_percent` by the plan's formula; `tokens_per_s` puts the former in the latter's place. At least
-    `quorum` islands train for `quorum_percent` of the time; without it learners step on up to the drift bound, or, with
-    `adoption: at_tau` (`stands_still`), to the merge that they await, and only what they do until then counts."""
+    """Percent are means over the seeds. `failures_percent`: the share of the work that failures leave, simulated;
+    `closed_form_percent`: the same by the plan's formula; `tokens_per_s`: the plan's, with the simulated share. At
+    least `quorum` islands train for `quorum_percent` of the time; without a quorum learners step on up to the drift
+    bound, or, with `adoption: at_tau` (`stands_still`), to the merge that they await, and later steps do not count."""
 
     days: float
     seeds: tuple[int, ...]
@@ -40,7 +40,7 @@ class Simulated:
 
 
 def simulated(plan: Plan) -> Simulated:
-    """Every island fails and comes back as its MTBF and restart say; three histories of a month."""
+    """Every island fails and comes back by its MTBF and restart time; three histories of a month."""
     chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
     seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]
     histories = [run_fleet(learners, round(DAYS * DAY_MS), "fast", each) for each in seeds]

@@ -21,7 +21,7 @@ from diloco_cli.units import format_duration
 
 GB = 1e9
 HOUR_S, DAY_S = 3600.0, 86_400.0
-NOT_CHARGED = ("requests", "storage")  # of a bucket: the plan reckons with them, a history does not
+NOT_CHARGED = ("requests", "storage")  # of a bucket: the plan counts them, a history does not
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class IslandReport:
 class WhatIf:
     """A whole run, or the first part of it. `goodput` = tokens merged / (undisturbed tokens/s of all islands x time);
     `participation` as in `status`; `days_to_target` at the rate seen. Money in the inventory's currency: accelerators
-    and egress, without what `not_charged` names. `faults` as planned, of which the first `faults_injected` of those
-    that no constraint forbids happened; `log` says when, and what had no effect."""
+    and egress, without the items in `not_charged`. `faults` as planned; of those that no constraint forbids the first
+    `faults_injected` happened; `log` says when, and which had no effect."""
 
     name: str
     simulated_s: float
@@ -100,7 +100,7 @@ def prices_of_plan(plan: Plan) -> dict[str, Price]:
 
 
 def not_charged(plan: Plan) -> tuple[str, ...]:
-    """What the plan's money has and a history's has not. Mirrors cost where a region has a bucket of its own."""
+    """The items of the plan's costs that a history does not charge; mirrors if a region has a bucket of its own."""
     chosen = {island.name for island in plan.islands}
     crossings = [crossing_of(i, plan.inventory) for i in plan.inventory.islands if i.name in chosen]
     return (*NOT_CHARGED, "mirrors") if any(crossings) else NOT_CHARGED
@@ -135,7 +135,7 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
 def simulated(
     run: RunFormat, hardware: dict[str, Hardware], faults: Sequence[Injection], seed: int, within_s: float
 ) -> SimulatedFleet:
-    """Play a run for so much virtual time, or to its end."""
+    """Simulate a run for `within_s` of virtual time, or to its end."""
     mean_fragment = run.layout.num_parameters / run.num_fragments
     fleet = SimulatedFleet(
         run=run,
@@ -152,7 +152,7 @@ def simulated(
 def report(
     fleet: SimulatedFleet, prices: dict[str, Price], without: tuple[str, ...] = (), warnings: tuple[str, ...] = ()
 ) -> WhatIf:
-    """What the history amounts to; `without` is not charged, `warnings` are those that came before it."""
+    """The report of a history; `without`: items not charged; `warnings`: those from before the simulation."""
     run, state, seconds = fleet.run, fleet.state, fleet.world.now_s
     tokens, target = state.tokens(run.layout), run.settings.train.tokens
     rate = tokens / seconds
@@ -192,7 +192,7 @@ def report(
 
 
 def _fault_warnings(fleet: SimulatedFleet) -> Iterator[str]:
-    """A fault that did not happen, or changed nothing, must not pass for one that was survived."""
+    """Warnings about faults that did not happen or had no effect, so that they are not taken for survived faults."""
     planned = [fault for fault in fleet.faults if not fault.skipped]
     missed = planned[fleet.injected :]
     if missed:

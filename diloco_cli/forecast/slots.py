@@ -1,13 +1,13 @@
 """Which reports a syncer merges: one slot after the other, every decision by the product's own functions.
 
-This is the paper's form, without numbered slots: a report is made for no slot in particular and counts for the one
-that is due when it comes. Who misses a window opens the next slot, and at K = 1 makes its quorum. So where the reports
-of many learners are spread over a step, there are more merges than a learner has steps, with fewer participants each.
+This is the paper's form, without numbered slots: a report names no slot and counts for the one that is due when it
+comes. A report that misses a window opens the next slot, and at K = 1 it is that slot's quorum. So if the reports of
+many learners are spread over a step, there are more merges than a learner has steps, with fewer participants each.
 Through a bucket an offer is made for a slot and counts for no other, and a slot's window does not begin before its time
 (`protocol.rules.quorum.Watch`); that is what `simulate run` and `simulate protocol` show.
 
-A slot whose inputs, seen from its first report, equal an earlier slot's has the same outcome: the decision is pure, so
-it may be remembered. Without the memory every slot is decided anew, which is slower and must change nothing.
+A slot whose inputs, relative to its first report, equal an earlier slot's has the same outcome, because the decision is
+pure: so outcomes are remembered. Without the memory every slot is decided anew, which is slower, with equal results.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_REMEMBERED = 4_000_000  # times in the inputs of all outcomes; then the memo
 
 @dataclass(frozen=True)
 class MergeRules:
-    """As in run.yaml: K, tau, gamma. `sync_s`: to upload, merge and adopt a fragment. `drift_s`: how long
-    learners step on while the quorum is missing; it decides what their steps are worth (`presence`) and no merge."""
+    """As in run.yaml: K, tau, gamma. `sync_s`: to upload, merge and adopt a fragment. `drift_s`: how long learners step
+    on while the quorum is missing; it affects which steps count (`presence`), not the merges."""
 
     quorum: int = 1
     overlap: int | Literal["auto"] = 2
@@ -86,7 +86,7 @@ def decide(view: SlotView, rules: MergeRules) -> SlotResult:
         present = tuple(m for m, at_ms in enumerate(view.reports) if at_ms <= now_ms)
         pairs = zip(view.reports, view.alive_until, strict=True)
         alive = sum(at_ms <= now_ms or until_ms >= now_ms for at_ms, until_ms in pairs)
-        later_offers = now_ms >= view.slot_ms  # who reported first has reached its next slot by then
+        later_offers = now_ms >= view.slot_ms  # the learner that reported first has reached its next slot by then
         facts = watch.look(len(present), alive, rules.quorum, later_offers, now_ms / MS)
         decision = decide_slot(facts, grace, rules.skip_after_s)
         if decision.action == "merge":
@@ -100,7 +100,7 @@ def decide(view: SlotView, rules: MergeRules) -> SlotResult:
 
 @dataclass
 class Merges:
-    """What became of a history. `at_ms[k]` and `present[k]` (a bit per learner): merge k."""
+    """The merges of a history. `at_ms[k]` and `present[k]` (a bit per learner): merge k."""
 
     at_ms: list[int] = field(default_factory=list)
     present: list[int] = field(default_factory=list)
@@ -115,9 +115,9 @@ class Merges:
 
 
 def merge_all(timelines: Sequence[Timeline], rules: MergeRules, memory: SlotMemory) -> Merges:
-    """Every slot of a history. Learners step on whatever is merged, so their timelines are known beforehand; learner
-    m's steps end m / M of a step later than learner 0's, as those of machines that nobody synchronises. A learner
-    reports each of its steps. `memory` serves any number of histories with the same rules."""
+    """Every slot of a history. Learners' steps do not depend on merges, so their timelines are known beforehand. The
+    machines are not synchronised: learner m's steps end m / M of a step later than learner 0's. A learner reports each
+    of its steps. `memory` serves any number of histories with the same rules."""
     slot_ms = min(t.learner.step_ms for t in timelines)
     memory.serve(rules, slot_ms)
     phases_ms = [t.learner.step_ms * m // len(timelines) for m, t in enumerate(timelines)]
@@ -161,7 +161,7 @@ class SlotMemory:
         self._paces: dict[Pace, Pace] = {}
 
     def serve(self, rules: MergeRules, slot_ms: int) -> None:
-        """From now on decide by these rules; what was learned by others is forgotten."""
+        """From now on decide by these rules; outcomes of other rules are forgotten."""
         if (rules, slot_ms) != (self.rules, self.slot_ms):
             self._forget()
         self.rules, self.slot_ms = rules, slot_ms
@@ -205,7 +205,7 @@ class SlotMemory:
         return decide(view, self.rules)
 
     def _view(self, upcoming: list[int], heard: list[int], first_ms: int, opened_ms: int, pace: Pace) -> SlotView:
-        """What lies beyond the last moment at which the slot can end makes no difference and is cut off."""
+        """The slot's inputs, without those after the last moment at which the slot can end: they make no difference."""
         last_ms = self.slot_ms if self.rules.quorum == 1 else max(self.slot_ms, self.skip_ms) + self.slot_ms
         alive_ms = round(alive_within_s(pace) * MS) - first_ms
         cut_ms = first_ms + last_ms

@@ -1,4 +1,4 @@
-"""What learners did, as stretches of finished steps; what that is worth, and how long a quorum of them is there."""
+"""Learners' work as stretches of finished steps; its goodput, and how long a quorum of learners is present."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def timeline(
 
 
 def fleet_goodput(timelines: Sequence[Timeline]) -> float:
-    """Of all chips together."""
+    """The goodput of all chips together."""
     return sum(t.goodput * t.learner.weight for t in timelines) / sum(t.learner.weight for t in timelines)
 
 
@@ -67,8 +67,8 @@ def fleet_uptime(timelines: Sequence[Timeline]) -> float:
 
 @dataclass(frozen=True)
 class Presence:
-    """Shares of the time, and of the fleet's work. `share`: at least K learners are there. `uptime` and `goodput`: of
-    steps that need not wait for a quorum, since it is there or has not been missing for longer than the drift bound."""
+    """Shares of the time, and of the fleet's work. `share`: of the time with at least K learners. `uptime`, `goodput`:
+    of steps that count, because the quorum is present or has been missing for no longer than the drift bound."""
 
     share: float
     uptime: float
@@ -77,7 +77,7 @@ class Presence:
 
 def presence(timelines: Sequence[Timeline], quorum: int, drift_s: float = 0.0) -> Presence:
     """Over all stretches of finished steps: between two of their ends the number of learners that step is constant.
-    Whenever fewer than K are there, learners step on for `drift_s` and then stand still."""
+    With fewer than K, learners step on for `drift_s` and then stand still."""
     starts = np.concatenate([t.start_ms for t in timelines])
     ends = np.concatenate([t.end_ms for t in timelines])
     horizon_ms = timelines[0].horizon_ms

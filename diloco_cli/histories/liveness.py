@@ -17,7 +17,7 @@ from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.retry import MAX_PAUSE_S
 
-SETTLES_S = 20.0  # a rival is fenced, somebody comes back and reads the log, a standby takes over
+SETTLES_S = 20.0  # for a rival to be fenced, a process to come back and read the log, a standby to take over
 SAYS_WHY_S = 15.0
 CALLS_OF_EACH = 100  # per learner, while a syncer reads the offers that have come in between
 FRAGMENT_ROUNDS = 12  # the longest time for which a learner that offers may leave out a fragment
@@ -145,8 +145,8 @@ class Healthy:
 
 
 def check_bucket(history: Scene) -> None:
-    """What nobody needs any more is deleted: what lies there is bounded by what is kept, by how often the floor moves
-    and by the grace of readers, which each syncer process waits anew. Demanded of long histories whose syncer has time
+    """Unneeded objects are deleted: the number of objects is bounded by what is kept, by how often the floor moves and
+    by the readers' grace, which each syncer process waits anew. Demanded only of long histories whose syncer has time
     between its merges."""
     options, fragments = history.options, history.options.fragments
     kept = options.kept_rounds * fragments
@@ -163,7 +163,7 @@ def check_bucket(history: Scene) -> None:
 
 
 def check_gave_way(history: Scene, process: Process) -> None:
-    """5: nobody is fenced but by a successor that is there, with faults or without."""
+    """5: a process is fenced only if it has a successor, with faults or without."""
     bucket, own = history.bucket, process.incarnation
     if process.role == SYNCER:
         own = 0 if process.serves is None else process.serves.epoch
@@ -176,7 +176,7 @@ def check_gave_way(history: Scene, process: Process) -> None:
 
 
 def check_restart(history: Scene, replayer: Replayer) -> None:
-    """10: twice from the newest snapshot, and once from the beginning."""
+    """10: a restarted process folds the same state, twice from the newest snapshot and once from commit 0."""
     for objects in (history.bucket.objects, history.bucket.objects, _without_hints(history.bucket.objects)):
         copy = Bucket()
         copy.objects = objects

@@ -24,7 +24,7 @@ from diloco_cli.protocol.log.records import Island, Offer, RequestKind
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 
-BAD_PAYLOADS = (2, 12)  # of one event: a few, or enough for a quarantine
+BAD_PAYLOADS = (2, 12)  # in one event: a few, or enough for a quarantine
 RESUMED_AFTER_S = 0.5
 PART = 0.5
 

@@ -18,9 +18,9 @@ from diloco_cli.histories.replayer import LIVENESS, Plain, expect
 from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.rules.polling import next_request_s
 
-FIRST_ROUNDS, FIRST_S, FIRST_SLOTS = 8, 10.0, 20  # longer than all of these nobody waits for its first merge
-ROUNDS_BEFORE = 2  # that a learner has stepped
-FEWEST_MERGES = 20  # that tell how often a learner takes part
+FIRST_ROUNDS, FIRST_S, FIRST_SLOTS = 8, 10.0, 20  # a learner waits for its first merge no longer than the longest
+ROUNDS_BEFORE = 2  # of a learner's steps, before its participation is counted
+FEWEST_MERGES = 20  # for a demand on how often a learner takes part
 LEAST_SHARE = 0.9
 SHORT_EXCHANGE = 1 / 3  # of a slot
 

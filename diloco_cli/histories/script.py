@@ -66,7 +66,7 @@ class Script:
         return len(self.calls) + len(self.nemesis_events)
 
     def kept(self, places: Sequence[int]) -> Script:
-        """With these faults only, by their place: calls first, then nemesis_events."""
+        """With these faults only, by their place: calls first, then the events."""
         faults = [*self.calls, *self.nemesis_events]
         chosen = [faults[place] for place in places]
         calls = tuple(fault for fault in chosen if isinstance(fault, CallFault))

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.virtual.world import Actor
 
-STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # nobody restarts what has left with these
+STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # a process with one of these is not restarted
 
 
 class SimulatedSupervisor:

@@ -1,4 +1,4 @@
-"""What a prediction rests on, each statement marked guessed, catalogue or measured."""
+"""The assumptions of a prediction, each marked guessed, catalogue or measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_NAMES = 6
 def assumptions(
     run: RunSettings, kept: Sequence[Candidate], model: ModelFacts, inventory: Inventory, searched: bool
 ) -> tuple[Assumption, ...]:
-    """Speeds first, then what the inventory does not say, then what holds of every plan."""
+    """Speeds first, then values that the inventory does not give, then assumptions of every plan."""
     islands = [candidate.island for candidate in kept]
     guesses = [*_of_the_inventory(islands, inventory), *_of_the_model(run, model)]
     guesses.append("memory: float32 weights, gradients and AdamW; a micro-batch a device at a time")
@@ -45,7 +45,7 @@ def assumptions(
 
 
 def _speeds(kept: Sequence[Candidate]) -> list[Assumption]:
-    """One line an island; of many islands, one line for all that rest on the same."""
+    """One line per island; islands with the same source share a line."""
     if len(kept) <= MAX_NAMES:
         return [candidate.assumption for candidate in kept]
     by_source: dict[tuple[str, str], list[str]] = {}
@@ -73,7 +73,7 @@ def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption
 
 
 def _of_the_inventory(islands: Sequence[IslandSettings], inventory: Inventory) -> list[str]:
-    """What it does not say. Where others have a price, none is easily taken for a bargain."""
+    """Values that the inventory does not give. A missing price is named if other islands have one."""
     priced = any(island.price_per_h for island in inventory.islands)
     rtt, restart = format_duration(GUESSED_RTT_S), format_duration(GUESSED_RESTART_S)
     failing = [i for i in islands if i.mtbf_s is not None]

@@ -11,7 +11,7 @@ from diloco_cli.plan.link import join_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland
 
 DAY_S = 86_400.0
-LEAST_FAILURES = 2  # restarts of an island before they say anything about its MTBF
+LEAST_FAILURES = 2  # restarts of an island before its MTBF is estimated
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class MeasuredIsland:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a bucket tells. `wall_s` from the first commit to the last; `steady_tokens_per_s` from the first merge on,
-    without the time that processes need to start; None: not known."""
+    """A run as measured in its bucket. `wall_s` from the first commit to the last; `steady_tokens_per_s` from the first
+    merge on, without the time that processes need to start; None: not known."""
 
     name: str
     wall_s: float
@@ -39,13 +39,13 @@ class MeasuredRun:
 
     @property
     def steady_s(self) -> float:
-        """As long as all its tokens took at the steady rate: what its bytes are divided by, as bytes go with merges."""
+        """The time of all its tokens at the steady rate; bytes are divided by it, because they go with merges."""
         return self.tokens / self.steady_tokens_per_s if self.steady_tokens_per_s else self.wall_s
 
 
 @dataclass(frozen=True)
 class CalibrationRow:
-    """One figure. `ratio` is measured / predicted; None where one of them is unknown."""
+    """One figure. `ratio` is measured / predicted; None if one of them is unknown."""
 
     what: str
     predicted: float | None
@@ -100,7 +100,7 @@ def _fleet_rows(plan: Plan, run: MeasuredRun) -> list[CalibrationRow]:
 
 
 def _merged_percent(plan: Plan, run: MeasuredRun) -> float | None:
-    """Speeds apart: how much of what the islands trained was merged. None where an island was not heard."""
+    """The share of the trained tokens that was merged; independent of speeds. None if an island was not heard."""
     rates = {island.name: island.tokens_per_s for island in run.islands}
     trained = [rates.get(island.name, 0.0) for island in plan.islands]
     if run.steady_tokens_per_s is None or not all(trained):
@@ -128,8 +128,8 @@ def _row(what: str, predicted: float, measured: float | None, note: str = "") ->
 
 
 def _derated(plan: Plan, measured: dict[str, MeasuredIsland], run: MeasuredRun) -> Inventory:
-    """What the run measured takes the place of catalogue and guess. A measured speed has the throttle and the crowd on
-    its machine in it; the inventory's is without them."""
+    """The inventory with measured values in place of the catalogue's and guesses. A measured speed includes the
+    throttle and other islands on the machine; the inventory's is without them."""
     shares = {c.island.name: c.share for c in candidates(plan.run, plan.inventory, plan.model)}
     islands = [
         _measured_island(island, measured[island.name], shares[island.name], run) if island.name in measured else island

@@ -1,4 +1,4 @@
-"""Islands by themselves: speed, step, memory. What does not depend on the other islands or on the schedule."""
+"""Islands by themselves: speed, step, memory: the values that do not depend on other islands or on the schedule."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from diloco_cli.plan.speed import island_speed, num_devices, shares_of_the_local
 
 @dataclass(frozen=True)
 class Crossing:
-    """Of an island whose region has a bucket of its own: what a GB costs that leaves the home bucket for it, and one
-    that leaves its region for the home bucket."""
+    """For an island whose region has a bucket of its own: the price of a GB from the home bucket to the region's, and
+    from the region's to the home bucket."""
 
     region: str
     home_per_gb: float
@@ -30,9 +30,9 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An island with what does not depend on the others. `assumption` is what its speed rests on; `busy` the share of
-    its accelerators that a batch of whole sequences keeps busy; `share` what others on the same machine leave of its
-    speed; `egress_per_gb` what it pays for what it sends."""
+    """An island with its values that do not depend on other islands. `assumption`: the source of its speed; `busy`: the
+    share of its accelerators that a batch of whole sequences keeps busy; `share`: the part of its speed that other
+    islands on the same machine leave; `egress_per_gb`: the price of the data that it sends."""
 
     island: IslandSettings
     assumption: Assumption
@@ -98,12 +98,12 @@ def _candidate(
 
 
 def egress_per_gb(island: IslandSettings, inventory: Inventory) -> float:
-    """The island's price is of what leaves its region: to a bucket of its own region nothing does."""
+    """The price of a GB that the island sends: 0 to a bucket of its own region, because no data leaves the region."""
     return island.egress_per_gb if leaves_its_region(island, inventory) else 0.0
 
 
 def crossing_of(island: IslandSettings, inventory: Inventory) -> Crossing | None:
-    """None where it uses the home bucket. A region without a price has its island's."""
+    """The prices of an island's traffic; None if it uses the home bucket. A region without a price has its island's."""
     own, home = inventory.regions.get(island.region), inventory.regions.get(inventory.store.region or "")
     if own is None or own.store in (None, inventory.store.url):
         return None
@@ -118,8 +118,8 @@ def leaves_its_region(island: IslandSettings, inventory: Inventory) -> bool:
 
 
 def _busy(island: IslandSettings, sequences: int) -> float:
-    """Whole sequences over n accelerators: the one with the most decides how long a step takes. A measured speed has
-    that inside, and cores share a sequence."""
+    """Whole sequences over n accelerators: the accelerator with the most decides how long a step takes. A measured
+    speed includes this, and the cores of a CPU share a sequence."""
     if island.tokens_per_s or island.accelerators.name.lower() in HOST_DEVICES:
         return 1.0
     count = num_devices(island)

@@ -18,14 +18,14 @@ from diloco_cli.plan.schedule import syncer_load
 from diloco_cli.plan.search import score
 from diloco_cli.units import format_bandwidth, format_duration
 
-HARDLY = 0.1  # of the delta's bits: moments saved so seldom that they are at most that
+HARDLY = 0.1  # of the delta's bits: the most that moments saved seldom enough add
 MAX_EVALUATED = 20  # islands whose absence is explained by evaluating the fleet with them
 
 
 def excluded(
     everyone: Sequence[Candidate], fleet: Fleet | None, run: RunSettings, model: ModelFacts, goal: Goal
 ) -> list[Excluded]:
-    """A reason for each of `everyone` who is not in `fleet`; without a fleet, each alone."""
+    """A reason for each candidate that is not in `fleet`; without a fleet, each is judged alone."""
     kept = fleet.kept if fleet else ()
     taking_part = {candidate.island.name for candidate in kept}
     fitting = sum(c.tokens_per_s for c in everyone if c.fit.fits)
@@ -77,8 +77,8 @@ def _does_not_fit(candidate: Candidate) -> Excluded:
 def _link_too_slow(
     candidate: Candidate, fastest: Candidate, fleet_tokens_per_s: float, run: RunSettings, model: ModelFacts
 ) -> Excluded:
-    """Why the link fails, and what helps: a longer round, a smaller codec, moments saved more seldom, a faster link,
-    doing without. `run` has the settings that were chosen."""
+    """Why the link is too slow, and what helps: a longer round, a smaller codec, moments saved less often, a faster
+    link, leaving the island out. `run` has the chosen settings."""
     link, sync = candidate.island.link, run.sync
     round_s = max(sync.every * fastest.step_s, candidate.step_s)
     need = need_of_round(model, sync.codec, sync.weights_codec)
@@ -104,7 +104,7 @@ def _link_too_slow(
 
 def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, model: ModelFacts) -> list[str]:
     """The shortest round that the link carries, for the codec in use and for every smaller one; and for the smallest
-    with moments saved so seldom that they hardly count. Rounds longer than any that was published are not offered."""
+    with moments saved so seldom that they hardly count. Rounds longer than the longest published are not suggested."""
     sync, inner = run.sync, run.train.inner
     smaller = [codec for codec, bits in known_codecs().items() if bits < CODEC_BITS[sync.codec]]
     codecs = [sync.codec, *sorted(smaller, key=lambda codec: -CODEC_BITS[codec])]
@@ -130,7 +130,7 @@ def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, m
 
 
 def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> Excluded:
-    """Its link and memory would do: it breaks a limit, sets too short a round for others, or is not worth it."""
+    """For an island with enough link and memory: it breaks a limit, sets too short a round, or costs too much."""
     name, sync = candidate.island.name, fleet.sync
     other = run_fleet(sorted([*fleet.kept, candidate], key=lambda c: (c.step_s, c.island.name)), sync, model)
     then = score(other, run, model, goal)
@@ -157,7 +157,7 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
 
 
 def _worth_less(fleet: Fleet, other: Fleet, model: ModelFacts) -> str:
-    """Why more tokens a second are not better."""
+    """Why a fleet with more tokens a second scores lower."""
     if syncer_load(model.parameters, len(other.kept), other.schedule.round_s) > 1:
         return ", but the syncer could not merge that many in a round"
     if other.schedule.grace_s <= 0 < fleet.schedule.grace_s:
@@ -166,7 +166,7 @@ def _worth_less(fleet: Fleet, other: Fleet, model: ModelFacts) -> str:
 
 
 def _breaks_limits(candidate: Candidate, other: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> Excluded:
-    """By how much `other`, the fleet with it, is beyond what is allowed."""
+    """By how much `other`, the fleet with this island, exceeds the limits."""
     money, head = costs(other, run, model), "with it the plan"
     if goal.budget_per_h is not None and money.per_h > goal.budget_per_h:
         reason = f"{head} costs {money.per_h:.2f}/h, more than {goal.budget_per_h:g}/h"

@@ -1,6 +1,6 @@
 """Every number of a plan with its formula and its inputs: `diloco plan --explain`.
 
-`numbers` is arithmetic that can be evaluated as it stands (with max, min, round, ceil); it gives `value` again.
+`numbers` is arithmetic that can be evaluated (with max, min, round, ceil); it gives `value`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _prediction(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
 
 
 def _synchronous(plan: Plan, fleet: Fleet) -> str:
-    """Data-parallel: a step is the compute and what of the all-reduce the backward pass cannot hide."""
+    """Data-parallel: a step is the compute plus the part of the all-reduce that the backward pass cannot hide."""
     batch, count = sum(c.batch_tokens for c in fleet.kept), len(fleet.kept)
     compute = f"{batch} / {short(sum(c.tokens_per_s for c in fleet.kept))}"
     known = [bps for c in fleet.kept for bps in (c.island.link.up_bps, c.island.link.down_bps) if bps is not None]
@@ -142,7 +142,7 @@ def _money(plan: Plan) -> Iterator[Explanation]:
 
 
 def _mirrors(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
-    """What crosses between the home bucket and those of regions; nothing where there are none."""
+    """The traffic between the home bucket and those of regions; empty if there are none."""
     crossings = [kept.crossing for kept in fleet.kept if kept.crossing is not None]
     if not crossings:
         return
@@ -160,7 +160,7 @@ def _mirrors(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
 
 
 def _bills(plan: Plan) -> Iterator[Explanation]:
-    """What the amounts cost, until the target is reached."""
+    """The costs until the target is reached."""
     c, s, say = plan.money, plan.schedule, partial(Explanation, "money")
     days, growth = short(plan.prediction.days_to_target), short(c.storage_gb_per_day)
     grows = short(min(plan.prediction.days_to_target, money.retained_days(s.slot_s, s.fragments, plan.run)))

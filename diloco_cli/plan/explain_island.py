@@ -39,7 +39,7 @@ MERGING = "fragment x (islands / parameters merged a second + (deltas + state an
 
 
 def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings) -> str:
-    """What a fragment of so many parameters costs the syncer."""
+    """The syncer's time for a fragment of `parameters` parameters."""
     bits = f"{num_islands} * {CODEC_BITS[sync.codec]:g} + 2 * ({STATE_BITS} + {CODEC_BITS[sync.weights_codec]:g})"
     merged = f"{num_islands} / {short(MERGE_PARAMETERS_PER_S)}"
     return f"{short(parameters)} * ({merged} + ({bits}) / {short(SYNCER_BPS)})"
@@ -69,7 +69,7 @@ def explain_island(
 
 
 def _speed(plan: Plan, candidate: Candidate) -> Explanation:
-    """Measured, or peak x MFU over FLOPs per token; then what slows it."""
+    """Measured, or peak x MFU over FLOPs per token; then the factors that slow it."""
     island, m = candidate.island, plan.model
     device = find_device(island.accelerators.name, plan.inventory.devices)
     slower = "".join(
@@ -92,7 +92,7 @@ def _speed(plan: Plan, candidate: Candidate) -> Explanation:
 
 
 def _share(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
-    """What others on the same cores leave, over all states of the machine in which the island is awake."""
+    """The share that other islands on the same cores leave, over all states of the machine with this island awake."""
     local = plan.inventory.local
     if local is None or not speed.shares_cores(candidate.island, None):
         return
@@ -104,7 +104,7 @@ def _share(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
 
 
 def _link(plan: Plan, island: PlannedIsland, num_islands: int) -> Iterator[Explanation]:
-    """What a round needs, and what the link really carries: fragments, moments, records."""
+    """The bandwidth that a round needs, and the link's true traffic: fragments, moments, records."""
     say, s, sync = partial(Explanation, island.name), plan.schedule, plan.run.sync
     total, longest = short(plan.model.parameters), short(max(s.round_s, island.step_s))
     up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
@@ -128,7 +128,7 @@ def _link(plan: Plan, island: PlannedIsland, num_islands: int) -> Iterator[Expla
 
 
 def _exchange(plan: Plan, candidate: Candidate, flow: Flow, num_islands: int) -> Iterator[Explanation]:
-    """Of the largest fragment, and of that in which a parameter lies on average."""
+    """The exchange of the largest fragment, and of the fragment in which a parameter lies on average."""
     say, s, sync = partial(Explanation, candidate.island.name), plan.schedule, plan.run.sync
     numbers = _transfer_numbers(candidate, s.fragment_parameters, sync)
     formula = "largest fragment x bits / bandwidth, up and down, + round trips"
@@ -178,7 +178,7 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
 
 
 def _micro_batch(plan: Plan, candidate: Candidate, tokens: str) -> Explanation:
-    """B sequences of S tokens: what one forward and backward pass of one device takes."""
+    """B sequences of S tokens: the micro-batch of one forward and backward pass on one device."""
     formula = "B x S, as train.micro_batch_tokens says, at most the device's part of a batch"
     if plan.run.train.micro_batch_tokens == "auto":
         margin = f"activations and logits counted {memory.WORKING_MARGIN:g}-fold"

@@ -1,4 +1,4 @@
-"""From an evaluated fleet to what a plan says of it: islands, prediction, the syncer's needs, warnings, verdict."""
+"""Makes a plan from an evaluated fleet: islands, prediction, the syncer's needs, warnings, verdict."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from diloco_cli.plan.speed import num_devices, speed_warnings
 from diloco_cli.units import format_bandwidth
 
 LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
-IDLE_ACCELERATORS = 0.9  # a batch that keeps less of them busy is worth a warning
-CROWDED_SYNCER = 80.0  # percent of its time that merging may take before that is worth a warning
+IDLE_ACCELERATORS = 0.9  # a batch that keeps a smaller share of them busy gets a warning
+CROWDED_SYNCER = 80.0  # percent of the syncer's time; merging that takes more gets a warning
 MAX_LISTED = 16  # islands up to which P(at least k) is listed for every k
 DAY_S = 86_400.0
 
@@ -68,7 +68,7 @@ def assemble(
 
 
 def _cold_start_warnings(fleet: Fleet, run: RunSettings, model: ModelFacts) -> list[str]:
-    """What the first rounds cost: islands that stand idle, links that carry as much in less time."""
+    """Warnings about the first rounds: islands that stand idle, links that carry the same bytes in less time."""
     cold, sync, warnings = run.cold_start, run.sync, []
     kept = [c.island.name for c in sorted(fleet.kept, key=lambda c: (-c.tokens_per_s, c.island.name))]
     if cold.rounds and cold.learners is not None and cold.learners < len(kept):

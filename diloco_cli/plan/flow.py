@@ -1,17 +1,16 @@
-"""What a fleet trains under given settings: the one evaluation that search, plan and alternatives share.
+"""How much a fleet trains under given settings: the one evaluation that search, plan and alternatives share.
 
 For island i with step t_i, in a round T = H x fastest step:
 
     after idle       r_i x min(1, H_i t_i / T)                   H_i = round(T / t_i)
-    after link       x slot / (slot + what overlap x slot does not hide of exchange_i)
+    after link       x slot / (slot + the part of exchange_i that overlap x slot does not hide)
                      x (1 - in flight_i / T)                     except with `mixing: rebase`, which keeps it
     after failures   x availability x MTBF / (MTBF + at risk)    at risk = T / 2 + overlap x slot
                      x share in which it need not stand still    see goodput.waiting
 
-While a quorum is missing nothing is merged, and a skipped slot changes nothing about that: learners step on up to the
-drift bound and stand still from then on. What they train until then is taken to be merged later, since a learner's
-next offer of a fragment holds everything since its last adoption (what an adoption by replacement gives up of it is
-not counted).
+While a quorum is missing nothing is merged, also after a skipped slot: learners step on up to the drift bound and then
+stand still. Their steps until then are assumed to be merged later, because a learner's next offer of a fragment holds
+all progress since its last adoption (the progress that an adoption by replacement drops is not subtracted).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from diloco_cli.plan.schedule import local_steps, make_schedule, syncer_load, sy
 KEEPS_IN_FLIGHT = ("rebase", "adaptive")  # modes of `sync.mixing` that keep the progress made during an exchange
 MAX_IN_FLIGHT = 0.75  # of a round
 
-# What coarser exchanges cost in quality: guesses, made from published comparisons, and only the search uses them.
+# The cost of coarser exchanges in quality: guesses from published comparisons, used by the search alone.
 FREE_STEPS = 50  # H up to which longer rounds cost nothing
 PER_DOUBLING = 0.05  # H = 1000 against 50: perplexity +2.9 % (arXiv 2311.08105), about 5 % of the tokens a doubling
 CODEC_COST = {"fp32": 0.0, "bf16": 0.0, "int8": 0.005, "int4": 0.02}  # int4: loss +0.09 % (arXiv 2604.21428)
@@ -133,21 +132,21 @@ def _flow(
 
 
 def busy_share(slot_s: float, hidden_s: float, exchange_s: float) -> float:
-    """Compute utilisation: once a slot a learner waits for what the overlap did not hide (with `adoption: at_tau`; else
-    it adopts late instead). It gives the published bandwidths of arXiv 2604.21428, table 13."""
+    """Compute utilisation: once a slot a learner waits for the part of the exchange that the overlap does not hide
+    (with `adoption: at_tau`; else it adopts late instead). Gives the bandwidths of arXiv 2604.21428, table 13."""
     return slot_s / (slot_s + max(0.0, exchange_s - hidden_s))
 
 
 def kept_in_flight(share: float) -> float:
-    """What is left of a round if the progress made during `share` of it is given up; beyond 3/4 of a round, where
-    exchanges begin to overtake each other, it falls off like 1 / share."""
+    """The share of a round that is left if the progress during `share` of it is dropped; beyond 3/4 of a round, where
+    exchanges begin to overtake each other, it falls like 1 / share."""
     return 1 - share if share <= MAX_IN_FLIGHT else (1 - MAX_IN_FLIGHT) * MAX_IN_FLIGHT / share
 
 
 def quality_share(sync: SyncSettings, local_steps: float, grace_s: float, num_islands: int) -> float:
-    """A share in (0, 1] of a token's worth with short rounds in bf16. Without it the search would always take the
-    coarsest codec and the longest round; a prediction is never scaled by it. `local_steps`: between two merges of a
-    fragment, more than planned where the syncer cannot keep up."""
+    """The worth of a token in (0, 1], relative to short rounds in bf16. Without this factor the search would always
+    choose the coarsest codec and the longest round; predictions do not include it. `local_steps`: between two merges of
+    a fragment; more than planned if the syncer cannot keep up."""
     doublings = max(0.0, log2(local_steps / FREE_STEPS))
     cost = PER_DOUBLING * doublings + CODEC_COST[sync.codec] + CODEC_COST[sync.weights_codec]
     if num_islands > 1 and sync.quorum < num_islands and grace_s <= 0:

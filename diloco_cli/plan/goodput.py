@@ -1,4 +1,4 @@
-"""Failures in closed form: who is there, how often a quorum is, and what synchronous training would lose."""
+"""Failures in closed form: availability of islands and of a quorum, and the loss of synchronous training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diloco_cli.plan.model_facts import ModelFacts
 GUESSED_RESTART_S = 240.0
 GRADIENT_BITS = 16.0
 MEAN_VALUE_ROUNDS = 200  # of an iteration that halves its error in each
-MAX_TERMS = 2_000_000  # of the probabilities that enough of the others are there, summed island by island
+MAX_TERMS = 2_000_000  # of the probabilities that enough other islands are present, summed island by island
 MAX_POINTS = 1000  # of an integral over 20 mean times away
 BACKWARD_SHARE = 2 / 3  # of a step, its end: gradients appear, and can travel, during it
 
@@ -23,14 +23,14 @@ def restart_s(island: IslandSettings) -> float:
 
 
 def availability(island: IslandSettings) -> float:
-    """MTBF / (MTBF + restart); 1 where the inventory names no failures."""
+    """MTBF / (MTBF + restart); 1 if the inventory gives no failures."""
     if island.mtbf_s is None:
         return 1.0
     return island.mtbf_s / (island.mtbf_s + restart_s(island))
 
 
 def kept_work(island: IslandSettings, at_risk_s: float) -> float:
-    """Share of the work that failures do not throw away: each one costs what had not been merged yet."""
+    """Share of the work that failures do not lose: each failure loses the work that was not merged yet."""
     if island.mtbf_s is None:
         return 1.0
     return island.mtbf_s / (island.mtbf_s + at_risk_s)
@@ -49,25 +49,25 @@ def probability_at_least(quorum: int, availabilities: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a missing quorum costs. `moving[i]`: the share of its own time in which island i need not stand still;
-    `still`: the share of a quorum's absences that is longer than learners step on."""
+    """The cost of a missing quorum. `moving[i]`: the share of its own time in which island i need not stand still;
+    `still`: the share of the time without a quorum in which learners stand still."""
 
     moving: tuple[float, ...]
     still: float = 0.0
 
 
 def waiting(quorum: int, availabilities: Sequence[float], failures_per_s: Sequence[float], drift_s: float) -> Waiting:
-    """An island that is there misses the quorum if fewer than K - 1 of the others are there; then it steps on for
-    `drift_s` and stands still for the rest.
+    """A present island misses the quorum if fewer than K - 1 of the others are present; then it steps on for `drift_s`
+    and stands still for the rest.
 
-    Absences of the quorum are taken as exponential, P(missing) / rate long on average, where rate = the sum over
-    islands of availability x failures per second x P(exactly K - 1 of the others are there).
+    Absences of the quorum are assumed to be exponential, P(missing) / rate long on average, where rate = the sum over
+    islands of availability x failures per second x P(exactly K - 1 of the others are present).
     """
     missing = 1.0 - probability_at_least(quorum, availabilities)
-    if quorum == 1 or missing <= 0:  # at K = 1 whoever is there is enough
+    if quorum == 1 or missing <= 0:  # at K = 1 any present island is enough
         return Waiting((1.0,) * len(availabilities))
     same = {p: p for p in availabilities}
-    if len(same) * len(availabilities) * quorum > MAX_TERMS:  # of so many, one or another hardly makes a difference
+    if len(same) * len(availabilities) * quorum > MAX_TERMS:  # then a single island makes little difference
         same = dict.fromkeys(availabilities, sorted(availabilities)[len(availabilities) // 2])
     enough, without = {}, {}  # P(K - 1 of the others, or K of them), by an island's own availability
     for p in set(same.values()):
@@ -86,7 +86,7 @@ def synchronous_tokens_per_s(
 ) -> float:
     """Data-parallel on the same islands: balanced batches, bf16 gradients in a ring all-reduce.
 
-    A step is the compute and what of the all-reduce the backward pass cannot hide; any island that is away
+    A step is the compute plus the part of the all-reduce that the backward pass cannot hide; any absent island
     stops all of them. `batch_tokens` is the batch of all islands together.
     """
     compute_s = batch_tokens / sum(rates)
@@ -106,9 +106,9 @@ def _all_reduce_s(islands: Sequence[IslandSettings], model: ModelFacts) -> float
 
 @dataclass(frozen=True)
 class Stops:
-    """A synchronous group of `slices` slices: `failures` per step with all of them there (arXiv 2604.21428, table 1).
-    A step in which slices fail counts for the others; then everything stops for `down_s`; slices that are back are
-    taken in at the end of a step, for `up_s`. `away_s`: mean time of a slice away; `cdf`: of that time, in seconds."""
+    """A synchronous group of `slices` slices: `failures` per step with all present (arXiv 2604.21428, table 1). A step
+    in which slices fail counts for the others; then all stop for `down_s`. Slices that are back join at the end of a
+    step, which takes `up_s`. `away_s`: mean time of a slice's absence; `cdf`: of that time, in seconds."""
 
     slices: int
     failures: float
@@ -123,12 +123,12 @@ def elastic_goodput(stops: Stops) -> tuple[float, float]:
     """(share of chip time, share of time) spent on steps that count. A cycle runs from one downscale to the next:
 
         T = step / p + down + u x up        p = 1 - exp(-failures x slices there): a step in which something fails
-        u = (1 / p - 1) x (1 - exp(-n x step / T))    steps after which somebody waits to be taken in, n lost a cycle
+        u = (1 / p - 1) x (1 - exp(-n x step / T))    steps after which a slice waits to join, n lost a cycle
         there = 1 - n x (away + step) / (T x slices)
-        goodput = step / p / T x there            uptime = step / p / T x (1 - (1 - there)^slices): somebody is there
+        goodput = step / p / T x there            uptime = step / p / T x (1 - (1 - there)^slices): a slice is present
 
-    Mean values throughout, solved by iteration; within about a point of the simulation of many slices. One slice alone
-    has nothing that goes on without it.
+    Mean values throughout, solved by iteration; within about a point of the simulation of many slices. With a single
+    slice, no other slice goes on while it is absent.
     """
     if stops.failures <= 0:
         return 1.0, 1.0
@@ -149,8 +149,8 @@ def elastic_goodput(stops: Stops) -> tuple[float, float]:
 
 
 def inelastic_goodput(stops: Stops) -> float:
-    """Everything stops until the last slice is back: what the step in which n >= 1 slices failed (Poisson) left of it,
-    then E[longest of n] + up. E[longest] = integral of 1 - P(all are back after t) over t."""
+    """All slices stop until the last one is back: a cycle ends with a step in which n >= 1 slices fail (Poisson), then
+    E[longest of n] + up. E[longest] = integral of 1 - P(all are back after t) over t."""
     if stops.failures <= 0:
         return 1.0
     p = -math.expm1(-stops.failures)

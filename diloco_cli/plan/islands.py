@@ -6,11 +6,11 @@ without a fabric is an island of its own. Such a group is then split into as few
 - to keep every accelerator busy: one step has at least one sequence for each;
 - to stay available: a synchronous island stops with any of its machines, so its failures add up;
 
-unless a part would no longer hold the model, or its link would no longer carry its round: then the group stays
-together as far as it must. Whoever does not hold the model in any grouping is left out. The decisions do not depend
-on anything but (run, inventory, model), and every machine ends up in exactly one place.
+unless a part would no longer hold the model, or its link would no longer carry its round: then the group is split into
+fewer parts. A machine that does not hold the model in any grouping is left out. The decisions depend on (run,
+inventory, model) alone, and every machine is in exactly one island or left out.
 
-`groups`: the machines that may train together; `island_of`: the island that some of them make.
+`groups`: the machines that may train together; `island_of`: the island of some machines.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Excluded, Formed
 from diloco_cli.plan.speed import island_speed
 
-SAME_PACE = 0.9  # a synchronous island goes at its slowest's pace: machines slower than this share stay apart
+SAME_PACE = 0.9  # of the fastest: slower machines stay apart, as an island runs at its slowest's pace
 NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
-LOWEST_AVAILABILITY = 0.95  # below it a group of machines is split: what fails together should be small
+LOWEST_AVAILABILITY = 0.95  # a group of machines with less is split, so that fewer machines fail together
 MAX_NAME = 63
 
 
@@ -47,8 +47,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Group:
-    """Machines that may become one island. `base` is the island's name, `why_apart` says why others of the same
-    fabric are not among them."""
+    """Machines that may become one island. `base` is the island's name, `why_apart` says why other machines of the same
+    fabric are not in the group."""
 
     base: str
     machines: tuple[Machine, ...]
@@ -56,12 +56,12 @@ class Group:
 
     @property
     def first(self) -> MachineSettings:
-        """Stands for all in what they have in common: region, fabric, accelerators, infra, batch_tokens."""
+        """The first machine, for the common values: region, fabric, accelerators, infra, batch_tokens."""
         return self.machines[0].entry
 
 
 def groups(entries: Sequence[MachineSettings]) -> Iterator[Group]:
-    """Every machine in exactly one group; a fabric's groups where its first machine stands."""
+    """Every machine in exactly one group; a fabric's groups come at the place of its first machine."""
     fabrics: dict[str, dict[tuple[object, ...], list[Machine]]] = {}
     order: list[Machine | str] = []
     for entry in entries:
@@ -94,13 +94,13 @@ def _groups_of_fabric(fabric: str, kinds: Sequence[list[Machine]]) -> Iterator[G
 
 
 def _kind(entry: MachineSettings) -> tuple[object, ...]:
-    """What machines of one island have in common."""
+    """The values that machines of one island must have in common."""
     return (entry.accelerators, entry.infra, entry.batch_tokens, entry.region)
 
 
 def _by_pace(machines: list[Machine]) -> Iterator[list[Machine]]:
-    """Fastest first, each group within `SAME_PACE` of its fastest. Where no speed is stated all are alike; speeds that
-    are stated in different ways cannot be compared."""
+    """Fastest first, each group within `SAME_PACE` of its fastest. Machines without a stated speed count as equal;
+    speeds that are stated in different ways cannot be compared."""
     comparable: dict[str, list[Machine]] = {}
     for machine in machines:
         comparable.setdefault(_stated(machine.entry), []).append(machine)
@@ -115,7 +115,7 @@ def _by_pace(machines: list[Machine]) -> Iterator[list[Machine]]:
 
 
 def _stated(entry: MachineSettings) -> str:
-    """The key that says how fast the machine is."""
+    """The key that states the machine's speed."""
     return "tokens_per_s" if entry.tokens_per_s is not None else "mfu" if entry.mfu is not None else ""
 
 
@@ -125,14 +125,14 @@ def _pace(entry: MachineSettings) -> float:
 
 
 def _machines(entry: MachineSettings) -> list[Machine]:
-    """Hosts by their names; machines that a scheduler picks as rack/1, rack/2 and so on."""
+    """Hosts by their names; machines chosen by a scheduler as rack/1, rack/2 and so on."""
     picked = [str(entry.name)] if entry.nodes == 1 else [f"{entry.name}/{n}" for n in range(1, entry.nodes + 1)]
     return [Machine(name, entry) for name in entry.hosts or picked]
 
 
 def island_of(name: str, machines: Sequence[Machine]) -> IslandSettings:
-    """Rates of failure and prices add up; speed is the slowest's; the machine with the fastest link speaks for all
-    and stands first among the hosts."""
+    """Failure rates and prices add up; the speed is the slowest machine's. The machine with the fastest link does the
+    island's exchange and comes first among the hosts."""
     head = max(machines, key=lambda machine: _width(machine.entry.link))
     entry, entries = head.entry, [machine.entry for machine in machines]
     speeds = [item.tokens_per_s for item in entries if item.tokens_per_s is not None]
@@ -173,7 +173,7 @@ Part = tuple[Machine, ...]
 
 @dataclass(frozen=True)
 class Forming:
-    """`inventory` holds no machines any more: the islands given, then those that were formed of them."""
+    """`inventory` without machines: the given islands, then those formed of machines."""
 
     inventory: Inventory
     formed: tuple[Formed, ...]
@@ -206,7 +206,7 @@ def form_islands(run: RunSettings, inventory: Inventory, model: ModelFacts) -> F
 
 @dataclass(frozen=True)
 class _Decision:
-    """What becomes of one group."""
+    """The decision on one group."""
 
     run: RunSettings
     inventory: Inventory
@@ -254,8 +254,8 @@ class _Decision:
         return load.shortest_round_s(island.link) <= sync.every * (self._batch_tokens() / tokens_per_s)
 
     def why_left_out(self) -> tuple[str, tuple[str, ...]]:
-        """Why not even all of the group's machines hold the model, and what would. Machines with the same answer are
-        reported together."""
+        """Why all of the group's machines together do not hold the model, and what would. Machines with the same answer
+        are reported together."""
         first, num_machines = self.group.first, len(self.group.machines)
         have, need = num_machines * first.accelerators.count, self._fit(num_machines)
         whose = f"all of {first.fabric}" if first.fabric else "no fabric to other machines"
@@ -267,7 +267,7 @@ class _Decision:
 
 
 def _parts_for_availability(machines: Part) -> int:
-    """The fewest equal parts that are all available often enough; one machine each if none are."""
+    """The fewest equal parts that all have LOWEST_AVAILABILITY; one machine each if there are none."""
 
     def enough(num: int) -> bool:
         return all(availability(island_of("part", p)) >= LOWEST_AVAILABILITY for p in _equal_parts(machines, num))

@@ -1,10 +1,10 @@
-"""What an island's link must carry: every parameter once up and once down in every round, and now and then the inner
+"""The traffic of an island's link: every parameter once up and once down in every round, and now and then the inner
 optimizer's moments up.
 
-Beside these go records. Every slot each island writes one offer, and reads one commit, which lists an input for every
-island that took part; each few seconds it writes a heartbeat. A look for the next commit that finds none carries no
+Records are added. Every slot each island writes one offer, and reads one commit, which lists an input for every
+island that took part; every few seconds it writes a heartbeat. A request for a commit that is not there carries no
 bytes. Sizes of records are those that the protocol writes (a test encodes some); names of islands and events make them
-differ by a few per cent. Beside the fragments of a large model they are nothing, beside those of a small one a share.
+differ by a few per cent. Records are negligible beside a large model's fragments, but not beside a small one's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def need_of_round(model: ModelFacts, codec: str, weights_codec: str) -> Need:
 
 
 def load_of_round(model: ModelFacts, codec: str, weights_codec: str, inner: InnerSettings) -> Need:
-    """What an island really sends and receives: the need of a round, and its share of the moments that are saved."""
+    """An island's true traffic: the need of a round, and its share of the saved moments."""
     need = need_of_round(model, codec, weights_codec)
     return Need(need.up_bits + 8 * model.parameters * moment_bytes(inner), need.down_bits)
 
@@ -75,8 +75,8 @@ def moment_bytes(inner: InnerSettings) -> float:
 def traffic_mbps(
     model: ModelFacts, sync: SyncSettings, inner: InnerSettings, schedule: Schedule, step_s: float, num_islands: int
 ) -> tuple[float, float]:
-    """(sent, received) by one island, payloads and records together. `step_s`: its own. Where a step takes longer than
-    a round, the island exchanges once a step."""
+    """(sent, received) by one island, payloads and records together. `step_s`: its own. If a step takes longer than a
+    round, the island exchanges once a step."""
     round_s = max(schedule.round_s, step_s)
     load = load_of_round(model, sync.codec, sync.weights_codec, inner)
     up_bps = load.up_bps(round_s) + 8 * (
@@ -87,13 +87,13 @@ def traffic_mbps(
 
 
 def commit_bytes(num_islands: int) -> int:
-    """Of a merge that everybody takes part in."""
+    """Bytes of the commit of a merge in which all islands take part."""
     return COMMIT_BYTES + num_islands * INPUT_BYTES
 
 
 def join_bytes(model: ModelFacts, sync: SyncSettings) -> float:
-    """What a new process downloads before its first step: the newest version of every fragment. (Of saved moments it
-    reads those of its predecessor, if there are any.)"""
+    """Bytes that a new process downloads before its first step: the newest version of every fragment. (Saved moments of
+    a predecessor come in addition.)"""
     return model.parameters * CODEC_BITS[sync.weights_codec] / 8
 
 
@@ -120,7 +120,7 @@ class FragmentSizes:
 
 
 def fragments_of(sync: SyncSettings, model: ModelFacts) -> FragmentSizes:
-    """The embedding stands alone, the rest is dealt out evenly; with `split_rows` the embedding is cut as well. Never
+    """The embedding is one fragment, the rest is divided evenly; with `split_rows` the embedding is cut as well. Never
     more fragments than pieces: tensors, or layers with `layout: layers`."""
     if sync.split_rows:
         return FragmentSizes(sync.fragments, model.parameters / sync.fragments, model.parameters / sync.fragments)
@@ -135,7 +135,7 @@ def fragments_of(sync: SyncSettings, model: ModelFacts) -> FragmentSizes:
 
 
 def link_warnings(island: IslandSettings, need: Need, round_s: float) -> list[str]:
-    """Directions that will be nearly full: a slower hour would make the island late."""
+    """Warnings about directions that will be nearly full: if the link slows down, the island is late."""
     pairs = (
         ("up", need.up_bps(round_s), island.link.up_bps),
         ("down", need.down_bps(round_s), island.link.down_bps),

@@ -40,12 +40,12 @@ SAVED_BYTES = 16  # per parameter in the host: a copy of AdamW's moments, and it
 WORKING = ("activations", "logits")  # parts that grow with the micro-batch
 USABLE = 0.9  # the rest is fragmentation and the framework's own
 WORKING_MARGIN = 1.6
-"""At most so many times what is estimated here was held at the peak of a pass of 4,096 tokens and more: the built-in
-models on a CPU in fp32, tests/benchmarks/micro_batch.py."""
+"""The measured peak of a pass of 4,096 tokens and more was at most this factor times the estimate: the built-in models
+on a CPU in fp32, tests/benchmarks/micro_batch.py."""
 HOST_WORKING_GB = 0.256
-"""Nobody says how much of the host's memory is free, and larger ones do not pay: a core trained gpt-nano 1.1 times as
-fast with micro-batches of 8,192 tokens (230 MB) as with 32,768 (690 MB), moe-micro 1.5 times with 4,096 (caches, fresh
-pages; the same benchmark)."""
+"""The free memory of the host is not known, and larger micro-batches are no faster: a core trained gpt-nano 1.1 times
+as fast with micro-batches of 8,192 tokens (230 MB) as with 32,768 (690 MB), moe-micro 1.5 times with 4,096 (caches,
+fresh pages; the same benchmark)."""
 GB = 1e9
 
 
@@ -98,7 +98,7 @@ class Fit:
 def fit_of_nodes(
     accelerators: Accelerators, nodes: int, batch_tokens: int, run: RunSettings, inventory: Inventory, model: ModelFacts
 ) -> Fit:
-    """Of an island of so many nodes, each with these accelerators, that takes batches of `batch_tokens`."""
+    """The fit of an island of `nodes` nodes, each with these accelerators, with batches of `batch_tokens`."""
     device, per_node = find_device(accelerators.name, inventory.devices), accelerators.count
     num_fragments, half = min(run.sync.fragments, model.num_tensors), computes_in_half(device, run.train.precision)
     return fit_with_micro_batch(
@@ -116,8 +116,8 @@ def fit_with_micro_batch(
     per_node: int = 1,
     half: bool = True,
 ) -> Fit:
-    """The fit of an island's devices with the micro-batch that each of them is to take: as set, or with `auto` the
-    largest that fits. The cores of a host share one micro-batch: there `num_devices` counts as one."""
+    """The fit of an island's devices with the micro-batch of each device: as set, or with `auto` the largest that fits.
+    The cores of a host share one micro-batch: there `num_devices` counts as one."""
     sharing = num_devices if memory_gb is not None else 1
     most = max(1, -(-batch_tokens // (model.sequence * sharing)))  # the largest part of a batch that one of them has
     least = 1 if train.micro_batch_tokens == "auto" else min(most, max(1, train.micro_batch_tokens // model.sequence))
@@ -140,9 +140,9 @@ def memory_fit(
     half: bool = True,
     sequences: int = 1,
 ) -> Fit:
-    """With a micro-batch of `sequences` per device; one is the smallest that trains. Where that does not fit, what
-    would: more accelerators, or splitting every layer over some of the `per_node` that share a node (tensor-parallel).
-    `half`: matrix products in bf16 or fp16."""
+    """The fit with a micro-batch of `sequences` per device; one is the smallest that trains. If that does not fit, it
+    names what would: more accelerators, or splitting every layer over some of the `per_node` that share a node
+    (tensor-parallel). `half`: matrix products in bf16 or fp16."""
 
     def fit(devices: int, split: int = 1) -> Fit:
         parts = memory_parts(model, devices, num_fragments, split, half, sequences)
@@ -170,8 +170,8 @@ def with_micro_batch(fit: Fit, sequences: int) -> Fit:
 def memory_parts(
     model: ModelFacts, num_devices: int, num_fragments: int, split: int = 1, half: bool = True, sequences: int = 1
 ) -> tuple[MemoryPart, ...]:
-    """Of one of `num_devices` that hold the state together, with a micro-batch of `sequences`; `split`: over how many
-    every layer is divided."""
+    """The memory of one of `num_devices` that hold the state together, with a micro-batch of `sequences`; `split`: the
+    number of devices over which every layer is divided."""
     tokens, parameters, each = sequences * model.sequence, model.parameters, HALF if half else FULL
     sizes = {
         "weights": WEIGHT_BYTES * parameters / num_devices,
@@ -196,9 +196,9 @@ def _devices_needed(two: Fit, four: Fit) -> int | None:
 def host_memory_gb(
     model: ModelFacts, largest: float, overlap: int, up_bits: float, down_bits: float, saved: bool = True
 ) -> float:
-    """Of a learner's process for the exchange: every adopted version in float32; for each fragment in flight (at most
-    `largest` parameters) what was sent, its delta and its payload; one arrival, encoded and decoded; where AdamW's
-    moments are `saved`, a copy of them and their bytes."""
+    """Memory of a learner's process for the exchange: every adopted version in float32; for each fragment in flight (at
+    most `largest` parameters) the sent values, the delta and its payload; one arrived version, encoded and decoded; if
+    AdamW's moments are `saved`, a copy of them and their bytes."""
     in_flight = (overlap + 1) * (4 + 4 + up_bits / 8) + 4 + down_bits / 8
     whole = 4 + (SAVED_BYTES if saved else 0)
     return (whole * model.parameters + in_flight * largest) / GB

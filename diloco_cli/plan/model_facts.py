@@ -1,4 +1,4 @@
-"""What planning needs to know of a model: six numbers."""
+"""The facts of a model that planning needs: six numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelFacts:
 
     @property
     def vocabulary(self) -> float:
-        """Rows of the embedding, as far as the numbers tell; learned positions are counted with them."""
+        """Rows of the embedding, estimated from the numbers; learned positions are counted with them."""
         return self.embedding_parameters / self.width
 
     def max_fragment(self, num_fragments: int) -> float:
@@ -74,7 +74,7 @@ def model_facts(model: ModelSettings) -> ModelFacts:
 
 
 def facts_from_numbers(parameters: int, layers: int, width: int, sequence: int) -> ModelFacts:
-    """A transformer's layers hold 12 d^2 parameters each; what remains is taken for the embedding."""
+    """A transformer's layers hold 12 d^2 parameters each; the rest is assumed to be the embedding."""
     embedding = max(0, parameters - 12 * layers * width**2)
     num_tensors = TENSORS_BESIDE_LAYERS + TENSORS_PER_DENSE_LAYER * layers
     return ModelFacts(parameters, layers, width, sequence, embedding, num_tensors)

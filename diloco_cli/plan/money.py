@@ -1,14 +1,14 @@
-"""What a fleet costs: accelerators, egress, requests, storage.
+"""The costs of a fleet: accelerators, egress, requests, storage.
 
 Requests, counted from the protocol (M islands, slots of s seconds):
 
     class A (writes)  an island a slot: delta, offer; each 3 s a heartbeat; now and then its moments
                       the syncer a slot: state, weights, commit; each 3 s a heartbeat; every 64 commits a snapshot
-    class B (reads)   an island a slot: its looks for the next commit, the new weights; at most each 5 s a fence
-                      the syncer a slot: its looks into M mailboxes, M deltas, state and weights read back; about once a
+    class B (reads)   an island a slot: its polls of the next commit, the new weights; at most each 5 s a fence
+                      the syncer a slot: its polls of M mailboxes, M deltas, state and weights read back; about once a
                       slot M incarnations; each 2 s the log and requests
 
-Who looks for what comes once a slot looks about the time at which it is due (protocol/rules/polling.py).
+An object that comes once a slot is polled about the time at which it is due (protocol/rules/polling.py).
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
 
 
 def up_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
-    """What one island sends: its delta of every parameter once a round, its moments now and then."""
+    """GB a day that one island sends: its delta of every parameter once a round, its moments now and then."""
     bytes_each = CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner)
     return model.parameters * bytes_each / GB * DAY_S / fleet.schedule.round_s
 
 
 def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
-    """GB that cross between the home bucket and the buckets of regions, and what they cost where they leave a bucket.
+    """GB between the home bucket and the buckets of regions, and their egress price.
 
-    A round carries every fragment's new version once to each region with a bucket of its own, however many islands
-    read it there, and every delta of such a region's islands once to the home bucket. Saved moments stay where they
-    are. Records are small beside both.
+    A round carries every fragment's new version once to each region with a bucket of its own, for any number of islands
+    there, and every delta of such a region's islands once to the home bucket. Saved moments are not copied. Records are
+    small beside both.
     """
     crossings = [kept.crossing for kept in fleet.kept if kept.crossing is not None]
     version, delta = (
@@ -91,15 +91,15 @@ def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
 
 
 def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
-    """A round leaves a new state and weights of every parameter, a delta of each island, and now and then moments."""
+    """A round adds a new state and weights of every parameter, a delta of each island, and now and then moments."""
     of_islands = len(fleet.kept) * (CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner))
     per_parameter = STATE_BYTES + CODEC_BITS[fleet.sync.weights_codec] / 8 + of_islands
     return model.parameters * per_parameter / GB * DAY_S / fleet.schedule.round_s
 
 
 def retained_days(slot_s: float, fragments: int, run: RunSettings) -> float:
-    """For how long a bucket grows before as much is deleted as comes; for ever where everything stays. The floor moves
-    when a quarter more commits have gathered behind it, and at least those between two snapshots."""
+    """For how long a bucket grows before deletions balance writes; for ever if everything is kept. The floor moves when
+    there are a quarter more commits than are kept, and at least those between two snapshots."""
     if run.retention.rounds == "all":
         return inf
     commits = run.retention.rounds * fragments
@@ -107,8 +107,8 @@ def retained_days(slot_s: float, fragments: int, run: RunSettings) -> float:
 
 
 def looks_per_s(slot_s: float, looks_a_slot: float) -> float:
-    """Of one reader for one thing that comes once a slot, the successful look included. `looks_a_slot`: LEARNERS_LOOKS
-    or SYNCERS_LOOKS, where slots are not short."""
+    """Requests per second of one reader for an object that comes once a slot, the successful one included.
+    `looks_a_slot`: LEARNERS_LOOKS or SYNCERS_LOOKS, for slots that are not short."""
     if slot_s >= SHORT_SLOT_S:
         return looks_a_slot / slot_s
     shortest_s, max_s = DENSE_BOUNDS_S

@@ -1,4 +1,4 @@
-"""What a plan says. Field names are those of `diloco plan --json`; units are last in them."""
+"""The records of a plan. Field names are those of `diloco plan --json`; units are last in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Objective = Literal["tokens", "cost"]
 
 @dataclass(frozen=True)
 class Goal:
-    """What the search wants: the most tokens per second, or the least money per token; within limits on all money per
+    """The search's goal: the most tokens per second, or the least money per token; within limits on all money per
     hour, on the money to the target, and on the days to it. None: no limit."""
 
     objective: Objective = "tokens"
@@ -36,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """What one accelerator holds, in GB (10^9 bytes)."""
+    """A part of one accelerator's memory, in GB (10^9 bytes)."""
 
     name: str
     gb: float
@@ -46,10 +46,10 @@ class MemoryPart:
 class PlannedIsland:
     """One island of the plan. None is unknown. Prices in the inventory's currency, egress per day.
 
-    `memory_gb_*` are of one accelerator, `memory_parts` what it is needed for, `micro_batch_tokens` what it takes at
-    once (None, in plans of older versions: the whole batch). `host_memory_gb_needed` is of the learner's process, for
-    the exchange. `sent_mbps` and `received_mbps` are what really goes up and down: with records, and with the moments
-    that are saved now and then.
+    `memory_gb_*` are of one accelerator, `memory_parts` its uses, `micro_batch_tokens` one pass of one accelerator
+    (None, in plans of older versions: the whole batch). `host_memory_gb_needed` is of the learner's process, for the
+    exchange. `sent_mbps` and `received_mbps` are the true traffic: with records, and with the moments that are saved
+    now and then.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Formed:
-    """An island that planning made of machines, and why of these."""
+    """An island that planning formed of machines, and the reason."""
 
     name: str
     machines: tuple[str, ...]
@@ -137,8 +137,8 @@ class SyncerNeeds:
 @dataclass(frozen=True)
 class Money:
     """In the inventory's currency. `class_a` requests write, `class_b` ones read. `storage_gb_per_day` is written,
-    `storage_gb_at_end` kept; `storage_total`: what that costs up to the target. `mirrors`: what crosses between the
-    home bucket and those of regions. `total` is everything up to the target."""
+    `storage_gb_at_end` kept; `storage_total`: its price up to the target. `mirrors`: traffic between the home bucket
+    and those of regions. `total` is the sum up to the target."""
 
     accelerators_per_h: float
     egress_per_day: float
@@ -167,8 +167,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the run will do. `goodput` is tokens_per_s over tokens_per_s_ideal; `present_probabilities[k - 1]` that of
-    at least k islands being there (empty for very many islands)."""
+    """The predicted run. `goodput` is tokens_per_s over tokens_per_s_ideal; `present_probabilities[k - 1]` the
+    probability that at least k islands are present (empty for very many islands)."""
 
     tokens_per_s_ideal: float
     tokens_per_s: float
@@ -187,7 +187,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Alternative:
-    """What else was computed, and why it was not taken. `total` is all money up to the target."""
+    """Another plan that was computed, and why it was not chosen. `total` is all money up to the target."""
 
     name: str
     tokens_per_s: float
@@ -197,7 +197,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What the prediction would be if one thing were different and the plan were made again."""
+    """The prediction of a plan made again with one thing changed."""
 
     change: str
     tokens_per_s: float

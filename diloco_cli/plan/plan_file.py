@@ -1,4 +1,4 @@
-"""A plan as a file, versioned JSON that `launch` reads back exactly and that proves that nobody changed it; and how two
+"""A plan as a file: versioned JSON that `launch` reads back exactly, with a digest that shows any change; and how two
 plans differ.
 
 The digest is over the plan's canonical JSON (keys sorted, no spaces). The same hardware, run and version of diloco
@@ -21,7 +21,7 @@ from diloco_cli.plan.plan import Plan
 PLAN_FORMAT = "diloco-plan"
 PLAN_VERSION = 3
 MAX_PLAN_BYTES = 64_000_000
-SETTINGS = ("run", "inventory", "model")  # what a plan was made from; `--json` shows what came out
+SETTINGS = ("run", "inventory", "model")  # a plan's inputs, which `--json` leaves out
 NAME_DIGITS = 12  # of the digest in a file's name
 AGAIN = "make the plan again: diloco plan INVENTORY -o PLAN"
 CAUSES = ("goal", "run", "inventory", "model", "settings", "formed")  # of differences; the rest follows from them
@@ -35,7 +35,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_digest(plan: Plan) -> str:
-    """`algorithm-hex` of everything the plan says and was made from."""
+    """`algorithm-hex` of the plan and its inputs."""
     return _digest_of(to_plain(plan))
 
 
@@ -45,7 +45,7 @@ def _digest_of(plain: Any) -> str:
 
 
 def plan_file_name(plan: Plan) -> str:
-    """`NAME-0123456789ab.plan.json`, after the run and the content."""
+    """`NAME-0123456789ab.plan.json`: the run's name and the digest."""
     return f"{plan.run.name}-{plan_digest(plan).partition('-')[2][:NAME_DIGITS]}.plan.json"
 
 
@@ -90,7 +90,7 @@ def _check_version(version: Any, where: str) -> None:
 
 
 def _check_digest(body: dict[str, Any], where: str) -> None:
-    """Also the name has to tell the truth, as far as it holds a digest."""
+    """Checks the digest in the file, and that in the file's name, if it has one."""
     found = _digest_of(body.get("plan"))
     if body.get("digest") != found:
         raise UsageError(
@@ -108,8 +108,8 @@ def _check_digest(body: dict[str, Any], where: str) -> None:
 
 
 def save_plan(plan: Plan, path: Path | str) -> Path:
-    """Whole or not at all: a temporary file beside it takes its place. Into a folder: under the plan's own name.
-    Returns where it lies."""
+    """Write the file atomically, by renaming a temporary file. `path` may be a folder: then under the plan's own name.
+    Returns the file's path."""
     path = Path(path)
     if path.is_dir():
         path = path / plan_file_name(plan)
@@ -139,8 +139,8 @@ def load_plan(path: Path | str) -> Plan:
 
 
 def plan_differences(old: Plan, new: Plan) -> list[str]:
-    """Lines such as `~ islands.home.local_steps: 33 -> 38`, `+ islands.tokyo`, `- islands.home`: what changed, came and
-    went; causes first."""
+    """Lines such as `~ islands.home.local_steps: 33 -> 38`, `+ islands.tokyo`, `- islands.home` for what changed, was
+    added and removed; causes first."""
     before, after = to_plain(old), to_plain(new)
     names = [*CAUSES, *(name for name in before if name not in (*CAUSES, *SAYINGS))]
     return [line for name in names for line in _differences(before[name], after[name], name)]
@@ -183,7 +183,7 @@ def _shown(value: Any) -> str:
 
 
 def _said(item: Any) -> str:
-    """A reason that came or went with an entry, or a value that did."""
+    """The text of an added or removed entry: its reason, or its value."""
     if isinstance(item, dict):
         return f": {item['reason']}" if isinstance(item.get("reason"), str) else ""
     return f": {_shown(item)}"

@@ -31,7 +31,7 @@ def make_plan(
     goal: Goal | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> Plan:
-    """The plan. `origins` names the place of every key that the user gave: what he did not give is searched; None: the
+    """The plan. `origins` names the place of every key that the user gave: other settings are searched; None: the
     settings are taken as they are, and only the islands are chosen.
 
     Raises InfeasibleError if no island remains, the quorum is out of reach, or nothing meets the goal's limits.
@@ -60,7 +60,7 @@ def _plan(
     run: RunSettings, inventory: Inventory, model: ModelFacts, goal: Goal, free: frozenset[str],
     max_work: int = MAX_WORK, start: frozenset[str] = frozenset(), unused: Sequence[Excluded] = (),
 ) -> Plan:  # fmt: skip
-    """`start`: this plan is made again with one thing changed, and nobody asks why islands are left out."""
+    """`start`: this plan is made again with one thing changed; reasons for left-out islands are not needed."""
     everyone = candidates(run, inventory, model)
     _require_prices(everyone, goal)
     found = search(everyone, run, model, free, goal, max_work, start)
@@ -76,8 +76,8 @@ def _plan(
 def _fastest_within(
     everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
 ) -> Fleet | None:
-    """The fastest plan, if it keeps to the limits: a search of many islands that looks for another goal can miss all
-    that do."""
+    """The fastest plan, if it is within the limits: a search of many islands for another goal can miss every plan
+    that is."""
     limits = dataclasses.replace(goal, objective="tokens")
     fastest = None if limits == Goal() else search(everyone, run, model, free, Goal())
     return fastest if fastest and score(fastest, run, model, limits) is not None else None
@@ -119,7 +119,7 @@ def _infeasible(
 def _beyond_limits(
     everyone: Sequence[Candidate], fastest: Fleet, run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
 ) -> InfeasibleError:
-    """What the limits would have to be: the fastest plan's days, or what the cheapest one costs."""
+    """The limits that would be feasible: the fastest plan's days, or the cheapest one's costs."""
     days = math.ceil(100 * run.train.tokens / fastest.tokens_per_s / 86_400) / 100
     if goal.deadline_s is not None and days * 86_400 > goal.deadline_s:
         return InfeasibleError(
@@ -147,7 +147,7 @@ def _beyond_limits(
 def _settings(
     asked: RunSettings, chosen: RunSettings, free: frozenset[str], origins: Mapping[str, str] | None
 ) -> tuple[Setting, ...]:
-    """What was pinned by whom, and what was searched."""
+    """Each setting with the place that pins it, or marked as searched."""
     found = []
     for key in SEARCHED:
         value = getattr(chosen.sync, key)
@@ -160,5 +160,5 @@ def _settings(
 
 
 def _place(origin: str) -> str:
-    """`run.yaml:12` of `/somewhere/run.yaml:12`: a plan is the same wherever its files lie."""
+    """`run.yaml:12` of `/somewhere/run.yaml:12`, so that a plan does not depend on the folder of its files."""
     return origin if origin.startswith("--") else origin.rpartition("/")[2]

@@ -11,7 +11,7 @@ from diloco_cli.plan.plan import Schedule
 from diloco_cli.protocol.rules.quorum import grace_seconds
 
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
-SYNCER_BPS = 10e9  # guessed: what a machine near the bucket reads from it, or writes to it, bits per second
+SYNCER_BPS = 10e9  # guessed: rate at which a machine near the bucket reads from it, or writes to it, bits per second
 STATE_BITS = 64  # of a parameter: itself and its momentum, float32
 
 
@@ -27,7 +27,7 @@ def make_schedule(
 
     xi_slack = tau x slot - exchange and grace <= gamma x xi_slack, at most one slot (arXiv 2604.21428,
     adaptive grace window; through a bucket its inner step is one slot). `auto` adds one slot to the smallest
-    overlap that hides the exchange: without it the slack, and so the grace window, would be next to nothing.
+    overlap that hides the exchange: without it the slack, and so the grace window, would be close to 0.
     """
     round_s = sync.every * min(step_s)
     slot_s = round_s / fragments.count
@@ -86,7 +86,7 @@ def syncer_s(parameters: float, num_islands: int, sync: SyncSettings) -> float:
 
 
 def syncer_load(parameters: float, num_islands: int, round_s: float) -> float:
-    """The share of its time that the syncer merges; beyond 1 rounds grow longer. `parameters`: all of the model's."""
+    """The share of its time in which the syncer merges; beyond 1 rounds get longer. `parameters`: the whole model's."""
     return parameters * num_islands / MERGE_PARAMETERS_PER_S / round_s
 
 

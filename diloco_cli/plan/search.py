@@ -1,7 +1,7 @@
 """Which islands, which codec, H, fragments and quorum: exact while there are few combinations, greedy beyond.
 
-Only what nobody pinned is searched. Every combination is evaluated by `flow.run_fleet`, as the plan itself is; the
-bound is on evaluations of one island, so that ten thousand islands take no longer than ten.
+Only settings that the user did not pin are searched. Every combination is evaluated by `flow.run_fleet`, as the plan
+itself is; the evaluations of single islands are bounded, so that ten thousand islands take no longer than ten.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MAX_WORK = 30_000  # evaluations of one island
 MAX_FOR_SETTINGS = 0.5  # of the work of the greedy search; the rest goes into choosing islands
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
 MAX_EXACT = 16  # islands of which every set may be tried
-MANY_ISLANDS = 32  # beyond it, the quorum is not searched: one of many is always there
+MANY_ISLANDS = 32  # beyond it, the quorum is not searched: of so many islands one is always present
 WORTH_A_CHANGE = 1.002  # a setting other than the first one must be better by this factor
 LONGER = (1, 2, 4, 8, 16, 32)
 FEWER_FRAGMENTS = (1.0, 0.5, 0.25, 2.0)
-PACE_SETTERS = (1, 2, 4, 8)  # islands with the shortest steps that the greedy search tries to do without
+PACE_SETTERS = (1, 2, 4, 8)  # how many islands with the shortest steps the greedy search tries to leave out
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be chosen, the run's own value first. `everys` None: whatever the links need."""
+    """The values to choose from, the run's own first. `everys` None: those that the links need."""
 
     codecs: tuple[tuple[str, str], ...]
     everys: tuple[int, ...] | None
@@ -49,7 +49,7 @@ class Space:
 
 
 def space_of(sync: SyncSettings, free: frozenset[str], model: ModelFacts) -> Space:
-    """`free`: names of `SEARCHED` that nobody pinned."""
+    """The search space; `free`: names of `SEARCHED` that the user did not pin."""
     smaller = [codec for codec in known_codecs() if codec != "fp32"]
     ups = dict.fromkeys((sync.codec, *smaller)) if "codec" in free else (sync.codec,)
     downs = dict.fromkeys((sync.weights_codec, *smaller)) if "weights_codec" in free else (sync.weights_codec,)
@@ -66,7 +66,7 @@ def space_of(sync: SyncSettings, free: frozenset[str], model: ModelFacts) -> Spa
 
 
 def score(fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> float | None:
-    """What the goal makes of a fleet, larger is better; None if it breaks a limit."""
+    """A fleet's score by the goal, larger is better; None if it breaks a limit."""
     days_s = run.train.tokens / fleet.tokens_per_s
     if goal.deadline_s is not None and days_s > goal.deadline_s:
         return None
@@ -99,7 +99,7 @@ def search(
 
 @dataclass
 class _Search:
-    """One search: what may be chosen, the best so far, the work done (evaluations of one island)."""
+    """One search: the space, the best fleet so far, the work done (evaluations of one island)."""
 
     run: RunSettings
     model: ModelFacts
@@ -146,7 +146,7 @@ class _Search:
         self._more_of_the_largest(fitting)
 
     def _more_of_the_largest(self, fitting: Sequence[Candidate]) -> None:
-        """Where the best are the n largest islands: how many more, up to the next number tried, are better still."""
+        """If the best fleet is the n largest islands: tries larger numbers up to the next one already tried."""
         ranked = sorted(fitting, key=_by_size)
         if self.best is None:
             return
@@ -188,7 +188,7 @@ class _Search:
 
 
 def _with(sync: SyncSettings, **changed: Any) -> SyncSettings:
-    """`sync` with other values; the same object where nothing changes, so that settings compare fast."""
+    """`sync` with other values; the same object if nothing changes, so that settings compare fast."""
     return sync if all(getattr(sync, key) == value for key, value in changed.items()) else replace(sync, **changed)
 
 
@@ -198,7 +198,7 @@ def _by_size(candidate: Candidate) -> tuple[float, str]:
 
 
 def _pools(fitting: Sequence[Candidate], goal: Goal) -> Iterator[Sequence[Candidate]]:
-    """The best value for money, where that counts; the largest islands; everybody but those that set the pace."""
+    """The best value for money, if the goal asks for it; the largest islands; all but those that set the pace."""
     if goal.objective == "cost" or goal.budget_per_h is not None or goal.budget_total is not None:
         by_value = sorted(fitting, key=lambda c: (c.island.price_per_h / c.tokens_per_s, c.island.name))
         yield from _first_of(by_value, [*_within_budget(by_value, goal), *_halvings(len(fitting))])
@@ -216,7 +216,7 @@ def _first_of(ranked: Sequence[Candidate], counts: Sequence[int]) -> Iterator[Se
 
 
 def _within_budget(by_value: Sequence[Candidate], goal: Goal) -> list[int]:
-    """As many of the cheapest as the hourly budget pays, and a little fewer."""
+    """How many of the cheapest islands the hourly budget pays for, and slightly smaller numbers."""
     spent = 0.0
     for count, candidate in enumerate(by_value):
         spent += candidate.island.price_per_h
@@ -234,8 +234,8 @@ def _halvings(count: int) -> list[int]:
 
 
 def carried(pool: Sequence[Candidate], every: int, need: Need) -> list[Candidate]:
-    """Those of `pool` (fastest step first) whose links carry the round that the fastest of them sets; one whose link
-    fails even the round that it would set itself goes first."""
+    """The islands of `pool` (fastest step first) whose links carry the round that the fastest of them sets; islands
+    whose link cannot carry even the round that they would set themselves are removed first."""
     first = 0
     while first < len(pool) and not pool[first].carries(need, every * pool[first].step_s):
         first += 1

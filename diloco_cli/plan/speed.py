@@ -1,17 +1,17 @@
 """Tokens per second of an island: measured if the inventory says so, else peak x MFU over FLOPs per token.
 
-Islands of one machine share its cores, and so its speed. Every thread that trains wants a core of its own. Of k awake
-threads on c < k cores, r = k mod c cores hold one thread more than the others. Threads that never sleep are moved about
-by the system and get c / k each over time. One that slept (an emulated slowdown is sleep) wakes on some core and shares
-that core with those who are there, for the short time that a step takes: the one that woke last sits on a fuller core,
-the other k - 1 wherever there is room.
+Islands of one machine share its cores, and so its speed. Every thread that trains uses a whole core. Of k awake threads
+on c < k cores, r = k mod c cores hold one thread more than the others. Threads that never sleep are moved between cores
+by the system and get c / k each over time. A thread that slept (an emulated slowdown is sleep) wakes on some core and
+shares it with the threads there, for the short time of a step: the thread that woke last is on a fuller core, the other
+k - 1 are spread evenly.
 
-    fuller   1 / ceil(k / c)                                     what a thread on a fuller core gets of it
-    other    (c - fuller) / (k - 1)                              the mean of everybody but the last one
+    fuller   1 / ceil(k / c)                                     share of a core for a thread on a fuller core
+    other    (c - fuller) / (k - 1)                              the mean of all threads but the last one
     sleeper  fuller / m + other x (m - 1) / m                    m of the k sleep now and then, each may be the last
 
-A slowdown of s sleeps (s - 1) times as long as the step took, however long that was: its island is awake for exactly
-1 / s of the time, and only then does it crowd others or suffer from them.
+A slowdown of s sleeps (s - 1) times as long as the step took, for steps of any length: its island is awake for exactly
+1 / s of the time, and only then competes with other islands for cores.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption
 
 GUESSED_MFU = 0.40  # of the peak; well-tuned dense training reaches 0.35-0.50 on data-centre accelerators
-MFU_OF_ACHIEVABLE = 0.5  # where even large matrix products miss the peak, training keeps about half of theirs
+MFU_OF_ACHIEVABLE = 0.5  # of the rate of large matrix products, on devices where even these miss the peak
 CPU_GFLOPS_PER_WIDTH = 0.7  # one core, float32: small matrices starve it, so its rate grows with the width
 MAX_CPU_GFLOPS = 120.0
 MPS_GFLOPS = 1000.0
 TERA, GIGA = 1e12, 1e9
 Precision = Literal["auto", "fp32", "bf16"]  # as in `train.precision`
 SERVICE_CORES = 0.2  # syncer, evaluator and supervisor; measured beside the quickstart's learners
-MAX_SLEEPERS = 64  # whose every combination is weighed; of more, as many as are awake on average
+MAX_SLEEPERS = 64  # up to which every combination is weighed; beyond it the mean number awake is used
 
 
 def num_devices(island: IslandSettings) -> int:
@@ -44,8 +44,8 @@ def num_devices(island: IslandSettings) -> int:
 def island_speed(
     island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision
 ) -> tuple[float, Assumption]:
-    """Tokens per second when nothing disturbs the island but an emulated slowdown, and what that rests on. `precision`:
-    the run's. Raises UsageError for a device whose peak in that type is not known, unless its speed is measured."""
+    """Tokens per second of an island alone, with its emulated slowdown, and the source of that figure. `precision`: the
+    run's. Raises UsageError for a device whose peak in that type is not known, unless its speed is measured."""
     if island.tokens_per_s:
         text = f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory"
         return island.tokens_per_s / island.slowdown, Assumption(text, "measured")
@@ -66,7 +66,7 @@ def island_speed(
 
 
 def host_gflops(name: str, model: ModelFacts) -> float:
-    """Of one core, or of the host's own accelerator, in training."""
+    """GFLOP/s of one core, or of the host's own accelerator, in training."""
     return min(CPU_GFLOPS_PER_WIDTH * model.width, MAX_CPU_GFLOPS) if name == CPU else MPS_GFLOPS
 
 
@@ -96,7 +96,7 @@ def default_mfu(device: Device) -> float:
 
 
 def speed_warnings(island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision) -> list[str]:
-    """A peak that the built-in learner cannot use; a measured speed that the device can hardly have."""
+    """Warnings about a peak that the built-in learner cannot use, and about an implausible measured speed."""
     device = find_device(island.accelerators.name, inventory.devices)
     if device.name in HOST_DEVICES:
         return []
@@ -130,24 +130,24 @@ def _implausible(island: IslandSettings, device: Device, model: ModelFacts, prec
 
 
 def shares_cores(island: IslandSettings, region: str | None) -> bool:
-    """Does `launch --region REGION` (None: all) start this island on cores of the machine it runs on?"""
+    """Whether `launch --region REGION` (None: all) starts this island on cores of the machine it runs on."""
     on_cpu = island.accelerators.name.lower() == CPU
     return on_cpu and island.infra == "local" and region in (None, island.region)
 
 
 def busy_cores(islands: Sequence[IslandSettings], region: str | None) -> float:
-    """How many cores are wanted on average: an emulated slowdown is sleep."""
+    """How many cores the islands use on average: an emulated slowdown is sleep."""
     return sum(num_devices(island) / island.slowdown for island in islands if shares_cores(island, region))
 
 
 def share_of_cores(islands: Sequence[IslandSettings], region: str | None, cores: int) -> dict[str, float]:
-    """By island: the share of its planned speed that is left to it, 1 for all that start elsewhere."""
+    """By island: the share of its planned speed that the others leave, 1 for islands that start elsewhere."""
     return {island.name: 1.0 for island in islands} | _shares(islands, region, LocalMachine(cores), 0.0)
 
 
 def shares_of_the_local_machine(inventory: Inventory) -> dict[str, float]:
-    """By island: what is left of its speed where the inventory describes the machine that the local islands share with
-    one another and with the run's own services; empty where it does not (`launch` then counts its own cores)."""
+    """By island: the share of its speed that is left if the inventory describes the machine that the local islands
+    share with one another and with the run's services; empty if it does not (`launch` then counts its own cores)."""
     if inventory.local is None:
         return {}
     return _shares(inventory.islands, None, inventory.local, SERVICE_CORES)
@@ -170,8 +170,8 @@ def _shares(
 def states_of(
     island: IslandSettings, here: Sequence[IslandSettings], local: LocalMachine, services: float
 ) -> Iterator[tuple[float, float]]:
-    """(probability, speed) in every state of the machine in which `island`, one of those `here`, is awake. The speed
-    of one of its threads over that of one alone: its seat x what the crowd costs x what the run's services leave."""
+    """(probability, speed) in every state of the machine in which `island`, one of those `here`, is awake. The speed of
+    one of its threads relative to a thread alone: seat x crowd x the share that the run's services leave."""
     sleeps = island.slowdown > 1
     own = num_devices(island)
     steady = sum(num_devices(other) for other in here if other.slowdown == 1 and other is not island)
@@ -183,8 +183,8 @@ def states_of(
 
 
 def woken_threads(sleepers: Sequence[IslandSettings]) -> Iterator[tuple[float, int]]:
-    """How probable it is that so many threads of islands that sleep now and then, each by itself, are awake; the
-    probabilities add up to 1."""
+    """(probability, number of awake threads) of islands that sleep now and then, independently; the probabilities add
+    up to 1."""
     if len(sleepers) > MAX_SLEEPERS:
         yield 1.0, round(sum(num_devices(island) / island.slowdown for island in sleepers))
         return
@@ -200,7 +200,7 @@ def woken_threads(sleepers: Sequence[IslandSettings]) -> Iterator[tuple[float, i
 
 
 def seat(awake: int, sleepers: int, cores: int, sleeps: bool) -> float:
-    """The share of a core that a thread of a sleeper (`sleeps`) or of somebody else gets, over the even one."""
+    """The share of a core of a thread that sleeps now and then (`sleeps`), or of another one, over the even share."""
     if awake <= cores or awake % cores == 0 or sleepers == 0:
         return 1.0
     fuller = 1 / ceil(awake / cores)
@@ -210,14 +210,14 @@ def seat(awake: int, sleepers: int, cores: int, sleeps: bool) -> float:
 
 
 def left(awake: int, cores: int, services: float) -> float:
-    """What the run's services leave: they take what they need, first from cores that are idle."""
+    """The share that the run's services leave: they take what they need, first from idle cores."""
     wanted = min(awake, cores)
     return max(0.0, min(wanted, cores - services)) / wanted
 
 
 def crowd(local: LocalMachine, awake: int) -> float:
-    """The speed of one of `awake` threads as a share of one's alone: as measured; beyond the largest number measured,
-    and where none was, as the cores are divided."""
+    """The speed of one of `awake` threads relative to one alone: as measured; beyond the largest measured number, and
+    without a measurement, by dividing the cores."""
     known = local.crowding
     if awake <= len(known):
         return known[awake - 1]

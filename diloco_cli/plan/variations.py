@@ -1,5 +1,5 @@
-"""The plan made again with one thing changed: a setting (what else could be done with the same hardware, and why it was
-not), or the hardware, the settings pinned (what would change the answer)."""
+"""The plan made again with one thing changed: a setting (alternatives on the same hardware, and why they were not
+chosen), or the hardware with the settings pinned (sensitivities)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY_ISLANDS = 200  # beyond it, only a few changes are tried
 FEW_SETTINGS, FEW_CHANGES = 2, 3
 MAX_CHANGES = 8  # of the hardware
 WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal
-NOTHING = 0.05  # percent: smaller gains by other hardware are not worth a line
+NOTHING = 0.05  # percent: smaller gains by other hardware are not listed
 LUMPY = 1.5  # times the mean fragment: then one large tensor decides how long an exchange takes
 MORE_OFTEN = "but learners exchange less often"
 COARSER = "but deltas and versions are rounded more"
@@ -82,7 +82,7 @@ def _alternative(plan: Plan, name: str, sync: SyncSettings, price: str, again: A
 
 
 def sensitivities(plan: Plan, again: Again) -> tuple[Sensitivity, ...]:
-    """The changes that matter, the largest first."""
+    """The changes with an effect, the largest first."""
     limit = MAX_CHANGES if len(plan.inventory.islands) <= MANY_ISLANDS else FEW_CHANGES
     found = []
     for text, inventory in islice(_hardware(plan), limit):
@@ -97,7 +97,7 @@ def sensitivities(plan: Plan, again: Again) -> tuple[Sensitivity, ...]:
 
 
 def _hardware(plan: Plan) -> Iterator[tuple[str, Inventory]]:
-    """What lets left-out islands in; faster links; fewer failures; other speeds than guessed."""
+    """Changes that let left-out islands in; faster links; fewer failures; other speeds than guessed."""
     excluded = {island.name for island in plan.excluded}
     for island in plan.inventory.islands:
         if island.name in excluded and (faster := _carrying(island.link, plan)) is not None:

@@ -1,1 +1,1 @@
-"""What this machine reaches, measured: matrix products, training steps alone and crowded, a store's speed."""
+"""Measurements of this machine: matrix products, training steps alone and crowded, a store's speed."""

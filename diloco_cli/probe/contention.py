@@ -1,8 +1,8 @@
-"""Several processes that train at once on one machine: what each keeps of the speed that one has alone.
+"""Several processes that train at once on one machine: the speed of each, relative to one process alone.
 
-Speeds on cores are tokens per second of CPU time, times the share of a core that k processes get of a machine that
-does nothing else. On a quiet machine that is what a clock shows; on a busy one it is what a quiet one would do, and
-`free` tells how far the clock was off.
+Speeds on cores are tokens per second of CPU time, times the share of a core that k processes get on an otherwise idle
+machine. On a quiet machine that equals the speed by the clock; on a busy one it is the speed of a quiet machine, and
+`free` shows how far the speed by the clock was off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LATE_BY_S = 60.0
 ENDS_WITHIN_S = 5.0
 MAX_PROCESSES = 16
 REPEATS = 3
-TURNS = 6  # of every number of processes, half as long each: speeds of one machine drift within seconds
+TURNS = 6  # for every number of processes, each half as long: a machine's speed drifts within seconds
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -42,9 +42,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Crowding:
-    """`tokens_per_s[k]`: of one of k processes at once. `free`: the share of the wall time that a process alone had a
-    core for itself; well below 1 says that something else was using the machine. `relative[k]`: the speed of one of k
-    over that of one alone, each time compared with its neighbour in time."""
+    """`tokens_per_s[k]`: of one of k processes at once. `free`: the share of the wall time in which a process alone had
+    a core for itself; well below 1 means that other programs used the machine. `relative[k]`: the speed of one of k
+    over that of one alone, each compared within the same turn."""
 
     tokens_per_s: dict[int, Spread]
     free: float
@@ -55,8 +55,8 @@ class Crowding:
         return self.tokens_per_s[1]
 
     def shares(self) -> tuple[float, ...]:
-        """For 1, 2, ... processes: the speed of each over that of one alone, never rising; between the numbers that
-        were measured, what all do together changes in a straight line."""
+        """For 1, 2, ... processes: the speed of each over that of one alone, never rising; between measured numbers of
+        processes the total speed is interpolated linearly."""
         points = sorted(self.relative)
         together = {num: num * self.relative[num] for num in points}
         shares = [1.0]
@@ -86,8 +86,8 @@ def measure_crowding(load: Load, cores: int, seconds: float, say: Callable[[str]
 
 
 def relative_to_alone(speeds: dict[int, list[float]]) -> dict[int, float]:
-    """By number of processes the median over turns of the speed over that of one alone in the same turn: what slows
-    the whole machine for some seconds is in both."""
+    """By number of processes the median over turns of the speed over that of one alone in the same turn: a slowdown of
+    the whole machine for some seconds affects both."""
     return {
         num: spread_of([speed / alone for speed, alone in zip(values, speeds[1], strict=True)]).median
         for num, values in speeds.items()
@@ -95,7 +95,7 @@ def relative_to_alone(speeds: dict[int, list[float]]) -> dict[int, float]:
 
 
 def measure_alone(load: Load, seconds: float, say: Callable[[str], None]) -> Spread:
-    """One process alone, `REPEATS` times: what one accelerator does."""
+    """One process alone, `REPEATS` times: the speed of one accelerator."""
     say(f"starting a process that trains {model_name(load.run)} on {load.device}")
     with _workers(load, 1) as workers:
         answers = [_train_at_once(workers, seconds)[0] for _ in range(REPEATS)]
@@ -114,7 +114,7 @@ def model_name(run: RunSettings) -> str:
 
 @contextmanager
 def _workers(load: Load, num: int) -> Iterator[list[Child]]:
-    """Processes that are ready to train; they end with the block, whatever happens in it."""
+    """Processes that are ready to train; they end with the block, also after an error."""
     workers: list[Child] = []
     try:
         for shard in range(num):
@@ -149,7 +149,7 @@ def _train_at_once(workers: Sequence[Child], seconds: float) -> list[dict[str, A
 
 
 def _answer(worker: Child, within_s: float) -> dict[str, Any]:
-    """Raises RunFailedError if there is none in time, or if the worker says what went wrong."""
+    """A worker's answer. Raises RunFailedError if there is none in time, or if the worker reports an error."""
     try:
         found: dict[str, Any] | None = worker.answer(within_s)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""What was measured, as an inventory: the run's own with its islands here measured, or one island for this machine.
+"""Measurements as an inventory: the run's own with measured values of its islands here, or one island: this machine.
 
 Pure: measurements in, an inventory and the comments of its keys out.
 """
@@ -35,7 +35,7 @@ PEAKS = ("bf16", "fp16", "fp32")  # the best type that training can use comes fi
 
 @dataclass(frozen=True)
 class Measurements:
-    """What there was to measure. `matrix` in TFLOP/s by type; `trained` names model, batch and threads."""
+    """All measurements. `matrix` in TFLOP/s by type; `trained` names model, batch and threads."""
 
     machine: MachineFacts
     matrix: dict[str, Spread]
@@ -69,7 +69,7 @@ def new_inventory(found: Measurements, name: str, region: str, store_url: str) -
 
 
 def measured(found: Measurements, inventory: Inventory) -> MachineEntry:
-    """The inventory with what was measured put into the islands that start on this machine."""
+    """The inventory with the measured values in the islands that start on this machine."""
     comments: dict[str, str] = {}
     islands = tuple(_island(found, island, comments) for island in inventory.islands)
     local = inventory.local
@@ -81,7 +81,7 @@ def measured(found: Measurements, inventory: Inventory) -> MachineEntry:
 
 
 def figures(found: Measurements) -> list[str]:
-    """Everything that was measured with its spread, a line each."""
+    """Every measurement with its spread, a line each."""
     machine = found.machine
     each = "" if machine.memory_gb is None else f" of {machine.memory_gb:.0f} GB"
     accelerators = f"{machine.accelerators.name}:{machine.accelerators.count}{each}"
@@ -104,7 +104,7 @@ def figures(found: Measurements) -> list[str]:
 
 
 def _speed_of(found: Measurements, island: IslandSettings) -> Spread | None:
-    """Of one accelerator of the island, if that was measured: it starts here, on the same kind."""
+    """The measured speed of one accelerator of the island, if the island starts here and has the same kind."""
     if island.infra != "local":
         return None
     if island.accelerators.name == CPU:
@@ -132,7 +132,7 @@ def _island(found: Measurements, island: IslandSettings, comments: dict[str, str
 
 
 def _devices(found: Measurements) -> dict[str, Device]:
-    """Of the catalogue's device the share of its peak that was reached; a strange one as it was measured."""
+    """For a device of the catalogue, the share of its peak that was reached; for another, the measured values."""
     machine = found.machine
     name, known = machine.accelerators.name, in_catalogue(machine.accelerators.name)
     if machine.memory_gb is None:
@@ -163,5 +163,5 @@ def rounded(value: float) -> float:
 
 
 def island_name(text: str) -> str:
-    """`Box_1.lan` -> box-1-lan: what an island or a region may be called."""
+    """`Box_1.lan` -> box-1-lan: a valid name of an island or a region."""
     return NOT_IN_NAMES.sub("-", text.lower()).strip("-")[:MAX_NAME] or "island"

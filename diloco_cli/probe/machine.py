@@ -1,4 +1,4 @@
-"""What this machine is, and the matrix product that it reaches: 2 n^3 operations over the time they take."""
+"""The facts of this machine, and its speed of matrix products: 2 n^3 operations over the time they take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MachineFacts:
 
 
 def machine_facts() -> MachineFacts:
-    """The best accelerators that torch sees: CUDA (or ROCm) devices, else Apple's, else the cores."""
+    """The best accelerators that torch finds: CUDA (or ROCm) devices, else Apple's, else the cores."""
     host_memory_gb = psutil.virtual_memory().total / GB
     cores = usable_cores()
     if torch.cuda.is_available():
@@ -52,7 +52,7 @@ def machine_facts() -> MachineFacts:
 
 
 def device_name(driver_name: str) -> str:
-    """`NVIDIA GeForce RTX 4090` -> RTX-4090: the vendor away, one word; the catalogue's aliases do the rest."""
+    """`NVIDIA GeForce RTX 4090` -> RTX-4090: one word without the vendor; the catalogue's aliases match the rest."""
     return PACKAGING.sub("", VENDORS.sub("", driver_name.strip()).replace(" ", "-")) or "accelerator"
 
 
@@ -62,7 +62,7 @@ def matrix_tflops(kind: str, device: str, seconds: float) -> Spread | None:
     torch.set_num_threads(1)
     try:
         return _tflops(kind, torch.device(device), seconds / REPEATS)
-    except RuntimeError:  # torch's word for "not implemented for this type here"
+    except RuntimeError:  # torch raises it if the type is not implemented on this device
         return None
     finally:
         torch.set_num_threads(threads)
@@ -87,5 +87,5 @@ def _multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, se
 
 
 def _wait_for(product: torch.Tensor) -> None:
-    """Accelerators work behind one's back: reading a number waits for them."""
+    """Accelerators work asynchronously: reading a number waits for them."""
     product[0, 0].item()

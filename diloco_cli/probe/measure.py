@@ -72,7 +72,7 @@ class Probe:
         return measure_alone(load, self.seconds, self.say)
 
     def _has_local(self, name: str, machine: MachineFacts) -> bool:
-        """Does an island start here on these accelerators? Without an inventory: on the best there are."""
+        """Whether an island starts here on these accelerators; without an inventory, on the best ones."""
         if self.inventory is None:
             return machine.accelerators.name == name
         islands = self.inventory.islands

@@ -1,4 +1,4 @@
-"""A figure that was measured several times, on a machine that may be doing other things."""
+"""A figure that was measured several times, because the machine may be busy with other programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of `num` values and how far they lie apart."""
+    """The median of `num` values, and their range."""
 
     median: float
     low: float
@@ -26,5 +26,5 @@ class Spread:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
+    """The spread of at least one value."""
     return Spread(median(values), min(values), max(values), len(values))

@@ -1,4 +1,4 @@
-"""How fast a store takes and gives whole objects, and how long the smallest request takes."""
+"""How fast whole objects are written to and read from a store, and how long the smallest request takes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class StoreSpeed:
 
 
 def measure_store(store: Store, seconds: float, payload_bytes: int = PAYLOAD_BYTES) -> StoreSpeed:
-    """At least `FEWEST_PAYLOADS` objects each way, no new one after `seconds`; what was written is deleted again.
+    """At least `FEWEST_PAYLOADS` objects each way, no new one after `seconds`; written objects are deleted again.
 
-    Bytes that compress or repeat could flatter a link, so every payload is another slice of random ones.
+    Bytes that compress or repeat could make a link look faster, so every payload is another slice of random ones.
     """
     prefix, written = f"probe-{nonce()}", []
     noise = _noise(payload_bytes + MAX_PAYLOADS)

@@ -1,8 +1,8 @@
-"""One process that makes real inner steps of a run's model whenever it is told to, and says how fast it was.
+"""A process that makes real inner steps of a run's model on request, and reports how fast it was.
 
-`python -m diloco_cli.probe.worker` reads its order (one line of JSON) from stdin and says that it is ready; then each
-line is a number of seconds to train for, answered with one line of JSON. At the end of stdin it ends. Parameters stay
-as they are (the learning rate is 0), so every step costs the same.
+`python -m diloco_cli.probe.worker` reads its order (one line of JSON) from stdin and answers that it is ready; then
+each line is a number of seconds to train for, answered with one line of JSON. It ends at the end of stdin. Parameters
+do not change (the learning rate is 0), so every step costs the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
         replica, batch_tokens = _replica(order), int(order["batch_tokens"])
         for step in range(WARM_UP_STEPS):
             replica.step(step * batch_tokens, batch_tokens, 0.0)
-    except (DilocoError, RuntimeError) as error:  # torch says with a RuntimeError that memory is short
+    except (DilocoError, RuntimeError) as error:  # torch raises a RuntimeError if memory is short
         hint = error.hint if isinstance(error, DilocoError) else None
         _say(answers, {"error": str(error).splitlines()[0], "hint": hint})
         return 1
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _own_stdout() -> IO[str]:
-    """What a user's model prints must not mix with the answers: it goes to stderr."""
+    """The stdout for answers; the output of a user's model goes to stderr, so that it does not mix with them."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers

@@ -2,7 +2,7 @@
 
 A pid alone is not enough, because pids are reused; nor is a command line, because any process may have the same one.
 
-Signals are sent here alone: to exactly the identified process, or to none.
+Only this module sends signals to processes of a run: to the identified process, or to none.
 """
 
 from __future__ import annotations

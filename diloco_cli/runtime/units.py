@@ -189,7 +189,7 @@ LAST_STATES = frozenset({UnitState.DONE, UnitState.FAILED})
 
 
 def next_state(state: UnitState, event: UnitEvent) -> UnitState:
-    """Raises IllegalStateError for a way that the table does not have."""
+    """The state after the event. Raises IllegalStateError for a transition that the table does not have."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

@@ -1,7 +1,7 @@
 """The common part of stores over a network: the verbs of the port, made of one client's requests.
 
-What a bucket may answer, whichever client asks; and `check_endpoint`: where a client may send its requests, for an
-address from the environment is only as good as the person that set it.
+Also the answers of a bucket, common to all clients; and `check_endpoint`: where a client may send its requests, because
+an address from the environment may be wrong, or set by an attacker.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def within_range(data: bytes, num_bytes: int, where: str) -> bytes:
 
 
 ANSWERS = (ObjectAbsentError, ConditionFailedError, RangeBehindEndError)
-"""What a client's request may also end with; all else is an error of the port."""
+"""Errors of a client's request that are answers; all others are errors of the port."""
 _BY_STATUS = {404: ObjectAbsentError, 412: ConditionFailedError, 416: RangeBehindEndError}
 
 
 class BucketStore(ABC):
     """A bucket and prefix. The client starts at the first call, in the process that makes it: never share one store
-    with a forked child. Retries are not made here, but for the parts of a large object."""
+    with a forked child. It retries only the parts of a large object."""
 
     def __init__(self, url: str, sorted_error: Callable[[Exception, str], Exception]) -> None:
         """`sorted_error(error, where)`: the port's error, or one of ANSWERS, for what the client raised."""

@@ -6,10 +6,10 @@ are fsynced, and get their name by one `link`, which succeeds for one writer onl
 fsynced, and last the temporary name is removed. Directories are walked by descriptor with O_NOFOLLOW, so a
 symbolic link below the root is never followed, also one that is planted during the walk.
 
-`Paging`: a listing goes page by page, where each page alone would cost a look at everything. A walk over the keys in
-order is kept for the call that asks for what follows it, so that a listing of n keys in pages costs hardly more than
-one without. What is created meanwhile may be missing between the pages of one walk (a listing may lag), never behind
-its end, and never in a walk that begins anew.
+`Paging`: listings page by page, where each page alone would need a scan of all keys. A walk over the keys is kept for
+the call that asks for the next page, so that a listing of n keys in pages costs hardly more than one without pages. A
+key created during a walk may be missing between the pages of that walk (a listing may lag), but not after its end, and
+not in a new walk.
 """
 
 from __future__ import annotations

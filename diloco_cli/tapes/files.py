@@ -1,4 +1,4 @@
-"""Tapes as files: one JSON object, gzipped if the name ends in .gz. Read strictly: a tape may come from anybody."""
+"""Tapes as files: one JSON object, gzipped if the name ends in .gz. Read strictly: its source is not trusted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from diloco_cli.runtime.files import NO_SPACE_ERRNOS
 from diloco_cli.tapes.needs import needs_of
 
 MAX_TAPE_BYTES = 1 << 30  # unpacked
-MAX_PACKED = 200  # times: honest tapes are packed 10 to 30 times; a bomb is packed a thousand times
+MAX_PACKED = 200  # largest compression ratio: honest tapes have 10 to 30, a decompression bomb a thousand
 ALWAYS_UNPACKED_BYTES = 8 << 20
 PIECE_BYTES = 1 << 20
 KIND = "diloco tape"
@@ -26,7 +26,7 @@ HINT = "write one with: diloco export RUN --tape FILE"
 
 
 def write_tape(tape: Tape, path: Path) -> int:
-    """Appears whole or not at all; equal tapes give equal bytes. Returns the file's size in bytes."""
+    """Write the file atomically; equal tapes give equal bytes. Returns the file's size in bytes."""
     data = _as_json({"kind": KIND, **to_plain(tape)})
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
@@ -93,7 +93,7 @@ def _read_plain(path: Path) -> dict[str, Any]:
 
 
 def _read_at_most(stream: io.BufferedIOBase, most: int) -> bytes:
-    """In pieces: asked for all at once, a reader takes that much memory whatever there is to read."""
+    """Read in pieces: asked for `most` bytes at once, a reader would allocate them even for a small file."""
     pieces: list[bytes] = []
     while most > 0 and (piece := stream.read(min(most, PIECE_BYTES))):
         pieces.append(piece)

@@ -1,6 +1,6 @@
-"""What of a tape shapes its merges, and whether it can be played at all. Pure: no torch.
+"""The part of a tape that its merges depend on, and whether the tape can be played at all. Pure: no torch.
 
-A track is performed no further than its last event that a merge, or a successor's restored moments, depend on.
+A track is performed up to its last event on which a merge, or a successor's restored moments, depend.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Save = tuple[str, int, int]  # (learner, incarnation, step of the optimizer)
 
 @dataclass
 class Needs:
-    """`until`: how many events of each track to perform. `versions`: how often each is adopted or a base of what is
-    merged. `applied`: offers that a merge takes. `since`: offers after which progress is kept in a later adoption.
-    `saves`: moments that a successor restores, and how many do."""
+    """`until`: how many events of each track to perform. `versions`: how often each is adopted, or is the base of a
+    merged offer. `applied`: merged offers. `since`: offers after which progress is kept in a later adoption. `saves`:
+    moments that successors restore, and how many do."""
 
     until: dict[TrackId, int] = field(default_factory=dict)
     versions: Counter[Version] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class Needs:
 
 
 def needs_of(tape: Tape) -> Needs:
-    """Raises UsageError where the tape refers to what is not on it."""
+    """Raises UsageError if the tape refers to something that it does not hold."""
     _check_run(tape.run)
     _check_merges(tape)
     tracks = {(track.learner, track.incarnation): track for track in tape.tracks}
@@ -58,7 +58,7 @@ def save_restored(track: Track) -> Save | None:
 
 
 def _find_horizons(tape: Tape, tracks: dict[TrackId, Track], needs: Needs) -> None:
-    """From the newest incarnation back: what it restored, an older one must have saved."""
+    """From the newest incarnation back: an older one must have saved the moments that it restored."""
     restored: set[Save] = set()
     for number in sorted(tracks, reverse=True):
         track = tracks[number]
@@ -80,7 +80,7 @@ def _find_horizons(tape: Tape, tracks: dict[TrackId, Track], needs: Needs) -> No
 
 
 def _follow(tape: Tape, track: Track, needs: Needs) -> None:
-    """One track's events up to its horizon: each must make sense after those before it."""
+    """Check one track's events up to its horizon: each must be possible after those before it."""
     fragments = tape.run.num_fragments
     _expect(tape.run.island(track.learner) is not None, f"the run has no learner {track.learner!r}")
     _expect(0 <= track.position < MAX_EXACT, f"{_name(track)} begins at token {track.position}")

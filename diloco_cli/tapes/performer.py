@@ -33,7 +33,7 @@ class Sent:
 
 
 class Versions:
-    """The weights of the versions that somebody still needs, decoded when first adopted: [n] float32 each."""
+    """The weights of the versions that the replay still needs, decoded when first adopted: [n] float32 each."""
 
     def __init__(self, tape: Tape, needs: Needs) -> None:
         self._layout, self.uses = tape.run.layout, needs.versions.copy()
@@ -61,7 +61,7 @@ class Versions:
         return self._decoded[fragment, version]
 
     def used(self, fragment: int, version: int) -> None:
-        """One of its uses is over."""
+        """One of the version's uses is over."""
         self.uses[fragment, version] -= 1
         if self.uses[fragment, version] <= 0:
             self.encoded.pop((fragment, version), None)
@@ -70,7 +70,7 @@ class Versions:
 
 @dataclass
 class TapeWorld:
-    """What the performers of one tape share. `merge_numbers`, `merged_tokens`: of the merges, in their order."""
+    """The shared state of one tape's performers. `merge_numbers`, `merged_tokens`: of the merges, in their order."""
 
     tape: Tape
     needs: Needs
@@ -109,7 +109,7 @@ class Performer:
             self._begin()
 
     def _begin(self) -> None:
-        """From the versions that it joined with."""
+        """Begin with the versions that the incarnation began with."""
         for fragment, version in enumerate(self.track.versions):
             self.fragments.begin(fragment, self.world.versions.values(fragment, version))
             self.world.versions.used(fragment, version)

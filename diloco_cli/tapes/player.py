@@ -2,8 +2,8 @@
 
     for merge in Player(tape).merges(): ...
 
-The same tape gives the same parameters bit for bit, whatever timing the run had or the replay has, on the same kind of
-machine with the same torch. In memory: a replica per learner, and what somebody still needs of deltas and versions.
+The same tape gives the same parameters bit for bit, with any timing of the run or of the replay, on the same kind of
+machine with the same torch. In memory: a replica per learner, and the deltas and versions that are still needed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from diloco_cli.tensors.merge import DeltaSource
 
 @dataclass(frozen=True)
 class PlayedMerge:
-    """One merge as it came out. `losses`: of each input's learner at its send, nats per token, in the order of the
-    inputs; `expected`: the digest that the tape knows."""
+    """The result of one merge. `losses`: of each input's learner at its send, nats per token, in the order of the
+    inputs; `expected`: the digest on the tape."""
 
     n: int
     slot: int
@@ -45,12 +45,12 @@ class PlayedMerge:
 
     @property
     def as_recorded(self) -> bool:
-        """False only if the tape knows another digest."""
+        """False only if the tape has another digest."""
         return self.expected in (None, self.state_digest)
 
 
 class Player:
-    """Holds the whole run in one process. `data`: what build_data gives for the tape's settings, if it is at hand."""
+    """Holds the whole run in one process. `data`: the result of build_data for the tape's settings, if already made."""
 
     def __init__(self, tape: Tape, *, device: torch.device = CPU, data: Data | None = None) -> None:
         torch.set_num_threads(1)
@@ -82,7 +82,7 @@ class Player:
         return tensors
 
     def held_out_loss(self, num_sequences: int) -> float:
-        """Of the outer parameters, nats per token: what the syncer's evaluator computes."""
+        """The loss of the outer parameters, nats per token, as the syncer's evaluator computes it."""
         if self._evaluated is None:
             self._evaluated = build_model(self.run.settings).eval()
         tensors = dict(self._evaluated.named_parameters())
@@ -95,7 +95,7 @@ class Player:
         return self.held_out_loss(self.run.settings.evaluation.sequences * FINAL_FACTOR)
 
     def restore(self, fragment: int, state: bytes) -> None:
-        """Outer parameters and momentum, as some other player had them."""
+        """Set a fragment's outer parameters and momentum from those of another player."""
         self.arithmetic.restore(fragment, digest(state), state)
         self.states[fragment] = state
 
@@ -127,7 +127,7 @@ class Player:
         return state_digest
 
     def _delta(self, offer: OfferId, merge: TapeMerge, scale: float) -> DeltaSource:
-        """As the syncer reads it: re-anchored if its base is not the fragment's version now."""
+        """The delta as the syncer reads it: re-anchored if its base is not the fragment's current version."""
         sent = self.world.sent.pop(offer)
         if sent.fragment != merge.fragment:
             raise UsageError(f"this tape cannot be played: merge {merge.n} takes {offer}, which is another fragment's")
@@ -148,8 +148,8 @@ class Player:
             self._performer((learner, incarnation)).perform_until(partial(_sends, seq))
 
     def _performer(self, number: TrackId) -> Performer:
-        """The track's performer. If it begins with moments that are yet to be saved, those who save them come first,
-        the oldest of them at the beginning."""
+        """The track's performer. If the track begins with moments that are not saved yet, the tracks that save them are
+        performed first, the oldest one before the others."""
         missing: list[Save] = []
         save = save_restored(self.tracks[number]) if number not in self.performers else None
         while save is not None and save not in self.world.saved:
@@ -166,7 +166,7 @@ class Player:
         return self.performers[number]
 
     def replica_of(self, learner: str) -> Replica:
-        """A fresh one, as the learner's process builds it."""
+        """A fresh replica, as the learner's process builds it."""
         run, island = self.run, self.run.island(learner)
         model, micro = build_model(run.settings).to(self.device), island.micro_batch_tokens if island else None
         return Replica(run.settings, model, self.data, run.shard_of(learner), run.num_shards, self.device, micro)
@@ -184,14 +184,14 @@ class Player:
         return Performer(self.world, track, replica)
 
     def _forget_the_done(self) -> None:
-        """A performer past its track's last event that matters gives its memory back."""
+        """Free the performers whose track has been performed to its last needed event."""
         until = self.world.needs.until
         for number in [n for n, performer in self.performers.items() if performer.cursor >= until[n]]:
             del self.performers[number]
 
 
 def _as_offer(offer: OfferId, sent: Sent) -> Offer:
-    """What the arithmetic needs to know of an offer; its claims (tokens, steps, data) are in the merge's weight."""
+    """The offer's fields that the arithmetic needs; tokens, steps and data are in the merge's weight already."""
     learner, incarnation, seq = offer
     return Offer(
         learner, incarnation, seq, sent.slot, sent.fragment, sent.base, base_digest="", data_start=0, data_end=0,

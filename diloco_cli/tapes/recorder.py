@@ -1,6 +1,6 @@
-"""Records a run's tape from its bucket alone, at any time: the log says what was merged, the offers how it came to be.
+"""Records a run's tape from its bucket alone, at any time: merges from the log, the learners' events from the offers.
 
-Nothing is guessed: what cannot be reconstructed raises DataCheckError with the object's key and the reason.
+Nothing is guessed: if a part cannot be reconstructed, DataCheckError names the object's key and the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Wanted:
 
 
 def record(store: Store, run: RunFormat) -> Tape:
-    """Everything that shaped the merges in the log so far. Raises DataCheckError, TryAgainError before any merge."""
+    """The tape of all merges in the log so far. Raises DataCheckError; TryAgainError before the first merge."""
     merges: list[TapeMerge] = []
     inputs: dict[OfferId, tuple[MergedOffer, int]] = {}
     for commit, state in _log(store, run):
@@ -51,7 +51,7 @@ def record(store: Store, run: RunFormat) -> Tape:
 
 
 def _log(store: Store, run: RunFormat) -> Iterator[tuple[Commit, RunState]]:
-    """Every commit from 0 on, the chain checked, with what the log says after it."""
+    """Every commit from 0 on, the chain checked, with the state after it."""
     state = RunState()
     while (data := store.get(key := commit_key(state.n + 1), MAX_RECORD_BYTES)) is not None:
         state = fold(run, state, data)
@@ -59,7 +59,7 @@ def _log(store: Store, run: RunFormat) -> Iterator[tuple[Commit, RunState]]:
 
 
 def _read_tracks(store: Store, inputs: dict[OfferId, tuple[MergedOffer, int]]) -> list[Track]:
-    """The tracks of what was merged, and those whose saved moments they began with."""
+    """The tracks of the merged offers, and the tracks whose saved moments those began with."""
     wanted: dict[TrackId, _Wanted] = {}
     for learner, incarnation, seq in inputs:
         track = wanted.setdefault((learner, incarnation), _Wanted())
@@ -80,7 +80,7 @@ def _read_tracks(store: Store, inputs: dict[OfferId, tuple[MergedOffer, int]]) -
 def _read_track(
     store: Store, number: TrackId, wanted: _Wanted, inputs: dict[OfferId, tuple[MergedOffer, int]]
 ) -> tuple[Track, Save | None]:
-    """One incarnation's offers from the first to the last that matters, put together."""
+    """One incarnation's events, from its offers up to the last one needed."""
     began, events, missing = None, [], set(wanted.saves)
     seq = 0
     while seq <= wanted.last_seq or missing:
@@ -124,7 +124,7 @@ def _read_offer(store: Store, offer: OfferId) -> tuple[Offer, str]:
 
 
 def _save_of(began: Beginning, number: TrackId) -> Save | None:
-    """The moments that an incarnation began with. Only an earlier incarnation's: the walk over them ends."""
+    """The moments that an incarnation began with. Only those of an earlier incarnation, so that the walk ends."""
     if began.inner is None:
         return None
     save, key = read_inner_key(began.inner), offer_key(*number, 0)

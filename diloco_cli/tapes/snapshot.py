@@ -1,7 +1,7 @@
-"""A player's whole state in one safetensors file, at any moment of a replay: it goes on as if nothing had happened.
+"""A player's whole state in one safetensors file, at any time of a replay; a player resumed from it gives the same.
 
-Outer parameters and momentum; every learner's parameters, optimizer, random numbers and place on its track; what is in
-flight between them. (The consistent snapshot of arXiv 2604.21428, of a run that is replayed.)
+It holds outer parameters and momentum; every learner's parameters, optimizer, random numbers and place on its track;
+and the deltas in flight. (The consistent snapshot of arXiv 2604.21428, for a replayed run.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def save_snapshot(player: Player, path: Path) -> None:
-    """Appears whole or not at all."""
+    """Write the file atomically."""
     tensors, world, versions = Tensors(), player.world, player.world.versions
     for fragment, state in enumerate(player.states):
         tensors[f"state/{fragment}"] = _as_tensor(state)
@@ -60,7 +60,7 @@ def save_snapshot(player: Player, path: Path) -> None:
 
 
 def resume(tape: Tape, path: Path, *, device: torch.device = CPU, data: Data | None = None) -> Player:
-    """The player as it was when the snapshot of this very tape was taken."""
+    """The player as of the snapshot, which must be of this tape."""
     facts, tensors = _read(path)
     if facts.get("tape") != tape_digest(tape):
         raise UsageError("this is a snapshot of another tape's replay", where=str(path))

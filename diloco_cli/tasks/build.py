@@ -18,7 +18,7 @@ from diloco_cli.tasks import huggingface, models
 from diloco_cli.tasks.data import ByteText, Digits
 
 CONTRACT = "forward(tokens, targets) must return the mean loss, or (loss, auxiliary) while training: scalar tensors"
-DEFAULT_SEQUENCE = 128  # of preset data under a model of one's own
+DEFAULT_SEQUENCE = 128  # of preset data for a user's own model
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -101,10 +101,10 @@ def build_data(run: RunSettings) -> Data:
 
 
 def losses_of(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the loss that is reported, what is differentiated: the loss and, if the model gives one, its auxiliary term).
+    """(the reported loss, the objective: the loss plus the model's auxiliary term, if it gives one).
 
-    An auxiliary term (the balance of experts) shapes the training and appears in no figure. Raises UsageError for
-    anything but scalars of a floating type.
+    An auxiliary term (the balance of experts) is trained on and not reported. Raises UsageError for anything but
+    scalars of a floating type.
     """
     terms = output if isinstance(output, tuple) else (output,)
     if len(terms) not in (1, 2) or not all(_is_scalar(term) for term in terms):
@@ -133,7 +133,7 @@ def search_first(folder: Path) -> None:
 
 
 def _call(entrypoint: str, arguments: dict[str, Any], where: str) -> Any:
-    """What the user's function returns; what it raises is an error of its own, not ours."""
+    """The result of the user's function; an error in it is reported as the user's."""
     function = _function(entrypoint, where)
     try:
         return function(**arguments)

@@ -1,6 +1,6 @@
-"""Does a model and its data work together? Tried on two examples before anything is started.
+"""Checks that a model and its data work together: tried on two examples before any unit is started.
 
-Whatever is wrong with a user's own code shows here, with what was expected, and not in three learners' logs.
+So an error in a user's code is reported here, with what was expected, and not in three learners' logs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of
 
 EXAMPLES = 2  # enough for a model that normalises over its batch
-MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more is no small thing
+MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more takes too long
 BATCH = "batch(shard, num_shards, position, batch_tokens)"
 
 
 def is_worth_a_try(run: RunSettings, num_parameters: int) -> bool:
-    """Presets fit one another; what users bring is tried where it is small enough."""
+    """Whether to try: presets are known to fit; a user's model or data is tried if it is small enough."""
     brought = run.model.entrypoint or run.model.huggingface or run.data.entrypoint
     return bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
 
 
 def check_task(run: RunSettings, batch_tokens: int) -> None:
-    """Build both, and try a step without taking it. Raises UsageError with the reason if the run could not train."""
+    """Build both, and compute a step without applying it. Raises UsageError with the reason if that fails."""
     model, data = build_model(run), build_data(run)
     batch = _drawn(data, batch_tokens)
     model.train()
@@ -67,7 +67,7 @@ def _first_held_out(data: Data) -> Batch:
 
 
 def _as_batch(found: Any, what: str) -> Batch:
-    """(inputs, targets): two tensors with as many examples, at least one."""
+    """(inputs, targets): two tensors with the same number of examples, at least one."""
     pair = isinstance(found, (tuple, list)) and len(found) == 2 and all(isinstance(x, torch.Tensor) for x in found)
     if not pair:
         raise UsageError(
@@ -100,7 +100,7 @@ def _require_finite(loss: torch.Tensor, what: str, batch: Batch) -> None:
 
 
 def _called(work: Callable[[], Any], what: str, where: str = "data") -> Any:
-    """What a user's code gives; what it raises becomes an error that says where it was."""
+    """The result of a user's code; an error in it becomes a UsageError with its place."""
     try:
         return work()
     except DilocoError:

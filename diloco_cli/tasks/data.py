@@ -1,4 +1,4 @@
-"""The built-in data, of which nothing is downloaded.
+"""The built-in data; nothing is downloaded.
 
 Text is the Python standard library's own source, byte by byte: it is on every machine. Held-out files are chosen by a
 hash of their name, so that training and evaluation never see the same file.
@@ -26,17 +26,17 @@ SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "__p
 HELD_OUT = 297  # images, the same in every run; 1,500 remain to train on
 SPLIT_SEED = 0
 SHIFT = 1  # pixels, at most, up or down and left or right
-NOISE = 0.5  # standard deviation of what is added to each pixel; the pixels' own is 1
-DISTURBANCES = 4093  # a prime: an image meets another nemesis_event each epoch
+NOISE = 0.5  # standard deviation of the noise added to each pixel; the pixels' own is 1
+DISTURBANCES = 4093  # a prime, so that an image gets another disturbance in each epoch
 HELD_OUT_VIEWS = 8  # of each held-out image
 BRIGHTEST = 16.0
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class ShuffledEpochs:
-    """Example number n of an endless stream over `size` examples, shuffled anew each epoch; anybody can compute it from
-    the seed. Learners share the stream: number i of shard s is number i * shards + s, so that in each epoch every
-    example is drawn exactly once, by one of them."""
+    """Example number n of an endless stream over `size` examples, shuffled anew each epoch; every process computes it
+    from the seed. Learners share the stream: number i of shard s is number i * shards + s, so that in each epoch one
+    learner draws every example exactly once."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self.seed = size, seed
@@ -109,9 +109,9 @@ def _joined(files: Iterator[Path]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]
 class Digits:
     """Images [n, 8, 8] float32 with classes [n] int64; each drawn image is shifted a little and made noisy.
 
-    Without that a small network knows 1,500 clean images by heart after some epochs, and its held-out loss says more
-    about chance than about training. Positions and batches count tokens, one for each patch that a vision transformer
-    sees: an image is `sequence` of them.
+    Without that a small network memorises 1,500 clean images after some epochs, and its held-out loss then depends more
+    on chance than on training. Positions and batches count tokens, one for each patch of a vision transformer: an image
+    is `sequence` of them.
     """
 
     def __init__(self, sequence: int, seed: int) -> None:
@@ -139,7 +139,7 @@ class Digits:
 
 
 class _Views:
-    """Images, and the nemesis_events that view number n of any of them gets."""
+    """Images, and the disturbance of view number n of any of them."""
 
     def __init__(self, images: torch.Tensor, classes: torch.Tensor, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -150,7 +150,7 @@ class _Views:
         self.corner = torch.randint(2 * SHIFT + 1, (DISTURBANCES, 2), generator=generator)
 
     def draw(self, indices: list[int], numbers: list[int]) -> Batch:
-        """Image indices[i] under nemesis_event numbers[i]: [n, side, side] and [n]."""
+        """Image indices[i] with disturbance numbers[i]: [n, side, side] and [n]."""
         chosen = torch.tensor(numbers) % DISTURBANCES
         inside = torch.arange(self.side)
         rows = self.corner[chosen, 0, None, None] + inside[:, None]

@@ -22,8 +22,8 @@ MAX_UNKNOWN = 1 << 20  # positions of a model that has no bound (recurrent ones)
 class CausalModel(nn.Module):
     """Tokens [batch, length] int64 and their successors -> mean loss in nats per token.
 
-    The parameters keep the names that they have in transformers, so that an export loads there as it is: the model's
-    own parts are registered here, and the model itself is kept out of the module tree.
+    The parameters keep their names in transformers, so that an export loads there unchanged: the model's parts are
+    registered here, and the model itself is kept out of the module tree.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -45,8 +45,8 @@ class CausalModel(nn.Module):
 
 
 def build(settings: ModelSettings) -> nn.Module:
-    """The architecture that the config describes, in float32, with transformers' own initial weights and no dropout:
-    a step must be the same whenever it is repeated. Code from the Hub is never run."""
+    """The architecture that the config describes, in float32, with transformers' own initial weights and no dropout,
+    so that a repeated step is the same. Code from the Hub is never run."""
     config = _config(settings)
     for name in ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "dropout"):
         if isinstance(getattr(config, name, None), float):

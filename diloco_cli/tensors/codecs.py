@@ -1,4 +1,4 @@
-"""How a fragment's flat float32 vector travels.
+"""Codecs: encodings of a fragment's flat float32 vector.
 
 | codec | bits per parameter | one value's error                                                                  |
 |-------|--------------------|------------------------------------------------------------------------------------|
@@ -7,17 +7,17 @@
 | int8  | 8 + 32/256 = 8.125 | at most half a step; a step is absmax / 127 of the block of 256                    |
 | int4  | 4 + 16/64 = 4.25   | at most half a step and 2^-8 of absmax; a step is absmax / 7 of the block of 64    |
 
-Bits count the scales. All round to the nearest (ties to even), so encoding is deterministic and odd: -x becomes minus
-what x becomes. It is unbiased over values that are spread over many steps, and biased for any single value: what is
-below half a step is always lost, round after round, unless error feedback carries it over.
+Bits count the scales. All round to the nearest (ties to even), so encoding is deterministic and odd: encode(-x) is
+-encode(x). It is unbiased over values that are spread over many steps, and biased for any single value: a part below
+half a step is lost in every round, unless error feedback carries it over.
 
-Callers see to it that values are finite. What is not finite never arrives as something finite: at least the value
-itself becomes NaN or infinite, at most its block does. int4 can do the same to values above 3.3e38. Blocks whose
-step is below float32's normal range (absmax under 1.5e-36 for int8, 8.3e-38 for int4) become zeros.
+Callers must pass finite values. A value that is not finite never becomes finite: at least the value itself becomes NaN
+or infinite, at most its whole block does. int4 can do the same to values above 3.3e38. Blocks whose step is below
+float32's normal range (absmax under 1.5e-36 for int8, 8.3e-38 for int4) become zeros.
 
 int4 keeps two's complement nibbles in pages of 4096 elements: a byte's low nibble belongs to the page's first half, its
 high nibble to the second, so that both halves are decoded as contiguous runs. A nibble is decoded as 16 times its value
-(which takes no sign extension) and the scale makes up for it.
+(which needs no sign extension), and the scale is a 16th.
 
 Encoding and decoding go through `CHUNK` elements at a time, in buffers that stay in the cache: temporaries of a
 fragment's size would cost more than the arithmetic.
@@ -48,8 +48,8 @@ class Codec:
     """Encodes [n] float32 into named tensors and back. Deterministic.
 
     `reader(tensors)` gives read(start, room), which decodes room.numel() elements from `start` on: into `room`, unless
-    they lie somewhere as float32 already; `start` is a multiple of CHUNK, `room` holds CHUNK elements or all that are
-    left. What is returned is for reading.
+    they are stored as float32 already; `start` is a multiple of CHUNK, `room` holds CHUNK elements or all that are
+    left. The returned tensor is for reading only.
     """
 
     spec: Callable[[int], Spec]

@@ -1,4 +1,4 @@
-"""A delta's payload: what the upload codec makes of it, and the norms of what it will be decoded to.
+"""A delta's payload: the delta in the upload codec, and the norms of the decoded delta.
 
 The norms (float32, one per fragment, tensor or row, as the merge needs them) let a syncer merge by RDA in one pass over
 the payloads. They count only for a delta against the current version, and a syncer checks them while it merges. A
@@ -39,8 +39,8 @@ class DeltaFormat:
         return blank.seal()
 
     def open(self, payload: bytes | memoryview) -> tuple[Read, Norms | None]:
-        """How to read it, without decoding it, and the norms that it claims. Raises PayloadError if it is not a payload
-        of this codec and fragment."""
+        """A function that reads the delta chunk by chunk, and the norms that the payload claims. Raises PayloadError if
+        it is not a payload of this codec and fragment."""
         try:
             tensors = views(payload, self._with_norms)
         except PayloadError:
@@ -54,7 +54,7 @@ def delta_formats(layout: Layout, sync: SyncSettings) -> list[DeltaFormat]:
 
 
 def anchored_anew(delta: Read, base: Read, current: torch.Tensor) -> Read:
-    """A delta from an older base, as it is from the current version: delta + (current - base), chunk by chunk."""
+    """A delta from an older base, relative to the current version: delta + (current - base), chunk by chunk."""
     own = torch.empty(0)
 
     def read(start: int, room: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
     Weights of torch.nn.Embedding count as embeddings. An untied output head is the model's last torch.nn.Linear, if it
     maps an embedding's width to that embedding's number of entries and shares no embedding's weight.
 
-    What is exchanged are the trained parameters, and nothing else: buffers and frozen parameters stay as the model's
-    code builds them on every learner, in the evaluator, and in an export (which holds trained parameters only).
+    Only trained parameters are exchanged: buffers and frozen parameters stay as the model's code builds them on every
+    learner, in the evaluator, and in an export (which holds trained parameters only).
     """
     embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     embedded, head = {id(module.weight) for module in embeddings}, _head_of(model, embeddings)

@@ -8,8 +8,8 @@ Learners' deltas are nearly orthogonal, so a plain mean of M equal norms shrinks
 the weighted mean of norms. Where directions cancel, RDA falls back to Avg.
 
 A merge reads its deltas chunk by chunk from their payloads and adds them up in float32, in the order in which they are
-given: never is a decoded delta held, and a replay gives the same bits. Norms are known before: a learner publishes
-those of its payload, or they are measured. Published ones are checked in passing, and a delta that has others is named.
+given: no whole decoded delta is held, and a replay gives the same bits. Norms are known before: a learner publishes
+those of its payload, or they are measured. The merge checks published norms, and names a delta that has other ones.
 
 Outer optimizers: how a merged delta moves the syncer's parameters. Delta is old minus new, so it is a gradient.
 
@@ -53,15 +53,15 @@ def rule_of(fragment: Fragment, sync: SyncSettings) -> MergeRule:
 
 
 def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
-    """What the norms of this fragment's deltas cover: as the merge needs them; an average needs but one, as a check."""
+    """The spans of the norms of this fragment's deltas, as the merge needs them; an average needs one, as a check."""
     rda_applies = rule_of(fragment, sync) == "rda"
     return Cut(spans(fragment, sync.granularity if rda_applies else "fragment"))
 
 
 @dataclass(frozen=True)
 class DeltaSource:
-    """One learner's delta: `read` decodes a chunk of it, `norms` [num_norms] are finite. `claimed`: the learner says
-    so and nobody has checked. `scale` shortens the whole delta (norm clip)."""
+    """One learner's delta: `read` decodes a chunk of it, `norms` [num_norms] are finite. `claimed`: the norms are the
+    learner's claim and not checked yet. `scale` shortens the whole delta (norm clip)."""
 
     read: Read
     norms: Norms
@@ -72,8 +72,8 @@ class DeltaSource:
 class Merging:
     """One merge of one fragment. Sources of weight 0 take no part; the weights' sum must be positive.
 
-    After `chunks` is through, `unsound` holds the reasons why sources must not be merged, by their index: then what was
-    yielded is void. With `compare`, `agreement` is the mean cosine between two sources' deltas (None for a single one):
+    After the last of `chunks`, `unsound` has the reasons why sources must not be merged, by index: then the yielded
+    chunks are invalid. With `compare`, `agreement` is the mean cosine between two sources' deltas (None for one alone):
 
         sum_i r_i^2 (|sum_m a_mi d_mi|^2 - sum_m a_mi^2) / sum_i r_i^2 ((sum_m a_mi)^2 - sum_m a_mi^2)
 
@@ -105,8 +105,8 @@ class Merging:
         self.agreement: float | None = None
 
     def chunks(self, directions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """(start, merged chunk) over the fragment, in order. The chunk is the caller's to overwrite until the next;
-        `directions` [n] float32 is room for the work, of which the part before and under the chunk is no longer used.
+        """(start, merged chunk) over the fragment, in order. The caller may overwrite the chunk until the next one;
+        `directions` [n] float32 is working memory, whose part up to the end of the chunk is no longer used.
         """
         return self._average() if self.rule == "avg" else self._rda(directions)
 
@@ -206,7 +206,7 @@ def outer_step(
     settings: OuterSettings, parameters: torch.Tensor, buffer: torch.Tensor, delta: torch.Tensor,
     new_parameters: torch.Tensor, new_buffer: torch.Tensor,
 ) -> None:  # fmt: skip
-    """[n] parameters and momentum buffer into new ones, without temporaries; `delta` is used up."""
+    """[n] parameters and momentum buffer into new ones, without temporaries; `delta` is overwritten."""
     if settings.name == "sgd":
         new_buffer.copy_(buffer)
     else:
@@ -216,8 +216,8 @@ def outer_step(
 
 
 def apply_merge(settings: OuterSettings, merging: Merging, before: Pair, after: Pair) -> bool:
-    """Merge and step chunk by chunk, from (parameters, momentum buffer) of [n] into others; whether all that came out
-    is finite. What came out is void if `merging.unsound` says so."""
+    """Merge and step chunk by chunk, from (parameters, momentum buffer) of [n] into others; whether all results are
+    finite. The results are invalid if `merging.unsound` has entries."""
     finite = True
     for start, delta in merging.chunks(after[1]):
         chunk = slice(start, start + CHUNK)

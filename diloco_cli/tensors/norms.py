@@ -1,4 +1,4 @@
-"""What one norm covers, and measuring norms while a fragment goes by in chunks."""
+"""The spans that norms cover, and how norms are measured chunk by chunk."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Piece:
-    """What of a span lies in one chunk: `rows` whole rows of `width`, or one row's part of that width. `start` counts
-    from the chunk's begin; the norms are number `first` and on."""
+    """The part of a span in one chunk: `rows` whole rows of `width`, or a part of one row. `start` counts from the
+    chunk's beginning; its norms have the numbers from `first` on."""
 
     start: int
     rows: int
@@ -40,14 +40,14 @@ class Piece:
     def of(self, chunk: torch.Tensor) -> torch.Tensor:
         """[rows, width] view; [width] if it is one row or a part of one."""
         if self.rows == 1 and self.width == chunk.numel():
-            return chunk  # the usual case, and views cost as much as arithmetic on a chunk
+            return chunk  # the usual case: a view would cost as much as arithmetic on a chunk
         flat = chunk[self.start : self.start + self.rows * self.width]
         return flat if self.rows == 1 else flat.view(self.rows, self.width)
 
 
 def spans(fragment: Fragment, granularity: Granularity) -> list[Span]:
-    """What one norm covers: the whole fragment, each tensor (or piece of one), or each row of a matrix (vectors stay
-    whole)."""
+    """The spans with one norm each, or one per row: the whole fragment, each tensor (or piece of one), or each row of a
+    matrix (vectors stay whole)."""
     if granularity == "fragment":
         return [Span(0, 1, fragment.num_parameters)]
     found = []

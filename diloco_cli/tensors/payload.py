@@ -1,7 +1,7 @@
 """Tensors as bytes and back: valid safetensors, written as header + raw blocks.
 
 Readers know every name, type and shape in advance, so a payload's header must equal the expected header byte for byte:
-nothing that a stranger writes there is ever interpreted.
+header bytes from the bucket are never parsed.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def to_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
 
 
 class Blank:
-    """A payload under construction: `tensors` of a spec, all zero, to be filled in place. So a payload takes its own
-    memory and no more, and is not copied (unless somebody still holds one of the tensors when it is sealed)."""
+    """A payload under construction: `tensors` of a spec, all zero, to be filled in place. So a payload takes only its
+    own memory and is not copied (unless one of the tensors is still referenced when it is sealed)."""
 
     def __init__(self, spec: Spec) -> None:
         header = header_bytes(spec)
-        self._file = io.BytesIO(bytes(len(header) + sum(_sizes(spec))))  # keeps these bytes: nobody else has them
+        self._file = io.BytesIO(bytes(len(header) + sum(_sizes(spec))))  # no copy: no other reference
         room = self._file.getbuffer()
         room[: len(header)] = header
         self.tensors = _views(room, spec, len(header))
