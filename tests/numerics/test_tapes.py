@@ -33,7 +33,7 @@ REBASING = {"mixing": "rebase", "codec": "int4", "error_feedback": True, "clip":
 
 
 @cache
-def recorded(sync: SyncSettings = SYNC) -> tuple[RunFormat, MemoryStore, Tape]:
+def recorded(sync: SyncSettings) -> tuple[RunFormat, MemoryStore, Tape]:
     """Learners of three speeds, versions adopted on arrival, a store that answers late, a learner that dies and comes
     back with restored moments. Once more if it came back too late to be merged: `rebase` throws nothing away, and such
     a run is soon over."""
@@ -51,7 +51,7 @@ def play(tape: Tape) -> list[PlayedMerge]:
 
 
 @cache
-def recorded_and_played(sync: SyncSettings = SYNC) -> list[PlayedMerge]:
+def recorded_and_played(sync: SyncSettings) -> list[PlayedMerge]:
     return play(recorded(sync)[2])
 
 
@@ -101,7 +101,7 @@ def test_a_replay_takes_the_micro_batches_that_each_learner_took() -> None:
 
 def test_the_replays_own_timing_changes_nothing(tmp_path: Path) -> None:
     """Through a file, with slow data, and a look at the parameters in between."""
-    run, _, tape = recorded()
+    run, _, tape = recorded(SYNC)
     write_tape(tape, tmp_path / "run.tape.gz")
     again = read_tape(tmp_path / "run.tape.gz")
     assert again == tape
@@ -110,14 +110,14 @@ def test_the_replays_own_timing_changes_nothing(tmp_path: Path) -> None:
     for merge in player.merges():
         played.append(merge)
         losses.append(player.held_out_loss(1))
-    assert played == recorded_and_played()
+    assert played == recorded_and_played(SYNC)
     assert losses[-1] < losses[0], "the run learned nothing"
 
 
 def test_what_the_replay_says_of_losses_is_what_the_learners_said() -> None:
-    _, store, tape = recorded()
+    _, store, tape = recorded(SYNC)
     said = [offer_loss(store, merge) for merge in tape.merges]
-    assert [list(merge.losses) for merge in recorded_and_played()] == said
+    assert [list(merge.losses) for merge in recorded_and_played(SYNC)] == said
 
 
 def offer_loss(store: MemoryStore, merge: TapeMerge) -> list[float]:
@@ -154,13 +154,13 @@ def altered(tape: Tape, kind: str, alter: Callable[[Event], Event | None], most:
     ids=["one step more", "a larger batch", "another pace", "nothing heard", "nothing adopted"],
 )
 def test_another_history_is_noticed(kind: str, most: int, alter: Callable[[Event], Event | None]) -> None:
-    _, _, tape = recorded()
-    assert all(merge.as_recorded for merge in recorded_and_played())
+    _, _, tape = recorded(SYNC)
+    assert all(merge.as_recorded for merge in recorded_and_played(SYNC))
     assert first_difference(altered(tape, kind, alter, most)) is not None
 
 
 def test_another_weight_an_earlier_position_or_lost_moments_are_noticed() -> None:
-    _, _, tape = recorded()
+    _, _, tape = recorded(SYNC)
     first = next(merge for merge in tape.merges if len(merge.inputs) > 1)
     (offer, weight), *others = first.inputs
     heavier = replace(first, inputs=((offer, 2 * weight), *others))
@@ -192,7 +192,7 @@ def test_a_snapshot_at_any_moment_resumes_to_the_same_trajectory(changes: dict[s
 
 
 def test_a_snapshot_belongs_to_its_tape(tmp_path: Path) -> None:
-    _, _, tape = recorded()
+    _, _, tape = recorded(SYNC)
     save_snapshot(Player(tape), tmp_path / "s.safetensors")
     with pytest.raises(UsageError, match="another tape"):
         resume(replace(tape, merges=tape.merges[:-1]), tmp_path / "s.safetensors")
