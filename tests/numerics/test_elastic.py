@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from diloco_cli.clock import sleep_s, utc_now_text
+from diloco_cli.clock import utc_now_text
 from diloco_cli.config.settings import DataSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.actors.membership import enter
@@ -21,6 +21,7 @@ from diloco_cli.store.memory import MemoryStore
 from tests.numerics.harness import CLOCK, commits, learn, make_run, process_of, serve
 from tests.numerics.test_identities import CONSTANT
 from tests.numerics.tiny import ROWS
+from tests.waiting import wait_until
 
 GUEST = Island("guest", "elsewhere", 2 * ROWS, 1, 0.0, 0.0)
 
@@ -58,13 +59,10 @@ class Party:
         return perform(read_log(self.run), self.store, CLOCK)
 
     def wait_for(self, reached) -> RunState:  # type: ignore[no-untyped-def]
-        for _ in range(1500):
-            if self.failures:
-                raise self.failures[0]
-            if reached(state := self.state()):
-                return state
-            sleep_s(0.01)
-        raise AssertionError("not reached in 15 s")
+        wait_until(lambda: self.failures or reached(self.state()))
+        if self.failures:
+            raise self.failures[0]
+        return self.state()
 
     def stop(self) -> RunState:
         perform(ask_to_stop(self.state(), nonce(), utc_now_text(), "enough"), self.store, CLOCK)
