@@ -13,46 +13,21 @@ from tests.cli.conftest import Diloco, edit
 @pytest.mark.parametrize(
     ("file", "old", "new", "says"),
     [
-        ("run.yaml", "fragments: 4", "fragmentz: 4", ["run.yaml:", "fragmentz", "fragments"]),
         ("run.yaml", "codec: bf16", "codec: bf61", ["run.yaml:", "bf61", "bf16", "int8"]),
-        ("run.yaml", "tokens: 4M", "tokens: lots", ["run.yaml:", "lots"]),
-        ("run.yaml", "every: 40", "every: 0", ["run.yaml:", "every"]),
-        ("run.yaml", "lr: 0.7", "lr: 0.7, lr: 0.8", ["run.yaml:", "lr"]),
-        ("run.yaml", "version: 1", "version: 99", ["run.yaml:", "99", "newer"]),
         ("run.yaml", "fragments: 4", "fragments: 4\n  quorum: 9 #", ["run.yaml:", "9 islands", "1 to 3", "hint:"]),
-        (
-            "run.yaml",
-            "fragments: 4",
-            "fragments: 4\n  overlap: 4 #",
-            ["run.yaml:", "allowed: 0 to 3, or auto", "hint:"],
-        ),
-        (
-            "run.yaml",
-            "codec: bf16",
-            "codec: fp32\n  error_feedback: true #",
-            ["run.yaml:", "lossy sync.codec", "hint:"],
-        ),
         ("inventory.yaml", "accelerators: cpu:1", "accelerators: H1000:8", ["inventory.yaml:", "H1000"]),
-        ("inventory.yaml", "up: 100 Mbps", "up: 100", ["inventory.yaml:", "Mbps"]),
-        ("inventory.yaml", "url: bucket", "url: ftp://host/x", ["inventory.yaml:", "gs"]),
-        ("inventory.yaml", "slowdown: 2.0", "slowdown: fast", ["inventory.yaml:", "fast"]),
+        ("inventory.yaml", "name: ohio", "name: syncer", ["inventory.yaml:", "reserved"]),
     ],
 )
 def test_a_wrong_line_is_named_with_what_is_allowed(
     diloco: Diloco, quickstart: Path, file: str, old: str, new: str, says: list[str]
 ) -> None:
+    """All the others: tests/unit/config/."""
     edit(quickstart / file, old, new)
     done = diloco("launch", "q/run.yaml", "--dry-run")
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("Traceback") == 0
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     for text in says:
         assert text in done.stderr
-
-
-def test_an_inventory_without_islands_is_refused(diloco: Diloco, quickstart: Path) -> None:
-    (quickstart / "inventory.yaml").write_text("version: 1\nstore: {url: bucket}\nislands: []\n")
-    done = diloco("plan", "q/inventory.yaml", "-f", "q/run.yaml")
-    assert done.returncode == 2 and "islands" in done.stderr
 
 
 def test_a_missing_run_file_is_named(diloco: Diloco) -> None:
@@ -86,35 +61,21 @@ def test_a_bucket_without_a_run_ends_with_status_4(diloco: Diloco, tmp_path: Pat
     assert diloco("status", f"file://{tmp_path}/absent").returncode == 6
 
 
-def test_a_plan_from_a_newer_version_is_refused(diloco: Diloco, quickstart: Path) -> None:
-    assert diloco("plan", "q/inventory.yaml", "-f", "q/run.yaml", "-o", "plan.json").returncode == 0
-    path = quickstart.parent / "plan.json"
-    body = json.loads(path.read_text())
-    body["version"] = 99
-    path.write_text(json.dumps(body))
-    done = diloco("launch", "plan.json")
-    assert done.returncode == 2 and "99" in done.stderr and "newer" in done.stderr
-
-
 def test_a_plan_is_launched_exactly_as_it_is(diloco: Diloco, quickstart: Path) -> None:
     assert diloco("plan", "q/inventory.yaml", "-f", "q/run.yaml", "-o", "plan.json").returncode == 0
     assert diloco("launch", "plan.json", "--dry-run").returncode == 0
     assert diloco("launch", "plan.json", "--dry-run", "--set", "train.tokens=1").returncode == 2
 
 
-def test_a_run_written_by_a_newer_version_is_refused(diloco: Diloco, tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "FORMAT.json").write_text('{"schema": 99}')
-    done = diloco("status", f"file://{tmp_path}/new")
-    assert done.returncode == 11 and "schema 99" in done.stderr and "upgrade" in done.stderr
-
-
-def test_a_damaged_format_is_a_data_error_and_not_a_bug(diloco: Diloco, tmp_path: Path) -> None:
+def test_a_damaged_or_newer_format_is_a_data_error_and_not_a_bug(diloco: Diloco, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     for damage in ("", "{", "[]", '{"schema": 1}', '{"a": NaN}', '{"a": 1, "a": 2}', "\x00\xff"):
         (tmp_path / "bad" / "FORMAT.json").write_text(damage)
         done = diloco("status", f"file://{tmp_path}/bad")
         assert done.returncode == 11 and "Traceback" not in done.stderr, done.stderr
+    (tmp_path / "bad" / "FORMAT.json").write_text('{"schema": 99}')
+    done = diloco("status", f"file://{tmp_path}/bad")
+    assert done.returncode == 11 and "schema 99" in done.stderr and "upgrade" in done.stderr
 
 
 def test_an_unknown_region_names_the_known_ones(diloco: Diloco, quickstart: Path) -> None:

@@ -97,12 +97,6 @@ def test_micro_batches_are_told_where_a_batch_is_divided(diloco: Diloco, quickst
     assert wrong.returncode == 2 and "no whole number of sequences of 128" in wrong.stderr
 
 
-def test_an_island_called_syncer_is_refused_with_its_line(diloco: Diloco, quickstart: Path) -> None:
-    edit(quickstart / "inventory.yaml", "name: ohio", "name: syncer")
-    done = diloco("launch", "q/run.yaml", "--dry-run")
-    assert done.returncode == 2 and "inventory.yaml:" in done.stderr and "reserved" in done.stderr
-
-
 def test_what_is_wrong_with_a_model_of_ones_own_is_told_as_the_users_error(diloco: Diloco, tmp_path: Path) -> None:
     folder = copied("own-model", tmp_path / "own")
     for line, says in (

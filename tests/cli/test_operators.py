@@ -28,6 +28,7 @@ from tests.simulation.operated import run_that_keeps, started
 CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
 QUICKLY = ("--timeout", "0")
 TIME = "2026-01-01T00:00:00Z"
+RUN = run_that_keeps(grace_s=0.0, merges=60)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,7 @@ def history() -> dict[str, bytes]:
     patch = pytest.MonkeyPatch()
     for module in (syncer, collection):
         patch.setattr(module, "SNAPSHOT_EVERY", 5)
-    run = run_that_keeps(grace_s=0.0, merges=60)
-    fleet = started(run, 30)
+    fleet = started(RUN, 30)
     patch.undo()
     store = fleet.world.store
     return {key: store.get(key) or b"" for key in store.list("", limit=10_000)}
@@ -53,7 +53,7 @@ def bucket(history: dict[str, bytes], tmp_path: Path) -> tuple[LocalStore, str]:
 
 
 def head(store: LocalStore) -> RunState:
-    return perform(read_log(run_that_keeps(grace_s=0.0, merges=60)), store, CLOCK)
+    return perform(read_log(RUN), store, CLOCK)
 
 
 def said(done: Any) -> dict[str, Any]:
@@ -153,14 +153,14 @@ def test_gc_says_first_what_goes_and_then_it_is_gone(diloco: Diloco, bucket: Buc
 
 
 def quarantine(store: LocalStore, name: str) -> None:
-    run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
+    state = head(store)
     seq = state.learner(name).next_seq + 5
     outcomes = tuple(Outcome(name, state.learner(name).floor, seq + k, 0, "bad_payload") for k in range(9))
     for draft in (
         Refuse(epoch=state.epoch, outcomes=outcomes),
         Quarantine(epoch=state.epoch, learner=name, reason="bad"),
     ):
-        state, mine = perform(append(run, state, structs.replace(draft, time=TIME)), store, CLOCK)
+        state, mine = perform(append(RUN, state, structs.replace(draft, time=TIME)), store, CLOCK)
         assert mine
 
 
@@ -183,21 +183,14 @@ def test_readmit_of_one_who_is_not_kept_out_is_refused(diloco: Diloco, bucket: B
     assert done.returncode == 2 and words in done.stderr and not store.list("request/")
 
 
-def stopped(store: LocalStore) -> None:
-    run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
-    draft = Stop(epoch=state.epoch, time=TIME, reason="enough")
-    perform(append(run, state, draft), store, CLOCK)
-
-
-def finished(store: LocalStore) -> None:
-    run, state = run_that_keeps(grace_s=0.0, merges=60), head(store)
-    draft = Finish(epoch=state.epoch, time=TIME, reason="done")
-    perform(append(run, state, draft), store, CLOCK)
+def end(store: LocalStore, kind: type[Stop | Finish] = Finish) -> None:
+    state = head(store)
+    perform(append(RUN, state, kind(epoch=state.epoch, time=TIME, reason="enough")), store, CLOCK)
 
 
 def test_a_stopped_run_stays_stopped(diloco: Diloco, bucket: Bucket) -> None:
     store, url = bucket
-    stopped(store)
+    end(store, Stop)
     done = diloco("rollback", url, "--to", "12", "-y")
     assert done.returncode == 0, done.stderr
     assert (head(store).phase, head(store).rolled_back_to) == ("STOPPED", 12)
@@ -209,10 +202,10 @@ def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Buck
     class Ending(LocalStore):
         def create(self, key: str, data: bytes) -> Created | Exists:
             if key.startswith("request/"):
-                finished(store)
+                end(store)
             return super().create(key, data)
 
-    opened = OpenRun("toy", url, Ending(store.root), run_that_keeps(grace_s=0.0, merges=60), CLOCK)
+    opened = OpenRun("toy", url, Ending(store.root), RUN, CLOCK)
     with pytest.raises(UsageError, match="FINISHED"):
         carry_out(opened, "gc", 0.0)
 
@@ -220,7 +213,7 @@ def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Buck
 @pytest.mark.parametrize("words", [("rollback", "--to", "3", "-y"), ("gc", "-y"), ("readmit", "l1")])
 def test_a_finished_run_is_left_alone(diloco: Diloco, bucket: Bucket, words: tuple[str, ...]) -> None:
     store, url = bucket
-    finished(store)
+    end(store)
     n = head(store).n
     done = diloco(*words, url)
     assert done.returncode == 2 and "FINISHED" in done.stderr and head(store).n == n

@@ -90,15 +90,6 @@ def test_names_as_skypilot_writes_them_are_resolved(name, count, meant):
     assert resolve(Accelerators(name, count), {}) == meant
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "message"),
-    [("tpu-v5e-8", 2, "a whole slice of 8 chips and takes no count"), ("tpu-v4-7", 1, "no whole number of chips")],
-)
-def test_slices_that_make_no_sense_are_refused(name, count, message):
-    with pytest.raises(UsageError, match=message):
-        resolve(Accelerators(name, count), {})
-
-
 def test_an_inventory_may_correct_the_catalogue_and_keeps_the_rest_of_it():
     own = with_catalogue_facts({"h100-sxm": Device("h100-sxm", bf16_tflops=500), "Mine": Device("Mine", 24, 120)})
     corrected = find_device("H100-SXM", own)

@@ -69,7 +69,6 @@ MALFORMED = [
     ("sync.quorum=0", "sync.quorum: must be at least 1, not 0"),
     ("sync.grace.gamma=1", "sync.grace.gamma: must be above 0 and below 1, not 1"),
     ("sync.grace=0.5", "sync.grace: must be a mapping, not 0.5"),
-    ("sync.overlap=4", "sync.overlap: 4 slots do not fit into a round of 40 steps and 4 slots"),
     ("sync.overlap=never", "sync.overlap: must be a whole number, not 'never'; 'auto' is allowed too"),
     ("sync.codec=bf61", "sync.codec: must be one of fp32, bf16, int8, int4, not 'bf61'; did you mean bf16?"),
     ("sync.skip_after=60", "sync.skip_after: duration '60' has no unit"),

@@ -68,7 +68,6 @@ def islands(count: int) -> Inventory:
         ),
         (["\ncold_start: {outer_lr: 0}"], 10, "no effect while cold_start.rounds is 0", "cold_start.rounds=10"),
         (["\ncold_start: {outer_momentum: 1}"], 10, "cold_start.outer_momentum: must be", None),
-        (["quorum: 0"], 9, "sync.quorum: must be at least 1, not 0", None),
     ],
 )
 def test_what_the_run_file_alone_shows(
@@ -78,11 +77,6 @@ def test_what_the_run_file_alone_shows(
         load(tmp_path, *lines)
     assert says in str(caught.value) and caught.value.where == f"{tmp_path}/run.yaml:{line}"
     assert hint is None or hint in caught.value.hint
-
-
-def test_fewer_than_one_fragment_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"sync\.fragments: must be from 1 to 4096, not 0"):
-        load(tmp_path, text=RUN.replace("fragments: 4", "fragments: 0"))
 
 
 def test_a_run_that_ends_before_its_first_round_is_refused(tmp_path: Path) -> None:

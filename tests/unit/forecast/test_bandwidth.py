@@ -66,11 +66,6 @@ def test_a_step_of_data_parallel_by_hand() -> None:
     assert data_parallel_gbps(80e9, 2, 1.0, 0.99) == pytest.approx(80 / 44 * 99, rel=1e-6)
 
 
-def test_nothing_travels_within_one_site() -> None:
-    rows = rows_of(1e9, 1, 1.0, HONEST, {"bf16": 16.0})
-    assert len(rows) == 10 and all(row.gbps == 0 for row in rows)
-
-
 def test_one_fragment_by_hand() -> None:
     """One fragment of 10 bits in rounds of 5 steps of 1 s, needed 2 steps later: at 2 bit/s it takes 5 s, 3 s too many;
     a round lasts 8 s. At 5 bit/s it arrives in time."""

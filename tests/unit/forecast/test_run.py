@@ -174,12 +174,6 @@ def test_damaged_deltas_are_refused_and_the_run_goes_on() -> None:
     assert not any(reason in ("digest_mismatch", "norm_cap") for learner, reason in outcomes if learner == "l2")
 
 
-def test_a_second_syncer_takes_over_and_the_first_is_fenced() -> None:
-    found, fleet = play(make_run(), Injection(0, 10.0, "second-syncer", ("syncer",)))
-    assert found.finished and found.epochs == 2
-    assert [type(actor.error).__name__ for actor in fleet.syncers] == ["FencedError", "NoneType"]
-
-
 def test_failures_of_the_hardware_come_from_the_seed() -> None:
     run, hardware = make_run(seconds=60.0), {"l0": Hardware(mtbf_s=15.0, restart_s=4.0)}
     first, second, other = (report(simulated(run, hardware, (), seed, 60.0), {}) for seed in (1, 1, 2))

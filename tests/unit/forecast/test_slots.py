@@ -24,20 +24,22 @@ def view(reports: tuple[int, ...], alive_until: tuple[int, ...], opened: int = 0
     return SlotView(reports, alive_until, opened, 5000, Pace(5.0, 0.0, 1.0))
 
 
-def test_all_alive_are_here_so_nobody_waits_for_the_window() -> None:
-    outcome = decide(view((0, 4000, 4400), (ALIVE,) * 3), MergeRules())
-    assert (outcome.action, outcome.at_ms, outcome.participants) == ("merge", 4400, (0, 1, 2))
-
-
-def test_the_window_ends_without_the_one_that_is_late() -> None:
-    outcome = decide(view((0, 4000, 4600), (ALIVE,) * 3), MergeRules())
-    assert (outcome.at_ms, outcome.participants, outcome.alive) == (4500, (0, 1), 3)
-    assert outcome.share == pytest.approx(2 / 3)
-
-
-def test_nobody_waits_for_a_learner_that_is_gone() -> None:
-    outcome = decide(view((0, 1000, FAR_MS), (ALIVE, ALIVE, -1)), MergeRules())
-    assert (outcome.at_ms, outcome.participants, outcome.alive) == (1000, (0, 1), 2)
+@pytest.mark.parametrize(
+    ("reports", "alive_until", "at_ms", "participants", "alive"),
+    [
+        ((0, 4000, 4400), (ALIVE,) * 3, 4400, (0, 1, 2), 3),  # all alive are here: nobody waits for the window
+        ((0, 4000, 4600), (ALIVE,) * 3, 4500, (0, 1), 3),  # it ends without the one that is late
+        ((0, 1000, FAR_MS), (ALIVE, ALIVE, -1), 1000, (0, 1), 2),  # one is gone
+        ((0, FAR_MS), (ALIVE, 2000), 2001, (0,), 1),  # the last one awaited stops counting as alive
+    ],
+)
+def test_a_slot_ends_when_nobody_is_awaited_any_more_or_with_its_window(
+    reports: tuple[int, ...], alive_until: tuple[int, ...], at_ms: int, participants: tuple[int, ...], alive: int
+) -> None:
+    outcome = decide(view(reports, alive_until), MergeRules())
+    assert (outcome.action, outcome.at_ms) == ("merge", at_ms)
+    assert (outcome.participants, outcome.alive) == (participants, alive)
+    assert outcome.share == pytest.approx(len(participants) / alive)
 
 
 def test_a_quorum_that_nobody_can_fill_is_skipped_after_its_time() -> None:
@@ -61,11 +63,6 @@ def asked_every_millisecond(view: SlotView, rules: MergeRules) -> tuple[str, int
         if decision.action != "wait":
             return decision.action, now_ms, present
     raise AssertionError("nobody ever decides")
-
-
-def test_the_slot_ends_when_the_last_one_awaited_stops_counting_as_alive() -> None:
-    outcome = decide(view((0, FAR_MS), (ALIVE, 2000)), MergeRules())
-    assert (outcome.at_ms, outcome.participants, outcome.alive) == (2001, (0,), 1)
 
 
 def test_asking_only_at_some_moments_decides_as_asking_every_millisecond() -> None:

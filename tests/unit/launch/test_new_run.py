@@ -6,16 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.config.settings import Link, RunSettings
+from diloco_cli.config.settings import Link
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.new_run import create_run, differences
-from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.store.memory import MemoryStore
+from tests.cli.bucket import IOWA, NANO
 
-IOWA = Island("iowa", "us", 1024, 40, 1000.0, 1.0)
-LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)
-RUN = RunFormat("id", "nano", "2026-01-01T00:00:00Z", RunSettings("nano"), (IOWA,), LAYOUT, "0")
+RUN = replace(NANO, islands=(IOWA,))
 
 
 def changed(**fields) -> list[str]:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from diloco_cli.learner.facts import Facts
 from diloco_cli.protocol.log.records import RunFormat
 from tests.unit.protocol.integer_ports import IntegerTraining, WrittenLog
 from tests.unit.protocol.living import Living
-from tests.unit.protocol.records import applied, make_run
+from tests.unit.protocol.records import applied, make_run, with_inner
 
 RUN = make_run(fragments=1)
-
-
-def with_sgd(run: RunFormat) -> RunFormat:
-    train = run.settings.train
-    inner = replace(train.inner, name="sgd")
-    return replace(run, settings=replace(run.settings, train=replace(train, inner=inner)))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +19,7 @@ def with_sgd(run: RunFormat) -> RunFormat:
         (RUN, None, "new"),
         (RUN, "l1", "none yet, warming up"),
         (RUN, "l0", "lost, warming up anew"),
-        (with_sgd(RUN), "l0", "none"),
+        (with_inner(RUN, name="sgd"), "l0", "none"),
     ],
 )
 def test_it_says_how_it_joins(

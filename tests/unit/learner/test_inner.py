@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_cli.config.settings import InnerSettings, RunSettings, TrainSettings
+from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
 from diloco_cli.learner.inner import (
     autocast,
@@ -22,10 +22,8 @@ from diloco_cli.learner.inner import (
     clip_gradients,
     finite_norm,
     inner_state,
-    keeps_moments,
     restore_inner_state,
 )
-from diloco_cli.learner.replica import Replica
 from diloco_cli.tensors.payload import to_bytes
 
 Tensors = dict[str, torch.Tensor]
@@ -90,13 +88,6 @@ def test_other_bytes_are_refused() -> None:
     assert not restore_inner_state(model, optimizer, to_bytes(saved)[:-1])
     assert not restore_inner_state(model, optimizer, b"")
     assert not optimizer.state
-
-
-def test_plain_sgd_has_no_moments_to_lose() -> None:
-    model = model_in(torch.float32)
-    sgd, adamw = (build_optimizer(model, InnerSettings(name=name)) for name in ("sgd", "adamw"))  # type: ignore[arg-type]
-    step(model, sgd, 0)
-    assert inner_state(model, sgd) is None and not keeps_moments(sgd) and keeps_moments(adamw)
 
 
 # -- the step ---------------------------------------------------------------------------------------------------------
@@ -179,44 +170,6 @@ def test_auto_is_bf16_where_cuda_has_it_and_fp32_elsewhere(monkeypatch: pytest.M
     assert isinstance(autocast("bf16", cpu), torch.autocast) and isinstance(autocast("fp32", cuda), nullcontext)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert isinstance(autocast("auto", cuda), nullcontext)
-
-
-class Loud(nn.Module):
-    """Loss weight * x, and while training an auxiliary term 10 * weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.weight * x.mean(), 10 * self.weight
-
-
-class Constant:
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def batch(self, *_: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.full((2, 3), self.value), torch.zeros(2, 3)
-
-
-def replica_of(value: float) -> Replica:
-    inner = InnerSettings(name="sgd", clip_norm=0.0)
-    settings = RunSettings(name="x", train=TrainSettings(inner=inner))
-    return Replica(settings, Loud(), Constant(value), 0, 1)  # type: ignore[arg-type]
-
-
-def test_an_auxiliary_term_is_trained_on_and_is_in_no_reported_loss() -> None:
-    replica = replica_of(2.0)
-    assert replica.step(0, 6, lr=0.1) == 2.0
-    assert replica.gradient_norm == 12.0
-    assert float(replica.model.weight.detach()) == pytest.approx(1.0 - 0.1 * 12)
-
-
-def test_a_loss_that_is_not_finite_is_returned_and_changes_nothing() -> None:
-    replica = replica_of(float("nan"))
-    assert replica.step(0, 6, lr=0.1) != replica.step(0, 6, lr=0.1), "nan"
-    assert float(replica.model.weight.detach()) == 1.0
 
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -128,11 +128,15 @@ def rows_of(inputs: Tensor, micro: int | None, **inner: object) -> Replica:
     return Replica(settings, Rows(), Fixed(inputs), 0, 1, micro_batch_tokens=micro)  # type: ignore[arg-type]
 
 
-def test_an_auxiliary_term_counts_once_in_all_however_many_micro_batches_there_are() -> None:
-    replica = rows_of(torch.arange(7.0), 3)
+@pytest.mark.parametrize(("micro", "seen"), [(3, [3, 3, 1]), (None, [7])])
+def test_an_auxiliary_term_is_trained_on_once_in_all_and_is_in_no_reported_loss(
+    micro: int | None, seen: list[int]
+) -> None:
+    replica = rows_of(torch.arange(7.0), micro, name="sgd")
     assert replica.step(0, 7, lr=0.1) == pytest.approx(3.0)
     assert replica.gradient_norm == pytest.approx(3.0 + 10.0)
-    assert replica.model.seen == [3, 3, 1]
+    assert float(replica.model.weight.detach()) == pytest.approx(1.0 - 0.1 * 13)
+    assert replica.model.seen == seen
 
 
 @pytest.mark.parametrize(
@@ -173,11 +177,11 @@ def test_a_batch_whose_examples_cannot_be_told_apart_is_refused_only_if_it_must_
     assert refused.value.hint == "--set train.micro_batch_tokens=64 takes whole batches"
 
 
-@pytest.mark.parametrize("place", [0, 4, 6])
+@pytest.mark.parametrize(("place", "micro"), [(0, 3), (4, 3), (6, 3), (4, None)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_one_micro_batch_that_is_not_finite_changes_nothing(place: int, value: float) -> None:
+def test_one_micro_batch_that_is_not_finite_changes_nothing(place: int, micro: int | None, value: float) -> None:
     inputs = torch.arange(7.0)
-    replica = rows_of(inputs, 3)
+    replica = rows_of(inputs, micro)
     replica.step(0, 7, lr=0.1)
     before = {name: tensor.detach().clone() for name, tensor in replica.tensors.items()}
     moments = {k: v.clone() for k, v in replica.optimizer.state[replica.model.weight].items()}

@@ -14,23 +14,20 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.config.settings import RunSettings, TrainSettings
-from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe.facts import Heard, RunFacts, store_time
 from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import FORGOTTEN_S, LOST_S, SUSPECT_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
-from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.wrapper import MeteredStore
+from tests.cli.bucket import LAYOUT, NANO
 
 START_S = 1_800_000_000.0
 NOW_S = START_S + 100.0
-LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)
-ISLANDS = tuple(Island(name, region, 1024, 40, 100.0, 1.0) for name, region in (("iowa", "us"), ("rhine", "eu")))
-RUN = RunFormat("id", "nano", "t", RunSettings("nano", train=TrainSettings(tokens=20_000)), ISLANDS, LAYOUT, "0")
+RUN = replace(NANO, settings=RunSettings("nano", train=TrainSettings(tokens=20_000)))
 HEARTBEAT = LearnerHeartbeat("TRAINING", 1, 9, 200, 0, 95.0, 0, loss=1.5, up_bytes=10, down_bytes=20)
 SYNCER = SyncerHeartbeat("SERVING", 2, 9, "box", "2 of 2", up_bytes=5, down_bytes=7)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.settings import Accelerators, Link, LocalMachine
+from diloco_cli.config.settings import Accelerators, Device, Link, LocalMachine
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.plan.explain import explain
 from diloco_cli.plan.plan import Plan
@@ -99,8 +99,6 @@ def test_any_plan_computes(shapes: list[tuple[str, int, float]], every: int, mtb
 
 
 def test_a_device_of_ones_own_is_explained_too() -> None:
-    from diloco_cli.config.settings import Device
-
     mine = replace(IOWA, accelerators=Accelerators("MyChip", 8))
     inventory = replace(fleet(mine), devices={"MyChip": Device("MyChip", memory_gb=48.0, bf16_tflops=300.0)})
     assert check(make_plan(RUN, inventory, MODEL)) > 20

@@ -15,11 +15,6 @@ from diloco_cli.plan.goodput import availability, probability_at_least, waiting
 AVAILABILITIES = (0.97, 0.90, 0.95, 0.98)
 
 
-def test_the_worked_availabilities_give_the_worked_probabilities():
-    assert probability_at_least(4, AVAILABILITIES) == pytest.approx(0.813, abs=5e-4)
-    assert probability_at_least(3, AVAILABILITIES) == pytest.approx(0.988, abs=5e-4)
-
-
 @pytest.mark.parametrize("quorum", [0, 1, 2, 3, 4, 5])
 def test_probabilities_equal_an_enumeration_of_all_outcomes(quorum):
     expected = sum(

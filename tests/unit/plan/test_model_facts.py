@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.layout import ParameterFact
-from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
+from diloco_cli.plan.model_facts import facts_from_parameters
 
 
 def test_size_is_counted_and_layers_and_width_are_guessed_from_names_and_shapes():
@@ -15,17 +14,6 @@ def test_size_is_counted_and_layers_and_width_are_guessed_from_names_and_shapes(
     assert facts.parameters == 800 + 3 * 256 + 8
     assert (facts.layers, facts.width, facts.sequence) == (3, 32, 16)
     assert (facts.embedding_parameters, facts.num_tensors) == (800, 5)
-
-
-def test_a_built_preset_gives_the_facts_that_its_shape_gives():
-    from diloco_cli.config.settings import ModelSettings
-    from diloco_cli.tasks.models import build
-    from diloco_cli.tensors.flat import parameter_facts
-
-    built = facts_from_parameters(parameter_facts(build(MODEL_PRESETS["gpt-nano"])), sequence=128)
-    known = model_facts(ModelSettings(preset="gpt-nano"))
-    assert (built.parameters, built.layers, built.width) == (known.parameters, known.layers, known.width)
-    assert built.num_tensors == known.num_tensors
 
 
 def test_a_model_without_matrices_or_numbers_still_has_facts():

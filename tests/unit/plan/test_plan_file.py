@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.run_file import load_run
+from diloco_cli.config.run_file import load_run, load_run_with_origins
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.model_facts import model_facts
@@ -65,8 +65,6 @@ def test_into_a_folder_a_plan_goes_under_its_own_name_which_must_tell_the_truth(
 
 
 def test_the_same_files_give_the_same_name_wherever_they_lie(tmp_path):
-    from diloco_cli.config.run_file import load_run_with_origins
-
     names = set()
     for folder in (tmp_path / "a", tmp_path / "b" / "c"):
         folder.mkdir(parents=True)

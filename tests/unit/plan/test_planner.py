@@ -12,68 +12,17 @@ from hypothesis import strategies as st
 from diloco_cli.config.codec import type_hints
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
-from diloco_cli.config.settings import (
-    Accelerators,
-    Inventory,
-    IslandSettings,
-    Link,
-    ModelSettings,
-    RunSettings,
-    StoreSettings,
-    SyncSettings,
-    TrainSettings,
-)
+from diloco_cli.config.settings import Accelerators, IslandSettings, Link, ModelSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.link import known_codecs
-from diloco_cli.plan.model_facts import facts_from_numbers, model_facts
+from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.plan.planner import make_plan
-
-FAST = Link(up_bps=2e9, down_bps=2e9, rtt_s=0.005)
-SLOW_UP = Link(up_bps=30e6, down_bps=300e6)
-NUMBERS = ModelSettings(parameters=1_000_000_000, layers=16, width=2048, sequence=2048)
-RUN = RunSettings("worked", model=NUMBERS, train=TrainSettings(tokens=10**11), sync=SyncSettings(every=100))
-MODEL = facts_from_numbers(1_000_000_000, 16, 2048, 2048)
-
-
-def island(name, device, count, mfu, batch, link=FAST, **more):
-    return IslandSettings(name, "here", Accelerators(device, count), mfu=mfu, batch_tokens=batch, link=link, **more)
-
-
-IOWA = island("iowa", "H100-SXM", 8, 0.40, 524_288)
-SPOT = island("spot", "A100-80GB-SXM", 8, 0.45, 262_144)
-OLD = island("old", "V100-SXM2-16GB", 4, 0.30, 65_536)
-HOME = island("home", "RTX-4090", 1, 0.40, 65_536, SLOW_UP, hosts=("box1", "box2"), nodes=2)
-
-
-def fleet(*islands):
-    return Inventory(StoreSettings("gs://bucket"), islands or (IOWA, SPOT, OLD, HOME))
+from tests.unit.plan.fleets import HOME, IOWA, OLD, RUN, SLOW_UP, SPOT, fleet, island, with_sync
 
 
 def plan(inventory, run=RUN):
     return make_plan(run, inventory, model_facts(run.model))
-
-
-def test_the_worked_example_comes_out():
-    wide = replace(HOME, link=FAST)
-    islands = plan(fleet(IOWA, SPOT, OLD, wide)).islands
-    assert [round(i.tokens_per_s / 1000) for i in islands] == [465, 165, 22, 19]
-    assert [round(i.step_s, 2) for i in islands] == [1.13, 1.59, 2.97, 3.37]
-    assert [i.local_steps for i in islands] == [100, 71, 38, 33]
-    assert [round(i.up_mbps_needed) for i in islands] == [142] * 4
-    assert islands[2].sharding == "fsdp over 4"
-    assert islands[3].devices == 2
-
-
-def test_an_island_behind_a_slow_link_is_left_out_with_ways_out():
-    made = plan(fleet())
-    assert made.verdict == "feasible with warnings"
-    assert [i.name for i in made.islands] == ["iowa", "spot", "old"]
-    (home,) = made.excluded
-    assert home.name == "home"
-    assert "needs 142 Mbps up, has 30 Mbps" in home.reason
-    assert any("a link of 171 Mbps up" in way for way in home.suggestions)
-    assert any("-2.9 % tokens/s" in way for way in home.suggestions)
 
 
 def test_the_ways_out_that_change_settings_do_let_the_island_in():
@@ -155,7 +104,7 @@ def test_no_island_left_is_infeasible_with_exit_status_3():
 
 def test_a_quorum_beyond_the_islands_is_infeasible_and_says_what_is_possible():
     with pytest.raises(InfeasibleError, match="the quorum of 4 is out of reach, 3 can take part") as caught:
-        plan(fleet(), replace(RUN, sync=replace(RUN.sync, quorum=4)))
+        plan(fleet(), with_sync(quorum=4))
     assert "--set sync.quorum=3" in caught.value.hint
 
 
@@ -170,17 +119,10 @@ def test_a_chosen_overlap_that_is_too_short_warns_with_the_one_needed():
     slower = Link(up_bps=5e8, down_bps=5e8, rtt_s=0.005)
     linked = fleet(*(replace(IOWA, name=name, link=slower) for name in ("one", "two")))  # alike: neither is left out
     needed = plan(linked).schedule.overlap
-    made = plan(linked, replace(RUN, sync=replace(RUN.sync, overlap=1)))
+    made = plan(linked, with_sync(overlap=1))
     assert made.schedule.grace_s == 0
     assert any(f"--set sync.overlap={needed}" in warning for warning in made.warnings)
     assert made.prediction.tokens_per_s < plan(linked).prediction.tokens_per_s
-
-
-def test_fewer_tensors_than_fragments_mean_fewer_fragments_with_a_warning():
-    run = replace(RUN, sync=replace(RUN.sync, fragments=500))
-    made = plan(fleet(), run)
-    assert made.schedule.fragments == MODEL.num_tensors < 500
-    assert any("tensors" in warning for warning in made.warnings)
 
 
 def test_an_emulated_slowdown_halves_the_speed_and_the_local_steps():
@@ -190,12 +132,6 @@ def test_an_emulated_slowdown_halves_the_speed_and_the_local_steps():
     assert (fast.local_steps, slow.local_steps) == (100, 50)
 
 
-def test_a_measured_speed_replaces_the_catalogue():
-    made = plan(fleet(replace(IOWA, tokens_per_s=300_000.0)))
-    assert made.islands[0].tokens_per_s == 300_000.0
-    assert made.assumptions[0].mark == "measured"
-
-
 def test_a_batch_that_is_no_whole_number_of_sequences_is_refused():
     with pytest.raises(UsageError, match="iowa: a batch of 5000 tokens is no whole number of sequences of 2048"):
         plan(fleet(replace(IOWA, batch_tokens=5000)))
@@ -203,7 +139,7 @@ def test_a_batch_that_is_no_whole_number_of_sequences_is_refused():
 
 def test_failures_cost_their_share_and_synchronous_training_more():
     failing = [replace(i, mtbf_s=3600.0, restart_s=400.0) for i in (IOWA, SPOT, OLD)]
-    keeping = replace(RUN, sync=replace(RUN.sync, mixing="rebase"))
+    keeping = with_sync(mixing="rebase")
     prediction = plan(fleet(*failing), keeping).prediction
     assert prediction.goodput == pytest.approx(0.9 * (1 - 0.1**3), rel=0.03)
     assert prediction.synchronous_goodput <= 0.9**3
@@ -232,7 +168,7 @@ def test_the_presets_on_one_core_are_predicted_as_measured():
 
 def test_every_codec_of_the_settings_has_its_bits():
     for codec in known_codecs():
-        plan(fleet(), replace(RUN, sync=replace(RUN.sync, codec=codec, weights_codec=codec)))
+        plan(fleet(), with_sync(codec=codec, weights_codec=codec))
     assert set(known_codecs()) == set(get_args(type_hints(SyncSettings)["codec"]))
 
 
@@ -244,30 +180,11 @@ def test_the_templates_can_be_planned():
     assert len(made.islands) == 4
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    up=st.floats(1e8, 1e10),
-    more=st.floats(1.0, 10.0),
-    mtbf=st.floats(600.0, 1e6),
-)
-def test_more_bandwidth_and_fewer_failures_never_predict_worse(up, more, mtbf):
-    def predicted(factor, mtbf_s):
-        link = Link(up_bps=up * factor, down_bps=up * factor, rtt_s=0.01)
-        islands = [replace(i, link=link, mtbf_s=mtbf_s, restart_s=300.0) for i in (IOWA, SPOT, OLD)]
-        try:
-            return plan(fleet(*islands), replace(RUN, sync=replace(RUN.sync, overlap=4))).prediction.tokens_per_s
-        except InfeasibleError:
-            return 0.0
-
-    assert predicted(more, mtbf) >= predicted(1.0, mtbf) * (1 - 1e-9)
-    assert predicted(1.0, mtbf * more) >= predicted(1.0, mtbf) * (1 - 1e-9)
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e6, 1e10)), min_size=1, max_size=8))
 def test_islands_are_either_in_the_plan_or_left_out(shapes):
     islands = [
-        island(f"i{n}", "H100-SXM", count, 0.4, 65_536, Link(up_bps=bps, down_bps=bps))
+        island(f"i{n}", count=count, batch=65_536, link=Link(up_bps=bps, down_bps=bps))
         for n, (count, bps) in enumerate(shapes)
     ]
     try:

@@ -40,9 +40,12 @@ def linked(bps: float) -> list[IslandSettings]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(bps=st.floats(2e7, 1e10), more=st.floats(1.0, 20.0), every=st.integers(24, 400), mixing=MIXINGS)
-def test_more_bandwidth(bps: float, more: float, every: int, mixing: str) -> None:
-    run = with_sync(every=every, mixing=mixing)
+@given(
+    bps=st.floats(2e7, 1e10), more=st.floats(1.0, 20.0), every=st.integers(24, 400), mixing=MIXINGS,
+    overlap=st.sampled_from(("auto", 4)),
+)  # fmt: skip
+def test_more_bandwidth(bps: float, more: float, every: int, mixing: str, overlap: str | int) -> None:
+    run = with_sync(every=every, mixing=mixing, overlap=overlap)
     assert predicted(linked(bps * more), run) >= predicted(linked(bps), run) * (1 - 1e-9)
 
 

@@ -22,6 +22,16 @@ def make_run(fragments: int = 2, **sync: Any) -> RunFormat:
     return RunFormat("id", "toy", "then", settings, islands, layout, "test")
 
 
+def with_inner(run: RunFormat, **changes: Any) -> RunFormat:
+    train = replace(run.settings.train, inner=replace(run.settings.train.inner, **changes))
+    return replace(run, settings=replace(run.settings, train=train))
+
+
+def with_steps(run: RunFormat, step_s: float) -> RunFormat:
+    """Planned to take so long on every island."""
+    return replace(run, islands=tuple(replace(island, step_s=step_s) for island in run.islands))
+
+
 RUN = make_run()
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,11 @@ from diloco_cli.environment import environment_with
 from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.runtime.detach import start_detached
 from diloco_cli.runtime.identity import is_alive, signal_process
-from diloco_cli.runtime.registry import (
-    UnitRecord,
-    hold,
-    living_supervisor,
-    log_path,
-    read_unit,
-    release,
-)
+from diloco_cli.runtime.registry import UnitRecord, hold, living_supervisor, log_path, read_unit, release
 from diloco_cli.runtime.restart import RestartPolicy, StopPolicy, SupervisionEvent, SupervisionResult
 from diloco_cli.runtime.supervisor import SignalCount, supervise
 from diloco_cli.runtime.units import UnitSpec, learner_unit, start_unit, syncer_unit
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("home")
 RUN = "nano"
@@ -77,11 +70,11 @@ class Supervision:
 
     def __exit__(self, *_) -> None:
         self.stop()
-        self.join()
 
-    def stop(self) -> None:
-        """As if one signal had come."""
+    def stop(self) -> SupervisionResult | None:
+        """As if one signal had come; until all have left."""
         self.signals.count = 1
+        return self.join()
 
     def join(self) -> SupervisionResult | None:
         self._thread.join(15)
@@ -109,6 +102,11 @@ def pid_of(name: str) -> int | None:
     return record.identity.pid if isinstance(record, UnitRecord) and is_alive(record.identity) else None
 
 
+def up(name: str) -> int | None:
+    wait_until(lambda: pid_of(name) is not None)
+    return pid_of(name)
+
+
 def kill(name: str) -> None:
     record = read_unit(RUN, name)
     signal_process(record.identity, signal.SIGKILL)
@@ -116,15 +114,13 @@ def kill(name: str) -> None:
 
 def test_a_killed_unit_is_back_soon_and_the_others_are_left_alone(eventually):
     with Supervision(unit("a"), unit("b")) as run:
-        eventually(lambda: pid_of("a") and pid_of("b"))
-        first, other = pid_of("a"), pid_of("b")
+        first, other = up("a"), up("b")
         began_s = monotonic_s()
         kill("a")
         eventually(lambda: pid_of("a") not in {None, first})
         assert monotonic_s() - began_s < 1.0
         assert pid_of("b") == other
         run.stop()
-        run.join()
     assert run.kinds("a")[:3] == ["started", "ended", "started"]
     assert next(event.text for event in run.events if event.kind == "ended").startswith("killed by SIGKILL")
     assert [run.kinds(name).count("started") for name in ("a", "b")] == [2, 1]
@@ -180,25 +176,24 @@ def test_units_that_stay_after_the_end_are_terminated_then_killed(eventually):
     assert run.kinds("b")[-3:] == ["terminated", "killed", "done"]
 
 
-def test_a_paused_unit_hears_a_stop(eventually):
+def test_a_paused_unit_hears_a_stop():
     with Supervision(unit("a")) as run:
-        eventually(lambda: pid_of("a") is not None)
+        up("a")
         signal_process(read_unit(RUN, "a").identity, signal.SIGSTOP)
         run.stop()
-        run.join()
     assert "killed" not in run.kinds("a")
 
 
 def test_a_held_unit_stays_down_until_it_is_released(eventually):
     with Supervision(unit("a"), unit("b")) as run:
-        eventually(lambda: pid_of("a") is not None)
+        up("a")
         hold(RUN, "a")
         kill("a")
         eventually(lambda: "held" in run.kinds("a"))
         sleep_s(0.5)
         assert pid_of("a") is None
         release(RUN, "a")
-        eventually(lambda: pid_of("a") is not None)
+        up("a")
 
 
 def test_a_slow_or_failing_store_delays_no_restart(eventually):
@@ -207,42 +202,37 @@ def test_a_slow_or_failing_store_delays_no_restart(eventually):
         raise StoreError("the store is down")
 
     with Supervision(unit("a"), run_state=never) as run:
-        eventually(lambda: pid_of("a") is not None)
-        first = pid_of("a")
+        first = up("a")
         kill("a")
         eventually(lambda: pid_of("a") not in {None, first}, 2.0)
-        run.stop()
-        assert run.join().reason == "interrupted"
+        assert run.stop().reason == "interrupted"
 
 
-def test_a_stop_request_that_hangs_does_not_hinder_the_stop(eventually):
+def test_a_stop_request_that_hangs_does_not_hinder_the_stop():
     with Supervision(unit("a"), request_stop=lambda: sleep_s(5.0)) as run:
-        eventually(lambda: pid_of("a") is not None)
+        up("a")
         began_s = monotonic_s()
         run.stop()
-        run.join()
         assert monotonic_s() - began_s < 2.0
 
 
-def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path, eventually):
+def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path):
     request = tmp_path / "stop"
     heedful = f"import os, time\nwhile not os.path.exists({str(request)!r}): time.sleep(0.01)"
     with Supervision(unit("a", heedful), request_stop=request.touch) as run:
-        eventually(lambda: pid_of("a") is not None)
+        up("a")
         run.stop()
-        run.join()
     assert run.kinds("a") == ["started", "done"]
 
 
-def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated(eventually):
+def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated():
     def fail() -> None:
         raise StoreError("forbidden")
 
     with Supervision(unit("a"), request_stop=fail, stop=StopPolicy()) as run:
-        eventually(lambda: pid_of("a") is not None)
+        up("a")
         began_s = monotonic_s()
         run.stop()
-        run.join()
         assert monotonic_s() - began_s < 1.0
     assert "forbidden" in run.events[-1].text
 
@@ -252,17 +242,15 @@ def test_a_closed_terminal_does_not_end_the_supervision(eventually):
         raise OSError(5, "Input/output error")
 
     with Supervision(unit("a"), on_event=closed) as run:
-        eventually(lambda: pid_of("a") is not None)
-        first = pid_of("a")
+        first = up("a")
         kill("a")
         eventually(lambda: pid_of("a") not in {None, first})
     assert run.error is None
 
 
-def test_a_second_supervisor_is_refused(eventually):
+def test_a_second_supervisor_is_refused():
     with Supervision(unit("a")) as first:
-        eventually(lambda: pid_of("a") is not None)
-        pid = pid_of("a")
+        pid = up("a")
         with Supervision(unit("a")) as second:
             second.join()
         assert isinstance(second.error, RefusedError)
@@ -290,17 +278,12 @@ def supervisor_process():
             kill(name)
 
 
-def wait_for_units(eventually: Callable[..., None]) -> list[int]:
-    eventually(lambda: pid_of("a") is not None and pid_of("b") is not None)
-    return [pid_of("a"), pid_of("b")]
-
-
 def test_units_outlive_a_killed_supervisor_and_the_next_one_adopts_them(supervisor_process, eventually):
     first = supervisor_process()
-    pids = wait_for_units(eventually)
+    pids = [up("a"), up("b")]
     first.kill()
     first.wait()
-    assert wait_for_units(eventually) == pids
+    assert [up("a"), up("b")] == pids
     kill("b")
     second = supervisor_process()
     lines = [second.stdout.readline() for _ in range(2)]
@@ -312,9 +295,9 @@ def test_units_outlive_a_killed_supervisor_and_the_next_one_adopts_them(supervis
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_one_signal_stops_cleanly(supervisor_process, eventually, signum):
+def test_one_signal_stops_cleanly(supervisor_process, signum):
     child = supervisor_process()
-    wait_for_units(eventually)
+    assert up("a") and up("b")
     began_s = monotonic_s()
     child.send_signal(signum)
     told, _ = child.communicate(timeout=10)
@@ -328,8 +311,9 @@ def test_one_signal_stops_cleanly(supervisor_process, eventually, signum):
 def test_a_second_ctrl_c_kills_at_once(eventually):
     code = SUPERVISOR.replace("import time; time.sleep(60)", STUBBORN.replace("'up'", "1"))
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment_with())
-    wait_for_units(eventually)
-    eventually(lambda: all(log_path(RUN, name).stat().st_size for name in ("a", "b")))
+    for name in ("a", "b"):
+        assert up(name)
+        eventually(lambda name=name: log_path(RUN, name).stat().st_size)
     child.send_signal(signal.SIGINT)
     sleep_s(0.3)
     assert pid_of("a") is not None
@@ -347,7 +331,7 @@ def test_a_detached_supervisor_registers_and_can_be_stopped(eventually):
     assert living_supervisor(RUN) == identity
     assert identity.token is not None
     assert os.getsid(identity.pid) == identity.pid
-    wait_for_units(eventually)
+    assert up("a") and up("b")
     signal_process(identity, signal.SIGTERM)
     eventually(lambda: not is_alive(identity))
     assert "interrupted 143" in log_path(RUN, "supervisor").read_text()
@@ -417,12 +401,7 @@ def test_a_fenced_syncer_is_said_aloud_once_and_the_learners_go_on(eventually):
 
 def test_commands_of_units_take_values_that_look_like_options():
     assert learner_unit("a", "--evil", threads=1).command[-2:] == ("--run=--evil", "--name=a")
-    assert syncer_unit("file:///b", threads=1).command[1:] == (
-        "-m",
-        "diloco_cli",
-        "syncer",
-        "--run=file:///b",
-    )
+    assert syncer_unit("file:///b", threads=1).command[1:] == ("-m", "diloco_cli", "syncer", "--run=file:///b")
 
 
 @pytest.mark.parametrize("name", ["syncer", "supervisor", "../a", ""])

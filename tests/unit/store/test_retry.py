@@ -26,32 +26,7 @@ from diloco_cli.store.retry import (
     kind_of,
     pause_s,
 )
-
-
-class VirtualClock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
-class Fails(MemoryStore):
-    """Every get raises the error, `times` times in all."""
-
-    def __init__(self, error: DilocoError, times: int) -> None:
-        super().__init__()
-        self.error, self.left, self.calls = error, times, 0
-
-    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
-        self.calls += 1
-        if self.left == 0:
-            return super().get(key, max_bytes)
-        self.left -= 1
-        raise self.error
+from tests.contract.test_wrappers import FailingStore, VirtualClock
 
 
 @pytest.mark.parametrize(
@@ -74,13 +49,6 @@ def test_every_kind_of_error_has_its_own_cure(
         assert (pause_s(1, error, 0.0), pause_s(1, error, 1.0)) == pytest.approx(first_pause_s)
 
 
-def test_a_command_tells_a_refusal_at_once() -> None:
-    time, store = VirtualClock(), Fails(StoreForbiddenError("403"), 1)
-    with pytest.raises(StoreForbiddenError):
-        RetryingStore(store, 60.0, sleep=time.sleep, monotonic=time.monotonic).get("k")
-    assert (store.calls, time.now_s) == (1, 1000.0)
-
-
 def test_a_budget_grants_a_burst_and_then_a_rate() -> None:
     budget = RetryBudget(burst=3, per_s=1.0)
     assert [budget.wait_s(100.0) for _ in range(5)] == [0.0, 0.0, 0.0, 1.0, 2.0]
@@ -93,31 +61,31 @@ def test_a_store_that_fails_every_second_call_is_not_asked_twice_as_often_for_lo
     store = MemoryStore()
     retrying = RetryingStore(store, sleep=time.sleep, monotonic=time.monotonic, jitter=lambda: 0.0)
     for _ in range(100):
-        failing = Fails(StoreUnavailableError("503"), 1)
+        failing = FailingStore(StoreUnavailableError("503"))
         retrying.persist("get", lambda failing=failing: failing.get("k"))  # type: ignore[misc]
-    assert time.now_s - 1000.0 >= (100 - 20) / 2.0 - 1  # 20 at once, then 2 a second
+    assert time.now_s - 100.0 >= (100 - 20) / 2.0 - 1  # 20 at once, then 2 a second
 
 
 def test_all_calls_together_end_with_the_time_that_is_left() -> None:
-    time, store = VirtualClock(), Fails(StoreUnavailableError("503"), -1)
+    time, store = VirtualClock(), FailingStore(StoreUnavailableError("503"), always=True)
     retrying = RetryingStore(
-        store, 60.0, left_s=lambda: 1005.0 - time.now_s, sleep=time.sleep, monotonic=time.monotonic, jitter=lambda: 0.5
+        store, 60.0, left_s=lambda: 105.0 - time.now_s, sleep=time.sleep, monotonic=time.monotonic, jitter=lambda: 0.5
     )
     for _ in range(3):
         with pytest.raises(StoreUnavailableError):
             retrying.get("k")
-    assert 1002.0 < time.now_s <= 1005.0
+    assert 102.0 < time.now_s <= 105.0
 
 
 def test_long_pauses_are_told_of_all_the_while_and_the_answer_is_too() -> None:
     time, heard, answered = VirtualClock(), list[tuple[float, int]](), list[Retrying]()
     retrying = RetryingStore(
-        Fails(StoreForbiddenError("403"), 1), sleep=time.sleep, monotonic=time.monotonic, jitter=lambda: 0.2,
+        FailingStore(StoreForbiddenError("403")), sleep=time.sleep, monotonic=time.monotonic, jitter=lambda: 0.2,
         on_retry=lambda r: heard.append((time.now_s, r.attempts)), on_answer=answered.append, tell_every_s=5.0,
     )  # fmt: skip
     assert retrying.get("k") is None
-    assert heard == [(1000.0, 1), (1005.0, 1), (1010.0, 1)]  # a pause of 12 s
-    assert time.now_s == 1012.0
+    assert heard == [(100.0, 1), (105.0, 1), (110.0, 1)]  # a pause of 12 s
+    assert time.now_s == 112.0
     assert [r.last_error for r in answered] == ["403"] and retrying.retrying is None
 
 

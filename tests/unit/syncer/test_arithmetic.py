@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,12 +27,17 @@ def run() -> RunFormat:
     return make_run(1, 1, SyncSettings(every=4, fragments=1), OuterSettings("sgd", 1.0, 0.0), InnerSettings(), "slope")
 
 
-@pytest.fixture
-def arithmetic(run: RunFormat) -> TorchArithmetic:
+def begun(run: RunFormat, check_norms: bool = True, **sync: Any) -> TorchArithmetic:
     """At version 0: a = [1, -2, 0.5], b = [4, 0.25]."""
-    arithmetic = TorchArithmetic(run)
+    changed = replace(run.settings, sync=replace(run.settings.sync, **sync))
+    arithmetic = TorchArithmetic(replace(run, settings=changed), check_norms=check_norms)
     arithmetic.settle(0, digest(arithmetic.initial()[0].state))
     return arithmetic
+
+
+@pytest.fixture
+def arithmetic(run: RunFormat) -> TorchArithmetic:
+    return begun(run)
 
 
 def offer(fragment: int = 0) -> Offer:
@@ -67,8 +73,7 @@ def current(arithmetic: TorchArithmetic) -> torch.Tensor:
 def test_in_a_cold_start_a_merge_moves_the_parameters_as_its_round_says(run: RunFormat) -> None:
     """Learning rate 0.5 in the first of two rounds, 0.75 in the second, then 1."""
     cold = ColdStartSettings(rounds=2, outer_lr=0.5)
-    warming = TorchArithmetic(replace(run, settings=replace(run.settings, cold_start=cold)))
-    warming.settle(0, digest(warming.initial()[0].state))
+    warming = begun(replace(run, settings=replace(run.settings, cold_start=cold)))
     before = warming.parameters(0).clone()
     for slot, lr in enumerate((0.5, 0.75, 1.0)):
         found = warming.merge(slot, [(read(warming, [1.0, 1.0, 1.0, 1.0, 1.0]), 1.0)])
@@ -124,8 +129,7 @@ def test_the_norm_cap_refuses_poison_unless_it_is_a_replay(run: RunFormat, arith
         merged(arithmetic, (read(arithmetic, [1.0] * SIZE), 1.0))
     poison = payload([1e4] * SIZE)
     assert arithmetic.read_delta(offer(), poison, None) == "norm_cap"
-    replaying = TorchArithmetic(run, check_norms=False)
-    replaying.settle(0, digest(replaying.initial()[0].state))
+    replaying = begun(run, check_norms=False)
     assert not any(isinstance(replaying.read_delta(offer(), payload([1.0] * SIZE), None), str) for _ in range(5))
     assert not isinstance(replaying.read_delta(offer(), poison, None), str)
 
@@ -146,13 +150,10 @@ def test_re_anchoring_keeps_the_low_bits_of_a_small_delta(arithmetic: TorchArith
     generator = torch.Generator().manual_seed(0)
     base = current(arithmetic) + 1e-4 * torch.randn(SIZE, generator=generator)
     delta = 1e-6 * torch.randn(SIZE, generator=generator)
-    found = arithmetic.read_delta(offer(), payload(delta.tolist()), arithmetic.weights_codec.to_bytes(base))
+    sent = arithmetic.weights_codec.to_bytes(base)
+    found = arithmetic.read_delta(offer(), payload(delta.tolist()), sent)
     assert isinstance(found, DeltaSource)
-    assert torch.equal(
-        decoded(found),
-        delta
-        + (current(arithmetic) - arithmetic.weights_codec.from_bytes(arithmetic.weights_codec.to_bytes(base), SIZE)),
-    )
+    assert torch.equal(decoded(found), delta + (current(arithmetic) - arithmetic.weights_codec.from_bytes(sent, SIZE)))
 
 
 def test_re_anchoring_adds_what_has_moved_since_the_base(arithmetic: TorchArithmetic) -> None:
@@ -244,10 +245,8 @@ def test_norms_are_checked_where_their_squares_leave_float32(arithmetic: TorchAr
 
 def test_what_the_learner_encodes_is_what_the_syncer_takes(run: RunFormat) -> None:
     for codec_name in ("fp32", "bf16", "int8", "int4"):
-        sync = replace(run.settings.sync, codec=codec_name)  # type: ignore[arg-type]
-        coded = replace(run, settings=replace(run.settings, sync=sync))
-        arithmetic, form = TorchArithmetic(coded), delta_formats(coded.layout, sync)[0]
-        arithmetic.settle(0, digest(arithmetic.initial()[0].state))
+        arithmetic = begun(run, codec=codec_name)
+        form = delta_formats(run.layout, replace(run.settings.sync, codec=codec_name))[0]  # type: ignore[arg-type]
         seen = torch.empty(SIZE)
         found = arithmetic.read_delta(offer(), form.encode(torch.tensor(A), seen), None)
         assert isinstance(found, DeltaSource) and found.claimed and torch.equal(decoded(found), seen)
@@ -258,9 +257,7 @@ def test_what_the_learner_encodes_is_what_the_syncer_takes(run: RunFormat) -> No
 
 
 def test_a_clipped_delta_is_merged_at_the_scale_that_the_merge_reports(run: RunFormat) -> None:
-    clipping = replace(run, settings=replace(run.settings, sync=replace(run.settings.sync, clip=2.0)))
-    arithmetic = TorchArithmetic(clipping)
-    arithmetic.settle(0, digest(arithmetic.initial()[0].state))
+    arithmetic = begun(run, clip=2.0)
     before, usual = current(arithmetic).clone(), [1.0] * SIZE
     for _ in range(3):
         assert merged(arithmetic, (read(arithmetic, usual), 1.0)).scales == ()
@@ -283,9 +280,7 @@ def test_a_replay_clips_as_the_log_says(run: RunFormat, arithmetic: TorchArithme
 @pytest.mark.parametrize("rule", ["rda", "avg"])
 @pytest.mark.parametrize("granularity", ["fragment", "tensor"])
 def test_agreement_is_the_mean_cosine(run: RunFormat, rule: str, granularity: str) -> None:
-    sync = replace(run.settings.sync, mixing="adaptive", merge=rule, granularity=granularity)  # type: ignore[arg-type]
-    arithmetic = TorchArithmetic(replace(run, settings=replace(run.settings, sync=sync)))
-    arithmetic.settle(0, digest(arithmetic.initial()[0].state))
+    arithmetic = begun(run, mixing="adaptive", merge=rule, granularity=granularity)
     east, north = [3.0, 0.0, 0.0, 1.0, 0.0], [0.0, 3.0, 0.0, 0.0, 1.0]
     halfway = [3 * 0.5**0.5, 3 * 0.5**0.5, 0.0, 0.5**0.5, 0.5**0.5]
 

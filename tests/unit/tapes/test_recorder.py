@@ -10,16 +10,15 @@ import pytest
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.actors.progress import Progress
-from diloco_cli.protocol.log.commit_log import fold
-from diloco_cli.protocol.log.keys import commit_key, inner_key, offer_key, read_inner_key
+from diloco_cli.protocol.log.keys import inner_key, offer_key, read_inner_key
 from diloco_cli.protocol.log.records import Beginning, Event, Offer
-from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.tape import MAX_EVENTS, EventLog
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.tapes.recorder import record
 from tests.unit.protocol.books import hear, stepped
-from tests.unit.protocol.records import RUN, applied, commit, genesis, merge, offer, output
+from tests.unit.protocol.integer_ports import WrittenLog
+from tests.unit.protocol.records import RUN, applied, genesis, merge, offer, output
 
 STEPS = Event("steps", count=2, batch_tokens=4)
 BEGAN = Beginning(0, (0, 0))
@@ -36,26 +35,16 @@ def offers() -> list[Offer]:
 
 def bucket(*published: Offer, merged: tuple[tuple[int, int], ...] = ((1, 0), (2, 0))) -> MemoryStore:
     """A log whose merges apply l0's offers (incarnation, seq), one each."""
-    store = MemoryStore()
+    log = WrittenLog(RUN)
     for one in published:
-        store.create(offer_key(*one.id), encode(one))
-    outputs = tuple(output(fragment, 0, -1) for fragment in (0, 1))
-    state = _append(store, RunState(), "epoch_start", outputs=outputs)
+        log.store.create(offer_key(*one.id), encode(one))
     for slot, (incarnation, seq) in enumerate(merged):
         known = next((o for o in published if o.id == ("l0", incarnation, seq)), published[0])
         taken = applied(
             incarnation=incarnation, seq=seq, base=known.base, data_start=known.data_start, data_end=known.data_end
         )  # fmt: skip
-        state = _append(
-            store, state, "merge", slot=slot, inputs=(taken,), outputs=(output(slot % 2, state.n + 1, slot),), alive=2
-        )  # fmt: skip
-    return store
-
-
-def _append(store: MemoryStore, state: RunState, kind: Any, **fields: Any) -> RunState:
-    data = encode(commit(state, kind, **fields))
-    store.create(commit_key(state.n + 1), data)
-    return fold(RUN, state, data)
+        log.append("merge", slot=slot, inputs=(taken,), outputs=(output(slot % 2, slot + 1, slot),), alive=2)
+    return log.store
 
 
 def fit(published: list[Offer]) -> list[Offer]:

@@ -52,6 +52,7 @@ def test_a_built_preset_has_the_facts_that_its_shape_gives(preset):
     built = facts_from_parameters(parameter_facts(model), shape.sequence)
     assert (built.parameters, built.num_tensors) == (known.parameters, known.num_tensors)
     assert (built.layers, built.embedding_parameters) == (known.layers, known.embedding_parameters)
+    assert built.width == known.width
     assert known.flops_per_token == 6 * shape.active_parameters + 12 * shape.layers * shape.width * shape.sequence
 
 

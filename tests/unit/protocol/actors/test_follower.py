@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,7 +14,7 @@ from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, EARLY, MAX_REQUEST
 from diloco_cli.virtual.world import Actor
 from tests.unit.protocol.integer_ports import IntegerTraining, WrittenLog
 from tests.unit.protocol.living import Living
-from tests.unit.protocol.records import applied, make_run
+from tests.unit.protocol.records import applied, make_run, with_steps
 
 RUN = make_run(fragments=2)
 
@@ -29,9 +28,7 @@ def followed() -> Living:
 
 def looked(step_s: float, seconds: float) -> tuple[float, list[float]]:
     """When a merge was found, and when the log was looked at from then on. One fragment, four steps a slot."""
-    run = make_run(fragments=1)
-    run = replace(run, islands=tuple(replace(island, step_s=step_s) for island in run.islands))
-    living, looks_s = Living(WrittenLog(run)), list[float]()
+    living, looks_s = Living(WrittenLog(with_steps(make_run(fragments=1), step_s))), list[float]()
     living.world.pause(living.actor)
     living.log.merge(90, applied("l1"))
     living.until(lambda: living.learner.follower.state.n == 1)
@@ -79,9 +76,7 @@ def test_in_short_slots_it_looks_all_the_time() -> None:
 
 def test_when_it_looks_again_follows_what_steps_turn_out_to_take() -> None:
     """A hiccup in the first step makes slots seem to take 100 s; it looks again as soon as others tell otherwise."""
-    run = make_run(fragments=1)
-    run = replace(run, islands=tuple(replace(island, step_s=25.0) for island in run.islands))
-    living = Living(WrittenLog(run))
+    living = Living(WrittenLog(with_steps(make_run(fragments=1), 25.0)))
     living.world.pause(living.actor)
     living.world.run_for(5.0)
     living.learner.watch.took("step", 25.0)
@@ -168,15 +163,6 @@ def test_it_is_in_every_heartbeat_and_told_once_until_its_successor_is_there() -
     living.until(lambda: living.training.values[0] < 81 and not living.learner.note)
     assert living.learner.follower.trouble == "" and living.learner.follower.unreadable == frozenset()
     assert living.seen.missing == ["version 1 of fragment 0 cannot be read"]
-
-
-def test_a_learner_goes_on_with_the_other_fragments_meanwhile() -> None:
-    living = Living(WrittenLog(RUN))
-    made = living.log.merge(90, applied("l0", 0))
-    living.log.hide(made)
-    living.until(lambda: living.learner.follower.trouble)
-    living.until(lambda: any(offer.fragment == 1 for offer in living.offers()))
-    assert living.actor.error is None and living.learner.doing == "TRAINING"
 
 
 def test_a_new_incarnation_keeps_what_it_has_while_it_looks_for_the_rest() -> None:

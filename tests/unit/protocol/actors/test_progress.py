@@ -101,17 +101,6 @@ def test_a_leaver_on_a_slow_link_offers_for_slots_that_it_reaches_one_upload_aft
     assert [(draft.slot, draft.fragment) for draft in progress.everything(0.0)] == [(2, 0), (3, 1)]
 
 
-def test_what_an_offer_for_a_skipped_slot_held_is_in_the_next_one() -> None:
-    """No version took its place."""
-    progress, state, skipped = ready()
-    state = follow(state, "skip", RUN, slot=0)
-    hear(progress, state)
-    (draft,) = stepped(progress, 4)
-    assert (draft.data_start, draft.data_end, draft.steps) == (skipped.data_start, 8 * BATCH, 8)
-    offer = progress.offer(draft, "d", 1, "n", Timings(), None, None)
-    assert offer.tokens == 8 * BATCH and refusal(offer, state, RUN) is None
-
-
 @pytest.mark.parametrize("mixing", ["rebase", "replace", "blend"])
 def test_what_a_missed_offer_held_is_given_up_when_the_merge_without_it_is_adopted(mixing: str) -> None:
     """With all that came after it: the others have gone the same way already."""
@@ -162,6 +151,7 @@ def test_nothing_is_offered_from_a_base_that_an_own_offer_has_consumed() -> None
     assert adopt(progress, state) == ("rebase", draft)
     (after,) = progress.everything(0.0)
     assert (after.steps, after.data_start, after.base.version) == (4, draft.data_end, 1)
+    assert progress.kept_since(0) is None, "the next adoption goes on from this one"
 
 
 def test_a_learner_that_is_ahead_offers_for_its_slots_in_their_order() -> None:
@@ -253,16 +243,6 @@ def test_a_leaver_offers_every_fragment_that_has_progress_and_no_offer_on_its_wa
 
 
 # -- adopting ---------------------------------------------------------------------------------------------------
-
-
-def test_after_an_applied_offer_progress_is_kept_since_its_send() -> None:
-    progress, state, draft = ready()
-    stepped(progress, 2)
-    state = merge(state, took(draft), run=RUN)
-    hear(progress, state)
-    assert adopt(progress, state) == ("rebase", draft)
-    assert (progress.books[0].steps, progress.books[0].data_start) == (2, 4 * BATCH)
-    assert progress.kept_since(0) is None, "the next adoption goes on from this one"
 
 
 def test_a_version_that_is_adopted_while_an_offer_is_on_its_way_keeps_all_and_the_offer_holds_on() -> None:

@@ -79,14 +79,6 @@ def test_a_fragment_that_is_not_merged_any_more_is_looked_at_after_two_rounds(mo
     assert rounds_s <= serving.looks[0] - oldest_merge_s <= rounds_s + 60.0
 
 
-def test_where_nobody_is_there_the_whole_model_is_read_once_soon_and_then_ever_more_seldom(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    serving = Serving(monkeypatch, 5.0).until(48 * HOUR_S)
-    assert len([at for at in serving.looks if at < 80.0]) == FRAGMENTS
-    assert len(serving.looks) <= FRAGMENTS * (48 + 10), "an hour apart"
-
-
 @pytest.mark.parametrize("skip_after_s", [0.5, 60.0])
 def test_three_looks_that_cost_progress_lie_seconds_apart(monkeypatch: pytest.MonkeyPatch, skip_after_s: float) -> None:
     monkeypatch.setattr(f"{__name__}.SKIP_AFTER_S", skip_after_s)

@@ -17,10 +17,10 @@ from diloco_cli.protocol.log.keys import delta_key, snapshot_key, state_key, wei
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
 from diloco_cli.protocol.log.state import HOSTILE, RunState, apply, faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
-from diloco_cli.protocol.rules.eligibility import refusal
+from diloco_cli.protocol.rules.eligibility import REASONS, refusal
 from diloco_cli.protocol.rules.merging import mixing_of
 from tests.unit.protocol.books import adopt, hear, stepped
-from tests.unit.protocol.records import BATCH, RUN, applied, commit, follow, genesis, make_run, merge, offer, output
+from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, offer, output
 
 PARAMETERS = 3  # of each fragment of RUN
 
@@ -80,7 +80,7 @@ def test_the_curve_of_losses_ends_where_the_tokens_do() -> None:
 
 @pytest.mark.parametrize("to", [4, 99, -1])
 def test_nobody_goes_back_to_what_has_not_been(to: int) -> None:
-    with pytest.raises(RecordError, match="not there"):
+    with pytest.raises(RecordError, match=f"commit {to}, which is not there"):
         rolled_back(after_merges(3), to)
 
 
@@ -88,8 +88,6 @@ def test_it_brings_every_fragment_or_is_no_rollback() -> None:
     state = after_merges(3)
     with pytest.raises(RecordError, match="brings fragments"):
         follow(state, "rollback", outputs=(output(0, 4, 2),), to=1)
-    with pytest.raises(RecordError, match="commit 4, which is not there"):
-        follow(state, "rollback", outputs=(output(0, 4, 2), output(1, 4, 2)), to=4)
 
 
 def test_offers_from_before_are_refused_and_those_from_after_are_as_fresh_as_can_be() -> None:
@@ -229,11 +227,6 @@ def test_after_so_many_faults_it_is_due_and_after_one_fewer_it_is_not() -> None:
     assert to_quarantine(with_faults("l1", 8), RUN) == "l1"
 
 
-def test_nobody_is_due_where_too_few_would_be_left() -> None:
-    demanding = make_run(2, quorum=2)
-    assert to_quarantine(with_faults("l1", 50), demanding) is None
-
-
 def test_quarantined_its_offers_are_refused_whatever_they_are_and_readmitted_they_are_not() -> None:
     state = follow(with_faults("l0", 8), "quarantine", learner="l0", reason="bad")
     assert state.learner("l0").quarantined == state.n and state.metrics.notes[-1].text == "quarantined: bad"
@@ -252,22 +245,7 @@ def test_a_readmission_of_one_who_is_not_kept_out_and_a_second_quarantine_do_not
         follow(state, kinds[-1], learner="l0")
 
 
-def test_a_quarantined_learner_neither_steps_nor_offers_and_starts_anew_when_it_is_let_in() -> None:
-    state = with_faults("l0", 8)
-    progress = Progress(RUN, "l0", 1, state, 0)
-    progress.stepped(BATCH)
-    kept_out = follow(state, "quarantine", learner="l0")
-    assert progress.heard(kept_out) is False
-    permit = progress.may_step()
-    assert not permit.allowed and "diloco readmit l0" in permit.reason
-    assert stepped(progress, 4) == progress.everything(0.0) == []
-    assert progress.heard(follow(kept_out, "readmit", learner="l0")) is True, "parameters go back to what was adopted"
-    assert progress.may_step().allowed and [book.steps for book in progress.books] == [0, 0]
-
-
 def test_hostile_words_are_words_of_the_log() -> None:
-    from diloco_cli.protocol.rules.eligibility import REASONS
-
     assert set(REASONS) >= HOSTILE
 
 

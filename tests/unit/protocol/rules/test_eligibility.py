@@ -8,38 +8,46 @@ from typing import Any
 import pytest
 
 from diloco_cli.protocol.log.records import Outcome
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.eligibility import REASONS, max_ahead, refusal
 from tests.unit.protocol.records import RUN, applied, follow, genesis, merge, next_slot, offer
 
-
-def test_an_offer_on_the_current_version_is_eligible() -> None:
-    state = genesis()
-    assert refusal(offer(state), state, RUN) is None
-    assert refusal(offer(state, fragment=1), state, RUN) is None
-
-
-def test_a_learner_that_the_run_does_not_name_is_refused() -> None:
-    state = genesis()
-    assert refusal(offer(state, learner="l9"), state, RUN) == "unknown_learner"
+START, SKIPPED, MOST = genesis(), genesis(), max_ahead(RUN)
+for _ in range(20):
+    SKIPPED = follow(SKIPPED, "skip", slot=SKIPPED.slot)
+OWN, SECOND, THIRD_LIFE = (merge(START, applied(**fields)) for fields in ({}, {"seq": 1}, {"incarnation": 3}))
+OTHERS = merge(START, applied("l1"))
+BLAMED = merge(START, applied("l1"), outcomes=(Outcome("l0", 2, 0, 0, "non_finite"),))
 
 
-def test_an_older_incarnation_is_refused_once_a_newer_one_was_merged() -> None:
-    state = merge(genesis(), applied(incarnation=3))
-    late = offer(state, fragment=1, data_start=8)
-    assert refusal(replace(late, incarnation=2, seq=7), state, RUN) == "old_incarnation"
-    assert refusal(replace(late, incarnation=4), state, RUN) is None
-
-
-def test_a_refusal_of_a_newer_incarnation_raises_the_floor_too() -> None:
-    state = merge(genesis(), applied("l1"), outcomes=(Outcome("l0", 2, 0, 0, "non_finite"),))
-    assert refusal(offer(state, fragment=1, incarnation=1), state, RUN) == "old_incarnation"
-
-
-def test_an_offer_with_a_outcome_is_settled() -> None:
-    state = merge(genesis(), applied(seq=1))
-    assert refusal(offer(state, fragment=1, seq=1), state, RUN) == "settled"
-    assert refusal(offer(state, fragment=1, seq=0), state, RUN) is None
-    assert refusal(offer(state, fragment=1, seq=2), state, RUN) is None
+@pytest.mark.parametrize(
+    ("state", "claims", "reason"),
+    [
+        (START, {}, None),
+        (START, {"fragment": 1}, None),
+        (START, {"learner": "l9"}, "unknown_learner"),
+        (THIRD_LIFE, {"fragment": 1, "data_start": 8, "incarnation": 2, "seq": 7}, "old_incarnation"),
+        (THIRD_LIFE, {"fragment": 1, "data_start": 8, "incarnation": 4}, None),
+        (BLAMED, {"fragment": 1}, "old_incarnation"),  # a refusal of a newer one is enough
+        (SECOND, {"fragment": 1, "seq": 1}, "settled"),
+        (SECOND, {"fragment": 1, "seq": 0}, None),
+        (SECOND, {"fragment": 1, "seq": 2}, None),
+        (OTHERS, {"slot": 0}, "late"),
+        (OTHERS, {"slot": 0, "tokens": 12, "data_end": 12}, "bad_claim"),  # nobody escapes blame by being late
+        (START, {"slot": MOST}, None),
+        (START, {"slot": MOST + RUN.num_fragments}, "too_early"),  # or others' slots would be skipped until then
+        (START, {"base": 1}, "unknown_base"),
+        (START, {"base_digest": "other"}, "wrong_base"),
+        (START, {"base_digest": START.outputs[1].weights_digest}, "wrong_base"),
+        (SKIPPED, {}, None),  # the current version is never too old
+        (OWN, {"seq": 1, "data_start": 4}, "data_overlap"),
+        (OWN, {"seq": 1, "data_start": 8}, None),
+        (OWN, {"seq": 1, "data_start": 4, "fragment": 1}, None),
+        (OWN, {"incarnation": 2, "data_start": 4}, "data_overlap"),
+    ],
+)
+def test_an_offer_is_refused_for_this_reason(state: RunState, claims: dict[str, Any], reason: str | None) -> None:
+    assert refusal(offer(state, **claims), state, RUN) == reason
 
 
 @pytest.mark.parametrize(
@@ -82,27 +90,6 @@ def test_an_offer_counts_for_the_slot_that_it_names_and_is_late_once_the_log_has
     assert refusal(replace(mine, slot=4, steps=0, tokens=0, data_end=0), state, RUN) == "no_weight"
 
 
-def test_a_late_offer_of_an_impossible_claim_is_a_bad_claim() -> None:
-    """Hostile reasons come first, or nobody who takes care to be late could be blamed."""
-    state = merge(genesis(), applied("l1"))
-    assert refusal(replace(offer(state), slot=0), state, RUN) == "late"
-    assert refusal(replace(offer(state), slot=0, tokens=12, data_end=12), state, RUN) == "bad_claim"
-
-
-def test_an_offer_for_a_slot_that_makes_any_base_too_old_is_refused() -> None:
-    """One learner that names a slot far ahead must not make others' slots be skipped until then."""
-    state, most = genesis(), max_ahead(RUN)
-    assert refusal(offer(state, slot=most), state, RUN) is None
-    assert refusal(offer(state, slot=most + RUN.num_fragments), state, RUN) == "too_early"
-
-
-def test_a_base_that_the_log_never_had_is_refused() -> None:
-    state = genesis()
-    assert refusal(offer(state, base=1), state, RUN) == "unknown_base"
-    assert refusal(offer(state, base_digest="other"), state, RUN) == "wrong_base"
-    assert refusal(offer(state, base_digest=state.outputs[1].weights_digest), state, RUN) == "wrong_base"
-
-
 def test_a_base_is_refused_beyond_the_staleness_limit_and_not_before() -> None:
     state = genesis()
     stale = offer(state)
@@ -114,13 +101,6 @@ def test_a_base_is_refused_beyond_the_staleness_limit_and_not_before() -> None:
     assert refusal(replace(stale, slot=next_slot(state, 0)), state, RUN) == "unknown_base"
 
 
-def test_the_current_version_is_never_too_old() -> None:
-    state = genesis()
-    for _ in range(20):
-        state = follow(state, "skip", slot=state.slot)
-    assert refusal(offer(state), state, RUN) is None
-
-
 def test_one_base_is_consumed_by_one_offer() -> None:
     state = genesis()
     second = offer(state, seq=1, slot=2, data_start=8)
@@ -128,18 +108,6 @@ def test_one_base_is_consumed_by_one_offer() -> None:
     assert refusal(second, state, RUN) == "base_consumed"
     assert refusal(replace(second, learner="l1"), state, RUN) is None
     assert refusal(offer(state, seq=1, data_start=8), state, RUN) is None
-
-
-def test_overlapping_data_is_refused_per_fragment_and_adjacent_data_is_not() -> None:
-    state = merge(genesis(), applied(seq=0, data_end=8))
-    assert refusal(offer(state, seq=1, data_start=4), state, RUN) == "data_overlap"
-    assert refusal(offer(state, seq=1, data_start=8), state, RUN) is None
-    assert refusal(offer(state, fragment=1, seq=1, data_start=4), state, RUN) is None
-
-
-def test_an_overlap_is_refused_for_a_newer_incarnation_as_well() -> None:
-    state = merge(genesis(), applied(seq=0, data_end=8))
-    assert refusal(offer(state, incarnation=2, seq=0, data_start=4), state, RUN) == "data_overlap"
 
 
 def test_every_reason_is_explained() -> None:

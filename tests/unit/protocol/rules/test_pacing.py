@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -11,14 +10,14 @@ from diloco_cli.protocol.log.records import Timings
 from diloco_cli.protocol.log.state import Window
 from diloco_cli.protocol.rules.pacing import MAX_FASTER, MAX_SLOWER, TIMES_SEEN, Gap, Pacer, believed_slot_s
 from diloco_cli.protocol.rules.quorum import SlotFacts
-from tests.unit.protocol.records import RUN, genesis, offer
+from tests.unit.protocol.records import RUN, genesis, offer, with_steps
 
 SLOT_S = 60.0
 
 
 def paced(claims_s: Iterable[float], step_s: float, grace_s: float = 0.0) -> Pacer:
     """A merge every `SLOT_S`; 4 steps of `step_s` are planned for 2 slots."""
-    pacer = Pacer(replace(RUN, islands=tuple(replace(island, step_s=step_s) for island in RUN.islands)))
+    pacer = Pacer(with_steps(RUN, step_s))
     for k, claimed_s in enumerate(claims_s):
         now_s = k * SLOT_S
         facts = SlotFacts(1, 2, 1, now_s - grace_s, False, now_s - SLOT_S, now_s)

@@ -99,22 +99,33 @@ def test_the_first_value_of_a_moving_average_is_the_value() -> None:
 # -- the decision -----------------------------------------------------------------------------------------------------
 
 FACTS = SlotFacts(present=1, alive=3, quorum=1, window_from_s=10.0, later_offers=False, waiting_since_s=9.0, now_s=10.5)
+EMPTY = replace(FACTS, present=0, window_from_s=None)
 ONE_SECOND = Grace(1.0, "test")
 
 
-def test_grace_is_waited_out_from_the_quorum_on() -> None:
-    waiting = decide_slot(FACTS, ONE_SECOND, 60)
-    assert (waiting.action, waiting.until_s) == ("wait", 11.0)
-    assert decide_slot(replace(FACTS, now_s=11.0), ONE_SECOND, 60).action == "merge"
+@pytest.mark.parametrize(
+    ("facts", "action"),
+    [
+        (replace(FACTS, now_s=10.9), "wait"),  # until the grace is over
+        (replace(FACTS, now_s=11.0), "merge"),
+        (replace(FACTS, present=3), "merge"),  # everybody alive is here
+        (replace(FACTS, alive=1), "merge"),
+        (replace(FACTS, alive=0), "merge"),
+        (replace(FACTS, later_offers=True, passed=1), "wait"),
+        (replace(FACTS, later_offers=True, passed=2), "merge"),  # the two others will not come to this slot any more
+        (replace(EMPTY, now_s=69.0), "wait"),  # nobody waits for a later slot
+        (replace(EMPTY, now_s=68.9, later_offers=True), "wait"),
+        (replace(EMPTY, now_s=69.0, later_offers=True), "skip"),
+        (replace(EMPTY, now_s=69.0, later_offers=True, quorum=5, present=3), "skip"),
+        (replace(EMPTY, alive=1, quorum=2, later_offers=True, passed=1), "wait"),  # who is dead may come back
+    ],
+)
+def test_what_is_decided_on_a_slot(facts: SlotFacts, action: str) -> None:
+    assert decide_slot(facts, ONE_SECOND, 60).action == action
 
 
-def test_it_merges_early_when_everybody_alive_is_here() -> None:
-    assert decide_slot(replace(FACTS, present=3), ONE_SECOND, 60).action == "merge"
-    assert decide_slot(replace(FACTS, alive=1), ONE_SECOND, 60).action == "merge"
-    assert decide_slot(replace(FACTS, alive=0), ONE_SECOND, 60).action == "merge"
-
-
-def test_it_merges_at_once_without_slack() -> None:
+def test_grace_is_waited_out_from_the_quorum_on_and_without_slack_there_is_none() -> None:
+    assert decide_slot(FACTS, ONE_SECOND, 60).until_s == 11.0
     assert decide_slot(FACTS, Grace(0.0, "no slack"), 60).action == "merge"
 
 
@@ -135,26 +146,6 @@ def test_offers_without_weight_leave_the_slot_waiting_with_a_reason() -> None:
     assert (decision.action, decision.reason) == ("wait", "0 of the 1 offers that the quorum needs")
 
 
-def test_a_quorum_above_those_alive_is_skipped_once_later_offers_wait() -> None:
-    facts = replace(FACTS, quorum=5, present=3, window_from_s=None, later_offers=True, now_s=69.0)
-    assert decide_slot(facts, ONE_SECOND, 60).action == "skip"
-
-
-def test_a_slot_is_skipped_only_while_later_offers_wait_and_only_after_the_bound() -> None:
-    empty = replace(FACTS, present=0, window_from_s=None)
-    assert decide_slot(replace(empty, now_s=69.0), ONE_SECOND, 60).action == "wait"
-    assert decide_slot(replace(empty, now_s=68.9, later_offers=True), ONE_SECOND, 60).action == "wait"
-    assert decide_slot(replace(empty, now_s=69.0, later_offers=True), ONE_SECOND, 60).action == "skip"
-
-
-def test_it_merges_early_when_all_others_have_passed_the_slot_by() -> None:
-    """Two of three alive have offered for later slots alone: nobody waits for them."""
-    facts = replace(FACTS, later_offers=True, passed=2)
-    assert facts.expected == 1
-    assert decide_slot(facts, ONE_SECOND, 60).action == "merge"
-    assert decide_slot(replace(facts, passed=1), ONE_SECOND, 60).action == "wait"
-
-
 def test_a_slot_that_too_few_can_still_come_to_is_skipped_at_once() -> None:
     """Three alive, two needed: with two of them past it the slot cannot be filled any more."""
     facts = replace(FACTS, quorum=2, present=1, window_from_s=None, later_offers=True)
@@ -164,12 +155,6 @@ def test_a_slot_that_too_few_can_still_come_to_is_skipped_at_once() -> None:
     skipped = decide_slot(replace(facts, passed=2), ONE_SECOND, 60)
     assert (skipped.action, skipped.until_s) == ("skip", None)
     assert skipped.reason == "1 of the 2 offers that the quorum needs, and 2 of 3 alive have passed this slot by"
-
-
-def test_a_slot_is_not_skipped_at_once_because_learners_are_dead() -> None:
-    """Nobody who passed it is the reason that too few are left: those that are missing may come back."""
-    facts = replace(FACTS, alive=1, quorum=2, present=0, window_from_s=None, later_offers=True, passed=1)
-    assert decide_slot(facts, ONE_SECOND, 60).action == "wait"
 
 
 @quick

@@ -143,15 +143,6 @@ def test_the_plan_says_which_islands_stand_idle_and_which_links_are_too_slow() -
 # -- alone ------------------------------------------------------------------------------------------------------
 
 
-def waiting(**changes: object) -> Living:
-    """`l0` is not the fastest."""
-    living = Living(WrittenLog(cold(learners=1, **changes)))
-    living.world.run_for(10.0)
-    assert living.training.steps == 0 and living.learner.doing == "WAITING" and living.offers() == []
-    assert living.learner.note == f"cold start: l1 alone until slot {ENDS}, now {living.log.state.slot}"
-    return living
-
-
 def test_the_fastest_trains_at_once_and_of_equal_ones_the_first_by_name() -> None:
     run = cold(learners=1)
     equal = tuple(replace(island, tokens_per_s=100.0) for island in run.islands[::-1])
@@ -160,24 +151,11 @@ def test_the_fastest_trains_at_once_and_of_equal_ones_the_first_by_name() -> Non
     living.until(lambda: living.training.steps > 0)
 
 
-def test_the_others_adopt_what_comes_and_begin_with_the_round_after() -> None:
-    living = waiting()
-    for value in range(90, 90 - ENDS, -1):
-        assert living.training.steps == 0
-        state = living.log.state
-        last = state.learner("l1").data_end
-        base = state.outputs[state.slot % FRAGMENTS].version
-        seq = state.slot
-        living.log.merge(value, applied("l1", seq, base=base, data_start=last, data_end=last + 8))
-        living.until(lambda: living.learner.state.n == living.log.state.n)
-        living.world.run_for(0.5)
-    living.until(lambda: living.training.steps > 0)
-    assert living.seen.adoptions[-2:] == [(0, ENDS - 1), (1, ENDS)]
-
-
 def test_nobody_waits_for_ever_for_one_that_is_dead() -> None:
-    living = waiting(skip_after_s=20.0)
-    living.world.run_for(9.0)
+    living = Living(WrittenLog(cold(learners=1, skip_after_s=20.0)))
+    living.world.run_for(19.0)
+    assert living.training.steps == 0 and living.learner.doing == "WAITING" and living.offers() == []
+    assert living.learner.note == f"cold start: l1 alone until slot {ENDS}, now {living.log.state.slot}"
     living.log.merge(90, applied("l1"))
     living.world.run_for(19.0)
     assert living.training.steps == 0, "there was news"
