@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,13 +22,11 @@ from diloco_cli.config.run_file import load_run
 from diloco_cli.launch.new_run import create_run, make_format
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.store.open import open_store
-from tests.benchmarks.measure import machine, spread
+from tests.benchmarks.measure import ROOT, machine, quickstart_alone, spread
 
 ROUNDS = 5
 WARM_STEPS = 50  # that do not count
 LIMIT_S = 300.0
-ROOT = Path(__file__).resolve().parents[2]
-INVENTORY = "version: 1\nstore: {url: bucket}\nislands:\n  - {name: alone, region: here, accelerators: 'cpu:1'}\n"
 
 
 @dataclass(frozen=True)
@@ -87,8 +84,7 @@ print(batch * len(times[{WARM_STEPS}:]) / sum(times[{WARM_STEPS}:]))
 
 def prepare(setup: Setup, folder: Path, url: str) -> int:
     """Create the run with its one island, which does not end by itself; its batch in tokens."""
-    shutil.copy(ROOT / "examples" / "quickstart" / "run.yaml", folder)
-    (folder / "inventory.yaml").write_text(INVENTORY)
+    quickstart_alone(folder)
     run = load_run(folder / "run.yaml", [f"train.tokens={100 * setup.tokens}", *setup.overrides])
     batch, speed = run.train.batch_tokens, setup.speed
     alone = Island("alone", "here", batch, run.sync.every, speed, batch / speed, micro_batch_tokens=batch)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.arithmetic import NoEvaluator, TraceArithmetic
-from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, incarnation_key
 from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
@@ -25,6 +24,7 @@ from diloco_cli.runtime.driver import perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.wrapper import MeteredStore
 from tests.benchmarks.measure import machine, row
+from tests.simulation.toy import run_of
 
 FRAGMENTS = 24
 SLOT_S = 5.0
@@ -69,9 +69,7 @@ class FastClock:
 def make_run(learners: int) -> RunFormat:
     sync = SyncSettings(every=FRAGMENTS, fragments=FRAGMENTS)
     settings = RunSettings("idle", train=TrainSettings(tokens=10**12, batch_tokens=8), sync=sync)
-    islands = tuple(Island(f"l{i:02d}", "here", 8, FRAGMENTS, 1.0, SLOT_S) for i in range(learners))
-    layout = balanced_layout([ParameterFact(f"w{i}", (1,), False) for i in range(FRAGMENTS)], FRAGMENTS)
-    return RunFormat("id", "idle", "2026-01-01T00:00:00.000Z", settings, islands, layout, "bench")
+    return run_of(settings, (Island(f"l{i:02d}", "here", 8, FRAGMENTS, 1.0, SLOT_S) for i in range(learners)))
 
 
 def idle(learners: int, seconds: float) -> FastClock:

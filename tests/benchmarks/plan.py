@@ -29,10 +29,9 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.plan.planner import make_plan
-from tests.benchmarks.measure import machine, spread
+from tests.benchmarks.measure import ROOT, machine, spread
 
 ROUNDS = 5
-ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ("H100-SXM", "A100-80GB-SXM", "A100-40GB", "TPU-v5e", "RTX-4090", "V100-SXM2-32GB", "L40S")
 RUN = RunSettings(
     "bench", model=ModelSettings(preset="gpt-small"), train=TrainSettings(10**12), sync=SyncSettings(every=240)

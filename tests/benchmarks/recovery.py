@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +16,10 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from tests.benchmarks.measure import machine, spread
+from tests.benchmarks.measure import machine, quickstart_alone, spread
 
 KILLS = 6
 SETTLE_S = 12
-ROOT = Path(__file__).resolve().parents[2]
-INVENTORY = "version: 1\nstore: {url: bucket}\nislands:\n  - {name: alone, region: here, accelerators: 'cpu:1'}\n"
 JOINED = re.compile(r"^\S+ alone: incarnation (\d+) of run ")
 FIRST_STEP = re.compile(r"^(\S+) alone: made its first step$")
 
@@ -65,8 +62,7 @@ def cold_start(url: str, log: Path, incarnation: int) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copy(ROOT / "examples" / "quickstart" / "run.yaml", folder)
-        (folder / "inventory.yaml").write_text(INVENTORY)
+        quickstart_alone(folder)
         words = [sys.executable, "-m", "diloco_cli", "launch", "run.yaml", "--detach", "--set", "train.tokens=1B"]
         subprocess.run(words, cwd=folder, check=True, capture_output=True)
         home = folder / ".diloco" / "quickstart"

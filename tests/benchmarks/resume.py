@@ -17,7 +17,6 @@ from typing import Any
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.digests import digest
-from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, HeadHint, Snapshot, fold, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
 from diloco_cli.protocol.log.keys import HEAD_HINT_KEY, commit_key, snapshot_key
@@ -28,6 +27,7 @@ from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.wrapper import MeteredStore
 from tests.benchmarks.measure import machine, row
+from tests.simulation.toy import run_of
 
 BATCH = 1000
 
@@ -35,9 +35,7 @@ BATCH = 1000
 def make_run(learners: int = 8, fragments: int = 24) -> RunFormat:
     sync = SyncSettings(every=fragments, fragments=fragments)
     settings = RunSettings("long", train=TrainSettings(tokens=10**15, batch_tokens=BATCH), sync=sync)
-    islands = tuple(Island(f"l{i}", "here", BATCH, fragments, 1.0, 1.0) for i in range(learners))
-    facts = [ParameterFact(f"w{i}", (1000,), False) for i in range(fragments)]
-    return RunFormat("id", "long", "", settings, islands, balanced_layout(facts, fragments), "bench")
+    return run_of(settings, (Island(f"l{i}", "here", BATCH, fragments, 1.0, 1.0) for i in range(learners)), 1000)
 
 
 def build(directory: Path, commits: int) -> RunFormat:

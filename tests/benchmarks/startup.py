@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.measure import machine, spread
+from tests.benchmarks.measure import ROOT, machine, spread
 
 ROUNDS = 15
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def seconds(words: list[str], folder: Path) -> float:

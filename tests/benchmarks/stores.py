@@ -12,12 +12,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +24,9 @@ from diloco_cli.store.open import CLIENT_VARIABLE, open_store
 from diloco_cli.store.port import Created, Store
 from diloco_cli.store.transfers import crc32c
 from tests.benchmarks.measure import interleaved, machine, ratios, row
-from tests.contract.emulators import S3_ENVIRONMENT, environment, s3_emulator
+from tests.contract.emulators import S3_ENVIRONMENT, environment, s3_emulator, server
 
 GOAL = 0.9
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Rival:
@@ -100,17 +96,16 @@ def bare_gcsfs(url: str) -> Rival:
     from gcsfs.core import GCSFileSystem
 
     fs = GCSFileSystem(token="anon", endpoint_url=url, skip_instance_cache=True, use_listings_cache=False)
-    return Rival(
-        lambda name, data: fs.pipe_file(f"bucket/bare/{name}", data),
-        lambda name: fs.cat_file(f"bucket/bare/{name}"),
-        lambda name: fs.rm_file(f"bucket/bare/{name}"),
-    )
+    return _bare_fsspec(fs)
 
 
 def bare_s3fs(url: str) -> Rival:
     from s3fs import S3FileSystem
 
-    fs = S3FileSystem(endpoint_url=url, skip_instance_cache=True, use_listings_cache=False)
+    return _bare_fsspec(S3FileSystem(endpoint_url=url, skip_instance_cache=True, use_listings_cache=False))
+
+
+def _bare_fsspec(fs: Any) -> Rival:
     return Rival(
         lambda name, data: fs.pipe_file(f"bucket/bare/{name}", data),
         lambda name: fs.cat_file(f"bucket/bare/{name}"),
@@ -164,7 +159,7 @@ def on_files(data: bytes, rounds: int) -> Iterator[str]:
 
 
 def on_gcs(data: bytes, rounds: int) -> Iterator[str]:
-    with _fake_gcs() as url, environment({"STORAGE_EMULATOR_HOST": url}):
+    with server("fake_gcs") as url, environment({"STORAGE_EMULATOR_HOST": url}):
         rivals = {"bare": bare_gcsfs(url), "ours": ours(open_store("gs://bucket/runs"))}
         yield from compare("gs, gcsfs", rivals, data, rounds)
         from obstore.store import GCSStore
@@ -199,19 +194,6 @@ def digests(data: bytes, rounds: int) -> Iterator[str]:
 
 
 _HTTP: Any = {"allow_http": True, "timeout": "10 minutes"}
-
-
-@contextmanager
-def _fake_gcs() -> Iterator[str]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.contract.fake_gcs"], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert server.stdout is not None
-    try:
-        yield server.stdout.readline().strip()
-    finally:
-        server.kill()
-        server.wait()
 
 
 def _sync(directory: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.measure import machine, spread
+from tests.benchmarks.measure import machine, quickstart_alone, spread
 
-ROOT = Path(__file__).resolve().parents[2]
-INVENTORY = "version: 1\nstore: {url: bucket}\nislands:\n  - {name: alone, region: here, accelerators: 'cpu:1'}\n"
 NAME = "quickstart"
 
 
@@ -32,8 +29,7 @@ class Run:
     def __init__(self, folder: Path, takeover_s: float) -> None:
         self.folder, self.home = folder, folder / ".diloco" / NAME
         self.log = folder / "bucket" / NAME / "commit"
-        shutil.copy(ROOT / "examples" / "quickstart" / "run.yaml", folder)
-        (folder / "inventory.yaml").write_text(INVENTORY)
+        quickstart_alone(folder)
         settings = [
             "train.tokens=1B",
             "syncer.standbys=1",

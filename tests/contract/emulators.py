@@ -11,7 +11,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 60.0
 
 S3_ENVIRONMENT = {
@@ -42,6 +44,20 @@ def s3_emulator(*buckets: str) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def server(module: str, *arguments: str) -> Iterator[str]:
+    """URL of the fake GCS or the fault proxy, as a process of its own."""
+    command = [sys.executable, "-m", f"tests.contract.{module}", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @contextmanager

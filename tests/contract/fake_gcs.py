@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 import google_crc32c
 from aiohttp import web
 
-from tests.contract.faults import Faults, Kind, LoopbackServer, add_arguments, serve_until_killed
+from tests.contract.faults import Faults, FaultyServer, Kind, LoopbackServer, add_arguments
 
 __all__ = ["FakeGCS", "Kind"]
 
@@ -38,7 +38,7 @@ class Blob:
         return base64.b64encode(google_crc32c.value(self.data).to_bytes(4, "big")).decode()
 
 
-class FakeGCS:
+class FakeGCS(FaultyServer):
     """`with FakeGCS("bucket") as server: ... server.url`. Objects live in `server.objects[bucket][name]`."""
 
     def __init__(self, *buckets: str, port: int = 0, seed: int = 0) -> None:
@@ -54,20 +54,8 @@ class FakeGCS:
         self._generation = 1000
 
     @property
-    def url(self) -> str:
-        return self.server.url
-
-    @property
     def requests(self) -> int:
         return self.faults.requests
-
-    def __enter__(self) -> FakeGCS:
-        self.server.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.heal()
-        self.server.__exit__(*exc_info)
 
     def inject(self, kind: Kind, method: str = "", times: int = 1) -> None:
         self.faults.inject(kind, method, times)
@@ -111,10 +99,8 @@ class FakeGCS:
             return self._store(bucket, about["name"], data, exclusive, about.get("crc32c"))
         about = await request.json() if request.can_read_body else {}
         name = about.get("name") or query["name"]
-        if bucket not in self.objects:
-            return _error(404, "The specified bucket does not exist.")
-        if exclusive and not self.ignores_conditions and name in self.objects[bucket]:
-            return _error(412, "At least one of the pre-conditions you specified did not hold.")
+        if (refusal := self._refusal(bucket, name, exclusive)) is not None:
+            return refusal
         session = f"s{len(self._sessions)}"
         self._sessions[session] = (bucket, name, exclusive, about.get("crc32c"), bytearray())
         if self.forgets_location:
@@ -149,10 +135,8 @@ class FakeGCS:
 
     def _store(self, bucket: str, name: str, data: bytes, exclusive: bool, crc32c: str | None) -> web.Response:
         """No await inside: one atomic step of the server's one thread."""
-        if bucket not in self.objects:
-            return _error(404, "The specified bucket does not exist.")
-        if exclusive and not self.ignores_conditions and name in self.objects[bucket]:
-            return _error(412, "At least one of the pre-conditions you specified did not hold.")
+        if (refusal := self._refusal(bucket, name, exclusive)) is not None:
+            return refusal
         self._generation += 1
         blob = Blob(data, self._generation)
         if crc32c is not None and crc32c != blob.crc32c:
@@ -160,10 +144,17 @@ class FakeGCS:
         self.objects[bucket][name] = blob
         return web.json_response(_about(bucket, name, blob))
 
-    async def _bucket(self, request: web.Request) -> web.Response:
-        if request.match_info["bucket"] not in self.objects:
+    def _refusal(self, bucket: str, name: str = "", exclusive: bool = False) -> web.Response | None:
+        if bucket not in self.objects:
             return _error(404, "The specified bucket does not exist.")
+        if exclusive and not self.ignores_conditions and name in self.objects[bucket]:
+            return _error(412, "At least one of the pre-conditions you specified did not hold.")
+        return None
+
+    async def _bucket(self, request: web.Request) -> web.Response:
         bucket = request.match_info["bucket"]
+        if (refusal := self._refusal(bucket)) is not None:
+            return refusal
         return web.json_response({"name": bucket, **self.settings.get(bucket, {})})
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -309,8 +300,7 @@ def main() -> None:
     parser.add_argument("buckets", nargs="*", default=["bucket"])
     add_arguments(parser)
     arguments = parser.parse_args()
-    gcs = FakeGCS(*arguments.buckets, port=arguments.port, seed=arguments.seed)
-    serve_until_killed(gcs.server, gcs.faults, arguments)
+    FakeGCS(*arguments.buckets, port=arguments.port, seed=arguments.seed).serve_until_killed(arguments)
 
 
 if __name__ == "__main__":

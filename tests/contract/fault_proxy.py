@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from tests.contract.faults import Faults, LoopbackServer, add_arguments, serve_until_killed
+from tests.contract.faults import Faults, FaultyServer, LoopbackServer, add_arguments
 
 _MAX_BODY_BYTES = 2 << 30
 _HOP_BY_HOP = {
@@ -31,7 +31,7 @@ _HOP_BY_HOP = {
 }
 
 
-class FaultProxy:
+class FaultProxy(FaultyServer):
     """`with FaultProxy(upstream) as proxy: ... proxy.url; proxy.faults.inject("503")`."""
 
     def __init__(self, upstream: str, port: int = 0, seed: int = 0) -> None:
@@ -40,18 +40,6 @@ class FaultProxy:
         self._upstream = upstream.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
         self._one_write = asyncio.Lock()
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def __enter__(self) -> FaultProxy:
-        self.server.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.faults.heal()
-        self.server.__exit__(*exc_info)
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self.faults.middleware])
@@ -100,8 +88,7 @@ def main() -> None:
     parser.add_argument("--upstream", required=True, help="http://127.0.0.1:PORT of the store")
     add_arguments(parser)
     arguments = parser.parse_args()
-    proxy = FaultProxy(arguments.upstream, arguments.port, arguments.seed)
-    serve_until_killed(proxy.server, proxy.faults, arguments)
+    FaultProxy(arguments.upstream, arguments.port, arguments.seed).serve_until_killed(arguments)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from aiohttp import web
 
@@ -223,6 +223,35 @@ class LoopbackServer:
             await runner.cleanup()
 
 
+class FaultyServer:
+    """What the servers with faults have in common: `with server: ... server.url; server.faults.inject("503")`."""
+
+    faults: Faults
+    server: LoopbackServer
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def __enter__(self) -> Self:
+        self.server.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.faults.heal()
+        self.server.__exit__(*exc_info)
+
+    def serve_until_killed(self, arguments: argparse.Namespace) -> None:
+        """Prints the server's URL as its first line. Counts are at CONTROL_PATH."""
+        self.faults.set_rates(json.loads(arguments.rates))
+        with self:
+            print(self.url, flush=True)
+            if arguments.outage:
+                after_s, _, for_s = arguments.outage.partition(":")
+                threading.Timer(float(after_s), self.faults.start_outage, [float(for_s)]).start()
+            threading.Event().wait()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line that all servers with faults share."""
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0: a free one, printed at the start")
@@ -231,14 +260,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the chance by which faults strike")
     parser.add_argument("--outage", default="", metavar="AFTER:FOR", help="seconds after the start, seconds of 503")
-
-
-def serve_until_killed(server: LoopbackServer, faults: Faults, arguments: argparse.Namespace) -> None:
-    """Prints the server's URL as its first line. Counts are at CONTROL_PATH."""
-    faults.set_rates(json.loads(arguments.rates))
-    with server:
-        print(server.url, flush=True)
-        if arguments.outage:
-            after_s, _, for_s = arguments.outage.partition(":")
-            threading.Timer(float(after_s), faults.start_outage, [float(for_s)]).start()
-        threading.Event().wait()

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created, StoreUnavailableError
-from tests.contract.emulators import environment
+from tests.contract.emulators import environment, server
 from tests.contract.faults import CONTROL_PATH, Faults
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@contextmanager
-def server(module: str, *arguments: str) -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"tests.contract.{module}", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def control(url: str, **wanted: object) -> dict[str, Any]:

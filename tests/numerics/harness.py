@@ -27,9 +27,9 @@ from diloco_cli.protocol.actors.observer import Observer
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, state_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import Lanes, SystemClock, perform
@@ -62,27 +62,41 @@ def make_run(
     return RunFormat("id", "tiny", utc_now_text(), settings, islands, layout_of(settings), "test")
 
 
+class Threads:
+    """What goes on side by side in a test; what ends one of them is raised by who waits for all."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self.failures: list[BaseException] = []
+
+    def start(self, work: Callable[..., object], *arguments: object) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:
+                self.failures.append(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return thread
+
+    def join(self, within_s: float = 60.0) -> None:
+        for thread in self._threads:
+            thread.join(within_s)
+        if self.failures:
+            raise self.failures[0]
+        assert not any(thread.is_alive() for thread in self._threads), "the run did not end"
+
+
 def run_to_end(run: RunFormat, store: Store | None = None) -> tuple[Store, dict[str, torch.Tensor]]:
     """Train until the run is finished; returns the store and the outer parameters by name."""
-    store = store or MemoryStore()
+    store, threads = store or MemoryStore(), Threads()
     store.create(FORMAT_KEY, encode(run))
-    failures: list[BaseException] = []
-
-    def guarded(work, *arguments):  # type: ignore[no-untyped-def]
-        try:
-            work(*arguments)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(serve, run, store), daemon=True)]
-    threads += [threading.Thread(target=guarded, args=(learn, run, store, i.name), daemon=True) for i in run.islands]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if failures:
-        raise failures[0]
-    assert not any(thread.is_alive() for thread in threads), "the run did not end"
+    threads.start(serve, run, store)
+    for island in run.islands:
+        threads.start(learn, run, store, island.name)
+    threads.join()
     return store, outer_parameters(run, store)
 
 
@@ -152,7 +166,7 @@ def outer_parameters(run: RunFormat, store: Store) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def commits(run: RunFormat, store: Store) -> list[Commit]:
+def commits(store: Store) -> list[Commit]:
     """The whole log."""
     found: list[Commit] = []
     while (data := store.get(commit_key(len(found)))) is not None:
@@ -160,12 +174,35 @@ def commits(run: RunFormat, store: Store) -> list[Commit]:
     return found
 
 
+def merges(store: Store) -> list[Commit]:
+    return [commit for commit in commits(store) if commit.kind == "merge"]
+
+
+def key_of_state(output: FragmentVersion) -> str:
+    return state_key(output.fragment, output.version, output.epoch, output.state_digest)
+
+
+def key_of_weights(output: FragmentVersion) -> str:
+    return weights_key(output.fragment, output.version, output.epoch, output.weights_digest)
+
+
+def key_of_delta(item: MergedOffer) -> str:
+    return delta_key(item.learner, item.incarnation, item.seq, item.payload_digest)
+
+
 def versions(run: RunFormat, store: Store, fragment: int) -> list[torch.Tensor]:
     """The outer parameters of one fragment after each of its merges, in order."""
     spec = state_spec(run.layout.fragments[fragment].num_parameters)
-    outputs = [output for commit in commits(run, store) if commit.kind == "merge" for output in commit.outputs]
-    keys = [state_key(o.fragment, o.version, o.epoch, o.state_digest) for o in outputs if o.fragment == fragment]
-    return [from_bytes(store.get(key) or b"", spec)["parameters"] for key in keys]
+    outputs = [output for commit in merges(store) for output in commit.outputs if output.fragment == fragment]
+    return [from_bytes(store.get(key_of_state(output)) or b"", spec)["parameters"] for output in outputs]
+
+
+def copy_of(store: Store) -> MemoryStore:
+    """One that a test may damage."""
+    copy = MemoryStore()
+    for key in store.list("", limit=100_000):
+        copy.put(key, store.get(key) or b"")
+    return copy
 
 
 def flat(run: RunFormat, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -4,9 +4,8 @@ and comes back. What such a run did depends on chance; what its tape says of it 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
@@ -17,7 +16,7 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists
 from diloco_cli.tasks.build import Batch, Data, build_data
-from tests.numerics.harness import make_run, process_of, serve
+from tests.numerics.harness import Threads, make_run, process_of, serve
 
 STEP_S = 0.002
 
@@ -61,7 +60,6 @@ class Chance:
     late_s: float = 0.0
     seed: int = 0
     dies_after: int | None = None
-    failures: list[BaseException] = field(default_factory=list)
 
 
 def live_format(
@@ -75,30 +73,14 @@ def live_format(
 
 def run_live(run: RunFormat, chance: Chance) -> MemoryStore:
     """Train to the end; returns the bucket."""
-    store = LateStore(chance.late_s, chance.seed)
+    store, threads = LateStore(chance.late_s, chance.seed), Threads()
     store.create(FORMAT_KEY, encode(run))
-    threads = [_thread(chance, serve, run, store)]
+    threads.start(serve, run, store)
     for index, island in enumerate(run.islands):
         dies_after = chance.dies_after if index == 0 else None
-        threads.append(_thread(chance, _live_learner, run, store, island.name, index, dies_after))
-    for thread in threads:
-        thread.join(60)
-    if chance.failures:
-        raise chance.failures[0]
-    assert not any(thread.is_alive() for thread in threads), "the run did not end"
+        threads.start(_live_learner, run, store, island.name, index, dies_after)
+    threads.join()
     return store
-
-
-def _thread(chance: Chance, work: Callable[..., None], *arguments: object) -> threading.Thread:
-    def guarded() -> None:
-        try:
-            work(*arguments)
-        except BaseException as error:
-            chance.failures.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    return thread
 
 
 def _live_learner(run: RunFormat, store: MemoryStore, name: str, index: int, dies_after: int | None) -> None:

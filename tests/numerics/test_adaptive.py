@@ -9,12 +9,9 @@ import torch
 
 from diloco_cli.config.settings import AgreementSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
-from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.rules.merging import rebases
-from diloco_cli.store.port import Store
-from tests.numerics.harness import commits, flat, make_run, run_to_end
+from tests.numerics.harness import flat, key_of_delta, make_run, merges, run_to_end
 from tests.numerics.test_delay_and_mix import reference
 from tests.numerics.test_identities import CONSTANT, assert_close
 
@@ -31,10 +28,6 @@ def with_mixing(run: RunFormat, mixing: str) -> RunFormat:
     return replace(run, settings=replace(run.settings, sync=replace(run.settings.sync, mixing=mixing)))
 
 
-def merges_of(run: RunFormat, store: Store) -> list[Commit]:
-    return [commit for commit in commits(run, store) if commit.kind == "merge"]
-
-
 @pytest.mark.parametrize(("agreement", "mixing"), [(ALWAYS, "rebase"), (NEVER, "replace")])
 def test_at_its_ends_it_is_one_of_the_two_it_chooses_from(agreement: AgreementSettings, mixing: str) -> None:
     run = adaptive(agreement)
@@ -42,7 +35,7 @@ def test_at_its_ends_it_is_one_of_the_two_it_chooses_from(agreement: AgreementSe
     replay = LogVerifier(store, run).replay()
     assert replay.ok
     assert_close(flat(run, found), reference(with_mixing(run, mixing), replay.merges))
-    assert {commit.outputs[0].rebase for commit in merges_of(run, store)} == {mixing == "rebase"}
+    assert {commit.outputs[0].rebase for commit in merges(store)} == {mixing == "rebase"}
 
 
 @pytest.mark.parametrize("merge", ["avg", "rda"])
@@ -51,10 +44,10 @@ def test_the_log_tells_the_mean_cosine_of_the_deltas(merge: str) -> None:
     run = adaptive(AgreementSettings(), merge=merge, granularity="fragment")
     store, _ = run_to_end(run)
     assert LogVerifier(store, run).replay().ok
-    for commit in merges_of(run, store):
+    for commit in merges(store):
         fragment = commit.outputs[0].fragment
         size = run.layout.fragments[fragment].num_parameters
-        deltas = [_values(store.get(delta_key(i.learner, i.incarnation, i.seq, i.payload_digest)) or b"", size) for i in commit.inputs]  # fmt: skip  # noqa: E501
+        deltas = [_values(store.get(key_of_delta(item)) or b"", size) for item in commit.inputs]
         cosine = torch.nn.functional.cosine_similarity(deltas[0], deltas[1], dim=0)
         assert commit.agreement == pytest.approx(float(cosine), abs=1e-4)
 
@@ -76,7 +69,7 @@ def test_a_run_between_the_thresholds_changes_over_and_a_verifier_agrees() -> No
 def test_other_mixings_neither_compare_nor_record() -> None:
     run = with_mixing(adaptive(ALWAYS), "replace")
     store, _ = run_to_end(run)
-    assert {(commit.agreement, commit.outputs[0].rebase) for commit in merges_of(run, store)} == {(None, False)}
+    assert {(commit.agreement, commit.outputs[0].rebase) for commit in merges(store)} == {(None, False)}
 
 
 @pytest.mark.parametrize(

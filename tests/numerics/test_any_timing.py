@@ -17,7 +17,7 @@ import torch
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.observe.replay import LogVerifier
-from diloco_cli.protocol.log.keys import delta_key, state_key
+from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import Event, Offer, OfferId, RunFormat
 from diloco_cli.protocol.log.tape import Tape, Track
 from diloco_cli.protocol.log.wire import decode
@@ -28,7 +28,7 @@ from diloco_cli.tapes.recorder import record
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes
-from tests.numerics.harness import commits, make_run
+from tests.numerics.harness import key_of_state, make_run, merges
 from tests.numerics.test_identities import CONSTANT, DYADIC, inner_step
 from tests.numerics.tiny import ROWS
 from tests.numerics.virtual import run_virtual
@@ -67,8 +67,8 @@ def offers(store: MemoryStore) -> dict[OfferId, Offer]:
     return {offer.id: offer for offer in found}
 
 
-def applied(run: RunFormat, store: MemoryStore) -> set[OfferId]:
-    return {(i.learner, i.incarnation, i.seq) for commit in commits(run, store) for i in commit.inputs}
+def applied(store: MemoryStore) -> set[OfferId]:
+    return {(i.learner, i.incarnation, i.seq) for commit in merges(store) for i in commit.inputs}
 
 
 # -- what a payload holds ---------------------------------------------------------------------------------------------
@@ -100,15 +100,15 @@ def test_every_payload_is_the_gradient_of_the_data_that_its_offer_claims(mixing:
             values = torch.frombuffer(bytearray(payload[-4 * size :]), dtype=torch.float32)
             torch.testing.assert_close(values, moved(run, offer), rtol=0.0, atol=1e-5)
             checked += 1
-    assert checked >= len(applied(run, store)) >= 24
+    assert checked >= len(applied(store)) >= 24
 
 
 @ANY_SEED
 def test_what_a_missed_offer_held_is_in_no_merge_and_nothing_is_in_two(seed: int) -> None:
     """`rebase`: of each fragment every learner's data is merged in order; what came too late for its slot is given up
     when that slot's version is adopted, and never comes into a later offer."""
-    run, store = lived("rebase", seed, inner=DYADIC, model="slope", data="dyadic_stream")
-    merged, found = applied(run, store), offers(store)
+    _, store = lived("rebase", seed, inner=DYADIC, model="slope", data="dyadic_stream")
+    merged, found = applied(store), offers(store)
     gaps = 0
     for name, fragment in sorted({(offer.learner, offer.fragment) for offer in found.values()}):
         mine = [offer for offer in found.values() if (offer.learner, offer.fragment) == (name, fragment)]
@@ -129,15 +129,14 @@ def test_one_learner_that_rebases_is_plain_training_whatever_the_timing(seed: in
     assert LogVerifier(store, run).replay().ok
     model = build_model(run.settings)
     optimizer, steps = build_optimizer(model, run.settings.train.inner), 0
-    wanted = [(item.data_end // ROWS, c.outputs[0]) for c in commits(run, store) for item in c.inputs]
+    wanted = [(item.data_end // ROWS, c.outputs[0]) for c in merges(store) for item in c.inputs]
     assert len(wanted) >= 15
     for until, output in sorted(wanted, key=lambda pair: pair[0]):
         while steps < until:
             inner_step(run, model, optimizer, 0, steps)
             steps += 1
         fragment = run.layout.fragments[output.fragment]
-        state = store.get(state_key(output.fragment, output.version, output.epoch, output.state_digest)) or b""
-        found = from_bytes(state, state_spec(fragment.num_parameters))["parameters"]
+        found = from_bytes(store.get(key_of_state(output)) or b"", state_spec(fragment.num_parameters))["parameters"]
         torch.testing.assert_close(found, flatten(fragment, dict(model.named_parameters())), rtol=1e-5, atol=1e-6)
 
 

@@ -29,10 +29,10 @@ from examples.quality.methods.data_parallel import DataParallel, train
 from examples.quality.methods.pacing import Pacing
 from examples.quality.methods.schedules import decoupled, lockstep, make_tape, nearly_equal, streaming, synchronous
 from examples.quality.methods.trial import Trial, make_run, run_trial
-from tests.numerics.test_identities import ADAMW, CONSTANT, flat, plain_training, streaming_diloco
+from tests.numerics.bucket import ROOT
+from tests.numerics.test_identities import ADAMW, CONSTANT, assert_close, flat, plain_training, streaming_diloco
 from tests.numerics.tiny import ROWS, Stream
 
-ROOT = Path(__file__).resolve().parents[2]
 FP32 = {"codec": "fp32", "weights_codec": "fp32"}
 
 
@@ -58,10 +58,6 @@ def played(asked: Trial) -> tuple[RunFormat, torch.Tensor]:
     for _ in player.merges():
         pass
     return tape.run, flat(tape.run, player.outer_parameters())
-
-
-def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert torch.linalg.vector_norm(found - expected) <= 1e-6 * torch.linalg.vector_norm(expected)
 
 
 # -- data-parallel ----------------------------------------------------------------------------------------------------

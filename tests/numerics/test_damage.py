@@ -14,12 +14,22 @@ from diloco_cli.digests import digest
 from diloco_cli.observe.rebuild import rebuilt_state
 from diloco_cli.observe.replay import LogVerifier, Replay
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import commit_key, delta_key, offer_key, state_key, weights_key
+from diloco_cli.protocol.log.keys import commit_key, offer_key
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from tests.numerics.harness import CLOCK, make_run, run_to_end
+from tests.numerics.harness import (
+    CLOCK,
+    commits,
+    copy_of,
+    key_of_delta,
+    key_of_state,
+    key_of_weights,
+    make_run,
+    merges,
+    run_to_end,
+)
 from tests.numerics.test_identities import CONSTANT
 
 Bucket = tuple[RunFormat, Store]
@@ -35,20 +45,12 @@ def finished() -> Bucket:
 
 @pytest.fixture
 def store(finished: Bucket) -> MemoryStore:
-    """A copy that the test may damage."""
-    copy = MemoryStore()
-    for key in finished[1].list(""):
-        copy.put(key, finished[1].get(key) or b"")
-    return copy
-
-
-def commits(store: Store) -> list[Commit]:
-    return [decode(Commit, store.get(key) or b"", key) for key in store.list("commit/")]
+    return copy_of(finished[1])
 
 
 def a_merge(store: Store) -> Commit:
     """Not the first: its fragment has a history."""
-    return [commit for commit in commits(store) if commit.kind == "merge"][2]
+    return merges(store)[2]
 
 
 def key_of(store: Store, what: str) -> str:
@@ -56,13 +58,13 @@ def key_of(store: Store, what: str) -> str:
     item, output = merge.inputs[0], merge.outputs[0]
     first = commits(store)[0].outputs[0]
     return {
-        "state": state_key(output.fragment, output.version, output.epoch, output.state_digest),
-        "weights": weights_key(output.fragment, output.version, output.epoch, output.weights_digest),
-        "delta": delta_key(item.learner, item.incarnation, item.seq, item.payload_digest),
+        "state": key_of_state(output),
+        "weights": key_of_weights(output),
+        "delta": key_of_delta(item),
         "offer": offer_key(item.learner, item.incarnation, item.seq),
         "commit": commit_key(merge.n),
-        "first state": state_key(first.fragment, 0, first.epoch, first.state_digest),
-        "first weights": weights_key(first.fragment, 0, first.epoch, first.weights_digest),
+        "first state": key_of_state(first),
+        "first weights": key_of_weights(first),
         "last commit": commit_key(commits(store)[-1].n),
     }[what]
 
@@ -167,22 +169,15 @@ def test_a_log_that_breaks_a_rule_is_found_out(finished: Bucket, store: MemorySt
 
 def test_an_offer_refused_first_and_applied_later_is_found_out(finished: Bucket, store: MemoryStore) -> None:
     merge = a_merge(store)
-    item = merge.inputs[0]
-    outcome = {
-        "learner": item.learner,
-        "incarnation": item.incarnation,
-        "seq": item.seq,
-        "fragment": 0,
-        "reason": "superseded",
-    }
+    applied = json.loads(store.get(commit_key(merge.n)) or b"")["inputs"][0]
+    outcome = {**applied, "fragment": 0, "reason": "superseded"}
     rewrite(store, merge.n - 1, lambda plain: plain.update(outcomes=[outcome]))
     assert any("is applied and was refused" in text for text in verified(finished[0], store).mismatches)
 
 
 def test_the_same_offer_applied_twice_is_counted(finished: Bucket, store: MemoryStore) -> None:
-    merges = [commit for commit in commits(store) if commit.kind == "merge"]
-    again = json.loads(store.get(commit_key(merges[0].n)) or b"")["inputs"]
-    rewrite(store, merges[2].n, lambda plain: plain.update(inputs=again))
+    again = json.loads(store.get(commit_key(merges(store)[0].n)) or b"")["inputs"]
+    rewrite(store, a_merge(store).n, lambda plain: plain.update(inputs=again))
     assert verified(finished[0], store).duplicates == 2
 
 
@@ -218,10 +213,10 @@ def test_json_of_a_failed_verify_is_one_object_with_data_and_error(
 @pytest.mark.parametrize("num_lost", [1, 2, 100], ids=["the newest", "two", "every state"])
 def test_a_lost_state_is_rebuilt_from_the_deltas(finished: Bucket, store: MemoryStore, num_lost: int) -> None:
     run = finished[0]
-    wanted = next(c for c in reversed(commits(store)) if c.kind == "merge").outputs[0]
+    wanted = merges(store)[-1].outputs[0]
     mine = [o for c in commits(store) for o in c.outputs if o.fragment == wanted.fragment]
     for output in mine[-num_lost:]:
-        store.delete(state_key(output.fragment, output.version, output.epoch, output.state_digest))
+        store.delete(key_of_state(output))
     rebuilt = rebuilt_state(run, store, wanted)
     assert rebuilt is not None and digest(rebuilt) == wanted.state_digest
 

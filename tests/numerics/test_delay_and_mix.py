@@ -69,12 +69,7 @@ def first_merges(tau: int, **mixing: object) -> tuple[list[float], list[float]]:
 @pytest.mark.parametrize(("tau", "alpha", "a", "b"), BY_HAND)
 def test_delay_and_mix_by_hand(tau: int, alpha: float, a: list[float], b: list[float]) -> None:
     assert first_merges(tau, mixing="blend", blend=alpha) == (a, b)
-
-
-@pytest.mark.parametrize("tau", [0, 1])
-def test_replacement_is_a_blend_of_nothing(tau: int) -> None:
-    (expected,) = [(a, b) for delay, alpha, a, b in BY_HAND if (delay, alpha) == (tau, 0.0)]
-    assert first_merges(tau, mixing="replace") == expected
+    assert alpha > 0 or first_merges(tau, mixing="replace") == (a, b), "replacement is a blend of nothing"
 
 
 @pytest.mark.parametrize("tau", [0, 1])

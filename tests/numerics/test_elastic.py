@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
-from tests.numerics.harness import CLOCK, commits, learn, make_run, process_of, serve
+from tests.numerics.harness import CLOCK, Threads, commits, learn, make_run, process_of, serve
 from tests.numerics.test_identities import CONSTANT
 from tests.numerics.tiny import ROWS
 from tests.waiting import wait_until
@@ -36,20 +36,7 @@ class Party:
         self.run: RunFormat = replace(run, settings=replace(run.settings, data=data))
         self.store = MemoryStore()
         self.store.create(FORMAT_KEY, encode(self.run))
-        self.threads: list[threading.Thread] = []
-        self.failures: list[BaseException] = []
-
-    def start(self, work, *arguments) -> threading.Thread:  # type: ignore[no-untyped-def]
-        def guarded() -> None:
-            try:
-                work(*arguments)
-            except BaseException as error:
-                self.failures.append(error)
-
-        thread = threading.Thread(target=guarded, daemon=True)
-        thread.start()
-        self.threads.append(thread)
-        return thread
+        self.threads = Threads()
 
     def guest(self, stop: threading.Event) -> None:
         run = perform(enter(self.run, GUEST, nonce(), utc_now_text()), self.store, CLOCK)
@@ -59,26 +46,24 @@ class Party:
         return perform(read_log(self.run), self.store, CLOCK)
 
     def wait_for(self, reached) -> RunState:  # type: ignore[no-untyped-def]
-        wait_until(lambda: self.failures or reached(self.state()))
-        if self.failures:
-            raise self.failures[0]
+        wait_until(lambda: self.threads.failures or reached(self.state()))
+        if self.threads.failures:
+            raise self.threads.failures[0]
         return self.state()
 
     def stop(self) -> RunState:
         perform(ask_to_stop(self.state(), nonce(), utc_now_text(), "enough"), self.store, CLOCK)
-        for thread in self.threads:
-            thread.join(60)
-        assert not self.failures and not any(thread.is_alive() for thread in self.threads), self.failures
+        self.threads.join()
         return self.state()
 
 
 def test_an_island_joins_half_way_works_and_leaves_and_the_log_replays() -> None:
     party, leave = Party(rounds=10_000), threading.Event()
-    party.start(serve, party.run, party.store)
+    party.threads.start(serve, party.run, party.store)
     for name in ("l0", "l1"):
-        party.start(learn, party.run, party.store, name)
+        party.threads.start(learn, party.run, party.store, name)
     party.wait_for(lambda state: state.merges >= 12)
-    guest = party.start(party.guest, leave)
+    guest = party.threads.start(party.guest, leave)
     party.wait_for(lambda state: state.learner("guest").merges >= 10)
     leave.set()
     guest.join(30)
@@ -88,7 +73,7 @@ def test_an_island_joins_half_way_works_and_leaves_and_the_log_replays() -> None
     replay = LogVerifier(party.store, party.run).replay()
     assert replay.ok, replay.mismatches
     known = state.learner("guest")
-    inputs = [item for commit in commits(party.run, party.store) for item in commit.inputs if item.learner == "guest"]
+    inputs = [item for commit in commits(party.store) for item in commit.inputs if item.learner == "guest"]
     assert known.merges == len(inputs) >= 10 and known == left.learner("guest")
     assert all(item.tokens == 2 * ROWS * item.steps for item in inputs)
     assert sum(learner.token_parameters for learner in state.learners.values()) == state.token_parameters
@@ -100,8 +85,8 @@ def test_an_island_joins_half_way_works_and_leaves_and_the_log_replays() -> None
 def test_a_verifier_finds_an_island_that_nobody_admitted() -> None:
     """The same log without its membership commit's island: the replay must object."""
     party = Party(rounds=10_000)
-    party.start(serve, party.run, party.store)
-    party.start(party.guest, threading.Event())
+    party.threads.start(serve, party.run, party.store)
+    party.threads.start(party.guest, threading.Event())
     party.wait_for(lambda state: state.learner("guest").merges >= 2)
     party.stop()
     assert LogVerifier(party.store, party.run).replay().ok

@@ -9,7 +9,7 @@ import torch
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
-from tests.numerics.harness import commits, flat, make_run, run_to_end
+from tests.numerics.harness import flat, make_run, merges, run_to_end
 from tests.numerics.test_identities import DYADIC
 
 OUTER = OuterSettings("sgd", 1.0, 0.0)
@@ -22,7 +22,7 @@ def final(codec: str, feedback: bool, learners: int = 1) -> torch.Tensor:
     run = make_run(learners, 8, sync, OUTER, DYADIC, "slope", "dyadic_stream", codec=codec)
     store, found = run_to_end(run)
     assert LogVerifier(store, run).replay().ok
-    assert [commit.kind for commit in commits(run, store)].count("merge") == 8
+    assert len(merges(store)) == 8
     return flat(run, found)
 
 

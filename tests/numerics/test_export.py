@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.protocol.log.keys import state_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.driver import perform
@@ -20,7 +19,7 @@ from diloco_cli.syncer.versions import export, state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.bucket import begun_run
-from tests.numerics.harness import CLOCK
+from tests.numerics.harness import CLOCK, key_of_state
 
 Begun = tuple[RunFormat, Store, tuple[FragmentVersion, ...], RunState]
 
@@ -31,10 +30,6 @@ def begun(tmp_path: Path) -> Begun:
     return run, store, outputs, perform(read_log(run), store, CLOCK)
 
 
-def key_of(output: FragmentVersion) -> str:
-    return state_key(output.fragment, output.version, output.epoch, output.state_digest)
-
-
 def test_the_file_holds_the_committed_values_under_the_models_names(begun: Begun, tmp_path: Path) -> None:
     run, store, outputs, state = begun
     path = tmp_path / "model.safetensors"
@@ -42,7 +37,7 @@ def test_the_file_holds_the_committed_values_under_the_models_names(begun: Begun
     found = load_file(path)
     for output in outputs:
         fragment = run.layout.fragments[output.fragment]
-        values = from_bytes(store.get(key_of(output)) or b"", state_spec(fragment.num_parameters))["parameters"]
+        values = from_bytes(store.get(key_of_state(output)) or b"", state_spec(fragment.num_parameters))["parameters"]
         flat = torch.cat([found[slot.name].reshape(-1) for slot in fragment.tensors])
         assert torch.equal(flat, values)
     model = build_model(run.settings)
@@ -61,7 +56,7 @@ def test_the_file_says_where_it_comes_from_and_nothing_is_left_beside_it(begun: 
 
 def test_a_damaged_state_is_not_exported(begun: Begun, tmp_path: Path) -> None:
     run, store, outputs, state = begun
-    key = key_of(outputs[0])
+    key = key_of_state(outputs[0])
     data = store.get(key) or b""
     store.put(key, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(DataCheckError, match="other bytes"):

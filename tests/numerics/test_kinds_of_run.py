@@ -11,15 +11,13 @@ import pytest
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.observe.bookkeeping import Books
 from diloco_cli.observe.replay import LogVerifier
-from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, RunFormat
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.merging import token_weight
-from diloco_cli.store.port import Store
 from diloco_cli.syncer import arithmetic
 from diloco_cli.syncer.norms import NormCap
-from tests.numerics.harness import make_run, run_to_end
+from tests.numerics.harness import commits, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
 
 NESTEROV = OuterSettings("nesterov", 0.7, 0.5)
@@ -29,10 +27,6 @@ def small_run(**sync: Any) -> RunFormat:
     codec = sync.pop("codec", "fp32")
     settings = SyncSettings(every=4, fragments=3, overlap=0, adoption="at_tau", quorum=2)
     return make_run(2, 6, replace(settings, **sync), NESTEROV, CONSTANT, codec=codec)
-
-
-def commits(store: Store) -> list[Commit]:
-    return [decode(Commit, store.get(key) or b"", key) for key in store.list("commit/")]
 
 
 @pytest.mark.parametrize("sync", [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -17,14 +16,27 @@ from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, state_key, weights_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from tests.numerics.harness import CLOCK, Process, commits, make_run, process_of, serve
+from tests.numerics.harness import (
+    CLOCK,
+    Process,
+    Threads,
+    commits,
+    copy_of,
+    key_of_delta,
+    key_of_state,
+    key_of_weights,
+    make_run,
+    merges,
+    process_of,
+    serve,
+)
 from tests.waiting import wait_until
 
 ADAMW = InnerSettings(lr=0.02, warmup_steps=0, save_every=1)
@@ -56,12 +68,11 @@ def operated() -> tuple[RunFormat, MemoryStore, Seen]:
     sync = SyncSettings(every=4, fragments=2, quorum=2)
     run = make_run(2, 4000, sync, OuterSettings("nesterov", 0.7, 0.9), ADAMW)
     run = replace(run, settings=replace(run.settings, retention=RetentionSettings("all", grace_s=0.0)))
-    store, seen = MemoryStore(), Seen()
+    store, seen, threads = MemoryStore(), Seen(), Threads()
     store.create(FORMAT_KEY, encode(run))
-    threads = [threading.Thread(target=serve, args=(run, store), daemon=True)]
-    threads += [threading.Thread(target=learn, args=(run, store, i.name, seen), daemon=True) for i in run.islands]
-    for thread in threads:
-        thread.start()
+    threads.start(serve, run, store)
+    for island in run.islands:
+        threads.start(learn, run, store, island.name, seen)
     wait_until(lambda: head(run, store).n >= LATER)
     back = request(run, store, "rollback", to=TO)
     wait_until(lambda: head(run, store).n >= back.base_floor + 24)
@@ -69,9 +80,7 @@ def operated() -> tuple[RunFormat, MemoryStore, Seen]:
     request(run, store, "gc")
     wait_until(lambda: not [key for key in store.list("state/0000/") if f"{TO:012d}" in key])
     request(run, store, "stop")
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    threads.join(20)
     return run, store, seen
 
 
@@ -114,13 +123,6 @@ def bucket() -> Iterator[tuple[RunFormat, MemoryStore, Seen]]:
 Bucket = tuple[RunFormat, MemoryStore, Seen]
 
 
-def copy_of(store: Store) -> MemoryStore:
-    copy = MemoryStore()
-    for key in store.list("", limit=100_000):
-        copy.put(key, store.get(key) or b"")
-    return copy
-
-
 def test_a_run_that_went_back_and_forgot_is_verified_from_its_floor(bucket: Bucket) -> None:
     run, store, _ = bucket
     found = LogVerifier(store, run).replay()
@@ -132,10 +134,9 @@ def test_a_run_that_went_back_and_forgot_is_verified_from_its_floor(bucket: Buck
 
 def test_tokens_are_those_of_the_offers_that_count(bucket: Bucket) -> None:
     run, store, _ = bucket
-    log = commits(run, store)
-    (back,) = [commit for commit in log if commit.kind == "rollback"]
+    (back,) = [commit for commit in commits(store) if commit.kind == "rollback"]
     sizes = [fragment.num_parameters for fragment in run.layout.fragments]
-    counted = [c for c in log if c.kind == "merge" and not TO < c.n < back.n]
+    counted = [commit for commit in merges(store) if not TO < commit.n < back.n]
     total = sum(item.tokens * sizes[c.outputs[0].fragment] for c in counted for item in c.inputs)
     assert head(run, store).token_parameters == total
 
@@ -150,12 +151,8 @@ def test_learners_went_on_with_moments_from_before_or_with_none(bucket: Bucket) 
 def test_nothing_that_a_replay_from_the_floor_needs_may_be_missing(bucket: Bucket) -> None:
     run, store, _ = bucket
     floor = head(run, store).gc_floor
-    later = [commit for commit in commits(run, store) if commit.kind == "merge" and commit.n > floor]
-    item, output = later[0].inputs[0], later[0].outputs[0]
-    for key in (
-        delta_key(item.learner, item.incarnation, item.seq, item.payload_digest),
-        state_key(output.fragment, output.version, output.epoch, output.state_digest),
-    ):
+    later = next(commit for commit in merges(store) if commit.n > floor)
+    for key in (key_of_delta(later.inputs[0]), key_of_state(later.outputs[0])):
         damaged = copy_of(store)
         damaged.delete(key)
         assert key in LogVerifier(damaged, run).replay().missing
@@ -191,8 +188,7 @@ def test_a_replay_that_a_collection_overtakes_starts_over_from_the_new_floor(buc
 def test_what_is_missing_above_a_floor_that_stays_is_found_at_once(bucket: Bucket) -> None:
     run, store, _ = bucket
     damaged = copy_of(store)
-    output = head(run, store).outputs[0]
-    damaged.delete(weights_key(output.fragment, output.version, output.epoch, output.weights_digest))
+    damaged.delete(key_of_weights(head(run, store).outputs[0]))
     assert len(verified(damaged, run).missing) == 1
 
 
@@ -211,7 +207,7 @@ def test_a_rollback_that_says_other_things_than_the_log_is_named(
 ) -> None:
     run, store, _ = bucket
     damaged = copy_of(store)
-    (key,) = [commit_key(commit.n) for commit in commits(run, store) if commit.kind == "rollback"]
+    (key,) = [commit_key(commit.n) for commit in commits(store) if commit.kind == "rollback"]
     plain = json.loads(store.get(key) or b"")
     change(plain)
     damaged.put(key, encode(plain))
@@ -225,7 +221,7 @@ def test_a_lost_state_is_computed_anew_through_a_rollback(bucket: Bucket) -> Non
         damaged = copy_of(seen.whole)
         for key in damaged.list(f"state/{output.fragment:04d}/", after=f"state/{output.fragment:04d}/{TO + 1:012d}"):
             damaged.delete(key)
-        key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+        key = key_of_state(output)
         assert damaged.get(key) is None and output.version > LATER
         assert rebuilt_state(run, damaged, output) == seen.whole.get(key)
 

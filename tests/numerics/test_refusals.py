@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -25,6 +24,7 @@ from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.virtual.world import World
 from tests.numerics.harness import claim, make_run
 from tests.numerics.tiny import ROWS
+from tests.simulation.test_liveness import WRONG
 
 SIZE = 5  # parameters of the model `slope`: a [3], b [2]
 Tensors = dict[str, torch.Tensor]
@@ -125,32 +125,6 @@ def test_a_payload_that_is_not_what_it_must_be(tensors: Tensors | Callable[[byte
     assert bucket.put(replace(offer, payload_digest=digest(payload), payload_bytes=len(payload)), payload) == reason
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"payload_bytes": 1}, "wrong_size"),
-        ({"payload_digest": digest(b"other")}, "missing_payload"),
-        ({"base": 5}, "unknown_base"),
-        ({"slot": 400_000}, "too_early"),
-        ({"base_digest": digest(b"other")}, "wrong_base"),
-        ({"tokens": ROWS}, "bad_claim"),
-        ({"steps": 1}, "bad_claim"),
-        ({"steps": 10**6, "tokens": 10**6 * ROWS, "data_end": 10**6 * ROWS}, "bad_claim"),
-        ({"data_start": ROWS}, "bad_claim"),
-        ({"fragment": 1}, "bad_claim"),
-        ({"steps": 0, "tokens": 0, "data_end": 0}, "no_weight"),
-        ({"schema": 99}, "bad_record"),
-        ({"tokens": -1}, "bad_record"),
-        ({"payload_digest": "../../x"}, "bad_record"),
-    ],
-)
-def test_an_offer_that_claims_what_cannot_be(changes: dict[str, Any], reason: str) -> None:
-    bucket = Bucket(the_run())
-    offer, payload = bucket.sound("l1", 0, 0, values())
-    stored = payload if "payload_digest" not in changes else None
-    assert bucket.put(replace(offer, **changes), stored) == reason
-
-
 def test_other_bytes_of_the_same_size() -> None:
     bucket = Bucket(the_run())
     offer, payload = bucket.sound("l1", 0, 0, values())
@@ -195,8 +169,8 @@ def test_steps_on_smaller_batches_are_no_false_claim() -> None:
 def test_every_word_of_the_log_has_its_test() -> None:
     """Those that only time, other offers or an operator give have tests of their own."""
     here = {reason for _, _, reason in PAYLOADS}
-    here |= {"wrong_size", "missing_payload", "unknown_base", "wrong_base", "bad_claim", "no_weight", "bad_record"}
-    here |= {"digest_mismatch", "norm_cap", "base_consumed", "data_overlap", "late", "too_early"}
+    here |= {"bad_claim", "digest_mismatch", "norm_cap", "base_consumed", "data_overlap", "late"}
     elsewhere = {"unknown_learner", "old_incarnation", "settled", "quarantined", "before_rollback", "superseded"}
     elsewhere |= {"bad_signature"}
+    elsewhere |= {outcome for _, outcome in WRONG}  # tests/simulation/test_liveness.py
     assert here | elsewhere | {"run_over"} == set(REASONS)

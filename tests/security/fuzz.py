@@ -99,11 +99,11 @@ def shares(parsers: list[Parser], inputs: int) -> list[int]:
 
 
 @contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Until the end of the block this process cannot grow by more than the bound."""
+def bounded_memory(max_bytes: int = MAX_BYTES) -> Iterator[None]:
+    """Until the end of the block this process cannot grow by more than the bound: what takes more is a MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (held + MAX_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (held + max_bytes, before[1]))
     try:
         yield
     finally:

@@ -13,14 +13,12 @@ import pytest
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.bucket_policy import Role, policy_of
 from diloco_cli.paths import templates_directory
-from diloco_cli.protocol.actors.operators import StandIn
-from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.virtual.world import Actor, World
 from tests.security.policies import Judge, Verb, verb_of
 from tests.security.signed import SignedFleet, signed_run
-from tests.simulation.operated import done, frequent_snapshots, run_that_keeps, state_of, until_commit
+from tests.simulation.operated import asked, done, frequent_snapshots, run_that_keeps, stand_in, state_of
 
 __all__ = ["frequent_snapshots"]
 JUDGE = Judge()
@@ -37,7 +35,9 @@ EVERY_KIND = [
 class PolicedWorld(World):
     """Every operation of every actor is asked of the templates before it is performed."""
 
-    done_by: dict[str, set[tuple[Verb, str]]]
+    def __init__(self) -> None:
+        super().__init__()
+        self.done_by: dict[str, set[tuple[Verb, str]]] = defaultdict(set)
 
     def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
         return super().start(name, self._policed(name, steps), delay_s)
@@ -61,18 +61,13 @@ class PolicedWorld(World):
 def test_a_whole_run_stays_inside_the_policies_of_its_roles() -> None:
     """With signatures, snapshots, collection, a rollback, a newcomer, and a command that stands in for the syncer."""
     world = PolicedWorld()
-    world.done_by = defaultdict(set)
     run = signed_run(run_that_keeps(rounds=2, merges=30))
-    fleet = SignedFleet(run, world)
-    fleet.start()
-    until_commit(fleet, 14)
+    fleet = SignedFleet(run, world).start().until_commits(15)
     for kind, to in (("gc", None), ("rollback", state_of(fleet).n - 3)):
-        asked = ask(state_of(fleet), kind, fleet.nonce(), "then", to=to, keyring=run.keyring)  # type: ignore[arg-type]
-        done(fleet, world.start("operator", asked))
-        stand_in = StandIn(run, fleet.claim(), "then", fleet.nonce)
+        asked(fleet, kind, to=to)  # type: ignore[arg-type]
         if kind == "rollback":
-            world.kill(fleet.living("syncer")[0])
-            done(fleet, world.start("operator", stand_in.serve()))
+            fleet.kill("syncer")
+            done(fleet, world.start("operator", stand_in(fleet)))
     fleet.finish()
     assert fleet.errors() == []
     written = {role: {(verb, kind) for verb, kind in made if verb != "get"} for role, made in world.done_by.items()}
@@ -83,12 +78,10 @@ def test_a_whole_run_stays_inside_the_policies_of_its_roles() -> None:
 
 def test_a_newcomer_asks_and_takes_part_inside_a_learners_policy() -> None:
     world = PolicedWorld()
-    world.done_by = defaultdict(set)
     run = run_that_keeps(merges=20)
     data = run.settings.data
     fleet = SignedFleet(signed_run(replace(run, settings=replace(run.settings, data=replace(data, shards=4)))), world)
-    fleet.start()
-    until_commit(fleet, 4)
+    fleet.start().until_commits(5)
     fleet.newcomer("l9")
     fleet.finish()
     assert fleet.errors() == []

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from diloco_cli.digests import digest
@@ -16,10 +14,8 @@ from diloco_cli.errors import DataCheckError
 from diloco_cli.observe.facts import read_facts
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     HEAD_HINT_KEY,
-    commit_key,
     delta_key,
     heartbeat_key,
     incarnation_key,
@@ -27,14 +23,15 @@ from diloco_cli.protocol.log.keys import (
     offer_key,
     request_key,
 )
-from diloco_cli.protocol.log.records import Offer, RegionStore, RunFormat
+from diloco_cli.protocol.log.records import Offer
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import World
-from tests.simulation.regional import FAR, RegionalFleet
+from tests.security.fuzz import bounded_memory
+from tests.simulation.regional import RegionalFleet, regional_run
 from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
 
 HUGE_BYTES = 100_000_000_000
@@ -44,12 +41,9 @@ CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
 
 
 @pytest.fixture(autouse=True)
-def bounded_memory() -> Iterator[None]:
-    """What takes a gigabyte more than there is ends with a MemoryError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MAY_GROW_BYTES, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+def little_memory() -> Iterator[None]:
+    with bounded_memory(MAY_GROW_BYTES):
+        yield
 
 
 @pytest.fixture
@@ -60,15 +54,7 @@ def fleet(tmp_path: Path) -> Fleet:
     fleet.syncer()
     fleet.learner("l0")
     fleet.learner("l1")
-    assert fleet.world.run(lambda: fleet.world.store.stat(commit_key(0)) is not None, 10)
-    return fleet
-
-
-def regional_run() -> RunFormat:
-    """One learner at home, two in a region."""
-    run = make_run(learners=3, merges=8)
-    islands = (run.islands[0], *(replace(island, region=FAR) for island in run.islands[1:]))
-    return replace(run, islands=islands, regions=(RegionStore(FAR, "memory://eu/toy"),), home_url="memory://home/toy")
+    return fleet.until_commits(1)
 
 
 def make_huge(fleet: Fleet, key: str, store: Store | None = None) -> None:
@@ -96,12 +82,8 @@ def offered(state: RunState, seq: int, **fields: object) -> Offer:
 
 def outcomes(fleet: Fleet, learner: str = STRANGER) -> dict[int, str]:
     """Of this learner's offers, by the log."""
-    found, n = {}, 0
-    while (data := fleet.world.store.get(commit_key(n))) is not None:
-        commit = decode(Commit, data, commit_key(n))
-        found |= {outcome.seq: outcome.reason for outcome in commit.outcomes if outcome.learner == learner}
-        n += 1
-    return found
+    every = (outcome for record in fleet.records() for outcome in record["outcomes"])
+    return {outcome["seq"]: outcome["reason"] for outcome in every if outcome["learner"] == learner}
 
 
 def test_the_run_goes_on_and_each_huge_offer_gets_its_outcome(fleet: Fleet) -> None:
@@ -122,13 +104,13 @@ def test_the_run_goes_on_and_each_huge_offer_gets_its_outcome(fleet: Fleet) -> N
 def test_a_regions_bucket_full_of_them_holds_nobody_up(tmp_path: Path) -> None:
     """Nothing huge is carried home, and nothing of it read but a beginning."""
     (tmp_path / "far").mkdir()
-    fleet = RegionalFleet(regional_run())
+    fleet = RegionalFleet(regional_run(learners=3))
     fleet.far = LocalStore(tmp_path / "far")
     silent = fleet.run.islands[-1].name
     fleet.syncer()
     for island in fleet.run.islands[:-1]:
         fleet.learner(island.name)
-    assert fleet.world.run(lambda: fleet.world.store.stat(commit_key(0)) is not None, 10)
+    fleet.until_commits(1)
     state = head(fleet)
     make_huge(fleet, request_key(0), fleet.far)
     make_huge(fleet, heartbeat_key(silent), fleet.far)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,8 +101,7 @@ def log_of(time: Callable[[], str]) -> list[dict[str, Any]]:
     """All that the log says, but for the times and the digests that hold them."""
     fleet = ClockedFleet(time)
     fleet.start().finish()
-    found = [json.loads(fleet.world.store.get(key) or b"") for key in fleet.world.store.list("commit/")]
-    return [{name: value for name, value in one.items() if name not in ("time", "previous")} for one in found]
+    return [{name: one[name] for name in one.keys() - {"time", "previous"}} for one in fleet.records()]
 
 
 def test_clocks_ten_years_off_or_jumping_change_nothing_but_the_times() -> None:

@@ -13,7 +13,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import KEYLESS
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from tests.numerics.harness import make_run, run_to_end
+from tests.numerics.harness import copy_of, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
 from tests.security.signed import as_learner, signed_run
 
@@ -28,11 +28,9 @@ def finished() -> tuple[RunFormat, Store]:
 
 
 def damaged(bucket: Store, key: str, old: bytes, new: bytes) -> MemoryStore:
-    copy = MemoryStore()
-    for there in bucket.list(""):
-        data = bucket.get(there) or b""
-        assert there != key or old in data
-        copy.put(there, data.replace(old, new, 1) if there == key else data)
+    copy, data = copy_of(bucket), bucket.get(key) or b""
+    assert old in data
+    copy.put(key, data.replace(old, new, 1))
     return copy
 
 

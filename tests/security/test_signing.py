@@ -26,7 +26,7 @@ from diloco_cli.signing import KEYLESS, LOG, OPERATOR, Secret, SignatureError, l
 from diloco_cli.store.memory import MemoryStore
 from tests.security.signed import SECRET, SignedFleet, as_learner, signed_run
 from tests.security.test_strangers import poll
-from tests.simulation.operated import done, frequent_snapshots, state_of, until_commit
+from tests.simulation.operated import asked, done, frequent_snapshots, state_of
 from tests.simulation.toy import Fleet, make_run
 from tests.unit.protocol.records import RUN as TOY
 from tests.unit.protocol.records import commit, genesis, offer
@@ -44,11 +44,13 @@ def signed(run: RunFormat, signer: str, key: str, record: object) -> bytes:
     return run.keyring.sign(signer, key, encode(record))
 
 
+FORMAT = signed(RUN, LOG, FORMAT_KEY, RUN)
+
+
 @pytest.mark.usefixtures("frequent_snapshots")
 def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_written_it() -> None:
     """And it ends as the unsigned run does: signing decides nothing else."""
-    plain, fleet = Fleet(make_run(merges=8)).start(), SignedFleet(signed_run())
-    fleet.start()
+    plain, fleet = Fleet(make_run(merges=8)).start(), SignedFleet(signed_run()).start()
     plain.finish()
     fleet.finish()
     assert plain.errors() == fleet.errors() == []
@@ -63,14 +65,7 @@ def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_wri
             assert json.loads(data)["signature"].startswith(f"{signer}:")
             counted[kind] += 1
     assert min(counted.values()) >= 1 and counted["offer"] >= 8
-    kinds = [
-        [
-            json.loads(one.world.store.get(commit_key(n)) or b"")["kind"]
-            for n in range(len(one.world.store.list("commit/")))
-        ]
-        for one in (plain, fleet)
-    ]
-    assert kinds[0] == kinds[1]
+    assert plain.kinds() == fleet.kinds()
     assert all(b'"signature"' not in (plain.world.store.get(key) or b"") for key in plain.world.store.list("offer/"))
 
 
@@ -135,8 +130,7 @@ def test_who_holds_no_key_reads_a_signed_log_and_cannot_write_it() -> None:
 @pytest.mark.usefixtures("frequent_snapshots")
 def test_a_forged_snapshot_is_passed_over() -> None:
     """A snapshot's state is believed, not recomputed: without a signature whoever may write one rewrites the run."""
-    fleet = SignedFleet(signed_run())
-    until_commit(fleet.start() and fleet, 8)
+    fleet = SignedFleet(signed_run()).start().until_commits(9)
     store, key = fleet.world.store, snapshot_key(5)
     true = store.get(key) or b""
     forged = true.replace(b'"phase":"RUNNING"', b'"phase":"FINISHED"')
@@ -154,9 +148,7 @@ def test_a_forged_snapshot_is_passed_over() -> None:
 
 
 def test_only_an_operator_stops_a_run() -> None:
-    fleet = SignedFleet(signed_run(make_run(merges=20)))
-    fleet.start()
-    until_commit(fleet, 3)
+    fleet = SignedFleet(signed_run(make_run(merges=20))).start().until_commits(4)
     as_l0 = as_learner(fleet.run, "l0")
     with pytest.raises(RefusedError, match="operator"):
         done(fleet, fleet.world.start("l0", ask(state_of(fleet), "stop", "n", "then", keyring=as_l0.keyring)))
@@ -165,7 +157,7 @@ def test_only_an_operator_stops_a_run() -> None:
         fleet.world.store.create(key, signed(as_l0, signer, key, Request(number, "stop", "n", "then")))
     assert fleet.world.run(lambda: state_of(fleet).next_request == 2, 30)
     assert state_of(fleet).phase == "RUNNING"
-    done(fleet, fleet.world.start("operator", ask(state_of(fleet), "stop", "n", "then", keyring=fleet.run.keyring)))
+    asked(fleet, "stop")
     fleet.finish()
     assert state_of(fleet).phase == "STOPPED"
 
@@ -228,7 +220,7 @@ def open_format(data: bytes, secret: Secret | None, *signs_as: str) -> RunFormat
 
 
 def test_the_format_names_the_keys_that_may_sign_and_holds_none() -> None:
-    data = signed(RUN, LOG, FORMAT_KEY, RUN)
+    data = FORMAT
     signing = json.loads(data)["signing"]
     assert signing["algorithm"] == "hmac-sha256"
     assert [signer for signer, _ in signing["signers"]] == ["learner/l0", "learner/l1", "log", "operator"]
@@ -246,34 +238,24 @@ def test_the_format_names_the_keys_that_may_sign_and_holds_none() -> None:
 @pytest.mark.parametrize(
     ("data", "secret", "signs_as", "reason"),
     [
-        (lambda: signed(RUN, LOG, FORMAT_KEY, RUN), None, (LOG,), "no key for log"),
-        (
-            lambda: signed(RUN, LOG, FORMAT_KEY, RUN),
-            SECRET.for_learner(RUN.run_id, "l0"),
-            (LOG, OPERATOR),
-            "no key for operator",
-        ),
-        (
-            lambda: signed(RUN, LOG, FORMAT_KEY, RUN),
-            SECRET.for_learner(RUN.run_id, "l1"),
-            (LOG, "learner/l0"),
-            "no key for learner/l0",
-        ),
-        (lambda: signed(RUN, LOG, FORMAT_KEY, RUN), SECRET.for_learner("another", "l0"), (), "not the one"),
-        (lambda: signed(RUN, LOG, FORMAT_KEY, RUN), "x" * 40, (), "not the one"),
-        (lambda: encode(TOY), "x" * 40, (LOG,), "not signed"),
+        (FORMAT, None, (LOG,), "no key for log"),
+        (FORMAT, SECRET.for_learner(RUN.run_id, "l0"), (LOG, OPERATOR), "no key for operator"),
+        (FORMAT, SECRET.for_learner(RUN.run_id, "l1"), (LOG, "learner/l0"), "no key for learner/l0"),
+        (FORMAT, SECRET.for_learner("another", "l0"), (), "not the one"),
+        (FORMAT, "x" * 40, (), "not the one"),
+        (encode(TOY), "x" * 40, (LOG,), "not signed"),
     ],
     ids=["no key", "a learner as syncer", "another's key", "another run's key", "another secret", "switched off"],
 )
 def test_a_daemon_whose_key_does_not_fit_its_run_does_not_start(
-    data: Sealed, secret: str | None, signs_as: tuple[str, ...], reason: str
+    data: bytes, secret: str | None, signs_as: tuple[str, ...], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):
-        open_format(data(), None if secret is None else Secret(secret, "T"), *signs_as)
+        open_format(data, None if secret is None else Secret(secret, "T"), *signs_as)
 
 
 def test_a_format_that_a_stranger_changed_is_refused() -> None:
-    data = signed(RUN, LOG, FORMAT_KEY, RUN).replace(b'"name":"toy"', b'"name":"tox"')
+    data = FORMAT.replace(b'"name":"toy"', b'"name":"tox"')
     with pytest.raises(SignatureError):
         with_keys(parse_format(data, "u"), SECRET, data, "u")
 
@@ -313,8 +295,7 @@ def test_a_launched_learner_gets_its_own_keys_in_place_of_the_runs_secret() -> N
 
 def test_a_log_whose_middle_was_replaced_ends_a_reader() -> None:
     """The hash chain is over the signed bytes: a replaced signature breaks it also for those who hold no key."""
-    fleet = SignedFleet(signed_run())
-    until_commit(fleet.start() and fleet, 6)
+    fleet = SignedFleet(signed_run()).start().until_commits(7)
     store, key = fleet.world.store, commit_key(2)
     data = store.get(key) or b""
     store.delete(key)

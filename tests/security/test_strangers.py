@@ -31,10 +31,8 @@ from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.eligibility import is_well_formed
 from diloco_cli.runtime.daemon import say
-from diloco_cli.store.bucket import check_endpoint
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.open import open_store, parse_url
-from diloco_cli.store.port import StoreForbiddenError
+from diloco_cli.store.open import open_store
 from diloco_cli.tapes.files import read_tape
 from diloco_cli.tensors.payload import PayloadError, header_bytes, views
 from tests.forked import run_diloco
@@ -166,38 +164,6 @@ def test_one_learners_incarnations_are_read_in_portions_and_few_are_kept() -> No
     assert len([name for name, _ in inbox.mailboxes if name == "l0"]) <= MAX_OLD_MAILBOXES + 1
 
 
-@pytest.mark.parametrize(
-    ("url", "allowed"),
-    [
-        ("https://storage.googleapis.com", True), ("http://127.0.0.1:4443", True), ("http://localhost:9000", True),
-        ("http://[::1]:9000", True), ("http://example.com", False), ("http://127.0.0.1.example.com", False),
-        ("http://169.254.169.254", False), ("https://169.254.169.254", False),
-        ("https://metadata.google.internal", False),
-        ("https://[fd00:ec2::254]", False), ("https://[::ffff:169.254.169.254]", False), ("ftp://example.com", False),
-        ("", False), ("http://", False), ("http://[::1", False),
-    ],
-)  # fmt: skip
-def test_plain_http_is_for_this_machine_and_metadata_hosts_are_no_stores(url: str, allowed: bool) -> None:
-    """Rows 18 and 22: plain http only for loopback; metadata hosts refused."""
-    if allowed:
-        assert check_endpoint(url, "AWS_ENDPOINT_URL") == url
-    else:
-        with pytest.raises(StoreForbiddenError):
-            check_endpoint(url, "AWS_ENDPOINT_URL")
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://x/y", "https://x/y", "ftp://x", "github://a:b@/", "simplecache::gs://b/x", "gs://user:secret@bucket/x",
-     "gs://bucket/x?token=secret", "gs://b/../../x", "gs://[::1", "file://host/x", "s3://B A/x", "a\x00b",
-     "~nobody-here/x"],
-)  # fmt: skip
-def test_store_urls_are_allow_listed(url: str) -> None:
-    """Row 22: URL schemes allow-listed."""
-    with pytest.raises(DilocoError):
-        parse_url(url)
-
-
 @pytest.mark.parametrize("text", ["fine\x1b[2J", "a\x07b", "\u202egnp", "\ud800", "a\x9bb"])
 def test_control_characters_never_reach_a_terminal(text: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Row 19: control characters in errors are escaped (status: the fuzzer asserts it; logs: tests/unit/launch)."""
@@ -308,8 +274,8 @@ def test_a_stores_folder_is_its_owners_alone(tmp_path: Path) -> None:
     """Row 6: 0700 for folders, 0600 for objects, whatever the umask. Links: tests/contract/test_local_store.py."""
     before = os.umask(0)
     try:
-        open_store((tmp_path / "a" / "b").as_uri(), create=True).create("commit/x", b"")
+        open_store((tmp_path / "a" / "b").as_uri(), create=True).create("c/d/x", b"")
     finally:
         os.umask(before)
-    modes = [(tmp_path / part).stat().st_mode & 0o777 for part in ("a", "a/b", "a/b/commit", "a/b/commit/x")]
-    assert modes == [0o700, 0o700, 0o700, 0o600]
+    modes = [(tmp_path / part).stat().st_mode & 0o777 for part in ("a", "a/b", "a/b/c", "a/b/c/d", "a/b/c/d/x")]
+    assert modes == [0o700] * 4 + [0o600]

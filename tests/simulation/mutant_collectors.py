@@ -14,6 +14,17 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.state import RunState
 
 
+def with_collector(collector: type[Collector]) -> type[Syncer]:
+    """A syncer that collects garbage so."""
+
+    class Mistaken(Syncer):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.housekeeper.collector = collector(self.run)
+
+    return Mistaken
+
+
 class HastyCollector(Collector):
     """Deletes behind the head as it knows it, with no floor in the log."""
 
@@ -25,28 +36,12 @@ class HastyCollector(Collector):
             self.floor, self.sweep = state.n, None
 
 
-class NoFloor(Syncer):
-    """Collects garbage with nothing committed about it."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.housekeeper.collector = HastyCollector(self.run)
-
-
 class RudeCollector(Collector):
-    """Deletes behind a floor as soon as it is in the log."""
+    """Deletes behind a floor as soon as it is in the log, and leaves readers no time to hear of it."""
 
     def look(self, state: RunState, now_s: float) -> None:
         super().look(state, now_s)
         self.starts_s = now_s
-
-
-class NoGrace(Syncer):
-    """Leaves readers no time to hear of a floor."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.housekeeper.collector = RudeCollector(self.run)
 
 
 class FloorAtTheNewestSnapshot(Syncer):
@@ -81,11 +76,3 @@ class ForgetfulCollector(Collector):
         if self.sweep is None and now_s >= self.starts_s and not self.is_done(state):
             self.sweep = EveryMoment((yield from state_after(self.run, self.floor)))
         return (yield from super().work(state, now_s, budget_s))
-
-
-class NoMoments(Syncer):
-    """Leaves a restart no moments."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.housekeeper.collector = ForgetfulCollector(self.run)

@@ -95,6 +95,17 @@ class AlteredSnapshots(Syncer):
 # -- offers -------------------------------------------------------------------------------------------------------
 
 
+def with_inbox(inbox: type[Inbox]) -> type[Syncer]:
+    """A syncer that looks for offers so."""
+
+    class Mistaken(Syncer):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.inbox = inbox(self.run, withheld=self.inbox.withheld)
+
+    return Mistaken
+
+
 class Undiscerning(Inbox):
     """Takes every offer that it finds, whether the log has given it an outcome or not."""
 
@@ -108,14 +119,6 @@ class Undiscerning(Inbox):
         super().sort_out(without_watermarks(state))
 
 
-class NoDedupe(Syncer):
-    """Merges what it finds, and finds it again after a restart."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.inbox = Undiscerning(self.run)
-
-
 class OneWatermarkALearner(Inbox):
     """Knows of a learner which seq it has seen, and not of which incarnation."""
 
@@ -124,14 +127,6 @@ class OneWatermarkALearner(Inbox):
             box = super()._box(learner, incarnation)
             box.next_seq = max(b.next_seq for (name, _), b in self.mailboxes.items() if name == learner)
         return super()._box(learner, incarnation)
-
-
-class WatermarkPerLearner(Syncer):
-    """Looks for a new incarnation's offers where the old one's ended."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.inbox = OneWatermarkALearner(self.run)
 
 
 # -- payloads -----------------------------------------------------------------------------------------------------
@@ -199,18 +194,10 @@ class NoLastOutcomes(Syncer):
 
 
 class Mute(Inbox):
-    """Refuses, and tells nobody."""
+    """Refuses, and tells nobody: only what is merged gets its outcome."""
 
     def refuse(self, offer: Offer, reason: str) -> None:
         pass
-
-
-class NoRefusals(Syncer):
-    """Only what is merged gets its outcome."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.inbox = Mute(self.run, withheld=self.inbox.withheld)
 
 
 # -- mirrors, and who serves --------------------------------------------------------------------------------------

@@ -38,14 +38,6 @@ class ForAnySlot(Inbox):
         return sorted([*named, *others.values()], key=lambda offer: offer.learner)
 
 
-class MergesForAnySlot(Syncer):
-    """Merges an offer in another slot than it names."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.inbox = ForAnySlot(self.run)
-
-
 class OneIsEnough(Syncer):
     """Merges whatever is there, without the quorum."""
 
@@ -145,7 +137,7 @@ class OfferBeforePayload(Relay):
 
 
 class OfTheLaunchOnly(Inbox):
-    """Looks for the offers of those that the run began with."""
+    """Looks for the offers of those that the run began with: islands are admitted, and nothing of theirs is read."""
 
     def expect(self, learner: str) -> None:
         return
@@ -155,14 +147,6 @@ class OfTheLaunchOnly(Inbox):
 
     def open(self, state: RunState, now_s: float) -> None:
         super().open(structs.replace(state, members=()), now_s)
-
-
-class NoNewcomers(Syncer):
-    """Admits islands, and reads nothing of what they offer."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.inbox = OfTheLaunchOnly(self.run)
 
 
 class AdmitsNobody(Syncer):
@@ -175,15 +159,7 @@ class AdmitsNobody(Syncer):
 
 
 class IdleCollector(Collector):
-    """Finds nothing to do."""
+    """Finds nothing to do: floors are committed, and nothing is deleted."""
 
     def is_done(self, state: RunState) -> bool:
         return True
-
-
-class NeverDeletes(Syncer):
-    """Commits floors, and deletes nothing."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.housekeeper.collector = IdleCollector(self.run)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from diloco_cli.histories.liveness import COLLECTS_BELOW
 from diloco_cli.histories.options import Options
 from diloco_cli.histories.outcome import Actors
+from diloco_cli.protocol.actors.collection import Collector
+from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.simulation import mutant_collectors as collectors
@@ -19,6 +21,14 @@ from tests.simulation import mutant_syncers as syncers
 
 def _books(progress: type[Progress]) -> Actors:
     return Actors(learner=learners.with_progress(progress))
+
+
+def _reading(inbox: type[Inbox]) -> Actors:
+    return Actors(syncer=logs.with_inbox(inbox))
+
+
+def _collecting(collector: type[Collector]) -> Actors:
+    return Actors(syncer=collectors.with_collector(collector))
 
 
 @dataclass(frozen=True)
@@ -107,23 +117,23 @@ OF_THE_LOG: dict[str, Mutant] = {
     "gap in a mirror": Mutant(Actors(mirror=logs.GapInTheMirror), frozenset("1"), lambda options: options.apart > 0),
 }
 OF_COLLECTORS: dict[str, Mutant] = {
-    "collection without floor": Mutant(Actors(syncer=collectors.NoFloor), frozenset("9")),
-    "moments not kept": Mutant(Actors(syncer=collectors.NoMoments), frozenset("9"), _saves),
-    "no grace": Mutant(Actors(syncer=collectors.NoGrace), frozenset("9"), _collects),
+    "collection without floor": Mutant(_collecting(collectors.HastyCollector), frozenset("9")),
+    "moments not kept": Mutant(_collecting(collectors.ForgetfulCollector), frozenset("9"), _saves),
+    "no grace": Mutant(_collecting(collectors.RudeCollector), frozenset("9"), _collects),
     "floor at the newest snapshot": Mutant(
         Actors(syncer=collectors.FloorAtTheNewestSnapshot), frozenset("9"), _collects
     ),
     "floor at the head": Mutant(Actors(syncer=collectors.FloorAtTheHead), frozenset("9"), _collects),
     "nothing is deleted": Mutant(
-        Actors(syncer=syncers.NeverDeletes), frozenset({"bucket"}), _collects_in_time, longer=LONG
+        _collecting(syncers.IdleCollector), frozenset({"bucket"}), _collects_in_time, longer=LONG
     ),
 }
 OF_SYNCERS: dict[str, Mutant] = {
-    "no dedupe": Mutant(Actors(syncer=logs.NoDedupe), frozenset("2")),
-    "watermark per learner": Mutant(Actors(syncer=logs.WatermarkPerLearner), frozenset({"liveness", "10"}), _KILLS),
+    "no dedupe": Mutant(_reading(logs.Undiscerning), frozenset("2")),
+    "watermark per learner": Mutant(_reading(logs.OneWatermarkALearner), frozenset({"liveness", "10"}), _KILLS),
     "no outcomes at the end": Mutant(Actors(syncer=logs.NoLastOutcomes), frozenset("4")),
-    "refusals not told": Mutant(Actors(syncer=logs.NoRefusals), frozenset({"4", "liveness"})),
-    "merged for another slot": Mutant(Actors(syncer=syncers.MergesForAnySlot), frozenset("7")),
+    "refusals not told": Mutant(_reading(logs.Mute), frozenset({"4", "liveness"})),
+    "merged for another slot": Mutant(_reading(syncers.ForAnySlot), frozenset("7")),
     "merged below the quorum": Mutant(
         Actors(syncer=syncers.OneIsEnough), frozenset("5"), lambda options: options.quorum > 1
     ),
@@ -141,7 +151,7 @@ OF_SYNCERS: dict[str, Mutant] = {
     "relayed before its payload": Mutant(
         Actors(relay=syncers.OfferBeforePayload), frozenset("9"), lambda options: options.apart > 0
     ),
-    "newcomers not read": Mutant(Actors(syncer=syncers.NoNewcomers), frozenset({"4", "liveness"}), _JOINS),
+    "newcomers not read": Mutant(_reading(syncers.OfTheLaunchOnly), frozenset({"4", "liveness"}), _JOINS),
     "newcomers not answered": Mutant(Actors(syncer=syncers.AdmitsNobody), frozenset({"liveness"}), _JOINS, longer=LONG),
 }
 OF_LEARNERS: dict[str, Mutant] = {

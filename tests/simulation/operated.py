@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.toy import Fleet, make_run
 
 SNAPSHOTS_EVERY = 5  # commits: histories of 30 have some
@@ -24,6 +25,12 @@ def run_that_keeps(rounds: int | str = "all", grace_s: float = 0.1, **made: obje
     run = make_run(**made)  # type: ignore[arg-type]
     retention = RetentionSettings(rounds, grace_s)  # type: ignore[arg-type]
     return replace(run, settings=replace(run.settings, retention=retention))
+
+
+def saving(run: RunFormat) -> RunFormat:
+    """Learners save their moments every round."""
+    train = replace(run.settings.train, inner=replace(run.settings.train.inner, save_every=1))
+    return replace(run, settings=replace(run.settings, train=train))
 
 
 @pytest.fixture
@@ -44,37 +51,31 @@ def state_of(fleet: Fleet) -> RunState:
     return state
 
 
-def num_commits(fleet: Fleet) -> int:
-    return len(fleet.world.store.list("commit/"))
-
-
-def until_commit(fleet: Fleet, n: int) -> Fleet:
-    assert fleet.world.run(lambda: num_commits(fleet) > n, 60), f"no commit {n}"
-    return fleet
-
-
 def started(run: RunFormat, commits: int, world: World | None = None) -> Fleet:
-    return until_commit(Fleet(run, world).start(), commits)
+    return Fleet(run, world).start().until_commits(commits + 1)
+
+
+def asked(fleet: Fleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> Actor:
+    """As an operator asks. Its result is the number."""
+    keyring = fleet.run.keyring
+    steps = ask(state_of(fleet), kind, fleet.nonce(), "then", "wanted", learner=learner, to=to, keyring=keyring)
+    return done(fleet, fleet.world.start("operator", steps))
 
 
 def request(fleet: Fleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> int:
-    """Ask as an operator does, and wait until it is answered, one way or the other. Returns the number."""
-    steps = ask(state_of(fleet), kind, fleet.nonce(), "then", "wanted", learner=learner, to=to)
-    number: int = done(fleet, fleet.world.start("operator", steps)).result
+    number: int = asked(fleet, kind, learner, to).result
     return number
 
 
 def answered(fleet: Fleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> RunState:
+    """Waits until it is answered, one way or the other."""
     number = request(fleet, kind, learner, to)
     assert fleet.world.run(lambda: state_of_last_request(fleet) > number, 30), "nobody answered"
     return state_of(fleet)
 
 
 def state_of_last_request(fleet: Fleet) -> int:
-    import json
-
-    n = num_commits(fleet)
-    named = (json.loads(fleet.world.store.get(f"commit/{k:012d}.json") or b"{}").get("request") for k in range(n))
+    named = (record.get("request") for record in fleet.records())
     return max((number + 1 for number in named if number is not None), default=0)
 
 
@@ -82,9 +83,33 @@ def stand_in(fleet: Fleet) -> Steps[RunState]:
     return StandIn(fleet.run, fleet.claim(), "then", fleet.nonce).serve()
 
 
-def kill_syncer(fleet: Fleet) -> None:
-    for actor in fleet.living("syncer"):
-        fleet.world.kill(actor)
+def command(fleet: Fleet) -> Actor:
+    return fleet.world.start("command", stand_in(fleet))
+
+
+def by_the_command(fleet: Fleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> Actor:
+    """No syncer lives: the command carries it out, or dies over it. Then a syncer comes back."""
+    fleet.restart = False
+    fleet.kill("syncer")
+    asked(fleet, kind, learner, to)
+    actor = command(fleet)
+    assert fleet.ended_within(actor, 30)
+    fleet.restart = True
+    fleet.syncer()
+    return actor
+
+
+def where_the_command_dies(
+    prepared: Callable[[World], Fleet], every: int, kind: RequestKind, learner: str | None = None, to: int | None = None
+) -> Iterator[Fleet]:
+    """After a command that lives, one that dies at each `every`-th of its operations."""
+    fleet = prepared(World())
+    total = by_the_command(fleet, kind, learner, to).operations
+    yield fleet
+    for point in range(0, total, every):
+        fleet = prepared(World(faults={("command", point): Fault.CRASH}))
+        by_the_command(fleet, kind, learner, to)
+        yield fleet
 
 
 def note_texts(state: RunState) -> list[str]:

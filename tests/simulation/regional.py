@@ -9,30 +9,28 @@ from typing import Any
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import DataCheckError
 from diloco_cli.histories.client import Client
-from diloco_cli.histories.learner import SimulatedLearner
-from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.operations import Operation, Sleep, Steps, There
-from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
 from diloco_cli.protocol.regions.regional import RegionLink, home_of, read_after_relays
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import Actor, Fault, Injected, World
-from tests.simulation.toy import BATCH_TOKENS, Fleet, Process, make_run
+from tests.simulation.toy import Fleet, Process, make_run
 
 FAR = "eu"
 TRIES_AGAIN_S = 0.5
 OF_THE_SYNCER = ("syncer", "mirror", "relay")
 
 
-def regional_run(merges: int = 8, **sync: object) -> RunFormat:
-    run = make_run(learners=2, merges=merges, **sync)  # type: ignore[arg-type]
-    near, far = run.islands
+def regional_run(merges: int = 8, learners: int = 2, **sync: object) -> RunFormat:
+    """The first island is at home, the others are far away."""
+    run = make_run(learners, merges=merges, **sync)  # type: ignore[arg-type]
+    near, *far = run.islands
     return replace(
         run,
         settings=replace(run.settings, data=DataSettings(shards=3)),
-        islands=(near, replace(far, region=FAR)),
+        islands=(near, *(replace(island, region=FAR) for island in far)),
         regions=(RegionStore(FAR, "memory://eu/toy"),),
         home_url="memory://home/toy",
     )
@@ -75,14 +73,7 @@ class RegionalFleet(Fleet):
     def far_newcomer(self, name: str) -> Actor:
         """An island that joins by what its region's bucket shows, and asks there."""
         self.far_actors.add(name)
-        self._profile(name)
-        island = Island(name, FAR, BATCH_TOKENS, 1, 1e9, 1e-9)
-
-        def steps(learner: SimulatedLearner) -> Steps[RunState]:
-            learner.run = yield from enter(self.run, island, self.nonce(), "then")
-            return (yield from learner.train())
-
-        return self._process(name, replace(self.run, members=(island,)), steps)
+        return self.newcomer(name, region=FAR)
 
     def _thread(self, serve: Callable[[], Steps[None]]) -> Steps[str]:
         """Tried again after what only time mends, as in syncer/regions.py."""
@@ -118,9 +109,7 @@ class RegionalFleet(Fleet):
         if not (crashed and self.restart and actor.name in OF_THE_SYNCER):
             return super()._ended(actor)
         self.restart = False  # its other threads are gone with it; only the process comes back
-        for name in OF_THE_SYNCER:
-            for other in self.living(name):
-                self.world.kill(other)
+        self.kill(*OF_THE_SYNCER)
         self.restart = True
         self.syncer(delay_s=0.2)
         return None

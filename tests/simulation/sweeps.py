@@ -28,5 +28,14 @@ def histories(run: RunFormat, fault: Fault, points: list[Point]) -> Iterator[tup
         yield point, fleet.start()
 
 
+def finished(fleet: Fleet, within_s: float = 60.0) -> Replayer:
+    """The run comes to its end, nobody ends with an error, and the bucket is sound."""
+    fleet.finish(within_s)
+    assert fleet.errors() == []
+    found = check(fleet)
+    assert found.kinds[-1] == "finish"
+    return found
+
+
 def check(fleet: Fleet) -> Replayer:
     return Replayer(fleet.world.store, fleet.run).read().check_published(fleet.published.offers)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import ColdStartSettings, GraceSettings, RunSettings, SyncSettings, TrainSettings
-from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import Island, Offer, RunFormat
+from diloco_cli.protocol.log.records import Island, Offer
 from diloco_cli.protocol.log.wire import decode
 from examples.quality.methods.fleets import play_fleet
 from examples.quality.methods.pacing import Pacing, Spell
+from tests.simulation.toy import run_of
 
 BATCH, STEP_S, SLOT_S, LINK_S = 64, 1.0, 2.0, 0.3
 NEAR = Pacing(STEP_S, LINK_S, LINK_S)
@@ -36,9 +36,8 @@ class Played:
             train=TrainSettings(tokens=1, batch_tokens=BATCH),
             sync=replace(SyncSettings(every=every, fragments=fragments), **sync),
         )
-        islands = tuple(Island(f"l{i}", "here", BATCH, every, 0.0, p.step_s) for i, p in enumerate(pacings))
-        layout = balanced_layout([ParameterFact(f"w{i}", (10,), False) for i in range(fragments)], fragments)
-        run = RunFormat("id", "cadence", "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
+        islands = (Island(f"l{i}", "here", BATCH, every, 0.0, p.step_s) for i, p in enumerate(pacings))
+        run = run_of(settings, islands, elements=10)
         self.fleet = play_fleet(run, tuple(pacings), rounds * every * BATCH * len(pacings))
         self.state, self.num_learners = self.fleet.state, len(pacings)
         self.due = self.reached("l0")

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from diloco_cli.config.settings import InnerSettings
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
-from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log, state_after
-from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import FragmentVersion
-from diloco_cli.protocol.log.wire import decode
-from diloco_cli.virtual.world import Fault, World
+from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import (
     answered,
+    asked,
+    command,
     done,
     frequent_snapshots,
-    kill_syncer,
     note_texts,
     request,
     run_that_keeps,
-    stand_in,
+    saving,
     started,
     state_of,
-)  # fmt: skip
-from tests.simulation.sweeps import check
+    where_the_command_dies,
+)
+from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import Fleet
 
 __all__ = ["frequent_snapshots"]
@@ -48,19 +42,13 @@ def collected_by_request(world: World | None = None) -> Fleet:
     return fleet
 
 
-def finishes(fleet: Fleet) -> None:
-    fleet.finish()
-    assert fleet.errors() == []
-    assert check(fleet).kinds[-1] == "finish"
-
-
 def test_by_request_the_floor_is_the_second_newest_snapshot_and_what_only_older_commits_need_goes() -> None:
     fleet = started(RUN, 16)
     before = keys(fleet)
     state = answered(fleet, "gc")
     snapshots = sorted(key for key in before if key.startswith("snapshot/"))
     assert f"snapshot/{state.gc_floor:012d}.json" in snapshots and state.gc_floor < state.n - 5
-    finishes(fleet)
+    finished(fleet)
     gone = before - keys(fleet)
     assert {key.partition("/")[0] for key in gone} >= {"delta", "weights", "state"}
     assert all(key.startswith(DELETABLE) for key in gone)
@@ -69,7 +57,7 @@ def test_by_request_the_floor_is_the_second_newest_snapshot_and_what_only_older_
 def test_commits_epochs_incarnations_offers_and_requests_are_never_deleted() -> None:
     fleet = collected_by_request()
     fleet.world.faults[("syncer", fleet.living("syncer")[0].operations + 40)] = Fault.CRASH
-    finishes(fleet)
+    finished(fleet)
     deleted = {key for _, _, key in fleet.world.writes if key not in keys(fleet)}
     assert deleted and all(key.startswith(DELETABLE) for key in deleted)
 
@@ -79,26 +67,20 @@ def test_in_turn_the_bucket_stops_growing() -> None:
     sizes = []
     for run in (IN_TURN, run_that_keeps(merges=40)):
         fleet = Fleet(run).start()
-        finishes(fleet)
+        finished(fleet)
         sizes.append(len([key for key in keys(fleet) if key.startswith(DELETABLE)]))
+        assert ("gc_floor" in fleet.kinds()) == (run is IN_TURN)
     with_collection, without = sizes
     assert with_collection < without / 2
-    assert "gc_floor" in check(fleet_of(IN_TURN)).kinds
-
-
-def fleet_of(run: object) -> Fleet:
-    fleet = Fleet(run).start()  # type: ignore[arg-type]
-    fleet.finish()
-    return fleet
 
 
 def test_a_rolled_back_run_is_replayed_from_a_floor_beyond_its_rollback() -> None:
     fleet = started(RUN, 8)
     answered(fleet, "rollback", to=4)
-    fleet.world.run(lambda: state_of(fleet).n > 24, 30)
+    fleet.until_commits(26, 30)
     state = answered(fleet, "gc")
     assert state.gc_floor > state.base_floor > 0
-    finishes(fleet)
+    finished(fleet)
 
 
 def test_what_lies_behind_the_floor_cannot_be_gone_back_to_and_what_lies_on_it_can() -> None:
@@ -107,7 +89,7 @@ def test_what_lies_behind_the_floor_cannot_be_gone_back_to_and_what_lies_on_it_c
     state = answered(fleet, "rollback", to=floor - 1)
     assert any(text.startswith(f"no rollback: only commits {floor} to ") for text in note_texts(state))
     assert answered(fleet, "rollback", to=floor).rolled_back_to == floor
-    finishes(fleet)
+    finished(fleet)
 
 
 def test_readers_have_their_grace() -> None:
@@ -150,14 +132,14 @@ def test_the_syncer_may_die_at_every_deletion_and_the_next_one_goes_on() -> None
     assert len(points) > 60
     for point in points[::11]:
         fleet = collected_by_request(World(faults={("syncer", point): Fault.CRASH}))
-        finishes(fleet)
+        finished(fleet)
         assert "gc_floor" in check(fleet).kinds
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.TWICE])
 def test_answers_may_be_lost_and_calls_repeated(fault: Fault) -> None:
     for point in sweep_operations()[3::29]:
-        finishes(collected_by_request(World(faults={("syncer", point): fault})))
+        finished(collected_by_request(World(faults={("syncer", point): fault})))
 
 
 def test_a_reader_that_comes_late_starts_over_with_what_there_is() -> None:
@@ -166,7 +148,7 @@ def test_a_reader_that_comes_late_starts_over_with_what_there_is() -> None:
     late = fleet.learner("l0")
     assert fleet.world.run(lambda: str(late.pending).startswith("Get(key='weights/"), 30)
     late.paused = True
-    fleet.world.run(lambda: state_of(fleet).n > 20, 30)
+    fleet.until_commits(22, 30)
     answered(fleet, "gc")
     fleet.world.run_for(1.0)
     fleet.world.resume(late)
@@ -174,17 +156,21 @@ def test_a_reader_that_comes_late_starts_over_with_what_there_is() -> None:
     assert late.error is None or "taken the place" in str(late.error)
 
 
-def test_a_zombie_syncer_whose_states_were_collected_is_fenced() -> None:
-    fleet = started(RUN, 6)
-    (zombie,) = fleet.living("syncer")
+def collected_behind(fleet: Fleet, zombie: Actor) -> None:
+    """A successor goes on, and what the zombie knows of is collected before it wakes up."""
     fleet.world.pause(zombie)
     fleet.syncer("successor")
-    fleet.world.run(lambda: state_of(fleet).n > 22, 30)
+    fleet.until_commits(26, 30)
     answered(fleet, "gc")
     fleet.world.run_for(1.0)
     fleet.world.resume(zombie)
+    assert fleet.ended_within(zombie, 10) and type(zombie.error).__name__ == "FencedError", zombie.error
+
+
+def test_a_zombie_syncer_whose_states_were_collected_is_fenced() -> None:
+    fleet = started(RUN, 6)
+    collected_behind(fleet, *fleet.living("syncer"))
     fleet.finish()
-    assert type(zombie.error).__name__ == "FencedError"
     assert check(fleet).kinds[-1] == "finish"
 
 
@@ -195,13 +181,7 @@ def test_a_zombie_that_had_just_taken_over_finds_its_states_collected_and_is_fen
     epoch = state_of(fleet).epoch
     zombie = fleet.syncer("zombie")
     assert fleet.world.run(lambda: state_of(fleet).epoch > epoch, 10)
-    fleet.world.pause(zombie)
-    fleet.syncer("successor")
-    assert fleet.world.run(lambda: state_of(fleet).n > 24, 30)
-    answered(fleet, "gc")
-    fleet.world.run_for(1.0)
-    fleet.world.resume(zombie)
-    assert fleet.world.run(lambda: zombie.ended, 10) and type(zombie.error).__name__ == "FencedError"
+    collected_behind(fleet, zombie)
 
 
 @pytest.mark.parametrize("kind", ["state", "weights"])
@@ -210,25 +190,14 @@ def test_a_zombie_that_cannot_read_back_what_it_wrote_is_fenced(kind: str) -> No
     fleet = started(RUN, 6)
     (zombie,) = fleet.living("syncer")
     assert fleet.world.run(lambda: str(zombie.pending).startswith(f"Get(key='{kind}/") and zombie_wrote(fleet), 10)
-    fleet.world.pause(zombie)
-    fleet.syncer("successor")
-    assert fleet.world.run(lambda: state_of(fleet).n > 24, 30)
-    answered(fleet, "gc")
-    fleet.world.run_for(1.0)
-    fleet.world.resume(zombie)
-    assert fleet.world.run(lambda: zombie.ended, 10) and type(zombie.error).__name__ == "FencedError", zombie.error
+    collected_behind(fleet, zombie)
 
 
 def zombie_wrote(fleet: Fleet) -> bool:
     """Versions that no commit names lie in the bucket."""
     written = {key.split("/")[2] for key in fleet.world.store.list("state/")}
-    return len(written - {f"{o.version:012d}-{o.epoch:010d}-{o.state_digest}" for o in all_outputs(fleet)}) > 0
-
-
-def all_outputs(fleet: Fleet) -> list[FragmentVersion]:
-    n, store = len(fleet.world.store.list("commit/")), fleet.world.store
-    log = [decode(Commit, store.get(commit_key(k)) or b"", commit_key(k)) for k in range(n)]
-    return [output for commit in log for output in commit.outputs]
+    named = [output for record in fleet.records() for output in record.get("outputs", [])]
+    return bool(written - {f"{o['version']:012d}-{o['epoch']:010d}-{o['state_digest']}" for o in named})
 
 
 def test_orphans_of_an_older_epoch_behind_the_floor_go_and_younger_ones_stay() -> None:
@@ -238,16 +207,15 @@ def test_orphans_of_an_older_epoch_behind_the_floor_go_and_younger_ones_stay() -
     for key in made.values():
         fleet.world.store.create(key, b"orphan")
     answered(fleet, "gc")
-    finishes(fleet)
+    finished(fleet)
     assert {name for name, key in made.items() if key in keys(fleet)} == {"late"} | (
         {"now"} if state_of(fleet).outputs[0].version < 3 else set()
     )
 
 
 def test_each_learners_newest_moments_stay() -> None:
-    train = replace(RUN.settings.train, inner=InnerSettings(save_every=1))
-    fleet = Fleet(replace(RUN, settings=replace(RUN.settings, train=train))).start()
-    fleet.world.run(lambda: state_of(fleet).n > 20, 30)
+    fleet = Fleet(saving(RUN)).start()
+    fleet.until_commits(22, 30)
     before = {name: fleet.world.store.list(f"inner/{name}/") for name in ("l0", "l1")}
     answered(fleet, "gc")
     fleet.world.run_for(1.0)
@@ -264,21 +232,10 @@ def test_with_nothing_to_collect_the_request_is_refused() -> None:
 
 
 def test_with_no_syncer_alive_the_command_collects_and_may_die_at_every_operation() -> None:
-    total, point = 999, -1
-    while point < total:
-        faults = {} if point < 0 else {("command", point): Fault.CRASH}
-        fleet = started(RUN, 16, World(faults=faults))  # type: ignore[arg-type]
-        fleet.restart = False
-        kill_syncer(fleet)
-        done(fleet, fleet.world.start("operator", ask(state_of(fleet), "gc", fleet.nonce(), "then")))
-        command = fleet.world.start("command", stand_in(fleet))
-        assert fleet.world.run(lambda c=command: c.ended, 30)  # type: ignore[misc]
-        total = command.operations if point < 0 else total
-        fleet.restart = True
-        fleet.syncer()
-        finishes(fleet)
-        point += 1 if point < 0 else 13
-    assert total > 40
+    fleets = list(where_the_command_dies(lambda world: started(RUN, 16, world), 13, "gc"))
+    for fleet in fleets:
+        finished(fleet)
+    assert len(fleets) > 4
 
 
 def test_a_stopped_run_is_stopped_again_before_the_command_deletes_anything() -> None:
@@ -286,10 +243,10 @@ def test_a_stopped_run_is_stopped_again_before_the_command_deletes_anything() ->
     fleet = started(RUN, 16)
     answered(fleet, "stop")
     fleet.finish()
-    done(fleet, fleet.world.start("operator", ask(state_of(fleet), "gc", fleet.nonce(), "then")))
-    command = fleet.world.start("command", stand_in(fleet))
-    assert fleet.world.run(lambda: str(command.pending).startswith("Delete"), 30)
-    fleet.world.kill(command)
+    asked(fleet, "gc")
+    actor = command(fleet)
+    assert fleet.world.run(lambda: str(actor.pending).startswith("Delete"), 30)
+    fleet.world.kill(actor)
     state = state_of(fleet)
     assert state.phase == "STOPPED" and state.gc_floor > 0
 
@@ -311,14 +268,14 @@ def test_the_past_is_read_from_the_newest_snapshot_before_it_or_from_the_beginni
     fleet = started(RUN, 16)
     fleet.finish()
 
-    def walked(n: int) -> object:
+    def walked(n: int) -> Actor:
         return done(fleet, fleet.world.start("reader", state_after(RUN, n)))
 
     from_snapshot = walked(12)
     whole = done(fleet, fleet.world.start("reader", read_log(RUN))).result
-    assert walked(whole.n).result == whole  # type: ignore[attr-defined]
+    assert walked(whole.n).result == whole
     for key in fleet.world.store.list("snapshot/"):
         fleet.world.store.put(key, b"damaged")
     from_zero = walked(12)
-    assert from_snapshot.result == from_zero.result  # type: ignore[attr-defined]
-    assert from_snapshot.operations < from_zero.operations  # type: ignore[attr-defined]
+    assert from_snapshot.result == from_zero.result
+    assert from_snapshot.operations < from_zero.operations

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,11 +18,10 @@ from tests.simulation.operated import (
     answered,
     done,
     frequent_snapshots,
-    num_commits,
     run_that_keeps,
+    saving,
     started,
     state_of,
-    until_commit,
 )
 from tests.simulation.sweeps import check
 from tests.simulation.toy import Fleet
@@ -44,17 +41,8 @@ def spoil(fleet: Fleet, fragment: int, data: bytes | None = b"other bytes") -> t
     return key, whole
 
 
-def log_of(fleet: Fleet) -> list[dict[str, Any]]:
-    store = fleet.world.store
-    return [json.loads(store.get(f"commit/{n:012d}.json") or b"") for n in range(num_commits(fleet))]
-
-
-def kinds(fleet: Fleet) -> list[object]:
-    return [commit["kind"] for commit in log_of(fleet)]
-
-
 def texts(fleet: Fleet) -> list[str]:
-    return [str(commit["reason"]) for commit in log_of(fleet)]
+    return [record["reason"] for record in fleet.records()]
 
 
 def is_over_and_sound(fleet: Fleet, *spoilt: tuple[str, bytes]) -> None:
@@ -70,9 +58,13 @@ def is_over_and_sound(fleet: Fleet, *spoilt: tuple[str, bytes]) -> None:
 def silence(fleet: Fleet) -> None:
     """Nobody is left, and nobody comes."""
     fleet.restart = False
-    for name in ("syncer", "l0", "l1"):
-        for actor in fleet.living(name):
-            fleet.world.kill(actor)
+    fleet.kill("syncer", "l0", "l1")
+
+
+def silent(run: RunFormat, commits: int = 8) -> Fleet:
+    fleet = started(run, commits)
+    silence(fleet)
+    return fleet
 
 
 def rolled_back_and_spoilt(
@@ -81,14 +73,13 @@ def rolled_back_and_spoilt(
     """No learner sees when the rollback is made, so none has its weights."""
     fleet = started(run, 8)
     fleet.restart = False
-    for name in ("l0", "l1"):
-        for actor in fleet.living(name):
-            fleet.pause(actor)
+    learners = [*fleet.living("l0"), *fleet.living("l1")]
+    for learner in learners:
+        fleet.pause(learner)
     answered(fleet, "rollback", to=TO)
     spoilt = [spoil(fleet, fragment, data) for fragment in fragments]
-    for name in ("l0", "l1"):
-        for actor in fleet.living(name):
-            fleet.resume(actor)
+    for learner in learners:
+        fleet.resume(learner)
     return fleet, spoilt
 
 
@@ -106,17 +97,16 @@ def test_after_a_rollback_a_version_that_cannot_be_had_is_made_anew(
 def test_learners_go_on_with_the_other_fragments_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repair, "ROUNDS", 1 << 20)
     fleet, _ = rolled_back_and_spoilt(RUN, (0,), b"other bytes")
-    n = num_commits(fleet)
-    assert fleet.world.run(lambda: "merge" in kinds(fleet)[n:], 30), "nobody went on"
-    assert fleet.world.run(lambda: kinds(fleet)[n:].count("merge") > 4, 30), "nobody kept going"
-    merged = [output["fragment"] for commit in log_of(fleet)[n:] for output in commit.get("outputs", [])]
-    assert set(merged) == {1} and "rollback" not in kinds(fleet)[n:]
+    n = fleet.num_commits()
+    assert fleet.world.run(lambda: "merge" in fleet.kinds()[n:], 30), "nobody went on"
+    assert fleet.world.run(lambda: fleet.kinds()[n:].count("merge") > 4, 30), "nobody kept going"
+    merged = [output["fragment"] for commit in fleet.records()[n:] for output in commit.get("outputs", [])]
+    assert set(merged) == {1} and "rollback" not in fleet.kinds()[n:]
 
 
 def test_all_dead_and_a_damaged_version_is_no_end() -> None:
     """New incarnations start from committed versions alone: there are none to be had, until the syncer makes them."""
-    fleet = started(RUN, 8)
-    silence(fleet)
+    fleet = silent(RUN)
     spoilt = spoil(fleet, 1)
     fleet.restart = True
     fleet.start()
@@ -140,26 +130,22 @@ def test_a_cast_that_is_whole_is_not_made_anew_however_long_nobody_merges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = looked_at(monkeypatch)
-    fleet = started(RUN, 8)
-    silence(fleet)
+    fleet = silent(RUN)
     assert looks == [], "where slots are merged nobody looks"
     syncer = fleet.syncer()
     fleet.world.run_for(100)
-    assert not syncer.ended and "rollback" not in kinds(fleet)
+    assert not syncer.ended and "rollback" not in fleet.kinds()
     assert 2 * 3 <= len(looks) <= 2 * 8 and looks.count(0) == looks.count(1), "at growing intervals"
 
 
 def test_an_idle_syncer_goes_on_looking_and_at_once_when_a_learner_comes_back() -> None:
-    fleet = started(RUN, 8)
-    silence(fleet)
+    fleet = silent(RUN)
     fleet.syncer()
     fleet.world.run_for(1000)
     spoilt, since_s = spoil(fleet, 1), fleet.world.now_s
-    n = num_commits(fleet)
     fleet.restart = True
-    for name in ("l0", "l1"):
-        fleet.learner(name)
-    until_commit(fleet, n)
+    fleet.start_learners()
+    fleet.until_commits(fleet.num_commits() + 1)
     waited_s = fleet.world.now_s - since_s
     assert waited_s < repair.LOOKS * repair.SOONEST_S, "the newcomers waited for the next look of an idle syncer"
     is_over_and_sound(fleet, spoilt)
@@ -167,8 +153,7 @@ def test_an_idle_syncer_goes_on_looking_and_at_once_when_a_learner_comes_back() 
 
 def test_an_idle_syncer_never_pauses_for_longer_than_the_longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repair, "MAX_PAUSE_S", 120.0)
-    fleet = started(RUN, 8)
-    silence(fleet)
+    fleet = silent(RUN)
     fleet.syncer()
     fleet.world.run_for(1000)
     looks = looked_at(monkeypatch)
@@ -178,8 +163,7 @@ def test_an_idle_syncer_never_pauses_for_longer_than_the_longest_pause(monkeypat
 
 def test_what_cannot_be_read_for_a_moment_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = looked_at(monkeypatch)
-    fleet = started(RUN, 8)
-    silence(fleet)
+    fleet = silent(RUN)
     key, whole = spoil(fleet, 1, None)
     fleet.syncer()
     assert fleet.world.run(lambda: looks.count(1) == 1, 30), "nobody looked meanwhile"
@@ -187,7 +171,7 @@ def test_what_cannot_be_read_for_a_moment_costs_nobody_anything(monkeypatch: pyt
     assert looks.count(1) == 1, "the next look is in the same moment"
     fleet.world.store.put(key, whole)
     fleet.world.run_for(100)
-    assert "rollback" not in kinds(fleet)
+    assert "rollback" not in fleet.kinds()
 
 
 def test_where_nothing_can_be_read_for_long_three_repairs_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,24 +182,22 @@ def test_where_nothing_can_be_read_for_long_three_repairs_are_enough(monkeypatch
         silence(fleet)
         fleet.syncer()
         fleet.world.run_for(1200)
-    assert kinds(fleet).count("rollback") == repair.MAX_REPAIRS
+    assert fleet.kinds().count("rollback") == repair.MAX_REPAIRS
     assert sorted(text for text in texts(fleet) if "look into the bucket" in text) == [
         f"version {state_of(fleet).base_floor} of fragment {fragment} cannot be read, though made anew 3 times "
         f"since it was merged: look into the bucket"
         for fragment in range(2)
     ], "each fragment is told of once"
     fleet.restart = True
-    for name in ("l0", "l1"):
-        fleet.learner(name)
-    until_commit(fleet, num_commits(fleet) + 2)
+    fleet.start_learners()
+    fleet.until_commits(fleet.num_commits() + 3)
     fleet.world.run_for(0.05)
     assert [seen.repairs for seen in fleet.served.repairer._watched.values()] == [0, 0], "a merge begins anew"
     is_over_and_sound(fleet)
 
 
 def test_a_state_that_is_lost_too_is_told_and_ends_nobody() -> None:
-    fleet = started(RUN, 8)
-    silence(fleet)
+    fleet = silent(RUN)
     spoil(fleet, 0)
     (state,) = fleet.world.store.list(f"state/0001/{state_of(fleet).outputs[1].version:012d}-")
     whole = fleet.world.store.get(state) or b""
@@ -225,31 +207,29 @@ def test_a_state_that_is_lost_too_is_told_and_ends_nobody() -> None:
     assert not syncer.ended
     (told,) = [text for text in texts(fleet) if "nor made anew" in text]
     assert "the committed state of fragment 1 is missing" in told
-    assert kinds(fleet)[-1] == "refuse" and "rollback" not in kinds(fleet)
+    assert fleet.kinds()[-1] == "refuse" and "rollback" not in fleet.kinds()
     fleet.world.store.put(state, whole)
-    assert fleet.world.run(lambda: kinds(fleet)[-1] == "rollback", 1000), "nobody tried again"
+    assert fleet.world.run(lambda: fleet.kinds()[-1] == "rollback", 1000), "nobody tried again"
 
 
 def test_a_syncer_that_takes_over_where_slots_are_merged_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight slots last longer than the time after which one could be skipped."""
     fleet = started(run_that_keeps(fragments=8, merges=60, skip_after_s=0.5), 16)
     looks = looked_at(monkeypatch)
-    for actor in fleet.living("syncer"):
-        fleet.world.kill(actor)
-    until_commit(fleet, num_commits(fleet) + 16)
-    assert kinds(fleet).count("epoch_start") == 2 and looks == []
+    fleet.kill("syncer")
+    fleet.until_commits(fleet.num_commits() + 17)
+    assert fleet.kinds().count("epoch_start") == 2 and looks == []
 
 
 def test_what_a_regions_mirror_suspects_is_made_anew() -> None:
-    fleet = started(RUN, 8)
-    silence(fleet)
+    fleet = silent(RUN)
     fleet.syncer()
     fleet.world.run_for(0.1)
     fleet.served.repairer.suspect(1)
     fleet.world.run_for(0.1)
-    assert kinds(fleet)[-1] == "rollback"
+    assert fleet.kinds()[-1] == "rollback"
     fleet.world.run_for(100)
-    assert kinds(fleet).count("rollback") == 1
+    assert fleet.kinds().count("rollback") == 1
 
 
 def test_a_syncer_is_seen_alive_between_two_reads_of_what_cannot_be_read() -> None:
@@ -265,16 +245,8 @@ def test_a_syncer_is_seen_alive_between_two_reads_of_what_cannot_be_read() -> No
     assert seen == ["pulse", "Get"] * READS
 
 
-def saving(run: RunFormat) -> RunFormat:
-    """Learners save their moments every round."""
-    train = run.settings.train
-    train = replace(train, inner=replace(train.inner, save_every=1))
-    return replace(run, settings=replace(run.settings, train=train))
-
-
 def test_saved_moments_survive_repairs_and_no_other_rollback() -> None:
-    fleet = started(saving(run_that_keeps(merges=40, skip_after_s=0.5)), 20)
-    silence(fleet)
+    fleet = silent(saving(run_that_keeps(merges=40, skip_after_s=0.5)), 20)
     saved = joined_inner(fleet)
     assert saved is not None
     fleet.syncer()
@@ -282,13 +254,13 @@ def test_saved_moments_survive_repairs_and_no_other_rollback() -> None:
         fleet.world.run_for(1)
         fleet.served.repairer.suspect(1)
         fleet.world.run_for(1)
-        assert kinds(fleet).count("rollback") == repairs
+        assert fleet.kinds().count("rollback") == repairs
         assert joined_inner(fleet) == saved
     answered(fleet, "rollback", to=TO)
     assert joined_inner(fleet) is None
     fleet.served.repairer.suspect(1)
     fleet.world.run_for(1)
-    assert kinds(fleet).count("rollback") == 4 and joined_inner(fleet) is None
+    assert fleet.kinds().count("rollback") == 4 and joined_inner(fleet) is None
 
 
 def joined_inner(fleet: Fleet) -> str | None:
@@ -300,17 +272,15 @@ def joined_inner(fleet: Fleet) -> str | None:
 @pytest.mark.usefixtures("frequent_snapshots")
 def test_a_join_long_after_a_repair_reads_no_more_than_any_other() -> None:
     """The snapshots of the time before the repair are collected by then."""
-    fleet = started(run_that_keeps(merges=60, skip_after_s=0.5), 20)
-    silence(fleet)
+    fleet = silent(run_that_keeps(merges=60, skip_after_s=0.5), 20)
     fleet.syncer()
     fleet.world.run_for(1)
     fleet.served.repairer.suspect(1)
     fleet.world.run_for(1)
     repaired = state_of(fleet).base_floor
     assert repaired > 0
-    for name in ("l0", "l1"):
-        fleet.learner(name)
-    until_commit(fleet, repaired + 20)
+    fleet.start_learners()
+    fleet.until_commits(repaired + 21)
     silence(fleet)
     snapshots = fleet.world.store.list("snapshot/")
     for key in snapshots[:-1]:

@@ -116,15 +116,19 @@ def test_a_log_that_wall_clocks_change_is_told_with_its_shortest_story(monkeypat
 # -- broken off ---------------------------------------------------------------------------------------------------
 
 
-def test_a_mistake_of_the_checks_does_not_end_a_campaign_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def break_at_commit_4(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     usual = Replayer.feed
 
     def feed(self: Replayer, data: bytes) -> Plain:
         if self.n == 4:
-            raise KeyError("weight")
+            raise error
         return usual(self, data)
 
     monkeypatch.setattr(Replayer, "feed", feed)
+
+
+def test_a_mistake_of_the_checks_does_not_end_a_campaign_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_at_commit_4(monkeypatch, KeyError("weight"))
     lines: list[str] = []
     totals = swarm(range(7, 8), lines.append)
     (violation,) = totals.violations
@@ -140,14 +144,7 @@ def test_a_mistake_of_the_checks_does_not_end_a_campaign_without_a_word(monkeypa
 def test_a_sweep_whose_history_breaks_an_invariant_without_a_crash_is_one_violation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = Replayer.feed
-
-    def feed(self: Replayer, data: bytes) -> Plain:
-        if self.n == 4:
-            raise ViolationError("3", "planted")
-        return usual(self, data)
-
-    monkeypatch.setattr(Replayer, "feed", feed)
+    break_at_commit_4(monkeypatch, ViolationError("3", "planted"))
     assert sweep_points(2) == []
     totals = campaign(work_of(2, 1, True), 1, lambda totals: None)
     (violation,) = totals.violations

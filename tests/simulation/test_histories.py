@@ -39,11 +39,10 @@ from diloco_cli.histories.options import (
 from diloco_cli.histories.outcome import Actors, HistoryResult
 from diloco_cli.histories.script import CallFault, Script
 from diloco_cli.histories.shrinking import trace_of
-from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.simulation.mutant_logs import Gullible
+from tests.simulation.test_invariants import Crashing
 
 DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have drawn that is to show this
     **{mixing: lambda options, mixing=mixing: options.mixing == mixing for mixing in get_args(MixingSetting)},
@@ -257,15 +256,6 @@ def test_a_violations_story_is_short_and_names_the_command() -> None:
     told = next(line for line in violation.story if "enough" in line)
     assert int(told.split()[0]) <= 3, violation.story
     assert "nan" in violation.story[-1]
-
-
-class Crashing(Syncer):
-    """Has a bug."""
-
-    def _slot(self, now_s: float) -> Steps[bool]:
-        if self.state.slot == 2:
-            raise KeyError("a bug")
-        return (yield from super()._slot(now_s))
 
 
 def test_a_campaign_ends_when_it_has_found_enough() -> None:

@@ -15,10 +15,9 @@ from diloco_cli.protocol.actors.requests import ask as ask_for
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.operated import done, kill_syncer, stand_in
-from tests.simulation.sweeps import check
-from tests.simulation.test_requests import ask, commits, state_of
-from tests.simulation.test_survivors import records
+from tests.simulation.operated import command, done, state_of
+from tests.simulation.sweeps import check, finished
+from tests.simulation.test_requests import ask
 from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, LearnerProfile, make_run
 
 
@@ -30,36 +29,29 @@ def elastic(shards: int | None = 4, **arguments: object) -> RunFormat:
 def joined_half_way(
     run: RunFormat, world: World | None = None, batch_tokens: int = BATCH_TOKENS, after: int = 20
 ) -> Fleet:
-    fleet = Fleet(run, world).start()
-    fleet.world.run(lambda: commits(fleet) >= after, 60)
+    fleet = Fleet(run, world).start().until_commits(after)
     fleet.newcomer("spot", batch_tokens)
     return fleet
 
 
-def inputs_of(fleet: Fleet, name: str) -> list[dict[str, object]]:
-    return [item for record in records(fleet) for item in record.get("inputs", []) if item["learner"] == name]
+def inputs_of(fleet: Fleet, name: str) -> list[dict[str, Any]]:
+    return [item for record in fleet.records() for item in record.get("inputs", []) if item["learner"] == name]
 
 
 def test_an_island_joins_half_way_through_the_newest_commit() -> None:
     fleet = joined_half_way(elastic())
-    fleet.finish()
-    found, state = check(fleet), state_of(fleet)
-    (at,) = [n for n, kind in enumerate(found.kinds) if kind == "membership"]
+    found, state = finished(fleet), state_of(fleet)
+    at = found.kinds.index("membership")
     merged = inputs_of(fleet, "spot")
     assert at >= 20 and len(merged) >= 10
-    assert min(int(str(item["base"])) for item in merged) >= 20 - 3, "it did not begin with the newest versions"
-    assert state.learner("spot").token_parameters == sum(int(str(item["tokens"])) for item in merged)
+    assert min(item["base"] for item in merged) >= 20 - 3, "it did not begin with the newest versions"
+    assert state.learner("spot").token_parameters == sum(item["tokens"] for item in merged)
     assert sum(known.token_parameters for known in state.learners.values()) == state.token_parameters
     assert [island.name for island in state.members] == ["spot"]
-
-
-def test_its_data_begins_at_the_start_of_a_shard_that_nobody_else_reads() -> None:
-    fleet = joined_half_way(elastic())
-    fleet.finish()
-    run = state_of(fleet).with_members(fleet.run)
+    run = state.with_members(fleet.run)
     assert [run.shard_of(island.name) for island in run.everybody] == [0, 1, 2]
     assert run.num_shards == fleet.run.num_shards == 4
-    assert min(int(str(item["data_start"])) for item in inputs_of(fleet, "spot")) < 6 * BATCH_TOKENS
+    assert min(item["data_start"] for item in merged) < 6 * BATCH_TOKENS, "its shard is read from its start"
 
 
 def test_what_a_newcomer_says_of_its_own_speed_is_not_believed() -> None:
@@ -73,17 +65,14 @@ def test_a_newcomer_alone_keeps_the_run_going() -> None:
     fleet = joined_half_way(elastic())
     fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
     fleet.restart = False
-    for name in ("l0", "l1"):
-        (actor,) = fleet.living(name)
-        fleet.world.kill(actor)
-    fleet.finish(120)
-    assert check(fleet).kinds[-1] == "finish"
+    fleet.kill("l0", "l1")
+    finished(fleet, 120)
 
 
 @pytest.mark.parametrize("leaver", ["spot", "l1"])
 def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
     fleet = joined_half_way(elastic(merges=100))
-    fleet.profile[leaver].leaves = lambda: commits(fleet) >= 60
+    fleet.profile[leaver].leaves = lambda: fleet.num_commits() >= 60
     fleet.finish()
     (actor,) = [a for a in fleet.world.actors if a.name == leaver]
     outcomes, left = check(fleet).settled, actor.result
@@ -97,14 +86,13 @@ def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
 
 def test_one_that_left_comes_back_under_its_name_and_goes_on_in_its_shard() -> None:
     fleet = joined_half_way(elastic(merges=140))
-    fleet.profile["spot"].leaves = lambda: 50 <= commits(fleet) < 60
-    fleet.world.run(lambda: commits(fleet) >= 65, 60)
+    fleet.profile["spot"].leaves = lambda: 50 <= fleet.num_commits() < 60
+    fleet.until_commits(65)
     fleet.newcomer("spot")
-    fleet.finish()
-    assert check(fleet).kinds.count("membership") == 1
+    assert finished(fleet).kinds.count("membership") == 1
     merged = inputs_of(fleet, "spot")
-    before = max(int(str(item["data_end"])) for item in merged if item["incarnation"] == 1)
-    after = min(int(str(item["data_start"])) for item in merged if item["incarnation"] == 2)
+    before = max(item["data_end"] for item in merged if item["incarnation"] == 1)
+    after = min(item["data_start"] for item in merged if item["incarnation"] == 2)
     assert before <= after <= before + BATCH_TOKENS * fleet.run.settings.sync.every
 
 
@@ -124,7 +112,7 @@ def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(
 ) -> None:
     fleet = joined_half_way(elastic(shards))
     actor = fleet.newcomer(name, batch_tokens)
-    fleet.world.run(lambda: actor.ended, 20)
+    fleet.ended_within(actor, 20)
     assert isinstance(actor.error, UsageError) and reason in str(actor.error)
 
 
@@ -137,24 +125,21 @@ def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(
 )  # fmt: skip
 def test_what_a_newcomer_says_of_its_machine_enters_no_log_unchecked(fields: dict[str, Any]) -> None:
     """A text as long as a record would make a commit that is too long for one: every syncer would die of it."""
-    fleet = Fleet(elastic(merges=30)).start()
-    fleet.world.run(lambda: commits(fleet) >= 5, 60)
+    fleet = Fleet(elastic(merges=30)).start().until_commits(5)
     island = replace(Island("spot", "elsewhere", BATCH_TOKENS, 1, 1e9, 1e-9), **fields)
     steps = ask_for(state_of(fleet), "join", fleet.nonce(), "then", island=island)
     done(fleet, fleet.world.start("stranger", steps))
-    fleet.finish()
-    assert fleet.errors() == [] and "membership" not in check(fleet).kinds
-    assert any("may not join: " in record["reason"] for record in records(fleet))
+    assert "membership" not in finished(fleet).kinds
+    assert any("may not join: " in record["reason"] for record in fleet.records())
 
 
 def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() -> None:
-    fleet = Fleet(elastic(3)).start()
-    fleet.world.run(lambda: commits(fleet) >= 5, 60)
+    fleet = Fleet(elastic(3)).start().until_commits(5)
     first, second = fleet.newcomer("a"), fleet.newcomer("b")
     fleet.world.run(fleet.ended, 60)
     assert check(fleet).kinds.count("membership") == 1
     assert len([actor for actor in (first, second) if isinstance(actor.error, UsageError)]) == 1
-    refused = [record for record in records(fleet) if record["kind"] == "refuse" and record["request"] is not None]
+    refused = [record for record in fleet.records() if record["kind"] == "refuse" and record["request"] is not None]
     assert len(refused) == 1 and "may not join" in refused[0]["reason"]
 
 
@@ -162,7 +147,7 @@ def test_nobody_joins_a_run_that_is_over() -> None:
     fleet = Fleet(elastic(merges=4)).start()
     fleet.finish()
     late = fleet.newcomer("late")
-    fleet.world.run(lambda: late.ended, 10)
+    fleet.ended_within(late, 10)
     assert "is FINISHED" in str(late.error)
 
 
@@ -177,7 +162,7 @@ def test_one_that_comes_to_a_stopped_run_is_told_and_leaves(name: str) -> None:
     ask(fleet)
     fleet.finish()
     late = fleet.newcomer(name)
-    fleet.world.run(lambda: late.ended, 30)
+    fleet.ended_within(late, 30)
     assert left_with_a_word(late) and state_of(fleet).phase == "STOPPED"
 
 
@@ -185,17 +170,16 @@ def test_one_that_comes_to_a_stopped_run_is_told_and_leaves(name: str) -> None:
 def test_one_that_comes_while_the_run_is_being_stopped_leaves_with_a_word(first: str) -> None:
     """Both are asked for before anybody answers: a command carries them out at once, so that the newcomer hears of its
     admission and of the stop at the same moment."""
-    fleet = Fleet(elastic(merges=100)).start()
-    fleet.world.run(lambda: commits(fleet) >= 5, 60)
+    fleet = Fleet(elastic(merges=100)).start().until_commits(5)
     fleet.restart = False
-    kill_syncer(fleet)
+    fleet.kill("syncer")
     if first == "stop":
         ask(fleet)
     late = fleet.newcomer("spot")
     fleet.world.run_for(0.1)
     if first == "join":
         ask(fleet)
-    fleet.world.start("command", stand_in(fleet))
+    command(fleet)
     assert fleet.world.run(fleet.ended, 60)
     assert state_of(fleet).phase == "STOPPED" and bool(state_of(fleet).members) == (first == "join")
     assert left_with_a_word(late)
@@ -210,8 +194,7 @@ def test_a_stop_and_a_resume_leave_the_members_where_they_are() -> None:
     fleet.start()
     assert fleet.world.run(lambda: state_of(fleet).phase == "RUNNING", 10)
     fleet.newcomer("spot")
-    fleet.finish()
-    assert check(fleet).kinds.count("membership") == 1 and state_of(fleet).phase == "FINISHED"
+    assert finished(fleet).kinds.count("membership") == 1 and state_of(fleet).phase == "FINISHED"
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH, Fault.LOST_ANSWER, Fault.TWICE])
@@ -227,7 +210,7 @@ def test_dying_at_any_point_of_joining_admits_exactly_one(victim: str, fault: Fa
         return fleet
 
     fleet = joining()
-    (at,) = [n for n, record in enumerate(records(fleet)) if record["kind"] == "membership"]
+    at = fleet.kinds().index("membership")
     writes = {key: number for name, number, key in fleet.world.writes if name == "syncer"}
     begin = 0 if victim == "spot" else writes[f"commit/{at:012d}.json"] - 4
     for point in range(begin, begin + 10):
@@ -247,10 +230,9 @@ def with_batches(*batches: int) -> RunFormat:
 
 def test_weights_follow_tokens_squared_per_step_with_mixed_batches() -> None:
     fleet = joined_half_way(with_batches(4, 8), batch_tokens=16)
-    fleet.finish()
-    check(fleet)
+    finished(fleet)
     pairs = 0
-    for record in records(fleet):
+    for record in fleet.records():
         weights = {item["learner"]: item["weight"] for item in record.get("inputs", [])}
         steps = {item["learner"]: item["steps"] for item in record.get("inputs", [])}
         for item in record.get("inputs", []):
@@ -268,7 +250,7 @@ def test_local_steps_adapt_to_a_slower_island_while_the_run_goes(slowdown: int, 
     fleet.profile["l1"] = LearnerProfile(slowdown * STEP_S)
     fleet.start().finish(120)
     check(fleet)
-    merges = [record for record in records(fleet) if record["kind"] == "merge"][-15:]
+    merges = [record for record in fleet.records() if record["kind"] == "merge"][-15:]
     ends = [
         item["data_end"] // BATCH_TOKENS
         for record in merges
@@ -277,8 +259,3 @@ def test_local_steps_adapt_to_a_slower_island_while_the_run_goes(slowdown: int, 
     ]
     assert len(ends) >= 4 and {after - before for before, after in pairwise(ends)} == {local_steps}
     assert sum(len(record.get("inputs", [])) == 2 for record in merges) >= 12
-
-
-def test_islands_of_the_launch_are_no_members() -> None:
-    run = elastic()
-    assert run.members == () and isinstance(run.islands[0], Island)

@@ -12,15 +12,16 @@ import pytest
 from diloco_cli.config.settings import Link, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.island import Sizes
-from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.operations import Operation
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.rules.polling import MAX_REQUESTS
 from diloco_cli.virtual.world import Actor, World
+from tests.simulation.toy import run_of
 
 FRAGMENTS = 4
 BATCH = 100
 NAMES = ("l0", "l1", "l2")
+SLOTS = pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
 SIZES = Sizes((1e6,) * FRAGMENTS, (1e6,) * FRAGMENTS, 0.0)
 
 
@@ -57,12 +58,11 @@ def make_run(slot_s: float, slots: int) -> RunFormat:
         train=TrainSettings(tokens=10 * slots * BATCH * len(NAMES), batch_tokens=BATCH),
         sync=replace(SyncSettings(every=every, fragments=FRAGMENTS, mixing="rebase"), codec="bf16"),
     )
-    islands = tuple(
+    islands = (
         Island(name, "here", BATCH, every, 0.0, step_s * (1 + 0.004 * i), link=Link(1e9, 1e9, 0.01))
         for i, name in enumerate(NAMES)
     )
-    layout = balanced_layout([ParameterFact(f"w{i}", (10,), False) for i in range(FRAGMENTS)], FRAGMENTS)
-    return RunFormat("id", "counted", "2000-01-01T00:00:00.000Z", settings, islands, layout, "test")
+    return run_of(settings, islands, elements=10)
 
 
 @cache
@@ -82,30 +82,20 @@ def max_in_a_slot(asked: Iterable[Asked], slot_s: float) -> int:
     return max(sum(t <= u < t + slot_s for u in times) for t in times)
 
 
-def mailbox(asked: list[Asked], name: str) -> list[Asked]:
-    return [a for a in asked if a.who == "syncer" and a.verb == "get" and a.key.startswith(f"offer/{name}/")]
-
-
-@pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
-def test_the_syncer_looks_for_each_learners_offers_a_few_times_a_slot(slot_s: float) -> None:
+@SLOTS
+def test_each_learners_offers_and_the_log_are_looked_for_a_few_times_a_slot(slot_s: float) -> None:
     """At most `MAX_REQUESTS` in any stretch of a slot, those that find nothing behind an offer included."""
     asked, merged = played(slot_s)
     for name in NAMES:
-        looks = mailbox(asked, name)
-        assert max_in_a_slot(looks, slot_s) <= MAX_REQUESTS
-        assert len(looks) <= (MAX_REQUESTS - 1) * len(merged), "on average"
+        gets = [a for a in asked if a.verb == "get"]
+        by_the_syncer = [a for a in gets if a.who == "syncer" and a.key.startswith(f"offer/{name}/")]
+        by_the_learner = [a for a in gets if a.who == name and a.kind == "commit"]
+        for looks in (by_the_syncer, by_the_learner):
+            assert max_in_a_slot(looks, slot_s) <= MAX_REQUESTS
+            assert len(looks) <= (MAX_REQUESTS - 1) * len(merged), "on average"
 
 
-@pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
-def test_a_learner_looks_for_commits_a_few_times_a_slot(slot_s: float) -> None:
-    asked, merged = played(slot_s)
-    for name in NAMES:
-        looks = [a for a in asked if a.who == name and (a.verb, a.kind) == ("get", "commit")]
-        assert max_in_a_slot(looks, slot_s) <= MAX_REQUESTS
-        assert len(looks) <= (MAX_REQUESTS - 1) * len(merged)
-
-
-@pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
+@SLOTS
 def test_what_comes_rarely_is_looked_for_now_and_then(slot_s: float) -> None:
     """Operators' requests each 2 s, incarnations once a slot or every ten seconds."""
     asked, merged = played(slot_s)
@@ -115,7 +105,7 @@ def test_what_comes_rarely_is_looked_for_now_and_then(slot_s: float) -> None:
         assert len(found) <= each * (looks + 5)
 
 
-@pytest.mark.parametrize("slot_s", [2.0, 10.0, 60.0])
+@SLOTS
 def test_what_was_published_is_found_within_a_twentieth_of_a_slot(slot_s: float) -> None:
     """On average over the run, from the offer's creation to the syncer's request that finds it; half a second is the
     syncer's own turn."""

@@ -18,7 +18,6 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.regions import mirrors
 from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import Fault, World
-from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import RegionalFleet, regional_run
 
 RUN = regional_run()
@@ -38,35 +37,33 @@ def ends_soundly(fleet: RegionalFleet, within_s: float = 90.0) -> None:
     for key in [*far.list("weights/"), *far.list("snapshot/")]:
         assert home.get(key) in (far.get(key), None), "the same, or collected at home by now"
     assert all(digest(far.get(key) or b"") in key for key in far.list("weights/"))
-    for commit in commits_of(home)[-4:]:
+    for commit in fleet.records()[-4:]:
         for output in commit.get("outputs", []):
             assert any(output["weights_digest"] in key for key in far.list("weights/"))
     assert far.list("state/") == [] and far.list("epoch/") == []
-    settled = [i for commit in commits_of(home) for i in commit.get("inputs", []) if i["learner"] == "l1"]
+    settled = [i for commit in fleet.records() for i in commit.get("inputs", []) if i["learner"] == "l1"]
     for item in settled:
         key = offer_key("l1", item["incarnation"], item["seq"])
         assert home.get(key) == far.get(key) is not None
 
 
 def test_two_regions_train_one_run() -> None:
-    fleet = RegionalFleet(RUN)
-    fleet.start()
+    fleet = RegionalFleet(RUN).start()
     ends_soundly(fleet)
-    merges = [commit for commit in commits_of(fleet.world.store) if "inputs" in commit]
+    merges = [commit for commit in fleet.records() if "inputs" in commit]
     participants = [sorted(item["learner"] for item in merge["inputs"]) for merge in merges]
     assert participants.count(["l0", "l1"]) >= 4
     assert not any("l0" in key for key in fleet.far.list(""))
 
 
 def test_a_region_that_is_cut_off_delays_nobody_and_catches_up() -> None:
-    fleet = RegionalFleet(regional_run(merges=40, quorum=1))
-    fleet.start()
+    fleet = RegionalFleet(regional_run(merges=40, quorum=1)).start()
     fleet.world.run_for(2.0)
-    before, mirrored = len(commits_of(fleet.world.store)), len(fleet.far.list("commit/"))
+    before, mirrored = fleet.num_commits(), len(fleet.far.list("commit/"))
     assert before - mirrored <= 2
     fleet.cut_off_until_s = fleet.world.now_s + 3.0
     fleet.world.run_for(2.9)
-    during = len(commits_of(fleet.world.store))
+    during = fleet.num_commits()
     assert during - before >= 20, "home goes on alone"
     assert len(fleet.far.list("commit/")) - mirrored <= 1
     assert fleet.mirror.behind >= 19
@@ -84,11 +81,11 @@ def test_a_region_that_answers_with_errors_for_minutes_delays_nobody_and_catches
     fleet.world.timeout_s = 10.0
     fleet.start()
     fleet.world.run_for(60.0)
-    before = len(commits_of(fleet.world.store))
+    before = fleet.num_commits()
     assert fleet.mirror.behind <= 2 and fleet.relay.offers >= 10
     fleet.region_answers(failure, 180.0)
     fleet.world.run_for(180.0)
-    assert len(commits_of(fleet.world.store)) - before >= 60, "home goes on alone"
+    assert fleet.num_commits() - before >= 60, "home goes on alone"
     assert fleet.mirror.behind >= 60 or failure is Fault.LOST_ANSWER
     recovered, offers = fleet.world.now_s, fleet.relay.offers
     assert fleet.world.run(lambda: fleet.mirror.behind <= 2 and fleet.relay.offers > offers, 60.0)
@@ -97,8 +94,7 @@ def test_a_region_that_answers_with_errors_for_minutes_delays_nobody_and_catches
 
 
 def points_of(actor: str) -> list[int]:
-    fleet = RegionalFleet(RUN)
-    fleet.start()
+    fleet = RegionalFleet(RUN).start()
     ends_soundly(fleet)
     return sorted({n + more for name, n, _ in fleet.world.writes if name == actor for more in (0, 1)})
 
@@ -108,8 +104,7 @@ def test_the_syncers_process_may_die_around_every_write_of_its_threads(actor: st
     points = points_of(actor)
     restarts = 0
     for point in points:
-        fleet = RegionalFleet(RUN, World(faults={(actor, point): Fault.CRASH}))
-        fleet.start()
+        fleet = RegionalFleet(RUN, World(faults={(actor, point): Fault.CRASH})).start()
         ends_soundly(fleet)
         restarts += sum(a.name == "syncer" for a in fleet.world.actors) - 1
     assert restarts == len(points) > 20
@@ -123,7 +118,7 @@ def test_a_strangers_bytes_in_a_mirrors_slot_end_that_mirror_and_nothing_else() 
     assert "other bytes" in str(fleet.stops[0]) and commit_key(7) in str(fleet.stops[0])
     assert fleet.world.run(lambda: fleet.served.state.phase == "FINISHED", 60.0), "the run goes on at home"
     assert fleet.far.list("commit/")[-1] == commit_key(7)
-    assert len(commits_of(fleet.world.store)) > 10
+    assert fleet.num_commits() > 10
     assert fleet.relay.offers <= 8, "and nobody carries home what readers of such a log have made of it"
 
 
@@ -135,16 +130,15 @@ def test_offers_in_a_bucket_that_is_not_their_learners_do_not_count() -> None:
     assert fleet.world.run(lambda: fleet.served.state.phase == "FINISHED", 60.0)
     home = fleet.world.store
     assert home.get(offer_key("l1", 1, 3)) is not None and fleet.far.get(incarnation_key("l1", 1)) is None
-    assert not [i for commit in commits_of(home) for i in commit.get("inputs", []) if i["learner"] == "l1"]
+    assert not [i for commit in fleet.records() for i in commit.get("inputs", []) if i["learner"] == "l1"]
 
 
 def test_a_newcomer_is_admitted_through_its_regions_bucket() -> None:
-    fleet = RegionalFleet(regional_run(merges=90))
-    fleet.start()
+    fleet = RegionalFleet(regional_run(merges=90)).start()
     fleet.world.run_for(1.0)
     fleet.far_newcomer("l2")
     ends_soundly(fleet)
-    commits = commits_of(fleet.world.store)
+    commits = fleet.records()
     joined = [c["island"] for c in commits if c["kind"] == "membership"]
     assert [(island["name"], island["region"]) for island in joined] == [("l2", "eu")]
     assert sum(i["learner"] == "l2" for c in commits for i in c.get("inputs", [])) >= 3
@@ -152,8 +146,7 @@ def test_a_newcomer_is_admitted_through_its_regions_bucket() -> None:
 
 def test_a_request_to_join_that_got_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "ASK_ANEW_S", 2.0)
-    fleet = RegionalFleet(regional_run(merges=150))
-    fleet.start()
+    fleet = RegionalFleet(regional_run(merges=150)).start()
     fleet.world.run_for(1.0)
     fleet.far_newcomer("l2")
     assert fleet.world.run(lambda: bool(fleet.far.list("request/")), 5.0)
@@ -165,8 +158,7 @@ def test_a_request_to_join_that_got_lost_is_made_again(monkeypatch: pytest.Monke
 
 
 def test_one_who_may_not_join_hears_so_in_its_regions_bucket() -> None:
-    fleet = RegionalFleet(regional_run(merges=90))
-    fleet.start()
+    fleet = RegionalFleet(regional_run(merges=90)).start()
     fleet.far_newcomer("l2")
     fleet.world.run(lambda: bool(fleet.served.state.members), 20.0)
     last = fleet.far_newcomer("l3")
@@ -182,32 +174,28 @@ def newest_weights(store: Store, fleet: RegionalFleet, fragment: int) -> str:
 
 def test_what_cannot_be_read_in_a_regions_bucket_any_more_is_made_anew_for_everybody() -> None:
     """The learners of the region begin anew when it is damaged: without it they make nothing, and the quorum is 2."""
-    fleet = RegionalFleet(regional_run(merges=20, quorum=2))
-    fleet.start()
-    fleet.world.run(lambda: len(commits_of(fleet.world.store)) > 8, 60)
+    fleet = RegionalFleet(regional_run(merges=20, quorum=2)).start()
+    fleet.until_commits(9)
     fleet.restart = False
-    for actor in [*fleet.living("l0"), *fleet.living("l1")]:
-        fleet.world.kill(actor)
+    fleet.kill("l0", "l1")
     fleet.world.run_for(3.0)
     key = newest_weights(fleet.far, fleet, 1)
     whole = fleet.far.get(key) or b""
     fleet.far.put(key, b"other bytes")
     fleet.restart = True
-    for name in ("l0", "l1"):
-        fleet.learner(name)
+    fleet.start_learners()
     assert fleet.world.run(lambda: bool(fleet.mirror.weights.damaged), 60.0)
     assert key in fleet.mirror.weights.damaged[1]
     assert fleet.world.run(lambda: fleet.served.state.phase == "FINISHED", 60.0)
     assert fleet.far.get(key) == b"other bytes", "nothing is overwritten"
     fleet.far.put(key, whole)
     ends_soundly(fleet)
-    assert [commit["kind"] for commit in commits_of(fleet.world.store)].count("rollback") == 1
+    assert fleet.kinds().count("rollback") == 1
 
 
 def test_what_a_regions_bucket_hides_for_a_moment_costs_nobody_anything() -> None:
-    fleet = RegionalFleet(regional_run(merges=20, quorum=2))
-    fleet.start()
-    fleet.world.run(lambda: len(commits_of(fleet.world.store)) > 8, 60)
+    fleet = RegionalFleet(regional_run(merges=20, quorum=2)).start()
+    fleet.until_commits(9)
     for actor in fleet.living("l0"):
         fleet.world.pause(actor)
     fleet.world.run_for(3.0)
@@ -221,13 +209,12 @@ def test_what_a_regions_bucket_hides_for_a_moment_costs_nobody_anything() -> Non
     for actor in fleet.living("l0"):
         fleet.world.resume(actor)
     ends_soundly(fleet)
-    assert "rollback" not in [commit["kind"] for commit in commits_of(fleet.world.store)]
+    assert "rollback" not in fleet.kinds()
 
 
 def test_a_version_that_home_lost_before_it_was_mirrored_is_passed_over_once_it_is_superseded() -> None:
-    fleet = RegionalFleet(regional_run(merges=80, quorum=1))
-    fleet.start()
-    fleet.world.run(lambda: len(commits_of(fleet.world.store)) > 12, 60)
+    fleet = RegionalFleet(regional_run(merges=80, quorum=1)).start()
+    fleet.until_commits(13)
     (apart,) = fleet.living("l0")
     fleet.world.pause(apart)  # it has no part in the lost version, and so can make its successor
     fleet.cut_off_until_s = fleet.world.now_s + 0.4
@@ -253,8 +240,7 @@ def test_a_regions_bucket_forgets_what_home_forgets_and_a_late_mirror_passes_it_
         monkeypatch.setattr(module, "SNAPSHOT_EVERY", 4)
     run = regional_run(merges=60)
     kept = replace(run.settings, retention=RetentionSettings(rounds=4, grace_s=0.5))
-    fleet = RegionalFleet(replace(run, settings=kept))
-    fleet.start()
+    fleet = RegionalFleet(replace(run, settings=kept)).start()
     fleet.world.run_for(1.5)
     fleet.cut_off_until_s = fleet.world.now_s + cut_off_s
     collector, home, far = fleet.mirror.collector, fleet.world.store, fleet.far
@@ -262,7 +248,7 @@ def test_a_regions_bucket_forgets_what_home_forgets_and_a_late_mirror_passes_it_
         lambda: collector.floor > 40 and collector.sweep is not None and collector.sweep.is_done, 60.0
     )
     assert fleet.served.state.phase == "RUNNING"
-    assert len(far.list("weights/")) < len(commits_of(home)) / 2
+    assert len(far.list("weights/")) < fleet.num_commits() / 2
     assert all(int(key.split("/")[2][:12]) > collector.floor - 12 for key in far.list("weights/"))
     assert min(int(key.split("/")[1][:12]) for key in far.list("snapshot/")) >= collector.floor
     deltas = [int(key.split("/")[3][:10]) for key in far.list("delta/")]

@@ -3,13 +3,10 @@ before it, whatever was asked between them."""
 
 from __future__ import annotations
 
-import json
-
-from diloco_cli.protocol.actors.operators import StandIn
-from diloco_cli.protocol.actors.requests import ask, withdraw_stop
+from diloco_cli.protocol.actors.requests import withdraw_stop
 from diloco_cli.protocol.log.records import RequestKind
-from tests.simulation.operated import done, kill_syncer, stand_in, started, state_of
-from tests.simulation.sweeps import check
+from tests.simulation.operated import asked, command, done, started, state_of
+from tests.simulation.sweeps import finished
 from tests.simulation.toy import Fleet, make_run
 
 RUN = make_run(merges=30)
@@ -19,18 +16,15 @@ def unserved(*kinds: RequestKind) -> Fleet:
     """A run whose syncer died, and what operators asked for since."""
     fleet = started(RUN, 8)
     fleet.restart = False
-    kill_syncer(fleet)
+    fleet.kill("syncer")
     for kind in kinds:
-        steps = ask(state_of(fleet), kind, fleet.nonce(), "then", kind, learner="l0", to=3)
-        done(fleet, fleet.world.start("operator", steps))
+        asked(fleet, kind, learner="l0", to=3)
     return fleet
 
 
 def answers(fleet: Fleet) -> list[tuple[int, str]]:
     """(number of the request, kind of the commit that names it), in the order of the log."""
-    store = fleet.world.store
-    records = [json.loads(store.get(key) or b"{}") for key in store.list("commit/")]
-    return [(record["request"], record["kind"]) for record in records if record.get("request") is not None]
+    return [(one["request"], one["kind"]) for one in fleet.records() if one.get("request") is not None]
 
 
 def resumed(fleet: Fleet) -> Fleet:
@@ -38,8 +32,7 @@ def resumed(fleet: Fleet) -> Fleet:
     assert done(fleet, fleet.world.start("operator", steps)).result is True
     fleet.restart = True
     fleet.syncer()
-    fleet.finish()
-    assert check(fleet).kinds[-1] == "finish", answers(fleet)
+    finished(fleet)
     return fleet
 
 
@@ -55,13 +48,13 @@ def test_a_resume_finds_a_stop_behind_other_requests() -> None:
 
 def test_a_stop_that_came_after_a_resume_holds() -> None:
     fleet = unserved("stop", "resume", "readmit", "stop")
-    assert done(fleet, fleet.world.start("command", stand_in(fleet))).result.phase == "STOPPED"
+    assert done(fleet, command(fleet)).result.phase == "STOPPED"
     assert answers(fleet) == [(1, "refuse"), (2, "refuse"), (3, "stop")]
 
 
 def test_a_stop_from_the_command_swallows_nothing_that_was_asked_before_it() -> None:
     fleet = unserved("rollback", "stop", "stop")
-    state = done(fleet, fleet.world.start("command", stand_in(fleet))).result
+    state = done(fleet, command(fleet)).result
     assert (state.phase, state.rolled_back_to, state.next_request) == ("STOPPED", 3, 3)
     assert answers(fleet) == [(0, "rollback"), (2, "stop")]
 
@@ -69,5 +62,4 @@ def test_a_stop_from_the_command_swallows_nothing_that_was_asked_before_it() -> 
 def test_a_command_that_comes_too_late_to_answer_leaves_the_log_alone() -> None:
     fleet = unserved()
     before = state_of(fleet)
-    late = done(fleet, fleet.world.start("command", StandIn(RUN, fleet.claim(), "then", fleet.nonce).serve()))
-    assert late.result == before == state_of(fleet)
+    assert done(fleet, command(fleet)).result == before == state_of(fleet)

@@ -2,72 +2,66 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError
 from diloco_cli.histories.moments import read_moments
 from diloco_cli.protocol.actors.joining import Joined, join
-from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.operations import Create, Sleep, Steps
-from diloco_cli.virtual.world import Actor, Fault, World
+from diloco_cli.virtual.world import Fault, World
 from tests.simulation.operated import (
     answered,
+    asked,
+    by_the_command,
+    command,
     done,
-    kill_syncer,
     note_texts,
-    num_commits,
     request,
     run_that_keeps,
-    stand_in,
+    saving,
     started,
     state_of,
-    until_commit,
-)  # fmt: skip
-from tests.simulation.sweeps import check
+    where_the_command_dies,
+)
+from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import Fleet
 
 RUN = run_that_keeps(merges=14)
 TO = 4
 
 
-def rolled_back(fleet: Fleet) -> dict[str, object]:
+def rolled_back(fleet: Fleet) -> dict[str, Any]:
     """The one rollback's record in the log."""
-    log = [json.loads(fleet.world.store.get(f"commit/{n:012d}.json") or b"") for n in range(num_commits(fleet))]
-    (record,) = [commit for commit in log if commit["kind"] == "rollback"]
-    assert isinstance(record, dict)
+    (record,) = [commit for commit in fleet.records() if commit["kind"] == "rollback"]
     return record
 
 
 def finishes(fleet: Fleet) -> None:
-    fleet.finish()
-    assert fleet.errors() == []
-    found = check(fleet)
-    assert found.kinds[-1] == "finish" and found.kinds.count("rollback") == 1
+    assert finished(fleet).kinds.count("rollback") == 1
 
 
-def test_every_fragment_is_what_it_was_under_a_number_that_no_version_had() -> None:
-    fleet = started(RUN, 8)
+@pytest.mark.parametrize("mixing", ["replace", "rebase", "blend"])
+def test_every_fragment_is_what_it_was_under_a_number_that_no_version_had(mixing: str) -> None:
+    """Learners replace their parameters whatever they do otherwise: the reader checks what each delta was made from,
+    and that ranges of a learner's data never overlap within a fragment."""
+    fleet = started(run_that_keeps(merges=14, mixing=mixing), 8)
     then = {o["fragment"]: o for o in outputs_after(fleet, TO)}
+    ends = {name: known.data_end for name, known in state_of(fleet).learners.items()}
     state = answered(fleet, "rollback", to=TO)
     record = rolled_back(fleet)
-    made = record["outputs"]
-    assert isinstance(made, list)
-    assert [(o["version"], o["state_digest"]) for o in made] == [
+    assert [(o["version"], o["state_digest"]) for o in record["outputs"]] == [
         (record["n"], then[f]["state_digest"]) for f in range(RUN.num_fragments)
     ]
     assert (state.base_floor, state.rolled_back_to) == (record["n"], TO)
     finishes(fleet)
+    assert "before_rollback" in set(check(fleet).settled.values()), "offers from behind it say why they are refused"
+    assert all(state_of(fleet).learner(name).data_end > end for name, end in ends.items()), "data is not read again"
 
 
-def outputs_after(fleet: Fleet, n: int) -> list[dict[str, object]]:
-    current: dict[int, dict[str, object]] = {}
-    for k in range(n + 1):
-        for output in json.loads(fleet.world.store.get(f"commit/{k:012d}.json") or b"")["outputs"]:
-            current[output["fragment"]] = output
+def outputs_after(fleet: Fleet, n: int) -> list[dict[str, Any]]:
+    current = {output["fragment"]: output for record in fleet.records()[: n + 1] for output in record["outputs"]}
     return [current[fragment] for fragment in sorted(current)]
 
 
@@ -82,40 +76,13 @@ def test_what_was_merged_after_the_target_no_longer_counts_and_is_trained_again(
     assert check(back).tokens >= RUN.settings.train.tokens
 
 
-def test_offers_from_behind_it_are_refused_and_say_why() -> None:
-    fleet = started(RUN, 8)
-    answered(fleet, "rollback", to=TO)
-    finishes(fleet)
-    assert "before_rollback" in set(check(fleet).settled.values())
-
-
-def test_data_is_not_read_again() -> None:
-    """The independent reader demands that ranges of a learner never overlap within a fragment."""
-    fleet = started(RUN, 8)
-    ends = {name: known.data_end for name, known in state_of(fleet).learners.items()}
-    answered(fleet, "rollback", to=TO)
-    finishes(fleet)
-    assert all(state_of(fleet).learner(name).data_end > end for name, end in ends.items())
-
-
-@pytest.mark.parametrize("mixing", ["rebase", "blend"])
-def test_learners_replace_their_parameters_whatever_they_do_otherwise(mixing: str) -> None:
-    """With `rebase` a delta would else carry what was left behind; the reader checks what each delta was made from."""
-    run = run_that_keeps(merges=14, mixing=mixing)
-    fleet = started(run, 8)
-    answered(fleet, "rollback", to=TO)
-    finishes(fleet)
-
-
 def test_it_can_be_undone_by_a_second_one() -> None:
     fleet = started(RUN, 8)
     before = state_of(fleet)
     answered(fleet, "rollback", to=TO)
-    undone = int(str(rolled_back(fleet)["n"])) - 1
-    state = answered(fleet, "rollback", to=undone)
+    state = answered(fleet, "rollback", to=rolled_back(fleet)["n"] - 1)
     assert state.tokens(RUN.layout) >= before.tokens(RUN.layout) > 0
-    fleet.finish()
-    assert fleet.errors() == [] and check(fleet).kinds.count("rollback") == 2
+    assert finished(fleet).kinds.count("rollback") == 2
 
 
 @pytest.mark.parametrize(("to", "why"), [(99, "not 99"), (-1, "not -1"), (None, "not None")])
@@ -123,8 +90,7 @@ def test_a_target_that_is_not_there_is_refused_in_the_log(to: int | None, why: s
     fleet = started(RUN, 5)
     state = answered(fleet, "rollback", to=to)
     assert any(text.startswith("no rollback: only commits 0 to ") and text.endswith(why) for text in note_texts(state))
-    fleet.finish()
-    assert "rollback" not in check(fleet).kinds
+    assert "rollback" not in finished(fleet).kinds
 
 
 @pytest.mark.parametrize(("damage", "words"), [(None, "is missing"), (b"x", "has other bytes")])
@@ -137,22 +103,20 @@ def test_a_state_that_is_gone_or_damaged_is_no_target(damage: bytes | None, word
     state = answered(fleet, "rollback", to=TO)
     assert any(key in text and words in text for text in note_texts(state))
     fleet.world.store.put(key, whole)
-    fleet.finish()
-    assert "rollback" not in check(fleet).kinds
+    assert "rollback" not in finished(fleet).kinds
 
 
 def test_going_where_it_is_already_is_refused() -> None:
     fleet = started(RUN, 8)
     fleet.restart = False
-    for learner in (*fleet.living("l0"), *fleet.living("l1")):
-        fleet.world.kill(learner)
+    fleet.kill("l0", "l1")
     answered(fleet, "rollback", to=TO)
     state = answered(fleet, "rollback", to=TO)
     assert any("every fragment is what it was after commit 4" in text for text in note_texts(state))
     check(fleet)
 
 
-def begun(world: World, run: object = RUN) -> Fleet:
+def begun(world: World) -> Fleet:
     fleet = started(RUN, 8, world)
     request(fleet, "rollback", to=TO)
     return fleet
@@ -183,42 +147,26 @@ def test_a_learner_may_die_while_it_goes_back() -> None:
         finishes(begun(World(faults={("l0", point): Fault.CRASH})))
 
 
-def alone(faults: dict[tuple[str, int], Fault]) -> tuple[Fleet, Actor]:
-    """No syncer lives; the command does it."""
-    fleet = started(RUN, 8, World(faults=dict(faults)))
-    fleet.restart = False
-    kill_syncer(fleet)
-    done(fleet, fleet.world.start("operator", ask(state_of(fleet), "rollback", fleet.nonce(), "then", to=TO)))
-    return fleet, fleet.world.start("command", stand_in(fleet))
-
-
 def test_with_no_syncer_alive_the_command_does_it_and_a_later_syncer_goes_on() -> None:
-    fleet, command = alone({})
-    assert done(fleet, command).result.base_floor > 0
-    fleet.restart = True
-    fleet.syncer()
+    fleet = started(RUN, 8)
+    assert by_the_command(fleet, "rollback", to=TO).result.base_floor > 0
     finishes(fleet)
     assert check(fleet).kinds.count("epoch_start") >= 2
 
 
 def test_the_command_may_die_at_any_operation() -> None:
-    fleet, command = alone({})
-    total = done(fleet, command).operations
-    assert total > 20
-    for point in range(0, total, 2):
-        fleet, command = alone({("command", point): Fault.CRASH})
-        assert fleet.world.run(lambda c=command: c.ended, 30)  # type: ignore[misc]
-        fleet.restart = True
-        fleet.syncer()
+    fleets = list(where_the_command_dies(lambda world: started(RUN, 8, world), 2, "rollback", to=TO))
+    for fleet in fleets:
         finishes(fleet)
+    assert len(fleets) > 11
 
 
 def test_a_stopped_run_is_rolled_back_and_stays_stopped() -> None:
     fleet = started(RUN, 8)
     answered(fleet, "stop")
     fleet.finish()
-    done(fleet, fleet.world.start("operator", ask(state_of(fleet), "rollback", fleet.nonce(), "then", to=TO)))
-    state = done(fleet, fleet.world.start("command", stand_in(fleet))).result
+    asked(fleet, "rollback", to=TO)
+    state = done(fleet, command(fleet)).result
     assert (state.phase, state.rolled_back_to) == ("STOPPED", TO)
     fleet.start()
     finishes(fleet)
@@ -232,9 +180,9 @@ def test_two_who_roll_back_at_once_leave_one_chain() -> None:
         (syncer,) = fleet.living("syncer")
         assert fleet.world.run(lambda s=syncer: s.paused, 2)  # type: ignore[misc]
         fleet.restart = False
-        done(fleet, fleet.world.start("command", stand_in(fleet)))
+        done(fleet, command(fleet))
         fleet.world.resume(syncer)
-        assert fleet.world.run(lambda s=syncer: s.ended, 30)  # type: ignore[misc]
+        assert fleet.ended_within(syncer, 30)
         fenced += isinstance(syncer.error, FencedError)
         fleet.restart = True
         fleet.syncer("later")
@@ -244,15 +192,11 @@ def test_two_who_roll_back_at_once_leave_one_chain() -> None:
 
 
 def test_a_newcomer_never_takes_moments_from_behind_a_rollback() -> None:
-    train = replace(RUN.settings.train, inner=InnerSettings(save_every=1))
-    fleet = started(replace(RUN, settings=replace(RUN.settings, train=train)), 8)
-    until_commit(fleet, 16)
+    fleet = started(saving(RUN), 16)
     before = done(fleet, fleet.world.start("joiner", join(RUN, "l0", fleet.claim()))).result
     assert before.inner is not None, "there are some to be taken"
     fleet.restart = False
-    for name in ("l0", "l1"):
-        for actor in fleet.living(name):
-            fleet.world.kill(actor)
+    fleet.kill("l0", "l1")
     answered(fleet, "rollback", to=TO)
     joined = done(fleet, fleet.world.start("joiner", join(RUN, "l0", fleet.claim()))).result
     assert joined.inner is None and joined.data_start >= before.data_start
@@ -260,9 +204,7 @@ def test_a_newcomer_never_takes_moments_from_behind_a_rollback() -> None:
 
 def test_moments_that_a_predecessor_has_saved_meanwhile_are_not_dated_before_them() -> None:
     """It reads the log, and for long nothing more; or a rollback in between would count them for what they are not."""
-    train = replace(RUN.settings.train, inner=InnerSettings(save_every=1))
-    fleet = started(replace(RUN, settings=replace(RUN.settings, train=train)), 12)
-    until_commit(fleet, 4)
+    fleet = started(saving(RUN), 12)
 
     def joining() -> Steps[Joined]:
         steps, answer = join(RUN, "l0", fleet.claim()), None

@@ -12,9 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.protocol.log.records import RunFormat
-from tests.simulation.sweeps import check
-from tests.simulation.test_requests import commits
-from tests.simulation.test_survivors import records
+from tests.simulation.sweeps import finished
 from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, LearnerProfile, make_run
 
 
@@ -40,8 +38,7 @@ def test_every_fragment_is_due_once_a_round_on_its_own_offset(every: int, fragme
     """H divisible by P or not, H < P: slot k is offered after step ceil((k + 1) H / P) by whoever was never behind, or
     one step later, where the windows have followed learners that came at the end of a step."""
     fleet = Fleet(with_schedule(every, fragments, learners, quorum=learners, local_steps="planned")).start()
-    fleet.finish(120)
-    kinds = check(fleet).kinds
+    kinds = finished(fleet, 120).kinds
     assert kinds.count("merge") >= 3 * fragments and "skip" not in kinds
     for island in fleet.run.islands:
         steps = sent_after(fleet, island.name)
@@ -57,18 +54,16 @@ def test_several_fragments_in_flight_merge_and_add_up(every: int, fragments: int
     """A syncer that comes late finds several fragments' offers waiting; the books of both sides still agree."""
     fleet = Fleet(with_schedule(every, fragments, 2, rounds=6, mixing=mixing, quorum=2))
     fleet.syncer()
-    fleet.world.run(lambda: commits(fleet) >= 1, 10)
+    fleet.until_commits(1)
     (syncer,) = fleet.living("syncer")
-    fleet.learner("l0")
-    fleet.learner("l1")
+    fleet.start_learners()
     fleet.world.run(lambda: len(fleet.published.offers) >= 2, 30)
-    syncer.paused, until_s = True, fleet.world.now_s + late_s
-    fleet.world.run(lambda: fleet.world.now_s >= until_s, 10)
+    syncer.paused = True
+    fleet.world.run_for(late_s)
     fleet.world.resume(syncer)
-    fleet.finish(120)
-    found = check(fleet)
+    found = finished(fleet, 120)
     merged: dict[int, int] = defaultdict(int)
-    for record in records(fleet):
+    for record in fleet.records():
         if record["kind"] == "merge":
             merged[record["outputs"][0]["fragment"]] += 1
     assert found.tokens >= fleet.run.settings.train.tokens
@@ -83,30 +78,25 @@ def test_killing_all_learners_but_one_never_stalls_the_syncer_at_quorum_one(lear
     """After the deaths the commits come on as before: at most a slot of grace later each."""
     fleet = Fleet(with_schedule(6, 3, learners, rounds=40)).start()
     fleet.restart = False
-    fleet.world.run(lambda: commits(fleet) >= 20, 60)
-    for name in [island.name for island in fleet.run.islands][1:]:
-        (actor,) = fleet.living(name)
-        fleet.world.kill(actor)
+    fleet.until_commits(20)
+    fleet.kill(*[island.name for island in fleet.run.islands][1:])
     slot_s = 2 * STEP_S
     for _ in range(20):
-        before = commits(fleet)
-        assert fleet.world.run(lambda before=before: commits(fleet) > before, 3 * slot_s)  # type: ignore[misc]
+        fleet.until_commits(fleet.num_commits() + 1, within_s=3 * slot_s)
 
 
 @pytest.mark.parametrize("drift_rounds", [1, 3])
 def test_a_learner_steps_on_without_a_syncer_up_to_the_drift_bound_and_no_further(drift_rounds: int) -> None:
     run = with_schedule(6, 3, 1, rounds=100, drift_rounds=drift_rounds, local_steps="planned")
-    fleet = Fleet(run).start()
-    fleet.world.run(lambda: commits(fleet) >= 7, 60)
+    fleet = Fleet(run).start().until_commits(7)
     (syncer,) = fleet.living("syncer")
     syncer.paused = True
-    until_s = fleet.world.now_s + 4 * drift_rounds * 6 * STEP_S
-    fleet.world.run(lambda: fleet.world.now_s > until_s, 1000)
-    merges = [record for record in records(fleet) if "inputs" in record]
+    fleet.world.run_for(4 * drift_rounds * 6 * STEP_S)
+    merges = [record for record in fleet.records() if "inputs" in record]
     newest = max(merge["inputs"][0]["data_end"] for merge in merges) // BATCH_TOKENS
-    known, before = set(fleet.published.offers), commits(fleet)
+    known = set(fleet.published.offers)
     fleet.world.resume(syncer)
-    assert fleet.world.run(lambda: commits(fleet) > before + 6, 20), "it did not go on"
+    fleet.until_commits(fleet.num_commits() + 7, within_s=20)
     first = min(offer for offer in fleet.published.offers if offer not in known)
     stood_at = json.loads(fleet.published.offers[first])["data_end"] // BATCH_TOKENS
     # it stepped while its merge was on the way, at most for a slot (2 steps), then for the bound, then for one slot
@@ -116,13 +106,10 @@ def test_a_learner_steps_on_without_a_syncer_up_to_the_drift_bound_and_no_furthe
 @pytest.mark.parametrize("dies_at", [9, 16, 23])
 def test_a_recovered_learner_works_from_the_same_versions_as_one_that_never_failed(dies_at: int) -> None:
     """Within one cycle of its first offer: for each slot, both learners' deltas are made from the same version."""
-    fleet = Fleet(with_schedule(6, 3, 2, rounds=14, quorum=1)).start()
-    fleet.world.run(lambda: commits(fleet) >= dies_at, 60)
-    (actor,) = fleet.living("l0")
-    fleet.world.kill(actor)
+    fleet = Fleet(with_schedule(6, 3, 2, rounds=14, quorum=1)).start().until_commits(dies_at)
+    fleet.kill("l0")
     fleet.learner("l0", delay_s=0.05)
-    fleet.finish(120)
-    check(fleet)
+    finished(fleet, 120)
     bases: dict[str, dict[int, int]] = {"l0": {}, "l1": {}}
     for (name, incarnation, _), data in fleet.published.offers.items():
         offer = json.loads(data)
@@ -142,9 +129,8 @@ def participants(start: Callable[[Fleet], object], **sync: object) -> tuple[floa
     fleet = Fleet(with_schedule(6, 3, 3, rounds=25, **sync))
     fleet.syncer()
     start(fleet)
-    fleet.finish(200)
-    check(fleet)
-    merges = [len(record["inputs"]) for record in records(fleet) if record["kind"] == "merge"]
+    finished(fleet, 200)
+    merges = [len(record["inputs"]) for record in fleet.records() if record["kind"] == "merge"]
     steps = max(json.loads(data)["data_end"] for data in fleet.published.offers.values()) // BATCH_TOKENS
     return sum(merges) / len(merges), len(merges) / steps * 6 / 3
 
@@ -168,6 +154,6 @@ def test_the_pace_of_the_slots_is_that_of_the_fastest_participant() -> None:
     fleet = Fleet(with_schedule(6, 3, 2, rounds=20, local_steps="planned"))
     fleet.profile["l1"] = LearnerProfile(3 * STEP_S)
     fleet.start().finish(200)
-    merges = [record for record in records(fleet) if record["kind"] == "merge"]
+    merges = [record for record in fleet.records() if record["kind"] == "merge"]
     assert sum(len(record["inputs"]) == 2 for record in merges) >= 5
     assert fleet.served.pace.slot_s == pytest.approx(2 * STEP_S, rel=0.05)

@@ -15,15 +15,13 @@ from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import FencedError
 from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.protocol.actors.requests import ask as ask_for
 from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
 from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, Syncer
 from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.bucket_check import commits_of
-from tests.simulation.operated import done, stand_in, state_of
+from tests.simulation.operated import asked, command, done, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask
 from tests.simulation.toy import Fleet, make_run
@@ -60,8 +58,7 @@ class StandbyFleet(Fleet):
 
     def newest_claim(self) -> dict[str, Any]:
         keys = self.world.store.list("epoch/", limit=100_000)
-        claim: dict[str, Any] = json.loads(self.world.store.get(keys[-1]) or b"") if keys else {"nonce": ""}
-        return claim
+        return dict(json.loads(self.world.store.get(keys[-1]) or b"")) if keys else {"nonce": ""}
 
     def standby(self, name: str, dead_pid: int | None = None, delay_s: float = 0.0) -> Actor:
         claim = self.claim()
@@ -74,9 +71,7 @@ class StandbyFleet(Fleet):
             self.takeovers.append((self.world.now_s, name, reason))
             yield Sleep(self.loading_s)
             arithmetic = IntegerArithmetic(self.run, self._refuse, self._unfit)
-            syncer = Syncer(
-                self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce, because=reason
-            )  # fmt: skip
+            syncer = Syncer(self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce, because=reason)
             return (yield from syncer.serve())
 
         actor = self.world.start(name, steps(), delay_s)
@@ -93,7 +88,7 @@ class StandbyFleet(Fleet):
         return [actor for name in SYNCERS for actor in self.living(name)]
 
     def epochs(self) -> list[dict[str, Any]]:
-        return [record for record in records(self) if record["kind"] == "epoch_start"]
+        return [record for record in self.records() if record["kind"] == "epoch_start"]
 
     def _ended(self, actor: Actor) -> None:
         if actor.name not in SYNCERS:
@@ -106,17 +101,9 @@ class StandbyFleet(Fleet):
         return not any(self.living(island.name) for island in self.run.islands)
 
 
-def records(fleet: Fleet) -> list[dict[str, Any]]:
-    return commits_of(fleet.world.store)
-
-
-def num_commits(fleet: Fleet) -> int:
-    return len(fleet.world.store.list("commit/", limit=100_000))
-
-
 def after_commits(fleet: StandbyFleet, number: int) -> Actor:
     """The syncer that serves, once there are so many commits."""
-    assert fleet.world.run(lambda: num_commits(fleet) >= number, 60)
+    fleet.until_commits(number)
     (serving,) = fleet.living("syncer")
     return serving
 
@@ -165,7 +152,7 @@ def test_a_standby_asks_for_few_objects_and_leaves_with_the_run() -> None:
     (standby,) = [actor for actor in fleet.world.actors if actor.name == "standby-1"]
     assert standby.result is None and standby.error is None and fleet.takeovers == []
     looks = fleet.world.now_s / (TAKEOVER_S / 5)
-    assert standby.operations <= num_commits(fleet) + 3 * looks + 8
+    assert standby.operations <= fleet.num_commits() + 3 * looks + 8
 
 
 def test_a_stop_sends_standbys_home_and_a_resumed_run_is_served_again() -> None:
@@ -173,17 +160,15 @@ def test_a_stop_sends_standbys_home_and_a_resumed_run_is_served_again() -> None:
     fleet.revive = False
     for name in SYNCERS[1:]:
         fleet.standby(name)
-    for island in fleet.run.islands:
-        fleet.learner(island.name)
-    assert fleet.world.run(lambda: num_commits(fleet) >= 8, 60)
+    fleet.start_learners()
+    fleet.until_commits(8)
     ask(fleet)
     fleet.finish()
-    assert records(fleet)[-1]["kind"] == "stop" and fleet.errors() == []
+    assert fleet.records()[-1]["kind"] == "stop" and fleet.errors() == []
     stopped_s = fleet.world.now_s
     for name in SYNCERS[1:]:
         fleet.standby(name)
-    for island in fleet.run.islands:
-        fleet.learner(island.name)
+    fleet.start_learners()
     fleet.finish()
     assert fleet.takeovers[-1][0] - stopped_s <= PROMPT_S and "nobody served" in fleet.takeovers[-1][2]
     assert check(fleet).kinds.count("finish") == 1
@@ -193,8 +178,7 @@ def test_standbys_alone_begin_a_run_at_once_where_learners_host_them() -> None:
     fleet = StandbyFleet(with_standbys(make_run(merges=6), on_learners=True))
     for name in SYNCERS:
         fleet.standby(name)
-    for island in fleet.run.islands:
-        fleet.learner(island.name)
+    fleet.start_learners()
     fleet.finish()
     assert fleet.takeovers[0][0] <= PROMPT_S
     assert len(fleet.epochs()) == 1 and check(fleet).kinds.count("finish") == 1
@@ -212,8 +196,7 @@ def test_standbys_wait_for_the_syncer_of_its_own_that_is_still_starting() -> Non
 def test_a_syncer_of_its_own_that_never_comes_is_replaced() -> None:
     fleet = StandbyFleet(RUN)
     fleet.standby("standby-1")
-    for island in RUN.islands:
-        fleet.learner(island.name)
+    fleet.start_learners()
     fleet.finish(within_s=FIRST_SYNCER_S + 2 * TAKEOVER_S + 10.0)
     assert len(fleet.takeovers) == 1 and check(fleet).kinds.count("finish") == 1
 
@@ -368,8 +351,8 @@ def test_only_syncers_that_served_and_merged_nothing_make_a_standby_patient() ->
     fleet.revive = False
     fleet.world.kill(after_commits(fleet, 8))
     for _ in range(3):
-        done(fleet, fleet.world.start("operator", ask_for(state_of(fleet), "gc", fleet.nonce(), "then")))
-        done(fleet, fleet.world.start("command", stand_in(fleet)))
+        asked(fleet, "gc")
+        done(fleet, command(fleet))
     assert len(fleet.epochs()) == 4 and state_of(fleet).fruitless == 0
     killed_s = fleet.world.now_s
     fleet.standby("standby-1")

@@ -8,19 +8,12 @@ import pytest
 
 from diloco_cli.histories.integers import NOT_FINITE
 from diloco_cli.protocol.actors.requests import withdraw_stop
+from tests.simulation.operated import done, started, state_of
 from tests.simulation.sweeps import check
-from tests.simulation.test_requests import RUN, ask, done, started, state_of
-from tests.simulation.test_standbys import records
+from tests.simulation.test_requests import RUN, ask
 from tests.simulation.toy import STEP_S, Fleet, LearnerProfile, make_run
 
 MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
-
-
-@MIXINGS
-def test_a_run_by_everybody_ends_and_adds_up(mixing: str) -> None:
-    fleet = Fleet(make_run(learners=3, fragments=3, merges=24, mixing=mixing)).start()
-    fleet.finish()
-    assert check(fleet).kinds.count("merge") >= 20
 
 
 @MIXINGS
@@ -28,11 +21,11 @@ def test_every_fragment_merges_again_when_an_absent_peer_comes_back(mixing: str)
     fleet = Fleet(make_run(learners=2, fragments=4, merges=200, quorum=2, mixing=mixing))
     fleet.syncer()
     fleet.learner("l0")
-    fleet.world.run(lambda: fleet.world.now_s > 60, 400)
-    before = len(records(fleet))
+    fleet.world.run_for(60.0)
+    before = len(fleet.records())
     fleet.learner("l1")
-    fleet.world.run(lambda: fleet.world.now_s > 80, 400)
-    merged = Counter(record["slot"] % 4 for record in records(fleet)[before:] if record["kind"] == "merge")
+    fleet.world.run_for(20.0)
+    merged = Counter(record["slot"] % 4 for record in fleet.records()[before:] if record["kind"] == "merge")
     assert len(merged) == 4 and min(merged.values()) >= 5, merged
     check(fleet)
 
@@ -41,7 +34,7 @@ def test_every_fragment_merges_again_when_an_absent_peer_comes_back(mixing: str)
 @pytest.mark.parametrize("ahead_s", [0.05, 0.1, 0.2, 0.3, 0.5, 0.8])
 def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahead_s: float) -> None:
     fleet = Fleet(make_run(learners=1, fragments=1, merges=8, mixing=mixing)).start()
-    fleet.world.run(lambda: len(fleet.world.store.list("commit/")) >= 4, 30)
+    fleet.until_commits(4)
     (zombie,), (syncer,) = fleet.living("l0"), fleet.living("syncer")
     fleet.pause(zombie)
     successor = fleet.learner("l0")
@@ -53,8 +46,7 @@ def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahea
     fleet.pause(zombie)
     syncer.paused = True
     fleet.resume(successor)
-    until_s = fleet.world.now_s + ahead_s
-    fleet.world.run(lambda: fleet.world.now_s > until_s, 10)
+    fleet.world.run_for(ahead_s)
     fleet.world.kill(zombie)
     fleet.world.resume(syncer)
     assert fleet.world.run(fleet.ended, 60)
@@ -66,8 +58,8 @@ def test_outcomes_do_not_wait_for_a_quorum_that_does_not_come() -> None:
     fleet.profile["l0"] = LearnerProfile(STEP_S, poison=lambda: NOT_FINITE)
     fleet.syncer()
     fleet.learner("l0")
-    fleet.world.run(lambda: fleet.world.now_s > 10, 400)
-    outcomes = [outcome["reason"] for record in records(fleet) for outcome in record["outcomes"]]
+    fleet.world.run_for(10.0)
+    outcomes = [outcome["reason"] for record in fleet.records() for outcome in record["outcomes"]]
     assert "non_finite" in outcomes
 
 
@@ -75,25 +67,20 @@ def test_what_a_syncer_holds_in_memory_does_not_grow_with_skipped_rounds() -> No
     fleet = Fleet(make_run(learners=2, fragments=2, merges=50, quorum=2, skip_after_s=0.5))
     fleet.syncer()
     fleet.learner("l0")
-    fleet.world.run(lambda: fleet.world.now_s > 60, 400)
+    fleet.world.run_for(60.0)
     assert state_of(fleet).metrics.skips > 20
     assert len(fleet.published.offers) < 4 * 60, "offers are bounded while nobody merges"
 
 
 def test_a_stop_that_nobody_carried_out_does_not_stop_the_resumed_run() -> None:
-    fleet = started()
+    fleet = started(RUN, 3)
     fleet.restart = False
     fleet.kill_all()
     ask(fleet)
     assert state_of(fleet).phase == "RUNNING"
-    assert (
-        done(
-            fleet, fleet.world.start("operator", withdraw_stop(fleet.run, state_of(fleet), fleet.nonce(), "then"))
-        ).result
-        is True
-    )
+    withdrawal = withdraw_stop(fleet.run, state_of(fleet), fleet.nonce(), "then")
+    assert done(fleet, fleet.world.start("operator", withdrawal)).result is True
     fleet.restart = True
-    fleet.start()
-    fleet.finish()
+    fleet.start().finish()
     assert state_of(fleet).phase == "FINISHED"
     assert state_of(fleet).tokens(RUN.layout) >= RUN.settings.train.tokens

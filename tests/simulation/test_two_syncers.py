@@ -6,7 +6,6 @@ import pytest
 
 from diloco_cli.errors import FencedError
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.bucket_check import commits_of
 from tests.simulation.sweeps import Point, check, histories, points_around_writes
 from tests.simulation.toy import Fleet, make_run
 
@@ -14,8 +13,8 @@ RUN = make_run(merges=6)
 CLAIM_EPOCH = 2  # operation numbers of a syncer on an empty bucket: hint, commit 0, epoch, ...
 
 
-def others_ended(fleet: Fleet, actor: Actor) -> bool:
-    return all(other.ended for other in fleet.world.actors if other is not actor)
+def until_others_ended(fleet: Fleet, actor: Actor) -> bool:
+    return fleet.world.run(lambda: all(other.ended for other in fleet.world.actors if other is not actor), 60)
 
 
 def frozen(fleet: Fleet) -> Actor:
@@ -36,12 +35,12 @@ def test_a_syncer_that_wakes_up_after_its_successor_is_fenced_and_changes_nothin
     for point, fleet in histories(RUN, Fault.PAUSE, points()[::2]):
         older = frozen(fleet)
         newer = fleet.syncer("newer")
-        assert fleet.world.run(lambda f=fleet, o=older: others_ended(f, o), 60), point  # type: ignore[misc]
-        before = commits_of(fleet.world.store)
+        assert until_others_ended(fleet, older), point
+        before = fleet.records()
         fleet.world.resume(older)
-        assert fleet.world.run(lambda o=older: o.ended, 10), point  # type: ignore[misc]
+        assert fleet.ended_within(older, 10), point
         assert isinstance(older.error, FencedError) and newer.error is None, (point, older.error)
-        assert commits_of(fleet.world.store) == before
+        assert fleet.records() == before
         assert check(fleet).kinds.count("finish") == 1
 
 
@@ -49,8 +48,7 @@ def test_a_syncer_that_wakes_up_in_the_middle_is_fenced() -> None:
     for point, fleet in histories(RUN, Fault.PAUSE, points()[::3]):
         older = frozen(fleet)
         fleet.syncer("newer")
-        target = len(fleet.world.store.list("commit/")) + 2
-        fleet.world.run(lambda f=fleet, t=target: len(f.world.store.list("commit/")) >= t, 60)  # type: ignore[misc]
+        fleet.world.run(lambda f=fleet, n=fleet.num_commits(): f.num_commits() >= n + 2, 60)  # type: ignore[misc]
         fleet.world.resume(older)
         fleet.finish()
         assert [type(error) for error in fleet.errors()] == [FencedError], point
@@ -62,8 +60,7 @@ def test_two_syncers_from_the_start_leave_one_chain(delay_s: float) -> None:
     fleet = Fleet(RUN)
     fleet.syncer("a")
     fleet.syncer("b", delay_s)
-    for island in RUN.islands:
-        fleet.learner(island.name)
+    fleet.start_learners()
     fleet.finish()
     assert [type(error) for error in fleet.errors()] == [FencedError]
     assert check(fleet).kinds.count("finish") == 1
@@ -71,12 +68,11 @@ def test_two_syncers_from_the_start_leave_one_chain(delay_s: float) -> None:
 
 def test_a_syncer_that_starts_while_the_run_finishes_leaves_it_finished() -> None:
     for point in range(4, 12):
-        fleet = Fleet(RUN, World(faults={("late", point): Fault.PAUSE})).start()
-        fleet.world.run(lambda f=fleet: len(f.world.store.list("commit/")) >= 4, 30)  # type: ignore[misc]
+        fleet = Fleet(RUN, World(faults={("late", point): Fault.PAUSE})).start().until_commits(4)
         late = fleet.syncer("late")
-        fleet.world.run(lambda f=fleet, a=late: others_ended(f, a), 60)  # type: ignore[misc]
+        until_others_ended(fleet, late)
         fleet.world.resume(late)
-        fleet.world.run(lambda a=late: a.ended, 60)  # type: ignore[misc]
+        fleet.ended_within(late, 60)
         assert check(fleet).kinds.count("finish") == 1, point
 
 
@@ -84,4 +80,4 @@ def test_an_idle_syncer_notices_its_successor() -> None:
     fleet = Fleet(RUN)
     older = fleet.syncer("older")
     fleet.syncer("newer", delay_s=0.5)
-    assert fleet.world.run(lambda: older.ended, 120)
+    assert fleet.ended_within(older, 120)

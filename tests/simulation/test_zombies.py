@@ -21,8 +21,7 @@ def woken_beside_successor(fleet: Fleet, after_s: float) -> None:
     fleet.world.run(lambda: zombie.ended or any(thread.paused for thread in threads), 60)
     fleet.pause(zombie)
     fleet.learner("l0")
-    wake_s = fleet.world.now_s + after_s
-    fleet.world.run(lambda: fleet.world.now_s > wake_s, 10)
+    fleet.world.run_for(after_s)
     fleet.resume(zombie)
     fleet.world.run(fleet.ended, 60)
 
@@ -33,23 +32,6 @@ def test_no_data_is_merged_twice_beside_a_zombie_and_no_offer_gets_two_outcomes(
     for _, fleet in histories(RUN, Fault.PAUSE, points[:9] + points[12::6] if after_s == FLOOR_S else points[::6]):
         woken_beside_successor(fleet, after_s)
         check(fleet)
-
-
-def test_a_lone_learner_goes_on_after_its_zombie_was_merged() -> None:
-    run = make_run(learners=1, fragments=1, merges=8)
-    fleet = Fleet(run).start()
-    fleet.world.run(lambda: len(fleet.world.store.list("commit/")) >= 4, 30)
-    (zombie,) = fleet.living("l0")
-    fleet.pause(zombie)
-    successor = fleet.learner("l0")
-    fleet.world.run(lambda: "weights/" in str(successor.pending), 10)
-    fleet.pause(successor)  # it has read where its data begins when ...
-    fleet.resume(zombie)
-    published = len(fleet.published.offers)
-    fleet.world.run(lambda: len(fleet.published.offers) >= published + 3, 10)  # ... the zombie goes on
-    fleet.world.kill(zombie)
-    fleet.resume(successor)
-    assert fleet.world.run(fleet.ended, 30)
 
 
 def test_a_successor_begins_beyond_everything_that_was_published() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.arithmetic import NoEvaluator
@@ -22,11 +22,19 @@ from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunForm
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.virtual.world import Actor, World
+from tests.simulation.bucket_check import commits_of
 
 Refusal = Callable[[Offer], str | None]
 StartThreads = Callable[[list[Steps[Any]]], None]
 BATCH_TOKENS = 4
 STEP_S = 0.05
+
+
+def run_of(settings: RunSettings, islands: Iterable[Island], elements: int = 1) -> RunFormat:
+    """Fragments of so many numbers each."""
+    fragments = settings.sync.fragments
+    layout = balanced_layout([ParameterFact(f"w{i}", (elements,), False) for i in range(fragments)], fragments)
+    return RunFormat("id", settings.name, "2026-01-01T00:00:00.000Z", settings, tuple(islands), layout, "test")
 
 
 def make_run(learners: int = 2, fragments: int = 2, merges: int = 10, **sync: object) -> RunFormat:
@@ -38,9 +46,7 @@ def make_run(learners: int = 2, fragments: int = 2, merges: int = 10, **sync: ob
         train=TrainSettings(tokens=tokens, batch_tokens=BATCH_TOKENS),
         sync=replace(SyncSettings(every=every, fragments=fragments, skip_after_s=2.0), **sync),  # type: ignore[arg-type]
     )
-    islands = tuple(Island(f"l{i}", "here", BATCH_TOKENS, every, 80.0, STEP_S) for i in range(learners))
-    layout = balanced_layout([ParameterFact(f"w{i}", (1,), False) for i in range(fragments)], fragments)
-    return RunFormat("id", "toy", "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
+    return run_of(settings, (Island(f"l{i}", "here", BATCH_TOKENS, every, 80.0, STEP_S) for i in range(learners)))
 
 
 @dataclass
@@ -119,9 +125,9 @@ class Fleet:
             if thread.paused and not thread.ended:
                 self.world.resume(thread)
 
-    def newcomer(self, name: str, batch_tokens: int = BATCH_TOKENS) -> Actor:
+    def newcomer(self, name: str, batch_tokens: int = BATCH_TOKENS, region: str = "elsewhere") -> Actor:
         """An island that the launch did not know: it asks, and takes part once it is admitted."""
-        island = Island(name, "elsewhere", batch_tokens, 1, 1e9, 1e-9)
+        island = Island(name, region, batch_tokens, 1, 1e9, 1e-9)
         self._profile(name)
 
         def steps(learner: SimulatedLearner) -> Steps[RunState]:
@@ -139,14 +145,39 @@ class Fleet:
     def refuse_in_the_merge(self, unfit: Refusal) -> None:
         self._unfit = unfit
 
-    def start(self) -> Fleet:
+    def start(self) -> Self:
         self.syncer()
+        self.start_learners()
+        return self
+
+    def start_learners(self) -> None:
         for island in self.run.islands:
             self.learner(island.name)
-        return self
 
     def living(self, name: str) -> list[Actor]:
         return [actor for actor in self.world.actors if actor.name == name and not actor.ended]
+
+    def kill(self, *names: str) -> None:
+        """Who lives under these names."""
+        for actor in [actor for name in names for actor in self.living(name)]:
+            self.world.kill(actor)
+
+    def ended_within(self, actor: Actor, seconds: float) -> bool:
+        return self.world.run(lambda: actor.ended, seconds)
+
+    def num_commits(self) -> int:
+        return len(self.world.store.list("commit/", limit=100_000))
+
+    def until_commits(self, number: int, within_s: float = 60.0) -> Self:
+        assert self.world.run(lambda: self.num_commits() >= number, within_s), f"no {number} commits: {self.log_tail()}"
+        return self
+
+    def records(self) -> list[dict[str, Any]]:
+        """The log as plain data."""
+        return commits_of(self.world.store)
+
+    def kinds(self) -> list[str]:
+        return [record["kind"] for record in self.records()]
 
     def ended(self) -> bool:
         return all(actor.ended for actor in self.world.actors)

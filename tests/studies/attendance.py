@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,10 +35,9 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.wire import decode
-from tests.studies.launched import NAME, ROOT, LaunchedRun
+from tests.studies.launched import BATCH_TOKENS, NAME, ROOT, LaunchedRun, inventory_of, lived, toy_file
 
 ISLANDS = ("l0", "l1", "l2")
-BATCH_TOKENS = 16
 LIMIT_S = 900.0
 HEADER = "| run | merges | participation | slot | merged of the slowest | load |\n" + "|---" * 6 + "|"
 
@@ -60,19 +57,10 @@ class Case:
     def run_file(self) -> str:
         speed = sum(1 / factor for factor in self.factors)
         tokens = round(self.merges / self.fragments * self.every * BATCH_TOKENS * speed)
-        return f"""\
-version: 1
-name: {NAME}
-inventory: inventory.yaml
-model: {{entrypoint: "tests.studies.toy_task:model", args: {{elements: 16, fragments: {self.fragments}}}}}
-data:
-  entrypoint: "tests.studies.toy_task:slow_data"
-  args: {{step_s: {self.step_s}, factors: {list(self.factors)}}}
-train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
-sync: {{every: {self.every}, fragments: {self.fragments}, mixing: rebase, codec: fp32, weights_codec: fp32}}
-retention: {{rounds: all}}
-evaluation: {{every: 1000000}}
-"""
+        model = ("model", {"elements": 16, "fragments": self.fragments})
+        data = ("slow_data", {"step_s": self.step_s, "factors": self.factors})
+        sync = {"every": self.every, "fragments": self.fragments, "mixing": "rebase"}
+        return toy_file(model, data, tokens, sync, retention={"rounds": "all"})
 
 
 CASES = {
@@ -84,9 +72,7 @@ CASES = {
 }
 QUICKSTART = "quickstart"
 QUICKSTART_LEAST, FEWEST_MERGES = 0.93, 150
-INVENTORY = "version: 1\nstore: {url: bucket, region: here}\nislands:\n" + "".join(
-    f'  - {{name: {name}, region: here, accelerators: "cpu:1"}}\n' for name in ISLANDS
-)
+INVENTORY = inventory_of(ISLANDS)
 
 
 @dataclass(frozen=True)
@@ -136,19 +122,9 @@ def _seconds(earlier: Commit, later: Commit) -> float:
 
 
 def study(run_text: str, inventory: str) -> Row:
-    directory = Path(tempfile.mkdtemp(prefix="attendance-"))
-    run = LaunchedRun(directory, run_text, inventory)
-    try:
-        run.start()
-        ends_s = time.monotonic() + LIMIT_S
-        while not run.is_over():
-            if run.failed() or time.monotonic() > ends_s:
-                raise RuntimeError(f"{run.failed() or 'not over in time'}: {run.said.read_text()[-2000:]}")
-            time.sleep(0.2)
+    with lived(LaunchedRun(Path(tempfile.mkdtemp(prefix="attendance-")), run_text, inventory)) as run:
+        run.wait(run.is_over, LIMIT_S)
         return judge(run)
-    finally:
-        run.end()
-        shutil.rmtree(directory)
 
 
 def files_of(case: str) -> tuple[str, str]:

@@ -19,17 +19,15 @@ Ends with the table of README.md, and with status 1 if a step is not accounted f
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from itertools import count, pairwise
+from itertools import chain, count
 from pathlib import Path
 
 from diloco_cli.protocol.log.commits import Commit
@@ -37,10 +35,12 @@ from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.records import Mixing, Offer, OfferId
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.port import Store
-from tests.studies.launched import NAME, LaunchedRun
+from tests.studies.attendance import gaps_s
+from tests.studies.launched import BATCH_TOKENS, NAME, LaunchedRun, inventory_of, lived, toy_file
 from tests.studies.toy_runs import FRAGMENTS, LEARNERS
+from tests.studies.verifying import problems_of
 
-LOCAL_STEPS, BATCH_TOKENS, STEP_S = 20, 16, 0.1
+LOCAL_STEPS, STEP_S = 20, 0.1
 ROUNDS = 24
 STRUCK_AFTER_ROUNDS = 8
 DEAD_S = 20.0
@@ -48,9 +48,6 @@ VICTIM, SYNCER = LEARNERS[-1], "syncer"
 LIMIT_S = 600.0
 MAX_INCARNATIONS = 20
 MAX_UNSENT_ROUNDS = 5  # of each process: the drift bound, up to which it steps while the last evaluation runs; and one
-INVENTORY = "version: 1\nstore: {url: bucket, region: here}\nislands:\n" + "".join(
-    f'  - {{name: {name}, region: here, accelerators: "cpu:1"}}\n' for name in LEARNERS
-)
 FAULTS = ("none", "a learner killed", "a learner 10x slower", "the syncer killed", f"the syncer dead for {DEAD_S:g} s")
 HEADER = (
     "| mixing | fault | merges | others' longest gap | / healthy | steps trained | merged | late | refused | given up "
@@ -63,21 +60,10 @@ Steps = Counter[tuple[str, int]]
 
 def run_file(directory: Path, rounds: int, mixing: Mixing, step_s: float) -> str:
     tokens = len(LEARNERS) * rounds * LOCAL_STEPS * BATCH_TOKENS
-    return f"""\
-version: 1
-name: {NAME}
-inventory: inventory.yaml
-model:
-  entrypoint: "tests.studies.toy_task:witnessed_model"
-  args: {{elements: 16, journal: "{directory / "journal"}"}}
-data:
-  entrypoint: "tests.studies.toy_task:slow_positions"
-  args: {{step_s: {step_s}, slowed: "{directory / "slowed"}"}}
-train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
-sync: {{every: {LOCAL_STEPS}, fragments: {FRAGMENTS}, mixing: {mixing}, codec: fp32, weights_codec: fp32}}
-retention: {{rounds: all}}
-evaluation: {{every: 1000000}}
-"""
+    model = ("witnessed_model", {"elements": 16, "journal": str(directory / "journal")})
+    data = ("slow_positions", {"step_s": step_s, "slowed": str(directory / "slowed")})
+    sync = {"every": LOCAL_STEPS, "fragments": FRAGMENTS, "mixing": mixing}
+    return toy_file(model, data, tokens, sync, retention={"rounds": "all"})
 
 
 class WatchedRun(LaunchedRun):
@@ -85,7 +71,7 @@ class WatchedRun(LaunchedRun):
 
     def __init__(self, directory: Path, rounds: int, mixing: Mixing, step_s: float = STEP_S) -> None:
         (directory / "journal").mkdir()
-        super().__init__(directory, run_file(directory, rounds, mixing, step_s), INVENTORY)
+        super().__init__(directory, run_file(directory, rounds, mixing, step_s), inventory_of(LEARNERS))
 
     def commits(self) -> list[Commit]:
         return [decode(Commit, data, name) for name, data in self.log().items()]
@@ -99,17 +85,7 @@ class WatchedRun(LaunchedRun):
         (self.directory / "slowed").write_text(str(self.run.shard_of(learner)))
 
     def wait_for_merges(self, merges: int) -> None:
-        self._wait(lambda: sum(commit.kind == "merge" for commit in self.commits()) >= merges)
-
-    def wait_for_end(self) -> None:
-        self._wait(self.is_over)
-
-    def _wait(self, reached: Callable[[], bool]) -> None:
-        ends_s = time.monotonic() + LIMIT_S
-        while not reached():
-            if self.failed() or time.monotonic() > ends_s:
-                raise RuntimeError(f"{self.failed() or 'not over in time'}: {self.said.read_text()[-2000:]}")
-            time.sleep(0.1)
+        self.wait(lambda: sum(commit.kind == "merge" for commit in self.commits()) >= merges, LIMIT_S)
 
     def journal(self) -> Steps:
         """What the processes say that they trained."""
@@ -142,12 +118,12 @@ def max_gap_s(commits: Sequence[Commit], learners: Iterable[str]) -> float:
     """Between two merges that the same learner takes part in, of these learners, once all have taken part together."""
     merges = [commit for commit in commits if commit.kind == "merge"]
     together = next((i for i, commit in enumerate(merges) if len(commit.inputs) == len(LEARNERS)), len(merges))
-    return max((gap_s for name in learners for gap_s in _gaps_s(merges[together:], name)), default=0.0)
+    gaps = (gaps_s([commit for commit in merges[together:] if takes_part(name, commit)]) for name in learners)
+    return max(chain.from_iterable(gaps), default=0.0)
 
 
-def _gaps_s(merges: Sequence[Commit], name: str) -> Iterator[float]:
-    times = [datetime.fromisoformat(c.time) for c in merges if any(item.learner == name for item in c.inputs)]
-    return ((later - earlier).total_seconds() for earlier, later in pairwise(times))
+def takes_part(name: str, commit: Commit) -> bool:
+    return any(item.learner == name for item in commit.inputs)
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
@@ -271,10 +247,7 @@ def judge(run: WatchedRun, mixing: Mixing, fault: str) -> Row:
 def problems(run: WatchedRun, journal: Steps, found: Account) -> Iterator[str]:
     """Why a run does not count as sound."""
     replay, never = run.verified(), found.told - journal
-    yield from (f"missing: {key}" for key in replay.missing)
-    yield from replay.mismatches
-    if replay.duplicates:
-        yield f"{replay.duplicates} offers applied twice"
+    yield from problems_of(replay)
     if never:
         yield f"{never.total()} steps that nobody trained"
     most = run.processes() * MAX_UNSENT_ROUNDS * LOCAL_STEPS
@@ -284,16 +257,11 @@ def problems(run: WatchedRun, journal: Steps, found: Account) -> Iterator[str]:
 
 def study(mixing: Mixing, fault: str, rounds: int = ROUNDS, step_s: float = STEP_S) -> Row:
     directory = Path(tempfile.mkdtemp(prefix="gaps-"))
-    run = WatchedRun(directory, rounds, mixing, step_s)
-    try:
-        run.start()
+    with lived(WatchedRun(directory, rounds, mixing, step_s)) as run:
         run.wait_for_merges(min(STRUCK_AFTER_ROUNDS, rounds // 2) * FRAGMENTS)
         strike(run, fault)
-        run.wait_for_end()
+        run.wait(run.is_over, LIMIT_S)
         return judge(run, mixing, fault)
-    finally:
-        run.end()
-        shutil.rmtree(directory)
 
 
 def main() -> None:

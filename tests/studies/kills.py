@@ -13,7 +13,6 @@ Ends with one row for the table in README.md, and with status 1 if anything was 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import signal
@@ -36,10 +35,9 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.store.open import open_store
 from tests.studies.launched import SUPERVISOR, LaunchedRun, run_file
-from tests.studies.toy_runs import LEARNERS, integer_run
-from tests.studies.verifying import verified_integers
+from tests.studies.toy_runs import LEARNERS, integer_run, spawned
+from tests.studies.verifying import problems_of, verified_integers
 
-ROOT = Path(__file__).resolve().parents[2]
 SYNCER = "syncer"
 EVERYBODY = (*LEARNERS, SYNCER)
 STRUCK = {"syncer": (SYNCER,), "all": EVERYBODY, "supervisor": (SUPERVISOR,)}
@@ -115,11 +113,7 @@ class ToyRun:
     def start(self, *names: str) -> None:
         for name in names:
             words = [SYNCER, self.url] if name == SYNCER else ["learner", self.url, name]
-            with (self.directory / f"{name}.log").open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", "tests.studies.toy_process", *words],
-                    cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=log,
-                )  # fmt: skip
+            self.processes[name] = spawned(self.directory / f"{name}.log", "tests.studies.toy_process", *words)
 
     def kill(self, *names: str) -> None:
         """SIGKILL to all of them, then wait for all of them."""
@@ -227,9 +221,7 @@ class Study:
     def _is_sound(self, toy: KilledRun, before: dict[str, bytes], failed: list[str] | None = None) -> bool:
         now, found = toy.log(), toy.verified()
         wrong = [f"commit {name} changed or vanished" for name, data in before.items() if now.get(name) != data]
-        wrong += [f"missing: {key}" for key in found.missing] + found.mismatches
-        wrong += toy.failed() if failed is None else failed
-        wrong += [f"{found.duplicates} offers applied twice"] if found.duplicates else []
+        wrong += problems_of(found) + (toy.failed() if failed is None else failed)
         self.tally.violations += [f"after kill {self.tally.kills}: {text}" for text in wrong]
         return not self.tally.violations
 

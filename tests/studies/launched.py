@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -29,29 +33,39 @@ SUPERVISOR = "supervisor"
 NAME = "supervised"
 UNITS = ("l0", "l1", "syncer")
 LOCAL_STEPS, BATCH_TOKENS, STEP_S = 8, 16, 0.1
+Task = tuple[str, Mapping[str, object]]
 LAUNCHED_WITHIN_S = 120.0
 CLOCK = SystemClock(time.monotonic, time.sleep, lambda: None)
-INVENTORY = """\
-version: 1
-store: {url: bucket, region: here}
-islands:
-  - {name: l0, region: here, accelerators: "cpu:1"}
-  - {name: l1, region: here, accelerators: "cpu:1"}
-"""
+
+
+def inventory_of(names: Iterable[str]) -> str:
+    islands = [f'  - {{name: {name}, region: here, accelerators: "cpu:1"}}\n' for name in names]
+    return "version: 1\nstore: {url: bucket, region: here}\nislands:\n" + "".join(islands)
+
+
+def toy_file(model: Task, data: Task, tokens: int, sync: Mapping[str, object], **more: object) -> str:
+    """A run file with a model and data of toy_task."""
+    whole = {
+        "version": 1,
+        "name": NAME,
+        "inventory": "inventory.yaml",
+        "model": {"entrypoint": f"tests.studies.toy_task:{model[0]}", "args": model[1]},
+        "data": {"entrypoint": f"tests.studies.toy_task:{data[0]}", "args": data[1]},
+        "train": {"tokens": tokens, "batch_tokens": BATCH_TOKENS, "inner": {"lr": 0.001}},
+        "sync": {**sync, "codec": "fp32", "weights_codec": "fp32"},
+        "evaluation": {"every": 1_000_000},
+        **more,
+    }
+    return json.dumps(whole)
 
 
 def run_file(rounds: int) -> str:
+    model, data = ("model", {"elements": 16}), ("slow_data", {"step_s": STEP_S})
     tokens = 2 * rounds * LOCAL_STEPS * BATCH_TOKENS
-    return f"""\
-version: 1
-name: {NAME}
-inventory: inventory.yaml
-model: {{entrypoint: "tests.studies.toy_task:model", args: {{elements: 16}}}}
-data: {{entrypoint: "tests.studies.toy_task:slow_data", args: {{step_s: {STEP_S}}}}}
-train: {{tokens: {tokens}, batch_tokens: {BATCH_TOKENS}, inner: {{lr: 0.001}}}}
-sync: {{every: {LOCAL_STEPS}, fragments: 4, quorum: 2, codec: fp32, weights_codec: fp32}}
-evaluation: {{every: 1000000}}
-"""
+    return toy_file(model, data, tokens, {"every": LOCAL_STEPS, "fragments": 4, "quorum": 2})
+
+
+INVENTORY = inventory_of(UNITS[:2])
 
 
 class LaunchedRun:
@@ -133,6 +147,13 @@ class LaunchedRun:
     def is_over(self) -> bool:
         return self.supervisor is not None and self.supervisor.poll() == 0
 
+    def wait(self, reached: Callable[[], bool], within_s: float) -> None:
+        ends_s = time.monotonic() + within_s
+        while not reached():
+            if self.failed() or time.monotonic() > ends_s:
+                raise RuntimeError(f"{self.failed() or 'not over in time'}: {self.said.read_text()[-2000:]}")
+            time.sleep(0.1)
+
     def verified(self) -> Replay:
         return verified(self.store, self.run)
 
@@ -145,6 +166,20 @@ class LaunchedRun:
             for process in left:
                 process.kill()
             psutil.wait_procs(left)
+
+
+Launched = TypeVar("Launched", bound=LaunchedRun)
+
+
+@contextmanager
+def lived(run: Launched) -> Iterator[Launched]:
+    """It is started; afterwards nobody is left of it, and nothing of its directory."""
+    try:
+        run.start()
+        yield run
+    finally:
+        run.end()
+        shutil.rmtree(run.directory)
 
 
 def _home_of(process: psutil.Process) -> str | None:

@@ -10,7 +10,6 @@ and one for all of them together; ends with status 1 if any of them failed.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
 import subprocess
@@ -39,9 +38,9 @@ from tests.contract.emulators import S3_ENVIRONMENT, environment, s3_emulator
 from tests.contract.fake_gcs import FakeGCS
 from tests.contract.fault_proxy import FaultProxy
 from tests.contract.faults import Faults, Kind
-from tests.studies.toy_runs import LEARNERS, ROUND_TOKENS, SYNC, float_run
+from tests.studies.toy_runs import LEARNERS, ROUND_TOKENS, SYNC, float_run, spawned
+from tests.studies.verifying import problems_of
 
-ROOT = Path(__file__).resolve().parents[2]
 CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)
 BUCKET = "bucket"
 ROUNDS, QUICK_ROUNDS = 8, 4
@@ -97,11 +96,9 @@ class Row:
     @property
     def problems(self) -> list[str]:
         """Why this run counts as failed; nothing if it does not."""
-        found = self.found
-        wrong = [*self.failures, *(f"missing: {key}" for key in found.missing), *found.mismatches]
-        wrong += [f"{found.duplicates} offers applied twice"] if found.duplicates else []
-        if not self.asked <= found.tokens <= self.asked + SYNC.drift_rounds * ROUND_TOKENS:
-            wrong.append(f"{found.tokens} tokens where {self.asked} were asked for")
+        wrong = [*self.failures, *problems_of(self.found)]
+        if not self.asked <= self.found.tokens <= self.asked + SYNC.drift_rounds * ROUND_TOKENS:
+            wrong.append(f"{self.found.tokens} tokens where {self.asked} were asked for")
         return wrong
 
     def text(self) -> str:
@@ -166,13 +163,9 @@ class FourProcesses:
     def start(self, logs: Path) -> None:
         syncer = ["diloco_cli", "syncer", f"--run={self.url}"]
         learners = {name: ["tests.studies.toy_process", "float-learner", self.url, name] for name in LEARNERS}
-        variables = {**self.bucket.variables(), "OMP_NUM_THREADS": "1", "DILOCO_HOME": str(logs / "home")}
+        variables = {**self.bucket.variables(), "DILOCO_HOME": str(logs / "home")}
         for name, words in {"syncer": syncer, **learners}.items():
-            with (logs / f"{name}.log").open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", *words], cwd=ROOT, stdout=log, stderr=log,
-                    env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
-                )  # fmt: skip
+            self.processes[name] = spawned(logs / f"{name}.log", *words, **variables)
 
     def wait(self, fault: ServerFault) -> list[str]:
         """Until all of them have ended; why they should have ended otherwise."""

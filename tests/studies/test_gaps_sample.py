@@ -9,7 +9,8 @@ import pytest
 from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
 from diloco_cli.protocol.log.records import Beginning, Event, FragmentVersion, MergedOffer, Offer, Outcome
 from tests.studies import gaps
-from tests.studies.gaps import BATCH_TOKENS, HEADER, account, max_gap_s
+from tests.studies.gaps import HEADER, account, max_gap_s
+from tests.studies.launched import BATCH_TOKENS
 
 
 def commit(at_s: float, *learners: str, outcomes: tuple[Outcome, ...] = (), seq: int = 0) -> Commit:

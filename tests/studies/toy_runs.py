@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 from diloco_cli.config.settings import (
     DataSettings,
@@ -18,6 +22,7 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
 
+ROOT = Path(__file__).resolve().parents[2]
 LEARNERS = ("l0", "l1", "l2")
 FRAGMENTS = 4
 LOCAL_STEPS = 8
@@ -25,6 +30,13 @@ BATCH_TOKENS = 16
 ROUND_TOKENS = len(LEARNERS) * LOCAL_STEPS * BATCH_TOKENS
 NEVER = 1 << 20
 SYNC = SyncSettings(every=LOCAL_STEPS, fragments=FRAGMENTS, quorum=2, skip_after_s=2.0)
+
+
+def spawned(log: Path, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+    """`python -m WORDS`, whose words go to this log."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    with log.open("ab") as out:
+        return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, stdout=out, stderr=out, env=environment)
 
 
 def integer_run(rounds: int, step_s: float, retention: RetentionSettings) -> RunFormat:

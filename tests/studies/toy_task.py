@@ -38,10 +38,6 @@ class Nothing:
         yield self.batch(0, 1, 0, 1)
 
 
-def model(elements: int, fragments: int = FRAGMENTS) -> nn.Module:
-    return Numbers(elements, fragments)
-
-
 class SlowNothing(Nothing):
     """The same, and each batch takes its time; those of a shard with a factor so many times as long."""
 
@@ -87,17 +83,5 @@ class SlowPositions(SlowNothing):
         return torch.tensor([[position]]), torch.zeros(1, 1)
 
 
-def data() -> Nothing:
-    return Nothing()
-
-
-def slow_data(step_s: float, factors: Sequence[float] = ()) -> Nothing:
-    return SlowNothing(step_s, factors)
-
-
-def witnessed_model(elements: int, journal: str) -> nn.Module:
-    return Witnessed(elements, journal)
-
-
-def slow_positions(step_s: float, slowed: str) -> Nothing:
-    return SlowPositions(step_s, slowed)
+model, witnessed_model = Numbers, Witnessed  # entrypoints, and those of data
+data, slow_data, slow_positions = Nothing, SlowNothing, SlowPositions

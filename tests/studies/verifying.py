@@ -41,6 +41,11 @@ class IntegerReplayer(LogVerifier):
         self.arithmetic = ReplayedIntegers(run)  # type: ignore[assignment]
 
 
+def problems_of(replay: Replay) -> list[str]:
+    twice = [f"{replay.duplicates} offers applied twice"] if replay.duplicates else []
+    return [*(f"missing: {key}" for key in replay.missing), *replay.mismatches, *twice]
+
+
 def verified_integers(store: Store, run: RunFormat) -> Replay:
     """One replay; where the log's floor rose meanwhile and took away what that one still wanted, another from there."""
     while True:
