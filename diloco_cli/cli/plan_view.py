@@ -152,7 +152,7 @@ def _short(names: Sequence[str]) -> str:
 def _excluded(plan: Plan) -> Iterator[list[str]]:
     most = at_most(MAX_LISTED)
     for island in plan.excluded[:most]:
-        ways = chain.from_iterable(_wrapped(f"  suggestion: {way}", "           ") for way in island.suggestions)
+        ways = chain.from_iterable(_wrapped(f"  suggestion: {way}", "              ") for way in island.suggestions)
         yield [*_wrapped(f"left out: {island.name}: {island.reason}", "  "), *ways]
     if len(plan.excluded) > most:
         yield [f"left out: {len(plan.excluded) - most} more, each with its reason: | less, or --json"]

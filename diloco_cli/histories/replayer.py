@@ -278,7 +278,7 @@ class Replayer:
         if base is None:
             raise ViolationError("6", f"{who}: its base {item['base']} was never committed")
         if 0 < self.collected < self.n:
-            expect(self.store.get(base.weights_key) is not None, "9", f"{who}: the weights of its base is gone")
+            expect(self.store.get(base.weights_key) is not None, "9", f"{who}: the weights of its base are gone")
         return versions[-1].parameter - base.parameter
 
     def _output(self, output: Plain, n: int) -> None:

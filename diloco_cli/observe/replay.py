@@ -146,7 +146,7 @@ class LogVerifier:
             self._expect(False, f"{key}: this merge cannot be recomputed")
             return False
         self._expect(digest(merged.state) == output.state_digest, f"{key}: replayed parameters differ")
-        self._expect(digest(merged.weights) == output.weights_digest, f"{key}: replayed weights differs")
+        self._expect(digest(merged.weights) == output.weights_digest, f"{key}: replayed weights differ")
         self._expect(as_logged(merged.agreement) == commit.agreement, f"{key}: the deltas agree otherwise than it says")
         return True
 

@@ -126,7 +126,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, readable: Callable[[bool], bool] 
     return looks
 
 
-def test_a_cast_that_is_whole_is_not_made_anew_however_long_nobody_merges(
+def test_weights_that_are_whole_are_not_made_anew_however_long_nobody_merges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = looked_at(monkeypatch)

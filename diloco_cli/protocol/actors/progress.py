@@ -306,7 +306,7 @@ class Progress:
                 book.waits = None
                 book.sent = book.sent if applied else None
                 in_time = None if blamed else self._was_in_time(draft, applied, state)
-                self.aim.settled(draft.slot, in_time, not applied and is_stale(draft.base, draft.slot, self.run))
+                self.aim.settled(draft.slot, in_time, in_time is False and is_stale(draft.base, draft.slot, self.run))
 
     def _was_in_time(self, draft: OfferDraft, applied: bool, state: RunState) -> bool | None:
         """Whether a settled offer came in time; None: its slot was skipped, so the log does not tell."""

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from diloco_cli.protocol.log.records import Beginning, Event, OfferId, RunFormat
 
-TAPE_SCHEMA = 2
+TAPE_SCHEMA = 3
 MAX_EVENTS = 4096  # between two offers; an honest learner's are a few per merge
 
 
