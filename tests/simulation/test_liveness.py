@@ -13,7 +13,7 @@ from diloco_cli.histories.integers import gradient
 from diloco_cli.protocol.log.keys import delta_key, offer_key
 from diloco_cli.protocol.log.records import Offer
 from diloco_cli.protocol.log.wire import encode
-from tests.simulation.sweeps import finished
+from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
 
 RUN = make_run(merges=8)
@@ -145,7 +145,8 @@ def test_a_bad_record_gets_one_outcome_across_restarts() -> None:
     fleet.until_commits(2)
     fleet.kill("syncer")
     fleet.syncer()
-    finished(fleet)
+    fleet.finish()
+    check(fleet)
 
 
 def test_a_replaced_run_format_is_not_needed_by_anybody_who_runs() -> None:

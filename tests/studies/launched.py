@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+import yaml
 
 from diloco_cli.observe.replay import Replay, verified
 from diloco_cli.protocol.log.commit_log import read_format
@@ -56,7 +57,8 @@ def toy_file(model: Task, data: Task, tokens: int, sync: Mapping[str, object], *
         "evaluation": {"every": 1_000_000},
         **more,
     }
-    return json.dumps(whole)
+    text: str = yaml.safe_dump(whole, sort_keys=False)
+    return text
 
 
 def run_file(rounds: int) -> str:
