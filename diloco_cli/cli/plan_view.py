@@ -119,7 +119,7 @@ def plan_text(plan: Plan) -> str:
         _memory(plan),
         _waterfall(plan),
         _outcome(plan),
-        _list("warnings", [w for w in plan.warnings if " is left out: " not in w]),
+        _list("warnings", [w for w in plan.warnings if " is excluded: " not in w]),
         _list("alternatives", alternatives),
         _list("what would change it", sensitivity),
         _list("assumptions", [f"{a.mark}: {a.text}" for a in plan.assumptions]),
@@ -153,9 +153,9 @@ def _excluded(plan: Plan) -> Iterator[list[str]]:
     most = at_most(MAX_LISTED)
     for island in plan.excluded[:most]:
         ways = chain.from_iterable(_wrapped(f"  suggestion: {way}", "              ") for way in island.suggestions)
-        yield [*_wrapped(f"left out: {island.name}: {island.reason}", "  "), *ways]
+        yield [*_wrapped(f"excluded: {island.name}: {island.reason}", "  "), *ways]
     if len(plan.excluded) > most:
-        yield [f"left out: {len(plan.excluded) - most} more, each with its reason: | less, or --json"]
+        yield [f"excluded: {len(plan.excluded) - most} more, each with its reason: | less, or --json"]
 
 
 def _schedule(plan: Plan) -> list[str]:

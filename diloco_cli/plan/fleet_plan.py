@@ -42,7 +42,7 @@ def assemble(
     missing = sorted(missing, key=lambda island: order[island.name])
     islands = [_planned(candidate, flow, fleet, run, inventory, model) for candidate, flow in pairs]
     money, needs = costs(fleet, run, model), syncer_needs(fleet, model)
-    warnings = [f"{island.name} is left out: {island.reason}" for island in (*missing, *unused)]
+    warnings = [f"{island.name} is excluded: {island.reason}" for island in (*missing, *unused)]
     if fleet.schedule.fragments < run.sync.fragments:
         unit, count = "layers" if run.sync.layout == "layers" else "tensors", fleet.schedule.fragments
         warnings.append(f"the model has too few {unit} for {run.sync.fragments} fragments: there will be {count}")

@@ -7,8 +7,8 @@ without a fabric is an island of its own. Such a group is then split into as few
 - to stay available: a synchronous island stops with any of its machines, so its failures add up;
 
 unless a part would no longer hold the model, or its link would no longer carry its round: then the group is split into
-fewer parts. A machine that does not hold the model in any grouping is left out. The decisions depend on (run,
-inventory, model) alone, and every machine is in exactly one island or left out.
+fewer parts. A machine that does not hold the model in any grouping is excluded. The decisions depend on (run,
+inventory, model) alone, and every machine is in exactly one island or excluded.
 
 `groups`: the machines that may train together; `island_of`: the island of some machines.
 """
@@ -192,7 +192,7 @@ def form_islands(run: RunSettings, inventory: Inventory, model: ModelFacts) -> F
         decision = _Decision(run, inventory, model, group)
         least = decision.least_machines()
         if least is None:
-            excluded.setdefault(decision.why_left_out(), []).extend(machine.name for machine in group.machines)
+            excluded.setdefault(decision.why_excluded(), []).extend(machine.name for machine in group.machines)
             continue
         parts, why = decision.split(least)
         for number, part in enumerate(parts, start=1):
@@ -253,7 +253,7 @@ class _Decision:
         load = load_of_round(self.model, sync.codec, sync.weights_codec, self.run.train.inner)
         return load.shortest_round_s(island.link) <= sync.every * (self._batch_tokens() / tokens_per_s)
 
-    def why_left_out(self) -> tuple[str, tuple[str, ...]]:
+    def why_excluded(self) -> tuple[str, tuple[str, ...]]:
         """Why all of the group's machines together do not hold the model, and what would. Machines with the same answer
         are reported together."""
         first, num_machines = self.group.first, len(self.group.machines)

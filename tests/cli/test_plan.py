@@ -144,7 +144,7 @@ def test_in_a_pipe_no_row_no_entry_and_no_explanation_is_left_out(diloco, tmp_pa
     text = diloco("plan", tmp_path / "i.yaml", "-f", run, *longer)
     rows = {line.split()[0] for line in text.splitlines() if "H100-SXM:8 " in line}
     assert rows == set(names[:30])
-    assert [name for name in names[30:] if f"left out: {name}:" in text] == names[30:]
+    assert [name for name in names[30:] if f"excluded: {name}:" in text] == names[30:]
     assert "or --json" not in text  # what a terminal says of what it left out
     explained = diloco("plan", tmp_path / "i.yaml", "-f", run, *longer, "--explain")
     assert all(f"\n{name}:\n" in explained for name in names[:30])

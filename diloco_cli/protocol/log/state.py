@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
-from diloco_cli.protocol.log.commits import Commit, Quarantine, Readmit
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, OfferId, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.states import RunPhase, phase_after
@@ -37,10 +36,10 @@ HOSTILE = frozenset({
 ROLLBACKS_KEPT = 16
 
 
-def faults_after(faults: int, commit: Commit, learner: str) -> int:
+def faults_after(faults: int, commit: commits.Commit, learner: str) -> int:
     """A learner's faults after one more commit, from its offers that the commit refuses and applies. All code that
     counts faults uses this function."""
-    if isinstance(commit, Quarantine | Readmit) and commit.learner == learner:
+    if isinstance(commit, commits.Quarantine | commits.Readmit) and commit.learner == learner:
         return 0
     num_applied = sum(item.learner == learner for item in commit.inputs)
     num_hostile = sum(outcome.learner == learner and outcome.reason in HOSTILE for outcome in commit.outcomes)
@@ -178,9 +177,8 @@ def apply(state: RunState, commit: commits.Commit, digest: str, layout: Layout, 
 
     `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
     """
-    _check_chain(state, commit)
+    phase = _next_phase(state, commit)
     _check_outputs(state, commit, len(layout.fragments))
-    phase = phase_after(state.phase, commit.kind) or state.phase
     state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch, phase=phase)
     if commit.request is not None:
         state = replace(state, next_request=commit.request + 1)
@@ -212,15 +210,18 @@ def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState
     raise TypeError(f"a {commit.kind} is folded by nothing")
 
 
-def _check_chain(state: RunState, commit: commits.Commit) -> None:
+def _next_phase(state: RunState, commit: commits.Commit) -> RunPhase:
+    """The run's phase after the commit. Raises RecordError if the commit cannot come next."""
     if (commit.n, commit.previous) != (state.n + 1, state.digest):
         raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
     if commit.epoch < state.epoch:
         raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
-    if phase_after(state.phase, commit.kind) is None:
+    phase = phase_after(state.phase, commit.kind)
+    if phase is None:
         raise RecordError(f"commit {commit.n}, a {commit.kind}, comes after the run was {state.phase}")
     if isinstance(commit, commits.Merge | commits.Skip) and commit.slot != state.slot:
         raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
+    return phase
 
 
 def _check_outputs(state: RunState, commit: commits.Commit, num_fragments: int) -> None:
