@@ -36,7 +36,7 @@ def refusal(action: Action, target: Target, *, hold: bool = False, for_s: float 
     if action == "pause":
         return _refusal_to_pause(target, for_s)
     if hold and target.kind == SUPERVISOR:
-        return "nobody restarts a supervisor, so --hold means nothing for it"
+        return "no process restarts a supervisor, so --hold means nothing for it"
     return None
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def syncer(
     url: str | None = typer.Argument(None, metavar="URL", help="URL of the run's bucket and prefix; or --run URL."),
     run: str | None = typer.Option(None, "--run", help="The same."),
-    standby: bool = typer.Option(False, "--standby", help="Wait, and take over once nobody serves any more."),
+    standby: bool = typer.Option(False, "--standby", help="Wait, and take over once no syncer serves the run."),
     name: str | None = typer.Option(None, "--name", help="With --standby: its name in `status`; default: standby."),
     instead_of: int | None = typer.Option(None, "--instead-of", hidden=True, help="Pid of its dead predecessor here."),
     hosted: bool = typer.Option(False, "--hosted", hidden=True, help="Leave when stdin closes, work at low priority."),

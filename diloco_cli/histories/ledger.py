@@ -100,7 +100,7 @@ def _check_fragment(account: Account, fragment: int, applied: list[AppliedOffer]
     given_up = _tokens(where for where, _, _ in discarded)
     left = processed - given_up - set(merged)
     silent = {at for at in left if at < account.held[fragment]}
-    expect(not silent, "4", f"{who}: {_some(silent)} was processed, is in no merge, and nobody says why")
+    expect(not silent, "4", f"{who}: {_some(silent)} was processed, is in no merge, and no commit says why")
     return len(left)
 
 

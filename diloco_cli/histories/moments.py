@@ -60,7 +60,7 @@ class MomentsWatch:
         elif kind == "offer":
             offer = json.loads(data)
             inner = offer["inner"]
-            expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which nobody has saved")
+            expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which was never saved")
             promise = None if inner is None else Promise(int(rest[0]), offer["base"], inner)
             self.named.setdefault(learner, {})[int(rest[0])] = promise
             if inner is not None:

@@ -178,7 +178,7 @@ class Replayer:
         follows = epoch > self.epoch if starts else epoch == self.epoch
         expect(follows, "1", f"a {commit['kind']} of epoch {epoch} after epoch {self.epoch}")
         if starts:
-            expect(self.store.get(f"epoch/{epoch:010d}.json") is not None, "1", f"nobody claimed epoch {epoch}")
+            expect(self.store.get(f"epoch/{epoch:010d}.json") is not None, "1", f"epoch {epoch} was never claimed")
         self.epoch = epoch
 
     def _membership(self, island: Plain) -> None:

@@ -165,7 +165,7 @@ class Books:
                 self.expect(why is None, f"{key}: {commit.island.name!a} joins, but {why}")
             case Quarantine() | Readmit():
                 name, keeps_out = commit.learner, isinstance(commit, Quarantine)
-                self.expect(self.run.island(name) is not None, f"{key}: a {commit.kind} of {name!a}, whom nobody knows")
+                self.expect(self.run.island(name) is not None, f"{key}: a {commit.kind} of {name!a}, not in the run")
                 self.expect((name in self.kept_out) != keeps_out, f"{key}: a second {commit.kind} of {name!a}")
                 if keeps_out:
                     self._check_cause(name, key)

@@ -36,7 +36,7 @@ def headline(status: Status) -> str:
     ]
     if status.eta_s is not None:
         parts.append(f"ETA {format_duration(status.eta_s)}")
-    parts.append(f"as of {format_duration(status.age_s)} ago" if status.age_s is not None else "nobody heard yet")
+    parts.append(f"as of {format_duration(status.age_s)} ago" if status.age_s is not None else "no heartbeat yet")
     return "   ".join(parts)
 
 

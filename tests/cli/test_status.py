@@ -22,6 +22,7 @@ from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import NANO, make_bucket, say
 from tests.cli.conftest import Diloco
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def url(tmp_path: Path) -> str:
 def test_nobody_heard_is_no_age(diloco: Diloco, url: str) -> None:
     data = json.loads(diloco("status", url, "--json").stdout)["data"]
     assert data["state"] == "STARTING" and data["age_s"] is None
-    assert "nobody heard yet" in diloco("status", url).stdout
+    assert "no heartbeat yet" in diloco("status", url).stdout
 
 
 def test_exit_code_5_says_so_in_one_json_object_or_as_text(diloco: Diloco, url: str, tmp_path: Path) -> None:
@@ -86,6 +87,10 @@ class HangsWhenTold(LocalStore):
         return super().get(key, max_bytes)
 
 
+def store_calls() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "store-call"]
+
+
 def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes_back(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,11 +105,10 @@ def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes
             assert watcher.look().state == "STARTING"
         said = set(capsys.readouterr().err.splitlines())
         assert len(said) == 1 and "no answer within 200 ms" in said.pop()
-        left = [thread for thread in threading.enumerate() if thread.name == "store-call"]
-        assert len(left) == 1
+        wait_until(lambda: len(store_calls()) == 1)  # a call that was answered may still be ending
     finally:
         hung.works.set()
-    left[0].join(20)
+    wait_until(lambda: not store_calls())
     say(tmp_path / "nano", "iowa", 0)
     monkeypatch.setattr(status, "LOOK_S", 20)
     assert next(found.heard_s for found in watcher.look().learners if found.name == "iowa") is not None

@@ -136,7 +136,7 @@ LIES: dict[str, tuple[Callable[[Plain], object], str]] = {
     "another fragment": (lambda plain: plain["outputs"][0].update(fragment=7), "brings fragments [7]"),
     "another version": (lambda plain: plain["outputs"][0].update(version=1), "version of another commit"),
     "another state": (lambda plain: plain["outputs"][0].update(state_digest=digest(b"")), "parameters differ"),
-    "another weights": (lambda plain: plain["outputs"][0].update(weights_digest=digest(b"")), "weights differs"),
+    "another weights": (lambda plain: plain["outputs"][0].update(weights_digest=digest(b"")), "weights differ"),
     "quorum": (lambda plain: plain.update(quorum=1), "quorum 1, but the run's is 2"),
     "too few inputs": (lambda plain: plain["inputs"].pop(), "1 inputs, quorum 2"),
     "the sum of tokens": (lambda plain: plain.update(tokens=1), "1 tokens, but its inputs have"),

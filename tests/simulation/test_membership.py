@@ -152,7 +152,7 @@ def test_nobody_joins_a_run_that_is_over() -> None:
 
 
 def left_with_a_word(actor: Actor) -> bool:
-    return isinstance(actor.error, UsageError) and "is STOPPED: nobody can join it" in str(actor.error)
+    return isinstance(actor.error, UsageError) and "is STOPPED: no island can join it" in str(actor.error)
 
 
 @pytest.mark.parametrize("name", ["spot", "late"], ids=["a member", "a stranger"])

@@ -170,7 +170,7 @@ def test_a_stop_sends_standbys_home_and_a_resumed_run_is_served_again() -> None:
         fleet.standby(name)
     fleet.start_learners()
     fleet.finish()
-    assert fleet.takeovers[-1][0] - stopped_s <= PROMPT_S and "nobody served" in fleet.takeovers[-1][2]
+    assert fleet.takeovers[-1][0] - stopped_s <= PROMPT_S and "no syncer served" in fleet.takeovers[-1][2]
     assert check(fleet).kinds.count("finish") == 1
 
 

@@ -100,7 +100,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
 def refuse_unless_running(run: RunFormat, state: RunState) -> None:
     """An island that wants to join does not wait for a run that may never go on. Raises UsageError."""
     if state.phase != RunPhase.RUNNING:
-        raise UsageError(f"run {run.name} is {state.phase}: nobody can join it", hint=f"diloco status {run.name}")
+        raise UsageError(f"run {run.name} is {state.phase}: no island can join it", hint=f"diloco status {run.name}")
 
 
 def refusal_text(name: str, reason: str) -> str:

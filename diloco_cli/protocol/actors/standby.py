@@ -165,7 +165,7 @@ def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool) -> str
     if dead:
         return "its predecessor, which served, is dead"
     if unserved:
-        return "nobody served the run"
+        return "no syncer served the run"
     who = f"epoch {state.epoch}" if state.epoch else "the first syncer"
     return f"{who} was silent for {silent_s:.1f} s"
 

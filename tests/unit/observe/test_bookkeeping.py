@@ -104,7 +104,7 @@ def test_nobody_is_quarantined_where_the_quorum_needs_everybody() -> None:
     ("kind", "learner", "words"),
     [
         ("quarantine", "l1", "after 0 faults"),
-        ("quarantine", "nobody", "whom nobody knows"),
+        ("quarantine", "nobody", "not in the run"),
         ("quarantine", "l0", "a second quarantine"),
         ("readmit", "l1", "a second readmit"),
     ],

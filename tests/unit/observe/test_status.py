@@ -2,7 +2,7 @@
 
 Requests by the classes that stores charge for.
 
-Who serves, who stands by, and what `status` says where nobody serves.
+Which syncer serves, which stands by, and what `status` says where none serves.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def test_a_plain_line_has_the_state_the_tokens_and_every_learner():
     for part in ("tokens 9k / 20k (45.0%)", "loss 1.250", "goodput 45.0%", "iowa:lost", "rhine:training"):
         assert part in line
     nobody = plain_line(status_of(facts(iowa=None, rhine=None, syncer=None)))
-    assert "nobody heard yet" in nobody
+    assert "no heartbeat yet" in nobody
 
 
 def test_the_summary_tells_shares_bytes_and_what_data_parallel_would_move():
