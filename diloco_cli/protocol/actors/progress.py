@@ -306,14 +306,14 @@ class Progress:
                 book.waits = None
                 book.sent = book.sent if applied else None
                 in_time = None if blamed else self._was_in_time(draft, applied, state)
-                self.aim.settled(draft.slot, in_time, in_time is False and is_stale(draft.base, draft.slot, self.run))
+                self.aim.settled(draft.slot, in_time)
 
     def _was_in_time(self, draft: OfferDraft, applied: bool, state: RunState) -> bool | None:
-        """Whether a settled offer came in time; None: its slot was skipped, so the log does not tell."""
+        """Whether a settled offer came in time; None: the log does not tell (skipped slot), or its base was too old."""
         if applied or draft.slot >= state.slot:
             return True
-        of_fragment = (output.slot for output in state.history if output.fragment == draft.fragment)
-        return False if draft.slot in of_fragment else None
+        merged = any((o.fragment, o.slot) == (draft.fragment, draft.slot) for o in state.history)
+        return False if merged and not is_stale(draft.base, draft.slot, self.run) else None
 
     def is_behind_rollback(self, state: RunState) -> bool:
         """Whether the log knows of a rollback that these books do not know."""

@@ -80,7 +80,7 @@ class Shot:
 
 @dataclass
 class Aim:
-    """The aim of one incarnation. `max_ahead`: slots that an offer may name beyond the head (eligibility.max_ahead).
+    """The aim of one incarnation. `max_ahead`: how many slots old its base may be (eligibility.max_ahead).
     `next_slot`: the slot after its newest offer's. `reached`: the slot number that its own steps have brought it to;
     slot s is due from s + 1 on. `unsent`: its steps since its newest offer, in slots. `pace` `steps`: offers go by
     steps alone; `planned`: also by the clock, so that none is too late; `measured`: so that no other learner waits.
@@ -123,6 +123,7 @@ class Aim:
                 self._spacings_s.append((self.head_since_s - before_s) / advanced)
             self.skipped = all(output.slot < state.slot - 1 for output in state.outputs)
         self.head, self.window = state.slot, state.window
+        self._limit_hidden()
 
     def begin_at(self, head: int) -> None:
         """Start anew at slot `head`: offers on their way no longer count."""
@@ -139,13 +140,9 @@ class Aim:
         if seconds is not None and (shot := self._shots.get(slot)) is not None:
             shot.arrived_s = now_s
 
-    def settled(self, slot: int, in_time: bool | None, too_far: bool = False) -> None:
-        """The offer for this slot has its outcome: whether it came in time; None: its delivery decided nothing.
-        `too_far`: its base was too old for the slot, which recurs while `hidden_s` is larger than the true delay."""
+    def settled(self, slot: int, in_time: bool | None) -> None:
+        """The offer for this slot has its outcome: whether it came in time; None: its delivery decided nothing."""
         shot = self._shots.pop(slot, None)
-        if too_far:
-            self.delivery.hidden_s /= 2
-            return
         if in_time is None:
             return
         slot_s = 0.0 if self.window is None else self.window.slot_s
@@ -154,8 +151,13 @@ class Aim:
         elif shot is not None and shot.known and shot.arrived_s is not None and shot.closes_s < inf:
             hidden_s = min(shot.closes_s, self._closed_s(slot)) - shot.arrived_s
             if hidden_s >= 0:
-                more_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
-                self.delivery.hidden_s = min(more_s, self.num_fragments * slot_s)
+                self.delivery.hidden_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
+                self._limit_hidden()
+
+    def _limit_hidden(self) -> None:
+        """To a round, of slots as long as they are now: a longer delay cannot be told from another cause."""
+        if self.window is not None:
+            self.delivery.hidden_s = min(self.delivery.hidden_s, self.num_fragments * self.window.slot_s)
 
     def _closed_s(self, slot: int) -> float:
         """When half of a merged slot's grace was over, at the latest, computed from the present head."""
@@ -229,7 +231,7 @@ class Aim:
         missed_a_round = slot >= self.next_slot + self.num_fragments  # then the syncer waits for this learner no more
         made = max(self.reached - slot, self.unsent if missed_a_round else 0.0)  # other learners may always be faster
         has_reached = made >= 1 - 1e-6
-        if slot > self.head + self.max_ahead:
+        if slot > self._furthest:
             return False
         if self.pace == "steps":
             return has_reached
@@ -247,7 +249,8 @@ class Aim:
 
     def first_reachable(self, now_s: float, before: int = 0) -> int:
         """The first slot that an offer can reach if it is sent now, after `before` others. Slots that it cannot reach,
-        and slots that the log has passed, are left out."""
+        and slots that the log has passed, are left out. Where it can reach none that it may name, the furthest: only an
+        offer tells whether the delivery still takes so long."""
         first = max(self.next_slot, self.head)
         arrives_s = now_s + self.delivery.expected_s(now_s, before)
         if self.window is None or arrives_s <= self.closes_s(first, now_s):
@@ -255,4 +258,10 @@ class Aim:
         missed = (arrives_s - self._planned_s(first, now_s) - self.window.grace_s) / self.window.slot_s
         if self._spacing_s > 0:
             missed = min(missed, (arrives_s - self._merges_from_s(first)) / self._spacing_s)
-        return first + min(ceil(missed + 1e-9), self.max_ahead + 1)
+        return max(first, min(first + ceil(missed + 1e-9), self._furthest))
+
+    @property
+    def _furthest(self) -> int:
+        """The last slot that an offer may name: its base, produced in the slot before the head at the latest, is too
+        old for any slot after it."""
+        return self.head + self.max_ahead - 1

@@ -199,18 +199,20 @@ def test_an_offer_for_a_slot_that_was_skipped_was_not_too_late(skipped: bool) ->
     assert (progress.aim.delivery.hidden_s == 0.0) is skipped
 
 
-def test_an_offer_that_names_a_slot_too_far_beyond_its_base_was_not_too_late() -> None:
+def test_an_offer_whose_base_was_too_old_was_not_too_late() -> None:
     """Seed 16004753: refused for its base each time, its way seemed longer, and so it aimed too far."""
     run = make_run(fragments=1, mixing="replace")
     progress, state, first = ready(run)
     progress.aim.delivered(first.slot, 0.5, 0.5)
     beyond = 2 + max_ahead(run)
     progress.books[0].waits = replace(first, slot=first.base.slot + beyond)
-    progress.aim.delivery.hidden_s = 1.0
+    progress.aim.sent(first.base.slot + beyond, 0.0)
+    settled: list[bool | None] = []
+    progress.aim.settled = lambda slot, in_time: settled.append(in_time)  # type: ignore[method-assign]
     for slot in range(beyond):
         state = merged_without(state, slot, run)
     progress.heard(state)
-    assert progress.books[0].waits is None and progress.aim.delivery.hidden_s == 0.5
+    assert progress.books[0].waits is None and settled == [None]
 
 
 def test_what_an_outgrown_stretch_held_is_not_offered_again_when_its_offer_is_merged_after_all() -> None:

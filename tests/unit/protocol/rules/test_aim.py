@@ -330,11 +330,14 @@ def test_one_that_has_missed_a_round_comes_to_a_slot_that_is_open_without_its_st
 
 
 def test_no_slot_is_named_that_is_further_ahead_than_a_base_may_be_old() -> None:
-    """However much it has trained, and however long its uploads take."""
-    aim = aim_at(10, max_ahead=6)
-    assert slots_after(aim, 40, step_s=100.0) == [10, 11, 12, 13, 14, 15, 16]
+    """However much it has trained. The version of the slot before the head is too old for slot 16."""
+    assert slots_after(aim_at(10, max_ahead=6), 40, step_s=100.0) == [10, 11, 12, 13, 14, 15]
+
+
+def test_one_whose_uploads_take_longer_than_any_slot_that_it_may_name_offers_for_the_last_one() -> None:
+    """Otherwise it would never measure that uploads have become shorter, and would be in no merge for good."""
     aim = delivering(aim_at(10, max_ahead=6), 100 * SLOT_S)
-    assert slots_after(aim, 40, step_s=1000.0) == [] and aim.first_reachable(100.0) == 10 + aim.max_ahead + 1
+    assert slots_after(aim, 40, step_s=1000.0) == [15]
 
 
 def test_a_rollback_begins_at_the_slot_that_is_due() -> None:
@@ -436,13 +439,13 @@ def test_a_way_that_stays_too_long_goes_on_growing_up_to_a_round() -> None:
     assert ways == sorted(ways) and ways[-1] == FRAGMENTS * SLOT_S
 
 
-def test_an_offer_whose_base_was_too_old_hides_nothing_and_takes_back_half_of_what_was_hidden() -> None:
+def test_what_is_hidden_of_a_way_is_at_most_a_round_also_when_slots_become_shorter() -> None:
+    """Seed 19005161: slots of 1.3 s became slots of 0.3 s, and the learner saw none that it could reach."""
     aim = aim_at(10)
-    shot(aim, 1.0, in_time=False)
-    before_s = aim.delivery.hidden_s
-    aim.sent(11, 130.0)
-    aim.settled(11, False, too_far=True)
-    assert aim.delivery.hidden_s == before_s / 2 > 0.0
+    for _ in range(20):
+        shot(aim, 1.0, in_time=False)
+    aim.heard(log(11, structs.replace(WINDOW, slot_s=SLOT_S / 4)), 112.0, 112.0)
+    assert aim.delivery.hidden_s == FRAGMENTS * SLOT_S / 4
 
 
 def test_a_way_that_has_become_shorter_is_found_out_little_by_little() -> None:
