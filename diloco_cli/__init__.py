@@ -1,3 +1,3 @@
 """Decoupled DiLoCo: learners and a syncer that only meet in a bucket."""
 
-__version__ = "0.3.2"
+__version__ = "0.4.0.dev0"

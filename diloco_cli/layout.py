@@ -77,12 +77,6 @@ class Layout:
     def num_parameters(self) -> int:
         return sum(fragment.num_parameters for fragment in self.fragments)
 
-    @property
-    def imbalance(self) -> float:
-        """Largest fragment over the mean."""
-        largest = max(fragment.num_parameters for fragment in self.fragments)
-        return largest * len(self.fragments) / self.num_parameters
-
 
 @dataclass(frozen=True)
 class ParameterFact:

@@ -120,7 +120,7 @@ class Keyless(Unsigned):
 class Keyring(Unsigned):
     """The keys that one process holds for one run. With the run's secret it holds all keys."""
 
-    wrong = "is not signed by who must sign it"
+    wrong = "is not signed by the signer that it needs"
 
     def __init__(self, run_id: str, keys: Mapping[str, bytes], secret: bytes | None = None) -> None:
         self._run_id, self._keys, self._secret = run_id, dict(keys), secret

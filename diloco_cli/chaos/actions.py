@@ -66,7 +66,7 @@ def hint_for(action: Action, target: Target) -> str:
         return f"go on with `diloco resume {target.run}`"
     if target.condition == "paused":
         return f"let it go on with `diloco chaos revive {target.name} --run {target.run}`"
-    return f"see who lives with `diloco chaos list --run {target.run}`"
+    return f"list the units with `diloco chaos list --run {target.run}`"
 
 
 def plan_kill(run: str, unit: str, *, hold: bool = False) -> Kill:

@@ -18,7 +18,7 @@ key = typer.Typer(help="Keys with which records are signed.", no_args_is_help=Tr
 
 @key.command("new")
 def new(file: Path = FileArgument) -> None:
-    """Make the secret of one or more runs: for whoever launches them, and for their syncers and operators."""
+    """Make the secret of one or more runs: for the machine that launches them, and for their syncers and operators."""
     from diloco_cli.runtime.signing_key import write_key
     from diloco_cli.signing import KEY_FILE_VARIABLE
 

@@ -20,10 +20,10 @@ def readmit(
     opened, state = open_unfinished(run, "a quarantine")
     kept_out = sorted(name for name, known in state.learners.items() if known.quarantined is not None)
     if learner not in kept_out:
-        names = ", ".join(kept_out) or "nobody"
+        names = ", ".join(kept_out) or "none"
         raise UsageError(f"{learner!a} is not quarantined in run {opened.name}; quarantined: {names}")
     state = carry_out(opened, "readmit", timeout_s, "diloco readmit", learner=learner)
     if as_json:
         print_json("readmit", {"run": opened.name, "learner": learner, "commit": state.n})
     else:
-        print(f"run {opened.name}: {learner} is let in again, as of commit {state.n}")
+        print(f"run {opened.name}: {learner} is readmitted, as of commit {state.n}")

@@ -132,7 +132,7 @@ def _say_end(tape: Tape, data: dict[str, Any]) -> None:
 
 
 def _warnings(tape: Tape, device: str) -> list[str]:
-    kinds = sorted({i.accelerator for i in tape.run.everybody if not i.accelerator.lower().startswith("cpu")})
+    kinds = sorted({i.accelerator for i in tape.run.all_islands if not i.accelerator.lower().startswith("cpu")})
     if not kinds or device != "cpu" or all(merge.state_digest is None for merge in tape.merges):
         return []
     return [f"recorded on {', '.join(kinds)}: on a CPU the parameters will not be the same bits; see --device"]

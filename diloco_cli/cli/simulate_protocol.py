@@ -33,7 +33,7 @@ def protocol(
         help="So many seeds, one history each (with --sweep: one sweep).",
     ),
     jobs: int = typer.Option(1, "--jobs", min=1, max=MAX_JOBS, help="Processes that share the work."),
-    sweep: bool = typer.Option(False, "--sweep", help="Crash everybody at every operation, before and after it."),
+    sweep: bool = typer.Option(False, "--sweep", help="Crash every process at every operation, before and after it."),
     at: str = typer.Option(None, "--at", help="With --sweep: this crash alone, as in l0.1:3:after."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:

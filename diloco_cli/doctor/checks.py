@@ -110,10 +110,10 @@ def own_write(place: Place) -> Finding:
     """A repeated create whose first answer was lost counts as a success; a create of other bytes never does."""
     data = noise("own", 2000)
     if place.store.create("own/repeated", data) != Created() or place.store.create("own/repeated", data) != Created():
-        return failed("repeating one's own create is answered as if somebody else had made it", USE_ANOTHER)
+        return failed("repeating one's own create is answered as if another writer had made it", USE_ANOTHER)
     deaf = RetryingStore(_LosesTheFirstAnswer(place.store), place.box.left_s(), left_s=place.box.left_s)
     if deaf.create("own/lost", data) != Created():
-        return failed("a create whose answer was lost is taken for somebody else's", USE_ANOTHER)
+        return failed("a create whose answer was lost is taken for another writer's", USE_ANOTHER)
     other = place.client().create("own/lost", data[::-1])
     if other != Exists(data):
         return failed("another's create of the same name was not refused", USE_ANOTHER)

@@ -1,1 +1,1 @@
-"""What can go wrong, in one vocabulary for `chaos` and `simulate`: scenarios and their seeded timetables. Pure."""
+"""Scenarios of faults, and their seeded timetables. Pure."""

@@ -68,7 +68,7 @@ def simulation_text(plain: Mapping[str, Any]) -> str:
     found = Simulated(**plain)
     histories = f"{len(found.seeds)} histories of {found.days:g} days, {found.failures} failures"
     left = f"they leave {found.failures_percent:.1f} % (sd {found.failures_sd:.1f}) of the work"
-    at_least = "somebody trains" if found.quorum == 1 else f"the quorum of {found.quorum} trains"
+    at_least = "an island trains" if found.quorum == 1 else f"the quorum of {found.quorum} trains"
     still = ", and no island trains without it" if found.stands_still and found.quorum > 1 else ""
     formula = f"by the closed form {found.closed_form_quorum_percent:.2f} %{still}"
     text = (

@@ -21,7 +21,7 @@ from diloco_cli.histories.outcome import Actors, HistoryResult, Moment
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import Region
 from diloco_cli.histories.replayer import LIVENESS, Replayer, ViolationError, expect
-from diloco_cli.histories.script import CallFaults, Script, drawn_disturbances
+from diloco_cli.histories.script import CallFaults, Script, drawn_nemesis_events
 from diloco_cli.histories.stream import Stream
 from diloco_cli.histories.supervisor import SimulatedSupervisor
 from diloco_cli.histories.witness import Beliefs
@@ -88,7 +88,7 @@ class History:
         given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
         self.calls = CallFaults(options, given)
         names = [island.name for island in self.run.islands]
-        drawn = drawn_disturbances(options, seed, names) if script is None else script.nemesis_events
+        drawn = drawn_nemesis_events(options, seed, names) if script is None else script.nemesis_events
         self.nemesis_events = drawn
         self.draw = Stream(seed, "history")
         self.changes = self.lost_tokens = 0
@@ -176,7 +176,7 @@ class History:
             advance(actor)
             events += 1
             if events > most:
-                raise ViolationError(LIVENESS, f"{events} events, and no end: somebody spins; {self.standing()}")
+                raise ViolationError(LIVENESS, f"{events} events, and no end: a process spins; {self.standing()}")
 
     def _faulty_phase_over(self) -> bool:
         if self.options.faulty_share > 1.0:
@@ -209,7 +209,7 @@ class History:
             return
         for role in (SYNCER, *self.roles):
             self.supervisor.revive(role)
-        self.nemesis.let_in()
+        self.nemesis.readmit()
         healthy.check()
         self.world.call_at(self.world.now_s + TEND_EVERY_S, lambda: self._tend(healthy))
 

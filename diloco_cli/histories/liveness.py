@@ -101,8 +101,8 @@ class Healthy:
         return role in replayer.kept_out or process.incarnation < newest
 
     def left(self, process: Process, error: BaseException | None) -> None:
-        """5: without faults no process ends with an error, but for a process whose place is taken, and an island that
-        would join a run that is over or stopped."""
+        """exit: without faults no process ends with an error, except one whose place is taken, and an island that would
+        join a run that is over or stopped."""
         joiner = process.role in self.history.nemesis.joiners and process.status == UsageError.exit_status
         if process.status in GOOD_ENDS or joiner:
             return
@@ -163,7 +163,7 @@ def check_bucket(history: Scene) -> None:
 
 
 def check_gave_way(history: Scene, process: Process) -> None:
-    """5: a process is fenced only if it has a successor, with faults or without."""
+    """exit: a process is fenced only if it has a successor, with faults or without."""
     bucket, own = history.bucket, process.incarnation
     if process.role == SYNCER:
         own = 0 if process.serves is None else process.serves.epoch

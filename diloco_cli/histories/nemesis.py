@@ -54,9 +54,9 @@ class Nemesis:
         self._leaving.clear()
         self._bad.clear()
         self._partial_until_s.clear()
-        self.let_in()
+        self.readmit()
 
-    def let_in(self) -> None:
+    def readmit(self) -> None:
         """Operators readmit all quarantined learners; the monitor checks that no honest one is among them."""
         for name in sorted(self.history.monitor.replayer.kept_out):
             self._ask("readmit", learner=name)

@@ -73,7 +73,7 @@ class Script:
         return Script(calls, tuple(fault for fault in chosen if isinstance(fault, NemesisEvent)))
 
 
-def drawn_disturbances(options: Options, seed: int, names: Sequence[str]) -> tuple[NemesisEvent, ...]:
+def drawn_nemesis_events(options: Options, seed: int, names: Sequence[str]) -> tuple[NemesisEvent, ...]:
     """Events in the first part of the fault phase, in which the run has certainly not ended."""
     draw, found = Stream(seed, "disturbances"), []  # the label is part of what a seed means
     span_s = options.faulty_share * options.merges * options.slot_s

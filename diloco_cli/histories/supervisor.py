@@ -161,7 +161,7 @@ class SimulatedSupervisor:
 
 
 def _status_of(actor: Actor, error: BaseException) -> int:
-    """5: a process that ends with an error has a documented exit status."""
+    """exit: a process that ends with an error has a documented exit status."""
     if isinstance(error, ViolationError):
         raise error
     if not isinstance(error, DilocoError) or isinstance(error, IllegalStateError):

@@ -1,1 +1,1 @@
-"""Starting the units of a run on this machine, and keeping them alive until the run ends."""
+"""A run made from a plan, and its units chosen and started on this machine."""

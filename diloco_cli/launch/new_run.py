@@ -112,7 +112,7 @@ def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
     """A new run that will be signed, if there is a key. Raises UsageError for a learner's key."""
     if secret is None:
         return fresh
-    names = [island.name for island in fresh.everybody]
+    names = [island.name for island in fresh.all_islands]
     signing, keyring = secret.signing(fresh.run_id, names), secret.keyring(fresh.run_id)
     return replace(fresh, checksums=False, signing=signing, keyring=keyring)
 

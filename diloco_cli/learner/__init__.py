@@ -1,1 +1,1 @@
-"""The training process of one island: a readable loop, and the exchange behind it."""
+"""The training process of one island: what protocol/actors/learner.py needs of torch, threads and the network."""

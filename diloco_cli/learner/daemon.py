@@ -65,7 +65,7 @@ def run_learner(
     run = _run_with_island(bare, clock, stop, name, device, newcomer)
     island = run.island(name)
     if island is None:
-        names = ", ".join(i.name for i in run.everybody)
+        names = ", ".join(i.name for i in run.all_islands)
         raise UsageError(
             f"run {run.name} has no island {name!r}; it has: {names}",
             hint=f"to take part as one more: diloco learner --run {url} --name {name} --join",

@@ -1,1 +1,1 @@
-"""Observation of a run: facts read from the bucket, status derived from them, text for people."""
+"""Judging a run by its bucket: status and its text, verify's replay and books, lost versions computed anew."""

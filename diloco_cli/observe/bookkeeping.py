@@ -180,7 +180,7 @@ class Books:
         faults, quorum = self.faults.get(name, 0), self.run.settings.sync.quorum
         enough = faults >= faults_for_quarantine(self.run.num_fragments)
         self.expect(enough, f"{key}: a quarantine after {faults} faults")
-        left = len({island.name for island in self.run.everybody} - self.kept_out - {name})
+        left = len({island.name for island in self.run.all_islands} - self.kept_out - {name})
         self.expect(left >= quorum, f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
 
     def _check_rollback(self, commit: Rollback, key: str) -> None:

@@ -70,7 +70,7 @@ def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float
 def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None) -> RunFacts:
     """`known`: an earlier state, so that only the newer commits are read."""
     state = perform(read_log(run, known), store, clock)
-    everybody = state.with_members(run).everybody
+    everybody = state.with_members(run).all_islands
     learners = _heartbeats(store, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat)
     syncer = _heartbeats(store, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat)
     # Standbys by name: launched, hosted or started by hand. A listing may lag, so this is for display alone.

@@ -60,7 +60,7 @@ def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
 
 
 def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store) -> None:
-    bound = {island.name for island in run.everybody if island.region == found.region}
+    bound = {island.name for island in run.all_islands if island.region == found.region}
     while (data := home.get(commit_key(found.commits + found.behind), MAX_RECORD_BYTES)) is not None:
         key = commit_key(found.commits + found.behind)
         copy = None if found.behind else there.get(key, MAX_RECORD_BYTES)

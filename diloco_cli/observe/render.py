@@ -64,7 +64,7 @@ def mirror_line(mirror: MirrorStatus) -> str:
         words.append(f"{late} for {format_duration(mirror.behind_s)}" if mirror.behind_s >= 1 else late)
     words += [
         f"{mirror.offers} offers carried home",
-        f"{format_size(mirror.bytes_to)} to it, {format_size(mirror.bytes_from)} from it",
+        f"{format_size(mirror.up_bytes)} to it, {format_size(mirror.down_bytes)} from it",
         f"{mirror.requests:,} requests, {mirror.writes:,} of them writes",
     ]
     if mirror.egress_cost:

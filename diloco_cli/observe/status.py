@@ -99,8 +99,8 @@ class MirrorStatus:
     commits_behind: int
     behind_s: float
     offers: int
-    bytes_to: int
-    bytes_from: int
+    up_bytes: int
+    down_bytes: int
     egress_cost: float
     last_error: str
     requests: int
@@ -140,7 +140,7 @@ def status_of(facts: RunFacts) -> Status:
     tokens, rate = state.tokens(run.layout), merged_rate(state)
     target = run.settings.train.tokens
     syncer, standbys = _syncer(facts), _standbys(facts)
-    learners = [_learner(facts, island) for island in state.with_members(run).everybody]
+    learners = [_learner(facts, island) for island in state.with_members(run).all_islands]
     ages = [heard.age_s for heard in facts.learners.values()] + ([facts.syncer.age_s] if facts.syncer else [])
     over = state.phase != RunPhase.RUNNING
     return Status(
@@ -323,8 +323,8 @@ def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
         commits_behind=behind,
         behind_s=heartbeat.behind_s,
         offers=heartbeat.offers,
-        bytes_to=heartbeat.up_bytes,
-        bytes_from=heartbeat.down_bytes,
+        up_bytes=heartbeat.up_bytes,
+        down_bytes=heartbeat.down_bytes,
         egress_cost=round(cost, 6),
         last_error=heartbeat.error,
         requests=heartbeat.requests,

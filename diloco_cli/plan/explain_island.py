@@ -99,7 +99,7 @@ def _share(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     here = [other for other in plan.inventory.islands if speed.shares_cores(other, None)]
     states = speed.states_of(candidate.island, here, local, speed.SERVICE_CORES)
     numbers = " + ".join(f"{short(probability)} * {short(speed)}" for probability, speed in states)
-    formula = "mean over who else is awake of seat x crowding x what the run's services leave"
+    formula = "mean over which other islands are awake of seat x crowding x what the run's services leave"
     yield Explanation(candidate.island.name, "shared cores", formula, numbers, candidate.share, "")
 
 

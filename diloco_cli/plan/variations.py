@@ -32,7 +32,7 @@ def alternatives(plan: Plan, again: Again) -> tuple[Alternative, ...]:
     found = [_alternative(plan, name, sync, price, again) for name, sync, price in changes]
     p = plan.prediction
     shares = f"{100 * p.synchronous_goodput:.1f} % of ideal against {100 * p.goodput:.1f} %"
-    reason = f"{shares}: every step waits for the slowest link and for whoever is away"
+    reason = f"{shares}: every step waits for the slowest link and for every absent island"
     if len(plan.islands) == 1:
         reason = f"{shares}: a single island has no other to exchange with"
     total = p.synchronous_days_to_target * 24 * plan.money.accelerators_per_h

@@ -57,8 +57,8 @@ def _ended(run: str, status: int, offset: int) -> DilocoError:
         words = log.read(QUOTED_LOG_BYTES)
     lines = [printable(line) for line in words.split(b"\n") if line.strip()]
     error, hint = _last(lines, "error:"), _last(lines, "hint:")
-    kind = next((kind for kind in DilocoError.__subclasses__() if kind.exit_status == status), RunFailedError)
-    return kind(
+    kinds = {kind.exit_status: kind for kind in DilocoError.__subclasses__() if "exit_status" in vars(kind)}
+    return kinds.get(status, RunFailedError)(
         f"the supervisor of run {run} ended with status {status} before it registered: "
         + (error or (lines[-1] if lines else "it said nothing")),
         where=str(path),

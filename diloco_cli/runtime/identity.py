@@ -163,4 +163,4 @@ def _signal_portable(identity: Identity, signum: int) -> None:
 
 
 def _stranger(reason: str) -> RefusedError:
-    return RefusedError(f"nothing was signalled: {reason}", hint="see who lives with `diloco chaos list`")
+    return RefusedError(f"nothing was signalled: {reason}", hint="list the units with `diloco chaos list`")

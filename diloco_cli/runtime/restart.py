@@ -27,7 +27,7 @@ HOPELESS_STATUSES = {
 REASONS = (DONE_STATUSES, OUTSIDE_STATUSES, HOPELESS_STATUSES)
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 SIGNAL_STATUS_BASE = 128
-ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped", "STOPPING": "stopped"}
+ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped"}
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def supervise(
 ) -> SupervisionResult:
     """Starts (or adopts) every unit, restarts what dies, and returns when all have ended.
 
-    `run_state` tells the state of the run in the bucket: FINISHED, STOPPED or STOPPING end the supervision,
+    `run_state` tells the state of the run in the bucket: FINISHED or STOPPED ends the supervision,
     any other text does not; it is asked in a thread and may be slow or raise a declared error. The first
     SIGINT, SIGTERM or SIGHUP calls `request_stop`, also in a thread, and waits for the units to leave, with
     signals in the end; the second kills them. `signals`: for a caller outside the main thread, which gets none.

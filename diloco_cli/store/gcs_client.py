@@ -29,7 +29,7 @@ def start_client() -> Any:
     import aiohttp
     from gcsfs.core import GCSFileSystem
 
-    class OneTryFileSystem(GCSFileSystem):  # type: ignore[misc]
+    class OneTryGCSFileSystem(GCSFileSystem):  # type: ignore[misc]
         """gcsfs by itself would try each request six times, without our deadlines."""
 
         _request = getattr(GCSFileSystem._request, "__wrapped__", GCSFileSystem._request)
@@ -37,7 +37,7 @@ def start_client() -> Any:
     emulator = environment_value("STORAGE_EMULATOR_HOST")
     if emulator:
         check_endpoint(emulator, "STORAGE_EMULATOR_HOST")
-    return OneTryFileSystem(
+    return OneTryGCSFileSystem(
         token="anon" if emulator else None,
         use_listings_cache=False,
         skip_instance_cache=True,

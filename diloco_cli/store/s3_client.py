@@ -35,7 +35,7 @@ def start_client() -> Any:
     """A new file system of s3fs, connected; it belongs to the process that made it."""
     from s3fs import S3FileSystem
 
-    class OneTryFileSystem(S3FileSystem):  # type: ignore[misc]
+    class OneTryS3FileSystem(S3FileSystem):  # type: ignore[misc]
         """s3fs by itself would repeat each request five times, without our deadlines, and botocore below it would
         repeat as well."""
 
@@ -44,7 +44,7 @@ def start_client() -> Any:
     configured = next((name for name in ENDPOINT_VARIABLES if environment_value(name)), None)
     if configured is not None:
         check_endpoint(environment_value(configured) or "", configured)
-    filesystem = OneTryFileSystem(
+    filesystem = OneTryS3FileSystem(
         use_listings_cache=False,
         skip_instance_cache=True,
         config_kwargs={

@@ -83,7 +83,7 @@ class RegionService:
             for what, steps in self.link.works().items()
         ]
 
-    def send_heartbeat(self) -> MirrorHeartbeat:
+    def heartbeat(self) -> MirrorHeartbeat:
         """The region's progress, for `status`."""
         now_s, behind = monotonic_s(), self.link.mirror.behind
         if behind == 0:
@@ -191,7 +191,7 @@ class RegionServices:
         return {service.region.name: service.link for service in self.services}
 
     def heartbeats(self) -> list[MirrorHeartbeat]:
-        return [service.send_heartbeat() for service in self.services]
+        return [service.heartbeat() for service in self.services]
 
     def end(self, over: bool, within_s: float = ENDS_WITHIN_S) -> None:
         """End the services; if the run is `over`, after at most `within_s` for every region to catch up."""

@@ -102,6 +102,6 @@ def _read_at_most(stream: io.BufferedIOBase, most: int) -> bytes:
 
 
 def _check_names(tape: Tape) -> None:
-    for name in (tape.run.name, *(island.name for island in tape.run.everybody)):
+    for name in (tape.run.name, *(island.name for island in tape.run.all_islands)):
         if not is_name(name):
             raise UsageError(f"{name!a} is not a name")

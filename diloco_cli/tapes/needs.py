@@ -124,9 +124,9 @@ def _check_event(event: Event, track: Track, fragments: int) -> None:
 
 
 def _check_run(run: RunFormat) -> None:
-    names = [island.name for island in run.everybody]
+    names = [island.name for island in run.all_islands]
     _expect(bool(names) and len(set(names)) == len(names), "its islands are none, or two of one name")
-    paces = [number for island in run.everybody for number in (island.batch_tokens, island.local_steps)]
+    paces = [number for island in run.all_islands for number in (island.batch_tokens, island.local_steps)]
     numbers = [run.settings.train.tokens, run.num_fragments, run.num_shards, *paces]
     _expect(all(0 < number < MAX_EXACT for number in numbers), "impossible numbers in its run")
 

@@ -43,7 +43,7 @@ FUSED = Path(__file__).with_name("fused.c")
 
 
 @dataclass
-class Bench:
+class MergeBench:
     """A fragment of equal square tensors, M payloads of it, and a version to merge them into."""
 
     form: DeltaFormat
@@ -67,15 +67,15 @@ def fragment_of(size: int) -> Fragment:
     return Fragment(tuple(TensorSlot(f"t{i}", shape, i * (size // tensors)) for i in range(tensors)), False)
 
 
-def bench(name: str, size: int, learners: int = LEARNERS) -> Bench:
+def bench(name: str, size: int, learners: int = LEARNERS) -> MergeBench:
     form = DeltaFormat(codec(name), fragment_of(size), SyncSettings())
     generator = torch.Generator().manual_seed(1)
     payloads = [form.encode(torch.randn(size, generator=generator)) for _ in range(learners)]
     vectors = [torch.randn(size, generator=generator), *(torch.zeros(size) for _ in range(3))]
-    return Bench(form, payloads, (vectors[0], vectors[1]), (vectors[2], vectors[3]))
+    return MergeBench(form, payloads, (vectors[0], vectors[1]), (vectors[2], vectors[3]))
 
 
-def fused_kernel(of: Bench, folder: Path) -> Callable[[], object] | None:
+def fused_kernel(of: MergeBench, folder: Path) -> Callable[[], object] | None:
     """The same merge by compiled C; None without gcc."""
     if shutil.which("gcc") is None:
         return None
@@ -99,7 +99,7 @@ def fused_kernel(of: Bench, folder: Path) -> Callable[[], object] | None:
     return merge
 
 
-def stack_and_mean(of: Bench, files: list[Path]) -> None:
+def stack_and_mean(of: MergeBench, files: list[Path]) -> None:
     """What one writes first: decode all, stack, weigh, mean, step."""
     size = of.form.cut.size
     spec = {"norms": (torch.float32, (of.form.cut.num_norms,)), **of.form.codec.spec(size)}
@@ -116,7 +116,7 @@ def stack_and_mean(of: Bench, files: list[Path]) -> None:
     of.after[1].copy_(momentum)
 
 
-def kernels(int8: Bench, fp32: Bench, folder: Path, rounds: int) -> list[str]:
+def kernels(int8: MergeBench, fp32: MergeBench, folder: Path, rounds: int) -> list[str]:
     a, b = torch.zeros(int8.form.cut.size), torch.ones(int8.form.cut.size)
     works: dict[str, Callable[[], object]] = {
         "add_": lambda: a.add_(b),

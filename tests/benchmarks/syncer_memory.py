@@ -65,7 +65,7 @@ def make_run(directory: Path, learners: int, megabytes: float) -> RunFormat:
     return run
 
 
-class Watched:
+class MemoryWatch:
     """A process, and the most anonymous memory it had since the last look, in megabytes."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -111,7 +111,7 @@ def measured(learners: int, megabytes: float) -> float:
             source = str(Path(__file__).resolve().parents[2])
             process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, env={"PYTHONPATH": source})
         try:
-            watched = Watched(process)
+            watched = MemoryWatch(process)
             _await(store, commit_key(0), process)
             sleep_s(1.0)
             before_mb = watched.now_mb() - BYTES_BEFORE * run.layout.num_parameters / 1e6

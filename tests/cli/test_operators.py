@@ -170,7 +170,7 @@ def test_readmit_lets_a_learner_in_again_and_status_shows_both(diloco: Diloco, b
     status = diloco("status", url)
     assert "QUARANTINED" in status.stdout and "diloco readmit" in status.stdout
     done = diloco("readmit", "l1", url, *QUICKLY)
-    assert done.returncode == 0 and "l1 is let in again" in done.stdout
+    assert done.returncode == 0 and "l1 is readmitted" in done.stdout
     assert head(store).learner("l1").quarantined is None
     assert "QUARANTINED" not in diloco("status", url).stdout
 
@@ -199,13 +199,13 @@ def test_a_stopped_run_stays_stopped(diloco: Diloco, bucket: Bucket) -> None:
 def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Bucket) -> None:
     store, url = bucket
 
-    class Ending(LocalStore):
+    class CommandEnding(LocalStore):
         def create(self, key: str, data: bytes) -> Created | Exists:
             if key.startswith("request/"):
                 end(store)
             return super().create(key, data)
 
-    opened = OpenRun("toy", url, Ending(store.root), RUN, CLOCK)
+    opened = OpenRun("toy", url, CommandEnding(store.root), RUN, CLOCK)
     with pytest.raises(UsageError, match="FINISHED"):
         carry_out(opened, "gc", 0.0)
 

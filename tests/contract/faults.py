@@ -32,7 +32,7 @@ ErrorAnswer = Callable[[int], web.Response]
 
 
 @dataclass
-class Fault:
+class AnswerFault:
     kind: Kind
     method: str
 
@@ -47,7 +47,7 @@ class Faults:
         self.struck: Counter[str] = Counter()
         self._error_answer = error_answer
         self._random = random.Random(seed)
-        self._queue: deque[Fault] = deque()
+        self._queue: deque[AnswerFault] = deque()
         self._rates: dict[Kind, float] = {}
         self._outage_ends_s = 0.0
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Faults:
     def inject(self, kind: Kind, method: str = "", times: int = 1) -> None:
         """The next `times` requests of that HTTP method (any, if empty) suffer."""
         with self._lock:
-            self._queue.extend(Fault(kind, method) for _ in range(times))
+            self._queue.extend(AnswerFault(kind, method) for _ in range(times))
 
     def set_rates(self, rates: Mapping[Kind, float]) -> None:
         """From now on each request suffers with these probabilities, at most one fault each."""

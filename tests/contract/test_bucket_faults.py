@@ -27,7 +27,7 @@ from tests.contract.faults import Faults, Kind
 
 
 @dataclass
-class Bucket:
+class FaultyBucket:
     """`upload` is the HTTP method by which small objects go up."""
 
     store: Store
@@ -37,7 +37,7 @@ class Bucket:
 
 
 @pytest.fixture(params=REMOTE)
-def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+def bucket(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
     name: str = request.param
     kind = name.removeprefix("obstore-")
     faults: Faults = request.getfixturevalue(kind).faults
@@ -48,27 +48,27 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
 
     with environment({CLIENT_VARIABLE: "default" if name == kind else "obstore"}):
         store = shared_client(name, f"{scheme}://bucket/faults/{nonce()}")
-        yield Bucket(store, open_part, faults, "POST" if name == "gcs" else "PUT")
+        yield FaultyBucket(store, open_part, faults, "POST" if name == "gcs" else "PUT")
 
 
 def at_once(store: Store) -> RetryingStore:
     return RetryingStore(store, sleep=lambda seconds: None)
 
 
-def test_a_create_whose_answer_was_lost_is_recognised_as_ones_own(bucket: Bucket) -> None:
+def test_a_create_whose_answer_was_lost_is_recognised_as_ones_own(bucket: FaultyBucket) -> None:
     bucket.faults.inject("lost_answer", bucket.upload)
     assert bucket.store.create("k", b"mine") == Created()
     assert bucket.faults.num_pending() == 0
 
 
-def test_a_create_that_lost_its_answer_to_anothers_object_is_not(bucket: Bucket) -> None:
+def test_a_create_that_lost_its_answer_to_anothers_object_is_not(bucket: FaultyBucket) -> None:
     bucket.store.create("k", b"theirs")
     bucket.faults.inject("lost_answer", bucket.upload)
     assert bucket.store.create("k", b"mine") == Exists(b"theirs")
 
 
 @pytest.mark.parametrize("kind", ["503", "429", "409"])
-def test_a_create_that_never_arrived_is_an_error_and_works_when_repeated(bucket: Bucket, kind: Kind) -> None:
+def test_a_create_that_never_arrived_is_an_error_and_works_when_repeated(bucket: FaultyBucket, kind: Kind) -> None:
     bucket.faults.inject(kind, bucket.upload, times=3)
     with pytest.raises(StoreUnavailableError):
         bucket.store.create(f"k{kind}", b"mine")
@@ -76,7 +76,7 @@ def test_a_create_that_never_arrived_is_an_error_and_works_when_repeated(bucket:
     assert bucket.faults.num_pending() == 0
 
 
-def test_a_create_survives_a_lost_answer_and_a_failing_read_back(bucket: Bucket) -> None:
+def test_a_create_survives_a_lost_answer_and_a_failing_read_back(bucket: FaultyBucket) -> None:
     bucket.faults.inject("lost_answer", bucket.upload)
     bucket.faults.inject("503", "GET", times=2)
     assert at_once(bucket.store).create("k", b"mine") == Created()
@@ -84,7 +84,7 @@ def test_a_create_survives_a_lost_answer_and_a_failing_read_back(bucket: Bucket)
 
 
 @pytest.mark.parametrize("kind", ["503", "429", "409", "cut_body", "flip_bit"])
-def test_a_spoilt_download_is_never_returned_and_may_be_repeated(bucket: Bucket, kind: Kind) -> None:
+def test_a_spoilt_download_is_never_returned_and_may_be_repeated(bucket: FaultyBucket, kind: Kind) -> None:
     bucket.store.put("k", b"payload" * 100_000)
     bucket.faults.inject(kind, "GET")
     with pytest.raises(StoreUnavailableError):
@@ -93,7 +93,7 @@ def test_a_spoilt_download_is_never_returned_and_may_be_repeated(bucket: Bucket,
 
 
 @pytest.mark.parametrize("verb", ["get", "create"])
-def test_a_stalled_request_ends_by_itself(bucket: Bucket, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_request_ends_by_itself(bucket: FaultyBucket, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.store.put("k", b"x")
     monkeypatch.setattr(transfers, "SILENCE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(transfers, "CALL_DEADLINE_S", 0.3)
@@ -106,7 +106,7 @@ def test_a_stalled_request_ends_by_itself(bucket: Bucket, verb: str, monkeypatch
 
 @pytest.mark.parametrize("verb", ["get", "get_range", "list"])
 def test_a_server_that_sends_a_byte_now_and_then_is_given_up_when_the_time_of_the_size_is_over(
-    bucket: Bucket, verb: str, monkeypatch: pytest.MonkeyPatch
+    bucket: FaultyBucket, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.store.put("k", b"x" * 100_000)
     monkeypatch.setattr(transfers, "CALL_DEADLINE_S", 0.5)
@@ -129,7 +129,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up_when_the_time_of_th
 
 
 @pytest.mark.parametrize("max_bytes", [1_000, 999_999])
-def test_no_more_of_a_longer_object_travels_than_is_asked_for(bucket: Bucket, max_bytes: int) -> None:
+def test_no_more_of_a_longer_object_travels_than_is_asked_for(bucket: FaultyBucket, max_bytes: int) -> None:
     data = bytes(range(250)) * 4_000
     bucket.store.put("k", data)
     before = bucket.faults.down_bytes, bucket.faults.requests
@@ -138,7 +138,7 @@ def test_no_more_of_a_longer_object_travels_than_is_asked_for(bucket: Bucket, ma
     assert bucket.faults.requests - before[1] == 1
 
 
-def test_what_is_as_long_as_the_bound_allows_is_checked_as_a_whole(bucket: Bucket) -> None:
+def test_what_is_as_long_as_the_bound_allows_is_checked_as_a_whole(bucket: FaultyBucket) -> None:
     bucket.store.put("k", b"payload" * 1_000)
     bucket.faults.inject("flip_bit", "GET")
     with pytest.raises(StoreUnavailableError, match="crc32c"):
@@ -146,7 +146,7 @@ def test_what_is_as_long_as_the_bound_allows_is_checked_as_a_whole(bucket: Bucke
     assert bucket.store.get("k", 7_000) == b"payload" * 1_000
 
 
-def test_a_forbidden_call_says_so_with_a_hint(bucket: Bucket) -> None:
+def test_a_forbidden_call_says_so_with_a_hint(bucket: FaultyBucket) -> None:
     for method, call in [("GET", lambda: bucket.store.get("k")), (bucket.upload, lambda: bucket.store.put("k", b"x"))]:
         bucket.faults.inject("403", method)
         with pytest.raises(StoreForbiddenError) as refused:
@@ -155,7 +155,7 @@ def test_a_forbidden_call_says_so_with_a_hint(bucket: Bucket) -> None:
         assert refused.value.exit_status == 6
 
 
-def test_a_missing_bucket_is_no_empty_bucket(bucket: Bucket) -> None:
+def test_a_missing_bucket_is_no_empty_bucket(bucket: FaultyBucket) -> None:
     nowhere = bucket.open("nobody-has-this/runs")
     for call in (lambda: nowhere.list(""), lambda: nowhere.create("k", b"x"), lambda: nowhere.put("k", b"x")):
         with pytest.raises(StoreBrokenError, match="no such bucket") as missing:
@@ -163,7 +163,7 @@ def test_a_missing_bucket_is_no_empty_bucket(bucket: Bucket) -> None:
         assert "nobody-has-this" in (missing.value.hint or "")
 
 
-def test_nothing_outside_the_prefix_is_touched(bucket: Bucket) -> None:
+def test_nothing_outside_the_prefix_is_touched(bucket: FaultyBucket) -> None:
     one, other = bucket.open("bucket/apart/one"), bucket.open("bucket/apart/one-more")
     one.put("a/k", b"x")
     one.put("h", b"x")
@@ -175,7 +175,7 @@ def test_nothing_outside_the_prefix_is_touched(bucket: Bucket) -> None:
     assert bucket.open("bucket/apart").list("") == ["one-more/k"]
 
 
-def test_a_call_is_one_request(bucket: Bucket) -> None:
+def test_a_call_is_one_request(bucket: FaultyBucket) -> None:
     before = bucket.faults.requests
     bucket.store.create("k", b"x")
     bucket.store.get("k")
@@ -185,14 +185,14 @@ def test_a_call_is_one_request(bucket: Bucket) -> None:
     assert bucket.faults.requests - before == 5
 
 
-def test_an_outage_is_outlived(bucket: Bucket) -> None:
+def test_an_outage_is_outlived(bucket: FaultyBucket) -> None:
     bucket.faults.start_outage(0.5)
     with pytest.raises(StoreUnavailableError):
         bucket.store.get("k")
     assert RetryingStore(bucket.store, deadline_s=20).create("k", b"x") == Created()
 
 
-def test_a_storm_of_everything_loses_nothing_and_invents_nothing(bucket: Bucket) -> None:
+def test_a_storm_of_everything_loses_nothing_and_invents_nothing(bucket: FaultyBucket) -> None:
     rates: dict[Kind, float] = {"503": 0.1, "429": 0.05, "409": 0.05, "lost_answer": 0.1, "cut_body": 0.1}
     bucket.faults.set_rates({**rates, "flip_bit": 0.05})
     store = at_once(bucket.store)
@@ -205,7 +205,7 @@ def test_a_storm_of_everything_loses_nothing_and_invents_nothing(bucket: Bucket)
     assert bucket.store.list("storm/") == sorted(expected)
 
 
-def test_what_one_client_wrote_the_other_reads(bucket: Bucket, request: pytest.FixtureRequest) -> None:
+def test_what_one_client_wrote_the_other_reads(bucket: FaultyBucket, request: pytest.FixtureRequest) -> None:
     data = bytes(range(256)) * 100
     bucket.store.create("k", data)
     url = bucket.store.url

@@ -45,7 +45,7 @@ def test_a_region_that_vanishes_delays_nobody_and_is_completed_by_another_syncer
     status = playground.wait_for(lambda s: mirror(s, "eu")["state"] == "FOLLOWS" and in_last_10(s)["belgium"] > 0)
     assert mirror(status, "asia")["state"] == "FOLLOWS"
     eu = mirror(status, "eu")
-    assert eu["egress_cost"] > 0 and eu["bytes_from"] > 5_000 and eu["requests"] > eu["writes"] > 10
+    assert eu["egress_cost"] > 0 and eu["down_bytes"] > 5_000 and eu["requests"] > eu["writes"] > 10
     refused = playground.run("learner", "--run", (folder / "bucket").as_uri() + "/quickstart", "--name", "belgium")
     assert refused.returncode == 2 and "bucket-eu/quickstart" in refused.stderr
     assert playground.run("stop", (folder / "bucket-eu").as_uri() + "/quickstart").returncode == 0

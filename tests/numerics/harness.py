@@ -114,7 +114,7 @@ def learn(run: RunFormat, store: Store, name: str) -> None:
 
 
 @dataclass
-class Process:
+class TrainingProcess:
     """One incarnation of the product's learner, wired as its daemon wires it."""
 
     learner: Learner
@@ -138,7 +138,7 @@ class Process:
 def process_of(
     run: RunFormat, store: Store, name: str, leaves: Callable[[], bool] = lambda: False,
     may_drain: Callable[[], bool] = lambda: True, observer: Observer | None = None, data: Data | None = None,
-) -> Process:  # fmt: skip
+) -> TrainingProcess:  # fmt: skip
     """A new incarnation, before it joins. It drains before it leaves, if it may.
 
     Only once version 0 is there: torch's random numbers belong to the whole process, and the syncer's thread draws the
@@ -156,7 +156,7 @@ def process_of(
         run, name, claim(), training, TensorWire(run), nonce, lanes.start, observer, leaves, may_drain,
         wakes=lanes.news.set,
     )  # fmt: skip
-    return Process(learner, training, lanes, store)
+    return TrainingProcess(learner, training, lanes, store)
 
 
 def outer_parameters(run: RunFormat, store: Store) -> dict[str, torch.Tensor]:

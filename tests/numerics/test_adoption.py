@@ -21,7 +21,7 @@ from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tensors.flat import flatten
-from tests.numerics.harness import CLOCK, Process, claim, make_run, process_of
+from tests.numerics.harness import CLOCK, TrainingProcess, claim, make_run, process_of
 from tests.numerics.tiny import ROWS
 
 ADAMW = InnerSettings(lr=0.02, warmup_steps=10, schedule="cosine", weight_decay=0.1)
@@ -29,7 +29,7 @@ MIXINGS = pytest.mark.parametrize("mixing", ["replace", "blend", "rebase", "adap
 FRAGMENT = 1
 
 
-def after_some_steps(mixing: str, steps: int = 5) -> Process:
+def after_some_steps(mixing: str, steps: int = 5) -> TrainingProcess:
     """A learner in the middle of its first round, without threads; the syncer has made version 0 and is gone."""
     sync = SyncSettings(every=30, fragments=3, mixing=mixing, blend=0.25)  # type: ignore[arg-type]
     run = make_run(2, 4, sync, OuterSettings(), ADAMW)
@@ -44,14 +44,14 @@ def after_some_steps(mixing: str, steps: int = 5) -> Process:
     return process
 
 
-def arrival(process: Process) -> FetchedVersion:
+def arrival(process: TrainingProcess) -> FetchedVersion:
     """A committed version that differs from everything that the learner has."""
     fragment = process.learner.run.layout.fragments[FRAGMENT]
     values = torch.linspace(-1, 1, fragment.num_parameters)
     return FragmentVersion(FRAGMENT, 7, 4, 1, "state", "weights", rebase=True), values, 0.0
 
 
-def adopt(process: Process, weights: FetchedVersion) -> None:
+def adopt(process: TrainingProcess, weights: FetchedVersion) -> None:
     """It hears of the version, and takes it over."""
     learner = process.learner
     learner.follower.take = lambda: Mail(learner.state, {FRAGMENT: weights})  # type: ignore[method-assign]
@@ -60,7 +60,7 @@ def adopt(process: Process, weights: FetchedVersion) -> None:
     assert learner.progress.books[FRAGMENT].base is weights[0]
 
 
-def moments(process: Process) -> dict[str, Any]:
+def moments(process: TrainingProcess) -> dict[str, Any]:
     return copy.deepcopy(process.training.replica.optimizer.state_dict()["state"])
 
 
@@ -91,7 +91,7 @@ def test_the_learning_rate_goes_on_where_it_was(mixing: str) -> None:
     assert rates[0] == rates[1] and reached < rates[0][0] < rates[0][1], "warm-up goes on, it does not begin anew"
 
 
-def learning_rate(process: Process) -> float:
+def learning_rate(process: TrainingProcess) -> float:
     """Of the last step."""
     (rate,) = {float(group["lr"]) for group in process.training.replica.optimizer.param_groups}
     return rate

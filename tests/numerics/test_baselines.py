@@ -31,7 +31,7 @@ from examples.quality.methods.schedules import decoupled, lockstep, make_tape, n
 from examples.quality.methods.trial import Trial, make_run, run_trial
 from tests.numerics.bucket import ROOT
 from tests.numerics.test_identities import ADAMW, CONSTANT, assert_close, flat, plain_training, streaming_diloco
-from tests.numerics.tiny import ROWS, Stream
+from tests.numerics.tiny import ROWS, TinyStream
 
 FP32 = {"codec": "fp32", "weights_codec": "fp32"}
 
@@ -160,7 +160,7 @@ def test_a_decoupled_tape_is_another_trajectory() -> None:
 # -- the same data, the same end --------------------------------------------------------------------------------------
 
 
-class Noted(Stream):
+class Noted(TinyStream):
     """Notes every batch that is drawn from it to train on."""
 
     def __init__(self) -> None:

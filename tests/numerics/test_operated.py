@@ -25,8 +25,8 @@ from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.harness import (
     CLOCK,
-    Process,
     Threads,
+    TrainingProcess,
     commits,
     copy_of,
     key_of_delta,
@@ -54,7 +54,7 @@ def request(run: RunFormat, store: Store, kind: RequestKind, to: int | None = No
 
 
 @dataclass
-class Seen:
+class SeenOperations:
     """What the learners did with their moments when the run went back (the optimizer's step, as of before and after;
     whether they were lost), and the bucket some merges later, with everything still in it."""
 
@@ -63,12 +63,12 @@ class Seen:
     whole: MemoryStore = field(default_factory=MemoryStore)
 
 
-def operated() -> tuple[RunFormat, MemoryStore, Seen]:
+def operated() -> tuple[RunFormat, MemoryStore, SeenOperations]:
     """Back to commit TO; a collection once enough has been merged again; stopped."""
     sync = SyncSettings(every=4, fragments=2, quorum=2)
     run = make_run(2, 4000, sync, OuterSettings("nesterov", 0.7, 0.9), ADAMW)
     run = replace(run, settings=replace(run.settings, retention=RetentionSettings("all", grace_s=0.0)))
-    store, seen, threads = MemoryStore(), Seen(), Threads()
+    store, seen, threads = MemoryStore(), SeenOperations(), Threads()
     store.create(FORMAT_KEY, encode(run))
     threads.start(serve, run, store)
     for island in run.islands:
@@ -87,9 +87,9 @@ def operated() -> tuple[RunFormat, MemoryStore, Seen]:
 class Noting(Observer):
     """Compares the optimizer before and after the run went back."""
 
-    def __init__(self, name: str, seen: Seen) -> None:
+    def __init__(self, name: str, seen: SeenOperations) -> None:
         self.name, self.seen = name, seen
-        self.process: Process
+        self.process: TrainingProcess
         self.before = 0.0
 
     def took(self, phase: Phase, seconds: float) -> None:
@@ -101,7 +101,7 @@ class Noting(Observer):
         self.seen.lost[self.name] = learner.moments_lost
 
 
-def learn(run: RunFormat, store: Store, name: str, seen: Seen) -> None:
+def learn(run: RunFormat, store: Store, name: str, seen: SeenOperations) -> None:
     noting = Noting(name, seen)
     noting.process = process_of(run, store, name, observer=noting)
     noting.process.train()
@@ -112,7 +112,7 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> float:
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[tuple[RunFormat, MemoryStore, Seen]]:
+def bucket() -> Iterator[tuple[RunFormat, MemoryStore, SeenOperations]]:
     patch = pytest.MonkeyPatch()
     for module in (syncer, collection):
         patch.setattr(module, "SNAPSHOT_EVERY", 5)
@@ -120,7 +120,7 @@ def bucket() -> Iterator[tuple[RunFormat, MemoryStore, Seen]]:
     patch.undo()
 
 
-Bucket = tuple[RunFormat, MemoryStore, Seen]
+Bucket = tuple[RunFormat, MemoryStore, SeenOperations]
 
 
 def test_a_run_that_went_back_and_forgot_is_verified_from_its_floor(bucket: Bucket) -> None:

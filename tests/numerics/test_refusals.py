@@ -36,7 +36,7 @@ def the_run(quorum: int = 1) -> RunFormat:
     return make_run(2, 1000, sync, OuterSettings("sgd", 1.0, 0.0), InnerSettings(), "slope")
 
 
-class Bucket:
+class RefusalBucket:
     """A syncer with the real arithmetic in a simulated world, and strangers who write what they like."""
 
     def __init__(self, run: RunFormat) -> None:
@@ -89,7 +89,7 @@ def values(*numbers: float) -> Tensors:
 
 
 def test_the_offer_is_sound_before_it_is_changed() -> None:
-    bucket = Bucket(the_run())
+    bucket = RefusalBucket(the_run())
     assert bucket.put(*bucket.sound("l1", 0, 0, values())) == "applied"
 
 
@@ -119,27 +119,27 @@ PAYLOADS: list[tuple[str, Tensors | Callable[[bytes], bytes], str]] = [
 @pytest.mark.parametrize(("tensors", "reason"), [case[1:] for case in PAYLOADS], ids=[case[0] for case in PAYLOADS])
 def test_a_payload_that_is_not_what_it_must_be(tensors: Tensors | Callable[[bytes], bytes], reason: str) -> None:
     """Its offer names it rightly, size and digest too."""
-    bucket = Bucket(the_run())
+    bucket = RefusalBucket(the_run())
     offer, payload = bucket.sound("l1", 0, 0, values() if callable(tensors) else tensors)
     payload = tensors(payload) if callable(tensors) else payload
     assert bucket.put(replace(offer, payload_digest=digest(payload), payload_bytes=len(payload)), payload) == reason
 
 
 def test_other_bytes_of_the_same_size() -> None:
-    bucket = Bucket(the_run())
+    bucket = RefusalBucket(the_run())
     offer, payload = bucket.sound("l1", 0, 0, values())
     assert bucket.put(offer, payload[:-1] + bytes([payload[-1] ^ 1])) == "digest_mismatch"
 
 
 def test_a_norm_far_above_what_the_fragment_has_seen() -> None:
-    bucket = Bucket(the_run())
+    bucket = RefusalBucket(the_run())
     for slot in range(4):
         assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
     assert bucket.put(*bucket.sound("l1", 0, 4, values(*[100.0] * SIZE))) == "norm_cap"
 
 
 def test_a_base_that_was_used_and_data_that_was_merged() -> None:
-    bucket = Bucket(the_run())
+    bucket = RefusalBucket(the_run())
     first, payload = bucket.sound("l1", 0, 0, values())
     assert bucket.put(first, payload) == "applied"
     again = replace(first, seq=1, slot=1, data_start=first.data_end, data_end=first.data_end + 2 * ROWS)
@@ -150,7 +150,7 @@ def test_a_base_that_was_used_and_data_that_was_merged() -> None:
 
 
 def test_an_offer_whose_slot_has_been_merged() -> None:
-    bucket = Bucket(the_run())
+    bucket = RefusalBucket(the_run())
     late = bucket.sound("l0", 0, 0, values())
     assert bucket.put(*bucket.sound("l1", 0, 0, values())) == "applied"
     assert bucket.put(*late) == "late"
@@ -159,7 +159,7 @@ def test_an_offer_whose_slot_has_been_merged() -> None:
 
 def test_steps_on_smaller_batches_are_no_false_claim() -> None:
     """Of an island a part of which is gone."""
-    bucket = Bucket(the_run())
+    bucket = RefusalBucket(the_run())
     offer, payload = bucket.sound("l1", 0, 0, values())
     assert bucket.put(replace(offer, tokens=3, data_end=3), payload) == "applied"
     offer, payload = bucket.sound("l0", 0, 1, values())

@@ -47,7 +47,7 @@ class TwoScalars(nn.Module):
         return 2 * self.a.sum() + 2 * self.b.sum()
 
 
-class Stream:
+class TinyStream:
     """Batch number position / ROWS of each shard is a seeded random draw."""
 
     def __init__(self, dyadic: bool = False) -> None:
@@ -65,8 +65,8 @@ class Stream:
         yield self.batch(999, 1, 0, ROWS)
 
 
-regression, slope, two_scalars, stream = Regression, Slope, TwoScalars, Stream  # entrypoints
+regression, slope, two_scalars, stream = Regression, Slope, TwoScalars, TinyStream  # entrypoints
 
 
-def dyadic_stream() -> Stream:
-    return Stream(dyadic=True)
+def dyadic_stream() -> TinyStream:
+    return TinyStream(dyadic=True)

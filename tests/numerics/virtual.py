@@ -40,7 +40,7 @@ class TimedTraining(DeviceTraining):
         return self.train(position, batch_tokens, at)
 
 
-class Fleet:
+class VirtualFleet:
     """One run, from its beginning."""
 
     def __init__(self, run: RunFormat, step_s: Seconds, upload_s: Seconds, download_s: Seconds) -> None:
@@ -102,4 +102,4 @@ def run_virtual(
     download_s: Seconds = lambda name, number: LATENCY_S,
 ) -> MemoryStore:  # fmt: skip
     """The bucket of a run that has finished."""
-    return Fleet(run, step_s, upload_s, download_s).finish()
+    return VirtualFleet(run, step_s, upload_s, download_s).finish()

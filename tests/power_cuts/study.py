@@ -27,7 +27,7 @@ from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from tests.power_cuts.disk import Disk, Tree
 from tests.power_cuts.recorder import hasty
-from tests.power_cuts.workload import FOLDER, RUN, History, Work, bare_calls, record, run_to_the_end
+from tests.power_cuts.workload import FOLDER, RUN, Work, WorkloadHistory, bare_calls, record, run_to_the_end
 
 MEMORY = Path("/dev/shm")  # many small files, none of which needs to last
 SEED = 1
@@ -45,7 +45,7 @@ class Findings:
     violations: list[str] = field(default_factory=list)
 
 
-def cuts(history: History, max_of_a_cut: int = 100, every: int = 1) -> Iterator[tuple[int, Tree]]:
+def cuts(history: WorkloadHistory, max_of_a_cut: int = 100, every: int = 1) -> Iterator[tuple[int, Tree]]:
     """(op before which the power goes, a state that this may leave), each state once for the same promises; at every
     so many-th op."""
     seen: set[tuple[int, int]] = set()
@@ -84,7 +84,7 @@ def materialise(tree: Tree, base: Path) -> None:
 
 
 def examine(
-    history: History, work: Work, chosen: Iterable[tuple[int, Tree]], folder: Path, findings: Findings
+    history: WorkloadHistory, work: Work, chosen: Iterable[tuple[int, Tree]], folder: Path, findings: Findings
 ) -> Iterator[str]:
     """Hold states against what was told; yields each violation. The folder is used again and again."""
     for at, tree in chosen:
@@ -101,7 +101,7 @@ def examine(
             shutil.rmtree(base)
 
 
-def _check(history: History, work: Work, at: int, base: Path, findings: Findings) -> None:
+def _check(history: WorkloadHistory, work: Work, at: int, base: Path, findings: Findings) -> None:
     root = base / FOLDER
     store: Store | None = LocalStore(root) if root.is_dir() else None
     keys = set(store.list("", limit=100_000)) if store else set()
@@ -123,7 +123,7 @@ def _check(history: History, work: Work, at: int, base: Path, findings: Findings
     findings.gone_on += 1
 
 
-def recordings(folder: Path, without: str = "") -> Iterator[tuple[str, Work, History]]:
+def recordings(folder: Path, without: str = "") -> Iterator[tuple[str, Work, WorkloadHistory]]:
     """The workloads, undisturbed and with deaths."""
     yield "bare calls", bare_calls, record(folder / "bare", bare_calls, without=without)
     whole = record(folder / "run", run_to_the_end, without=without)

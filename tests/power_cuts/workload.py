@@ -17,7 +17,7 @@ from diloco_cli.store.wrapper import StoreWrapper
 from diloco_cli.virtual.world import World
 from tests.power_cuts.disk import Op
 from tests.power_cuts.recorder import KilledError, RecordingOs, recorded
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 FOLDER = "disk/runs/toy"  # below the base; made by the product, as everything in it
 RUN = make_run(merges=4)
@@ -35,7 +35,7 @@ class Told:
 
 
 @dataclass
-class History:
+class WorkloadHistory:
     """The ops, which of their nodes are directories, and the calls by their keys."""
 
     ops: list[Op] = field(default_factory=list)
@@ -59,7 +59,7 @@ class History:
 class WitnessedStore(StoreWrapper):
     """The store under study; notes when each call began and what it answered."""
 
-    def __init__(self, store: Store, recorder: RecordingOs, history: History) -> None:
+    def __init__(self, store: Store, recorder: RecordingOs, history: WorkloadHistory) -> None:
         super().__init__(store)
         self._recorder, self._history = recorder, history
 
@@ -97,7 +97,7 @@ class WitnessedStore(StoreWrapper):
         return data
 
 
-class Generation(Fleet):
+class Generation(ToyFleet):
     """A fleet whose nonces no earlier one has drawn."""
 
     def __init__(self, run: RunFormat, store: Store, generation: int) -> None:
@@ -133,12 +133,12 @@ def bare_calls(store: Store, generation: int) -> None:
 Work = Callable[[Store, int], None]
 
 
-def record(base: Path, work: Work, *, without: str = "", dies_at: Iterable[int] = ()) -> History:
+def record(base: Path, work: Work, *, without: str = "", dies_at: Iterable[int] = ()) -> WorkloadHistory:
     """Do the work in a new folder below `base`. At each of `dies_at`, counted in ops, every process is killed (what it
     wrote stays in the kernel's memory), and the next generation goes on."""
     base.mkdir()
     deaths = list(dies_at)
-    recorder, history = RecordingOs(base, without=without, dies_at=deaths.pop(0) if deaths else None), History()
+    recorder, history = RecordingOs(base, without=without, dies_at=deaths.pop(0) if deaths else None), WorkloadHistory()
     with recorded(recorder):
         for generation in range(len(deaths) + 2):
             try:

@@ -30,7 +30,7 @@ TRIES_TO_SHRINK = 400
 
 
 @dataclass(frozen=True)
-class Finding:
+class FuzzFinding:
     parser: str
     number: int
     reason: str
@@ -60,13 +60,13 @@ def confirmed_fault(parser: Parser, data: bytes) -> str | None:
     return fault
 
 
-def findings_of(parser: Parser, inputs: int, seed: int) -> Iterator[Finding]:
+def findings_of(parser: Parser, inputs: int, seed: int) -> Iterator[FuzzFinding]:
     chance = Random(f"{seed}/{parser.name}")
     for number in range(inputs):
         data = mutated(chance, parser.seeds)[:MAX_INPUT]
         fault = confirmed_fault(parser, data)
         if fault is not None:
-            yield Finding(parser.name, number, fault, shrunk(data, partial(_fails_alike, parser, fault)))
+            yield FuzzFinding(parser.name, number, fault, shrunk(data, partial(_fails_alike, parser, fault)))
 
 
 def _fails_alike(parser: Parser, fault: str, data: bytes) -> bool:
@@ -117,7 +117,7 @@ def main() -> int:
     options.add_argument("--only", default="")
     options.add_argument("--save", type=Path, default=Path("fuzz-findings"))
     given = options.parse_args()
-    found: list[Finding] = []
+    found: list[FuzzFinding] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DILOCO_HOME"] = folder  # where the journal is looked for
         parsers = [parser for parser in all_parsers(Path(folder)) if given.only in parser.name]

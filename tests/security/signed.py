@@ -8,7 +8,7 @@ from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.launch.new_run import signed
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import Secret
-from tests.simulation.toy import Fleet, StartThreads, make_run
+from tests.simulation.toy import StartThreads, ToyFleet, make_run
 
 SECRET = Secret("the run's own secret, 32 letters or more", "TEST")
 
@@ -23,7 +23,7 @@ def as_learner(run: RunFormat, name: str) -> RunFormat:
     return replace(run, keyring=own.keyring(run.run_id))
 
 
-class SignedFleet(Fleet):
+class SignedFleet(ToyFleet):
     """Learners with their own keys; the syncer and the operators with the run's secret."""
 
     def _learner(self, run: RunFormat, name: str, start_threads: StartThreads) -> SimulatedLearner:

@@ -52,7 +52,7 @@ def leaks(text: str | bytes, secrets: list[str]) -> list[str]:
 
 
 @dataclass
-class Seen:
+class SeenWords:
     """While a run went on: the words its processes were started with, the ports they listened on, the secrets by which
     its supervisor tells its units from strangers."""
 
@@ -69,9 +69,9 @@ def derived_keys(run_format: Path) -> list[str]:
     return Secret(SECRETS["DILOCO_SIGNING_KEY"], "TEST").for_learner(run["run_id"], "iowa").split(":")[2:]
 
 
-def watch(launch: subprocess.Popen[str], home: Path) -> Seen:
+def watch(launch: subprocess.Popen[str], home: Path) -> SeenWords:
     """Until the launch ends."""
-    seen = Seen()
+    seen = SeenWords()
     while launch.poll() is None:
         with suppress(psutil.Error, FileNotFoundError):
             for process in [psutil.Process(launch.pid), *psutil.Process(launch.pid).children(recursive=True)]:

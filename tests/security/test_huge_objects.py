@@ -32,7 +32,7 @@ from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import World
 from tests.security.fuzz import bounded_memory
 from tests.simulation.regional import RegionalFleet, regional_run
-from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
+from tests.simulation.toy import BATCH_TOKENS, ToyFleet, make_run
 
 HUGE_BYTES = 100_000_000_000
 MAY_GROW_BYTES = 1 << 30
@@ -47,17 +47,17 @@ def little_memory() -> Iterator[None]:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
+def fleet(tmp_path: Path) -> ToyFleet:
     """Of three learners, one of which never speaks; its files are written by the test."""
     (tmp_path / "store").mkdir()
-    fleet = Fleet(make_run(learners=3, merges=8), World(store=LocalStore(tmp_path / "store")))
+    fleet = ToyFleet(make_run(learners=3, merges=8), World(store=LocalStore(tmp_path / "store")))
     fleet.syncer()
     fleet.learner("l0")
     fleet.learner("l1")
     return fleet.until_commits(1)
 
 
-def make_huge(fleet: Fleet, key: str, store: Store | None = None) -> None:
+def make_huge(fleet: ToyFleet, key: str, store: Store | None = None) -> None:
     """A sparse file: it takes no room on the disk."""
     path = Path((store or fleet.world.store).url.removeprefix("file://"), key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def make_huge(fleet: Fleet, key: str, store: Store | None = None) -> None:
     os.truncate(path, HUGE_BYTES)
 
 
-def head(fleet: Fleet) -> RunState:
+def head(fleet: ToyFleet) -> RunState:
     return perform(read_log(fleet.run), fleet.world.store, CLOCK)
 
 
@@ -80,13 +80,13 @@ def offered(state: RunState, seq: int, **fields: object) -> Offer:
     return replace(offer, **fields)  # type: ignore[arg-type]
 
 
-def outcomes(fleet: Fleet, learner: str = STRANGER) -> dict[int, str]:
+def outcomes(fleet: ToyFleet, learner: str = STRANGER) -> dict[int, str]:
     """Of this learner's offers, by the log."""
     every = (outcome for record in fleet.records() for outcome in record["outcomes"])
     return {outcome["seq"]: outcome["reason"] for outcome in every if outcome["learner"] == learner}
 
 
-def test_the_run_goes_on_and_each_huge_offer_gets_its_outcome(fleet: Fleet) -> None:
+def test_the_run_goes_on_and_each_huge_offer_gets_its_outcome(fleet: ToyFleet) -> None:
     state = head(fleet)
     make_huge(fleet, incarnation_key(STRANGER, 2))
     make_huge(fleet, request_key(0))
@@ -124,14 +124,14 @@ def test_a_regions_bucket_full_of_them_holds_nobody_up(tmp_path: Path) -> None:
     assert outcomes(fleet, silent) == {0: "bad_claim", 1: "missing_payload"}
 
 
-def test_a_huge_object_in_the_place_of_ones_own_costs_the_loser_no_memory(fleet: Fleet) -> None:
+def test_a_huge_object_in_the_place_of_ones_own_costs_the_loser_no_memory(fleet: ToyFleet) -> None:
     """A create reads what it lost to."""
     make_huge(fleet, offer_key("l0", 1, 2))
     fleet.world.run(fleet.ended, 60.0)
     assert [type(error).__name__ for error in fleet.errors()] == ["FencedError"]
 
 
-def test_whoever_looks_at_the_run_goes_on(fleet: Fleet) -> None:
+def test_whoever_looks_at_the_run_goes_on(fleet: ToyFleet) -> None:
     fleet.finish()
     for key in (heartbeat_key("l0"), heartbeat_key(STRANGER), heartbeat_key("syncer"), HEAD_HINT_KEY):
         make_huge(fleet, key)
@@ -140,7 +140,7 @@ def test_whoever_looks_at_the_run_goes_on(fleet: Fleet) -> None:
     assert set(facts.learners) == {"l1"}, "whose heartbeat is its own"
 
 
-def test_a_replay_names_what_is_too_long(fleet: Fleet) -> None:
+def test_a_replay_names_what_is_too_long(fleet: ToyFleet) -> None:
     fleet.finish()
     state = head(fleet)
     output = state.outputs[0]
@@ -151,7 +151,7 @@ def test_a_replay_names_what_is_too_long(fleet: Fleet) -> None:
     assert found.found.mismatches == [f"{key}: other bytes than the log says"]
 
 
-def test_a_run_whose_format_is_huge_cannot_be_opened_and_says_why(fleet: Fleet) -> None:
+def test_a_run_whose_format_is_huge_cannot_be_opened_and_says_why(fleet: ToyFleet) -> None:
     from diloco_cli.protocol.log.commit_log import read_format
 
     make_huge(fleet, "FORMAT.json")

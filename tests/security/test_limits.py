@@ -19,7 +19,7 @@ from diloco_cli.runtime.restart import StopPolicy, SupervisionEvent
 from diloco_cli.runtime.supervisor import supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.virtual.world import Actor
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 TAKES_MEMORY = "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 28, 1 << 28)); bytearray(1 << 30)"
 TAKES_FILES = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (16, 16)); f = [open('/dev/null') for _ in range(99)]"
@@ -84,7 +84,7 @@ def test_a_store_without_free_descriptors_says_so_and_works_again(tmp_path: Path
     assert lines[3] == "Created() ['a/first', 'a/second']"
 
 
-class ClockedFleet(Fleet):
+class ClockedFleet(ToyFleet):
     """The syncer's wall clock as given; learners say their own."""
 
     def __init__(self, time: Callable[[], str]) -> None:

@@ -46,11 +46,11 @@ def test_an_offer_that_was_changed_where_the_log_does_not_look_is_found_by_its_s
 ) -> None:
     run, bucket = finished
     forged = damaged(bucket, OFFER_AT, b'"nonce":"', b'"nonce":"f')
-    assert LogVerifier(forged, run).replay().mismatches == [f"{OFFER_AT} is not signed by who must sign it"]
+    assert LogVerifier(forged, run).replay().mismatches == [f"{OFFER_AT} is not signed by the signer that it needs"]
     assert LogVerifier(forged, replace(run, keyring=KEYLESS)).replay().ok, "only the signature tells"
 
 
 def test_a_commit_without_its_signature_is_found(finished: tuple[RunFormat, Store]) -> None:
     run, bucket = finished
     forged = damaged(bucket, COMMIT_AT, b',"signature":"log:', b',"signed":"log:')
-    assert f"{COMMIT_AT} is not signed by who must sign it" in LogVerifier(forged, run).replay().mismatches
+    assert f"{COMMIT_AT} is not signed by the signer that it needs" in LogVerifier(forged, run).replay().mismatches

@@ -27,7 +27,7 @@ from diloco_cli.store.memory import MemoryStore
 from tests.security.signed import SECRET, SignedFleet, as_learner, signed_run
 from tests.security.test_strangers import poll
 from tests.simulation.operated import asked, done, frequent_snapshots, state_of
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 from tests.unit.protocol.records import RUN as TOY
 from tests.unit.protocol.records import commit, genesis, offer
 
@@ -50,7 +50,7 @@ FORMAT = signed(RUN, LOG, FORMAT_KEY, RUN)
 @pytest.mark.usefixtures("frequent_snapshots")
 def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_written_it() -> None:
     """And it ends as the unsigned run does: signing decides nothing else."""
-    plain, fleet = Fleet(make_run(merges=8)).start(), SignedFleet(signed_run()).start()
+    plain, fleet = ToyFleet(make_run(merges=8)).start(), SignedFleet(signed_run()).start()
     plain.finish()
     fleet.finish()
     assert plain.errors() == fleet.errors() == []

@@ -17,12 +17,12 @@ from diloco_cli.protocol.log.state import RunState
 def with_collector(collector: type[Collector]) -> type[Syncer]:
     """A syncer that collects garbage so."""
 
-    class Mistaken(Syncer):
+    class MutantCollector(Syncer):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self.housekeeper.collector = collector(self.run)
 
-    return Mistaken
+    return MutantCollector
 
 
 class HastyCollector(Collector):

@@ -28,10 +28,10 @@ PAUSE_S = 0.05
 def with_progress(progress: type[Progress]) -> type[SimulatedLearner]:
     """A learner whose books are these."""
 
-    class Mistaken(SimulatedLearner):
+    class MutantLearner(SimulatedLearner):
         progress_type = progress
 
-    return Mistaken
+    return MutantLearner
 
 
 # -- stepping -----------------------------------------------------------------------------------------------------

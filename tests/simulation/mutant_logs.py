@@ -98,12 +98,12 @@ class AlteredSnapshots(Syncer):
 def with_inbox(inbox: type[Inbox]) -> type[Syncer]:
     """A syncer that looks for offers so."""
 
-    class Mistaken(Syncer):
+    class MutantSyncer(Syncer):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self.inbox = inbox(self.run, withheld=self.inbox.withheld)
 
-    return Mistaken
+    return MutantSyncer
 
 
 class Undiscerning(Inbox):

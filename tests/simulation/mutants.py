@@ -48,7 +48,7 @@ class Mutant:
         return options if self.longer is None else replace(options, merges=self.longer)
 
 
-def _disturbed_by(*kinds: str) -> Callable[[Options], bool]:
+def _suffers(*kinds: str) -> Callable[[Options], bool]:
     return lambda options: any(kind in options.nemesis_events for kind in kinds)
 
 
@@ -71,7 +71,7 @@ def _rolls_back_slowly(options: Options) -> bool:
 
 
 def _outages_of_few(options: Options) -> bool:
-    return options.learners <= 4 and _disturbed_by("outage", "pause")(options)
+    return options.learners <= 4 and _suffers("outage", "pause")(options)
 
 
 def _rebases(options: Options) -> bool:
@@ -94,8 +94,8 @@ def _damages_reads(options: Options) -> bool:
     return Fault.FLIPPED in options.calls and options.read_rate >= 0.005 and options.learners <= 4
 
 
-_KILLS = _disturbed_by("kill", "kill_all", "zombie")
-_ROLLS_BACK, _JOINS = _disturbed_by("rollback"), _disturbed_by("join")
+_KILLS = _suffers("kill", "kill_all", "zombie")
+_ROLLS_BACK, _JOINS = _suffers("rollback"), _suffers("join")
 LONG = 120  # merges
 SLOW = {Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.LATE, Fault.SLOW}
 OF_THE_LOG: dict[str, Mutant] = {
@@ -103,8 +103,8 @@ OF_THE_LOG: dict[str, Mutant] = {
     "deleted slots": Mutant(Actors(syncer=logs.Tidy), frozenset("1")),
     "412 taken as lost": Mutant(Actors(client=logs.TakesOwnForLost), frozenset("16")),
     "ambiguous taken as success": Mutant(Actors(client=logs.TakesDoubtForSuccess), frozenset("1467")),
-    "hash not checked": Mutant(Actors(syncer=logs.NoDigests), frozenset("8"), _disturbed_by("corrupt")),
-    "non-finite not checked": Mutant(Actors(arithmetic=logs.Gullible), frozenset("8"), _disturbed_by("poison")),
+    "hash not checked": Mutant(Actors(syncer=logs.NoDigests), frozenset("8"), _suffers("corrupt")),
+    "non-finite not checked": Mutant(Actors(arithmetic=logs.Gullible), frozenset("8"), _suffers("poison")),
     "no read-back": Mutant(  # a torn state in the log is missing, or stops everybody for good
         Actors(syncer=logs.NoReadBack),
         frozenset({"9", "liveness"}),
@@ -157,7 +157,7 @@ OF_SYNCERS: dict[str, Mutant] = {
 OF_LEARNERS: dict[str, Mutant] = {
     "no incarnations": Mutant(Actors(learner=learners.NoIncarnations), frozenset("47"), _KILLS),
     "another way of states": Mutant(
-        Actors(learner=learners.TrainsOnAfterLeaving), frozenset({"exit"}), _disturbed_by("leave")
+        Actors(learner=learners.TrainsOnAfterLeaving), frozenset({"exit"}), _suffers("leave")
     ),
     "listing trusted": Mutant(Actors(learner=learners.LooksForTheNewest), frozenset("6")),
     "data dropped silently": Mutant(Actors(learner=learners.DropsSilently), frozenset({"4", "drift"})),
@@ -167,7 +167,7 @@ OF_LEARNERS: dict[str, Mutant] = {
     "no drift bound": Mutant(_books(learners.Boundless), frozenset({"drift"})),
     "waits for its outcome": Mutant(Actors(learner=learners.WaitsForItsOutcome), frozenset({"pace"})),
     "waits for the store": Mutant(Actors(learner=learners.WaitsForTheStore), frozenset({"pace"})),
-    "partial batches taken for full": Mutant(_books(learners.FullBatches), frozenset("4"), _disturbed_by("partial")),
+    "partial batches taken for full": Mutant(_books(learners.FullBatches), frozenset("4"), _suffers("partial")),
     "more steps than made": Mutant(_books(learners.MoreSteps), frozenset("4")),
     "no bound on what a fragment holds": Mutant(_books(learners.Unlimited), frozenset({"blame", "loss"})),
     "a fragment never offered": Mutant(
@@ -198,6 +198,6 @@ OF_LEARNERS: dict[str, Mutant] = {
     ),
     "moments never saved": Mutant(Actors(learner=learners.NeverSaves), frozenset({"loss"}), _saves),
     "moments named before they are there": Mutant(Actors(learner=learners.NamesWhatIsNotThere), frozenset("9"), _saves),
-    "left without draining": Mutant(Actors(learner=learners.LeavesAtOnce), frozenset({"loss"}), _disturbed_by("leave")),
+    "left without draining": Mutant(Actors(learner=learners.LeavesAtOnce), frozenset({"loss"}), _suffers("leave")),
 }
 MUTANTS = OF_THE_LOG | OF_COLLECTORS | OF_SYNCERS | OF_LEARNERS

@@ -16,7 +16,7 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 SNAPSHOTS_EVERY = 5  # commits: histories of 30 have some
 
@@ -39,55 +39,55 @@ def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SNAPSHOT_EVERY", SNAPSHOTS_EVERY)
 
 
-def done(fleet: Fleet, actor: Actor, within_s: float = 30.0) -> Actor:
+def done(fleet: ToyFleet, actor: Actor, within_s: float = 30.0) -> Actor:
     assert fleet.world.run(lambda: actor.ended, within_s), f"{actor.name} did not end"
     if actor.error is not None:
         raise actor.error
     return actor
 
 
-def state_of(fleet: Fleet) -> RunState:
+def state_of(fleet: ToyFleet) -> RunState:
     state: RunState = done(fleet, fleet.world.start("reader", read_log(fleet.run))).result
     return state
 
 
-def started(run: RunFormat, commits: int, world: World | None = None) -> Fleet:
-    return Fleet(run, world).start().until_commits(commits + 1)
+def started(run: RunFormat, commits: int, world: World | None = None) -> ToyFleet:
+    return ToyFleet(run, world).start().until_commits(commits + 1)
 
 
-def asked(fleet: Fleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> Actor:
+def asked(fleet: ToyFleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> Actor:
     """As an operator asks. Its result is the number."""
     keyring = fleet.run.keyring
     steps = ask(state_of(fleet), kind, fleet.nonce(), "then", "wanted", learner=learner, to=to, keyring=keyring)
     return done(fleet, fleet.world.start("operator", steps))
 
 
-def request(fleet: Fleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> int:
+def request(fleet: ToyFleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> int:
     number: int = asked(fleet, kind, learner, to).result
     return number
 
 
-def answered(fleet: Fleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> RunState:
+def answered(fleet: ToyFleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> RunState:
     """Waits until it is answered, one way or the other."""
     number = request(fleet, kind, learner, to)
     assert fleet.world.run(lambda: state_of_last_request(fleet) > number, 30), "nobody answered"
     return state_of(fleet)
 
 
-def state_of_last_request(fleet: Fleet) -> int:
+def state_of_last_request(fleet: ToyFleet) -> int:
     named = (record.get("request") for record in fleet.records())
     return max((number + 1 for number in named if number is not None), default=0)
 
 
-def stand_in(fleet: Fleet) -> Steps[RunState]:
+def stand_in(fleet: ToyFleet) -> Steps[RunState]:
     return StandIn(fleet.run, fleet.claim(), "then", fleet.nonce).serve()
 
 
-def command(fleet: Fleet) -> Actor:
+def command(fleet: ToyFleet) -> Actor:
     return fleet.world.start("command", stand_in(fleet))
 
 
-def by_the_command(fleet: Fleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> Actor:
+def by_the_command(fleet: ToyFleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> Actor:
     """No syncer lives: the command carries it out, or dies over it. Then a syncer comes back."""
     fleet.restart = False
     fleet.kill("syncer")
@@ -100,8 +100,12 @@ def by_the_command(fleet: Fleet, kind: RequestKind, learner: str | None = None, 
 
 
 def where_the_command_dies(
-    prepared: Callable[[World], Fleet], every: int, kind: RequestKind, learner: str | None = None, to: int | None = None
-) -> Iterator[Fleet]:
+    prepared: Callable[[World], ToyFleet],
+    every: int,
+    kind: RequestKind,
+    learner: str | None = None,
+    to: int | None = None,
+) -> Iterator[ToyFleet]:
     """After a command that lives, one that dies at each `every`-th of its operations."""
     fleet = prepared(World())
     total = by_the_command(fleet, kind, learner, to).operations

@@ -16,7 +16,7 @@ from diloco_cli.protocol.regions.regional import RegionLink, home_of, read_after
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import Actor, Fault, Injected, World
-from tests.simulation.toy import Fleet, Process, make_run
+from tests.simulation.toy import ToyFleet, ToyProcess, make_run
 
 FAR = "eu"
 TRIES_AGAIN_S = 0.5
@@ -36,7 +36,7 @@ def regional_run(merges: int = 8, learners: int = 2, **sync: object) -> RunForma
     )
 
 
-class RegionalFleet(Fleet):
+class RegionalFleet(ToyFleet):
     """`mirror` and `relay` are threads of the syncer's process: they die with it, and it with them."""
 
     def __init__(self, run: RunFormat, world: World | None = None) -> None:
@@ -63,7 +63,7 @@ class RegionalFleet(Fleet):
         ]
         return actor
 
-    def _start_thread(self, process: Process, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
+    def _start_thread(self, process: ToyProcess, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
         return super()._start_thread(process, name, self.patience.drive(steps), delay_s)
 
     def region_answers(self, failure: Fault, seconds: float) -> None:

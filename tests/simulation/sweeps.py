@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from diloco_cli.histories.replayer import Replayer
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.virtual.world import Fault, World
-from tests.simulation.toy import Fleet
+from tests.simulation.toy import ToyFleet
 
 Point = tuple[str, int]
 
@@ -16,19 +16,19 @@ def points_around_writes(run: RunFormat, process: str) -> list[Point]:
     """Operations, by their thread and number, at which dying differs: before each create, and after it (before whatever
     comes next). Dying between two reads is dying after the create before them.
     """
-    fleet = Fleet(run).start()
+    fleet = ToyFleet(run).start()
     fleet.finish()
     writes = [(name, number) for name, number, _ in fleet.world.writes if name.partition("/")[0] == process]
     return sorted({(process, 0), *writes, *((name, number + 1) for name, number in writes)})
 
 
-def histories(run: RunFormat, fault: Fault, points: list[Point]) -> Iterator[tuple[Point, Fleet]]:
+def histories(run: RunFormat, fault: Fault, points: list[Point]) -> Iterator[tuple[Point, ToyFleet]]:
     for point in points:
-        fleet = Fleet(run, World(faults={point: fault}))
+        fleet = ToyFleet(run, World(faults={point: fault}))
         yield point, fleet.start()
 
 
-def finished(fleet: Fleet, within_s: float = 60.0) -> Replayer:
+def finished(fleet: ToyFleet, within_s: float = 60.0) -> Replayer:
     """The run comes to its end, nobody ends with an error, and the bucket is sound."""
     fleet.finish(within_s)
     assert fleet.errors() == []
@@ -37,5 +37,5 @@ def finished(fleet: Fleet, within_s: float = 60.0) -> Replayer:
     return found
 
 
-def check(fleet: Fleet) -> Replayer:
+def check(fleet: ToyFleet) -> Replayer:
     return Replayer(fleet.world.store, fleet.run).read().check_published(fleet.published.offers)

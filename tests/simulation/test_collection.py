@@ -23,7 +23,7 @@ from tests.simulation.operated import (
     where_the_command_dies,
 )
 from tests.simulation.sweeps import check, finished
-from tests.simulation.toy import Fleet
+from tests.simulation.toy import ToyFleet
 
 __all__ = ["frequent_snapshots"]
 pytestmark = pytest.mark.usefixtures("frequent_snapshots")
@@ -32,11 +32,11 @@ IN_TURN = run_that_keeps(4, merges=40)
 DELETABLE = ("delta/", "weights/", "state/", "inner/", "snapshot/")
 
 
-def keys(fleet: Fleet) -> set[str]:
+def keys(fleet: ToyFleet) -> set[str]:
     return set(fleet.world.store.list("", limit=100_000))
 
 
-def collected_by_request(world: World | None = None) -> Fleet:
+def collected_by_request(world: World | None = None) -> ToyFleet:
     fleet = started(RUN, 16, world)
     request(fleet, "gc")
     return fleet
@@ -66,7 +66,7 @@ def test_in_turn_the_bucket_stops_growing() -> None:
     """With everything kept it holds several objects for each merge, without end."""
     sizes = []
     for run in (IN_TURN, run_that_keeps(merges=40)):
-        fleet = Fleet(run).start()
+        fleet = ToyFleet(run).start()
         finished(fleet)
         sizes.append(len([key for key in keys(fleet) if key.startswith(DELETABLE)]))
         assert ("gc_floor" in fleet.kinds()) == (run is IN_TURN)
@@ -156,7 +156,7 @@ def test_a_reader_that_comes_late_starts_over_with_what_there_is() -> None:
     assert late.error is None or "taken the place" in str(late.error)
 
 
-def collected_behind(fleet: Fleet, zombie: Actor) -> None:
+def collected_behind(fleet: ToyFleet, zombie: Actor) -> None:
     """A successor goes on, and what the zombie knows of is collected before it wakes up."""
     fleet.world.pause(zombie)
     fleet.syncer("successor")
@@ -193,7 +193,7 @@ def test_a_zombie_that_cannot_read_back_what_it_wrote_is_fenced(kind: str) -> No
     collected_behind(fleet, zombie)
 
 
-def zombie_wrote(fleet: Fleet) -> bool:
+def zombie_wrote(fleet: ToyFleet) -> bool:
     """Versions that no commit names lie in the bucket."""
     written = {key.split("/")[2] for key in fleet.world.store.list("state/")}
     named = [output for record in fleet.records() for output in record.get("outputs", [])]
@@ -214,7 +214,7 @@ def test_orphans_of_an_older_epoch_behind_the_floor_go_and_younger_ones_stay() -
 
 
 def test_each_learners_newest_moments_stay() -> None:
-    fleet = Fleet(saving(RUN)).start()
+    fleet = ToyFleet(saving(RUN)).start()
     fleet.until_commits(22, 30)
     before = {name: fleet.world.store.list(f"inner/{name}/") for name in ("l0", "l1")}
     answered(fleet, "gc")

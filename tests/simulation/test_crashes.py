@@ -9,22 +9,22 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.sweeps import check, finished, histories, points_around_writes
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 RUN = make_run(merges=6)
 
 
-def log_bytes(fleet: Fleet) -> list[bytes | None]:
+def log_bytes(fleet: ToyFleet) -> list[bytes | None]:
     return [fleet.world.store.get(key) for key in fleet.world.store.list("commit/")]
 
 
-def finishes_soundly(fleet: Fleet, run: RunFormat = RUN) -> None:
+def finishes_soundly(fleet: ToyFleet, run: RunFormat = RUN) -> None:
     found = finished(fleet)
     assert found.kinds.count("finish") == 1 and found.tokens >= run.settings.train.tokens
 
 
 def test_a_history_without_faults_is_sound() -> None:
-    fleet = Fleet(RUN).start()
+    fleet = ToyFleet(RUN).start()
     finishes_soundly(fleet)
     assert check(fleet).kinds.count("merge") > 6
 
@@ -61,7 +61,7 @@ def test_answers_may_be_lost_and_calls_repeated(actor: str, fault: Fault) -> Non
 
 
 def test_everybody_may_die_at_once() -> None:
-    fleet = Fleet(RUN).start().until_commits(5)
+    fleet = ToyFleet(RUN).start().until_commits(5)
     fleet.kill_all()
     before = log_bytes(fleet)
     fleet.start()
@@ -79,7 +79,7 @@ def read(store: Store) -> Actor:
 
 @pytest.fixture
 def bucket() -> Store:
-    fleet = Fleet(RUN).start()
+    fleet = ToyFleet(RUN).start()
     fleet.finish()
     return fleet.world.store
 
@@ -112,7 +112,7 @@ def test_a_damaged_snapshot_costs_time_only(bucket: Store) -> None:
 @pytest.mark.parametrize("mutant", ["chain", "twice", "tokens", "state"])
 def test_the_check_notices_planted_mistakes(mutant: str) -> None:
     """An independent replayer that cannot fail proves nothing."""
-    fleet = Fleet(RUN).start()
+    fleet = ToyFleet(RUN).start()
     fleet.finish()
     store, last = fleet.world.store, fleet.num_commits() - 1
     merge_key = f"commit/{last - 1:012d}.json"

@@ -24,7 +24,7 @@ from tests.simulation.operated import (
     state_of,
 )
 from tests.simulation.sweeps import check
-from tests.simulation.toy import Fleet
+from tests.simulation.toy import ToyFleet
 from tests.studies.verifying import verified_integers
 
 __all__ = ["frequent_snapshots"]
@@ -32,7 +32,7 @@ RUN = run_that_keeps(merges=14, skip_after_s=0.5)
 TO = 4
 
 
-def spoil(fleet: Fleet, fragment: int, data: bytes | None = b"other bytes") -> tuple[str, bytes]:
+def spoil(fleet: ToyFleet, fragment: int, data: bytes | None = b"other bytes") -> tuple[str, bytes]:
     """Its newest weights, for good. Returns what was there, for the reader who demands that everything is."""
     store, output = fleet.world.store, state_of(fleet).outputs[fragment]
     (key,) = store.list(f"weights/{fragment:04d}/{output.version:012d}-")
@@ -41,11 +41,11 @@ def spoil(fleet: Fleet, fragment: int, data: bytes | None = b"other bytes") -> t
     return key, whole
 
 
-def texts(fleet: Fleet) -> list[str]:
+def texts(fleet: ToyFleet) -> list[str]:
     return [record["reason"] for record in fleet.records()]
 
 
-def is_over_and_sound(fleet: Fleet, *spoilt: tuple[str, bytes]) -> None:
+def is_over_and_sound(fleet: ToyFleet, *spoilt: tuple[str, bytes]) -> None:
     fleet.finish(120)
     assert fleet.errors() == []
     assert all(fleet.world.store.get(key) != whole for key, whole in spoilt), "nothing is overwritten"
@@ -55,13 +55,13 @@ def is_over_and_sound(fleet: Fleet, *spoilt: tuple[str, bytes]) -> None:
     assert verified_integers(fleet.world.store, fleet.run).ok, "a verifier's own books say otherwise"
 
 
-def silence(fleet: Fleet) -> None:
+def silence(fleet: ToyFleet) -> None:
     """Nobody is left, and nobody comes."""
     fleet.restart = False
     fleet.kill("syncer", "l0", "l1")
 
 
-def silent(run: RunFormat, commits: int = 8) -> Fleet:
+def silent(run: RunFormat, commits: int = 8) -> ToyFleet:
     fleet = started(run, commits)
     silence(fleet)
     return fleet
@@ -69,7 +69,7 @@ def silent(run: RunFormat, commits: int = 8) -> Fleet:
 
 def rolled_back_and_spoilt(
     run: RunFormat, fragments: tuple[int, ...], data: bytes | None
-) -> tuple[Fleet, list[tuple[str, bytes]]]:
+) -> tuple[ToyFleet, list[tuple[str, bytes]]]:
     """No learner sees when the rollback is made, so none has its weights."""
     fleet = started(run, 8)
     fleet.restart = False
@@ -263,7 +263,7 @@ def test_saved_moments_survive_repairs_and_no_other_rollback() -> None:
     assert fleet.kinds().count("rollback") == 4 and joined_inner(fleet) is None
 
 
-def joined_inner(fleet: Fleet) -> str | None:
+def joined_inner(fleet: ToyFleet) -> str | None:
     """What a new incarnation of l0 would go on from."""
     inner: str | None = done(fleet, fleet.world.start("reader", join(fleet.run, "l0", fleet.claim()))).result.inner
     return inner

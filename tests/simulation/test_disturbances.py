@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.histories.history import History
 from diloco_cli.histories.options import NemesisKind, Options, drawn_options
 from diloco_cli.histories.outcome import HistoryResult
-from diloco_cli.histories.script import OF_PROCESSES, NemesisEvent, Script, drawn_disturbances
+from diloco_cli.histories.script import OF_PROCESSES, NemesisEvent, Script, drawn_nemesis_events
 from diloco_cli.histories.shrinking import trace_of
 from diloco_cli.protocol.log.keys import SYNCER
 
@@ -62,7 +62,7 @@ def test_a_kill_ends_all_of_them_or_one(which: int, ended: set[str]) -> None:
 def test_the_swarm_strikes_all_and_one_and_lets_wall_clocks_jump_both_ways() -> None:
     drawn: list[NemesisEvent] = []
     for seed in range(200):
-        drawn += drawn_disturbances(drawn_options(seed), seed, ["l0"])
+        drawn += drawn_nemesis_events(drawn_options(seed), seed, ["l0"])
     for kind in OF_PROCESSES:
         assert {nemesis_event.which for nemesis_event in drawn if nemesis_event.kind == kind} >= {0, 1, 2}, kind
     assert {nemesis_event.which for nemesis_event in drawn if nemesis_event.kind not in OF_PROCESSES} == {0}

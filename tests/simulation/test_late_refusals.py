@@ -10,12 +10,12 @@ from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from tests.simulation.sweeps import check
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 Unfit = Callable[[Offer], bool]
 
 
-def finished(monkeypatch: pytest.MonkeyPatch, run: RunFormat, unfit: Unfit) -> tuple[Fleet, list[tuple[str, ...]]]:
+def finished(monkeypatch: pytest.MonkeyPatch, run: RunFormat, unfit: Unfit) -> tuple[ToyFleet, list[tuple[str, ...]]]:
     """Deltas turn out to be unfit only while they are merged, as where published norms are checked."""
     attempts: list[tuple[str, ...]] = []
     merge = IntegerArithmetic.merge
@@ -25,7 +25,7 @@ def finished(monkeypatch: pytest.MonkeyPatch, run: RunFormat, unfit: Unfit) -> t
         return merge(self, fragment, deltas)
 
     monkeypatch.setattr(IntegerArithmetic, "merge", noted)
-    fleet = Fleet(run)
+    fleet = ToyFleet(run)
     fleet.refuse_in_the_merge(lambda offer: "bad_norms" if unfit(offer) else None)
     fleet.start().finish()
     assert fleet.errors() == []

@@ -10,7 +10,7 @@ from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.records import Offer, Timings
 from diloco_cli.protocol.rules.eligibility import MAX_S
 from tests.simulation.sweeps import finished
-from tests.simulation.toy import STEP_S, Fleet, make_run
+from tests.simulation.toy import STEP_S, ToyFleet, make_run
 
 LIES = {
     "slow": Timings(step_s=MAX_S, slot_s=MAX_S),
@@ -31,7 +31,7 @@ def test_a_liar_delays_nobody_for_long(timings: Timings, monkeypatch: pytest.Mon
         return honest(progress, draft, digest, size, nonce, said, *more)
 
     monkeypatch.setattr(Progress, "offer", offer)
-    fleet = Fleet(make_run(learners=3, merges=30, quorum=1))
+    fleet = ToyFleet(make_run(learners=3, merges=30, quorum=1))
     fleet.syncer()
     fleet.learner("l0")
     fleet.learner("l1", delay_s=1.0)

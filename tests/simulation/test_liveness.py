@@ -14,13 +14,13 @@ from diloco_cli.protocol.log.keys import delta_key, offer_key
 from diloco_cli.protocol.log.records import Offer
 from diloco_cli.protocol.log.wire import encode
 from tests.simulation.sweeps import check, finished
-from tests.simulation.toy import BATCH_TOKENS, Fleet, make_run
+from tests.simulation.toy import BATCH_TOKENS, ToyFleet, make_run
 
 RUN = make_run(merges=8)
 PAYLOAD = b"delta:%d" % gradient("l1", 0, 2 * BATCH_TOKENS)
 
 
-def stranger(fleet: Fleet, **changes: Any) -> dict[str, Any]:
+def stranger(fleet: ToyFleet, **changes: Any) -> dict[str, Any]:
     """The first offer of l1 as its own process could have written it, then changed."""
     fragment = int(changes.get("fragment") == 1)
     base = fleet.world.store.list(f"weights/{fragment:04d}/")[0].rpartition("-blake3-")[2]
@@ -33,9 +33,9 @@ def stranger(fleet: Fleet, **changes: Any) -> dict[str, Any]:
     return {**fields, **changes}
 
 
-def with_offer(changes: dict[str, Any], raw: bytes | None = None) -> Fleet:
+def with_offer(changes: dict[str, Any], raw: bytes | None = None) -> ToyFleet:
     """A run in which l1 only ever published that one offer, and l0 trains."""
-    fleet = Fleet(RUN)
+    fleet = ToyFleet(RUN)
     fleet.syncer()
     fleet.until_commits(1)
     fields = stranger(fleet, **changes)
@@ -121,7 +121,7 @@ def test_an_offer_without_weight_does_not_fill_the_quorum() -> None:
 
 @pytest.mark.parametrize("away_s", [0.6, 6.0], ids=["a round", "many"])
 def test_a_quorum_that_returns_after_skipped_rounds_merges_again(away_s: float) -> None:
-    fleet = Fleet(make_run(merges=8, quorum=2, skip_after_s=0.5))
+    fleet = ToyFleet(make_run(merges=8, quorum=2, skip_after_s=0.5))
     fleet.syncer()
     fleet.learner("l0")
     fleet.world.run_for(away_s)
@@ -131,7 +131,7 @@ def test_a_quorum_that_returns_after_skipped_rounds_merges_again(away_s: float) 
 
 
 def test_a_lone_learner_goes_on_after_two_refusals() -> None:
-    fleet = Fleet(make_run(learners=1, fragments=1, merges=8))
+    fleet = ToyFleet(make_run(learners=1, fragments=1, merges=8))
     fleet.refuse_payloads(lambda offer: "norm_cap" if 1 <= offer.seq <= 2 else None)
     fleet.start()
     assert fleet.world.run(fleet.ended, 60)
@@ -151,7 +151,7 @@ def test_a_bad_record_gets_one_outcome_across_restarts() -> None:
 
 def test_a_replaced_run_format_is_not_needed_by_anybody_who_runs() -> None:
     """The bucket's FORMAT.json is read once; everything else a process needs is in the log."""
-    fleet = Fleet(replace(RUN, name="other")).start()
+    fleet = ToyFleet(replace(RUN, name="other")).start()
     fleet.world.store.delete("FORMAT.json")
     fleet.finish()
     assert fleet.errors() == []

@@ -18,7 +18,7 @@ from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import command, done, state_of
 from tests.simulation.sweeps import check, finished
 from tests.simulation.test_requests import ask
-from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, LearnerProfile, make_run
+from tests.simulation.toy import BATCH_TOKENS, STEP_S, LearnerProfile, ToyFleet, make_run
 
 
 def elastic(shards: int | None = 4, **arguments: object) -> RunFormat:
@@ -28,13 +28,13 @@ def elastic(shards: int | None = 4, **arguments: object) -> RunFormat:
 
 def joined_half_way(
     run: RunFormat, world: World | None = None, batch_tokens: int = BATCH_TOKENS, after: int = 20
-) -> Fleet:
-    fleet = Fleet(run, world).start().until_commits(after)
+) -> ToyFleet:
+    fleet = ToyFleet(run, world).start().until_commits(after)
     fleet.newcomer("spot", batch_tokens)
     return fleet
 
 
-def inputs_of(fleet: Fleet, name: str) -> list[dict[str, Any]]:
+def inputs_of(fleet: ToyFleet, name: str) -> list[dict[str, Any]]:
     return [item for record in fleet.records() for item in record.get("inputs", []) if item["learner"] == name]
 
 
@@ -49,7 +49,7 @@ def test_an_island_joins_half_way_through_the_newest_commit() -> None:
     assert sum(known.token_parameters for known in state.learners.values()) == state.token_parameters
     assert [island.name for island in state.members] == ["spot"]
     run = state.with_members(fleet.run)
-    assert [run.shard_of(island.name) for island in run.everybody] == [0, 1, 2]
+    assert [run.shard_of(island.name) for island in run.all_islands] == [0, 1, 2]
     assert run.num_shards == fleet.run.num_shards == 4
     assert min(item["data_start"] for item in merged) < 6 * BATCH_TOKENS, "its shard is read from its start"
 
@@ -125,7 +125,7 @@ def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(
 )  # fmt: skip
 def test_what_a_newcomer_says_of_its_machine_enters_no_log_unchecked(fields: dict[str, Any]) -> None:
     """A text as long as a record would make a commit that is too long for one: every syncer would die of it."""
-    fleet = Fleet(elastic(merges=30)).start().until_commits(5)
+    fleet = ToyFleet(elastic(merges=30)).start().until_commits(5)
     island = replace(Island("spot", "elsewhere", BATCH_TOKENS, 1, 1e9, 1e-9), **fields)
     steps = ask_for(state_of(fleet), "join", fleet.nonce(), "then", island=island)
     done(fleet, fleet.world.start("stranger", steps))
@@ -134,7 +134,7 @@ def test_what_a_newcomer_says_of_its_machine_enters_no_log_unchecked(fields: dic
 
 
 def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() -> None:
-    fleet = Fleet(elastic(3)).start().until_commits(5)
+    fleet = ToyFleet(elastic(3)).start().until_commits(5)
     first, second = fleet.newcomer("a"), fleet.newcomer("b")
     fleet.world.run(fleet.ended, 60)
     assert check(fleet).kinds.count("membership") == 1
@@ -144,7 +144,7 @@ def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() 
 
 
 def test_nobody_joins_a_run_that_is_over() -> None:
-    fleet = Fleet(elastic(merges=4)).start()
+    fleet = ToyFleet(elastic(merges=4)).start()
     fleet.finish()
     late = fleet.newcomer("late")
     fleet.ended_within(late, 10)
@@ -170,7 +170,7 @@ def test_one_that_comes_to_a_stopped_run_is_told_and_leaves(name: str) -> None:
 def test_one_that_comes_while_the_run_is_being_stopped_leaves_with_a_word(first: str) -> None:
     """Both are asked for before anybody answers: a command carries them out at once, so that the newcomer hears of its
     admission and of the stop at the same moment."""
-    fleet = Fleet(elastic(merges=100)).start().until_commits(5)
+    fleet = ToyFleet(elastic(merges=100)).start().until_commits(5)
     fleet.restart = False
     fleet.kill("syncer")
     if first == "stop":
@@ -203,7 +203,7 @@ def test_dying_at_any_point_of_joining_admits_exactly_one(victim: str, fault: Fa
     """The newcomer dies at each of its first operations; the syncer at each around the membership commit."""
     run = elastic(merges=200, fragments=2)
 
-    def joining(world: World | None = None) -> Fleet:
+    def joining(world: World | None = None) -> ToyFleet:
         fleet = joined_half_way(run, world, after=3)
         mine = lambda: sum(name == "spot" for name, _, _ in fleet.published.offers)  # noqa: E731
         assert fleet.world.run(lambda: mine() >= 4, 30)
@@ -246,7 +246,7 @@ def test_weights_follow_tokens_squared_per_step_with_mixed_batches() -> None:
 @pytest.mark.parametrize(("slowdown", "local_steps"), [(1, 6), (2, 3), (3, 2)])
 def test_local_steps_adapt_to_a_slower_island_while_the_run_goes(slowdown: int, local_steps: int) -> None:
     """H = 6: an island half as fast makes 3 steps a round, one three times slower 2; both still merge every round."""
-    fleet = Fleet(elastic(merges=60))
+    fleet = ToyFleet(elastic(merges=60))
     fleet.profile["l1"] = LearnerProfile(slowdown * STEP_S)
     fleet.start().finish(120)
     check(fleet)

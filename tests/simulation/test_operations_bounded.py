@@ -26,7 +26,7 @@ SIZES = Sizes((1e6,) * FRAGMENTS, (1e6,) * FRAGMENTS, 0.0)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CountedOperations:
     """One operation on the store: when, by whom (`syncer` or a learner), and which: `get offer`, `create commit`."""
 
     at_s: float
@@ -40,13 +40,13 @@ class Asked:
 class CountedWorld(World):
     """Notes every operation on the store as it is asked for."""
 
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[CountedOperations] = field(default_factory=list)
 
     def _hold(self, actor: Actor, operation: Operation) -> None:
         key = getattr(operation, "key", None)
         if key is not None:
             verb = type(operation).__name__.lower()
-            self.asked.append(Asked(self.now_s, actor.name or "fault", verb, key.partition("/")[0], key))
+            self.asked.append(CountedOperations(self.now_s, actor.name or "fault", verb, key.partition("/")[0], key))
         super()._hold(actor, operation)
 
 
@@ -66,7 +66,7 @@ def make_run(slot_s: float, slots: int) -> RunFormat:
 
 
 @cache
-def played(slot_s: float, slots: int = 60) -> tuple[list[Asked], list[float]]:
+def played(slot_s: float, slots: int = 60) -> tuple[list[CountedOperations], list[float]]:
     """(every operation, when each slot was merged)."""
     world = CountedWorld()
     fleet = SimulatedFleet(make_run(slot_s, slots), SIZES, {}, world=world, latency_s=0.02)
@@ -76,7 +76,7 @@ def played(slot_s: float, slots: int = 60) -> tuple[list[Asked], list[float]]:
     return world.asked, merged
 
 
-def max_in_a_slot(asked: Iterable[Asked], slot_s: float) -> int:
+def max_in_a_slot(asked: Iterable[CountedOperations], slot_s: float) -> int:
     """Once everybody has joined."""
     times = sorted(a.at_s for a in asked if a.at_s > 2 * slot_s)
     return max(sum(t <= u < t + slot_s for u in times) for t in times)

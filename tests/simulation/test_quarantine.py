@@ -9,21 +9,21 @@ from diloco_cli.protocol.log.state import faults_for_quarantine
 from diloco_cli.virtual.world import World
 from tests.simulation.operated import answered, note_texts, run_that_keeps, state_of, where_the_command_dies
 from tests.simulation.sweeps import check, finished
-from tests.simulation.toy import Fleet
+from tests.simulation.toy import ToyFleet
 
 RUN = run_that_keeps(merges=40, learners=3)
 BAD = "l2"
 AFTER_FAULTS = faults_for_quarantine(2)
 
 
-def with_a_bad_one(world: World | None = None, run: RunFormat = RUN) -> tuple[Fleet, list[bool]]:
+def with_a_bad_one(world: World | None = None, run: RunFormat = RUN) -> tuple[ToyFleet, list[bool]]:
     """A fleet in which one learner's payloads are other bytes than its offers name, for as long as the list says."""
-    fleet, bad = Fleet(run, world), [True]
+    fleet, bad = ToyFleet(run, world), [True]
     fleet._profile(BAD).corrupts = lambda: bad[0]
     return fleet.start(), bad
 
 
-def quarantined(world: World | None = None) -> tuple[Fleet, list[bool]]:
+def quarantined(world: World | None = None) -> tuple[ToyFleet, list[bool]]:
     fleet, bad = with_a_bad_one(world)
     assert fleet.world.run(lambda: "quarantine" in fleet.kinds(), 60)
     return fleet, bad
@@ -71,7 +71,7 @@ def test_readmitted_it_takes_part_again() -> None:
     bad[0] = False
     state = answered(fleet, "readmit", learner=BAD)
     assert state.learner(BAD).quarantined is None and state.learner(BAD).faults == 0
-    assert "let in again: wanted" in note_texts(state)
+    assert "readmitted: wanted" in note_texts(state)
     found = finished(fleet)
     assert "applied" in {outcome for (learner, _, _), outcome in found.settled.items() if learner == BAD}
 
@@ -92,7 +92,7 @@ def test_readmitting_what_is_not_quarantined_is_refused_in_the_log(name: str | N
     assert f"{name or ''!a} is not quarantined" in note_texts(state)
 
 
-def mended(world: World) -> Fleet:
+def mended(world: World) -> ToyFleet:
     fleet, bad = quarantined(world)
     bad[0] = False
     return fleet

@@ -10,16 +10,16 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import done, stand_in, started, state_of
 from tests.simulation.sweeps import check
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 RUN = make_run(merges=8)
 
 
-def ask(fleet: Fleet) -> Actor:
+def ask(fleet: ToyFleet) -> Actor:
     return done(fleet, fleet.world.start("operator", ask_to_stop(state_of(fleet), fleet.nonce(), "then", "enough")))
 
 
-def stop_alone(fleet: Fleet) -> Actor:
+def stop_alone(fleet: ToyFleet) -> Actor:
     """As `diloco stop` does after the syncer did not answer it."""
     ask(fleet)
     return fleet.world.start("stopper", stand_in(fleet))
@@ -43,7 +43,7 @@ def test_asking_twice_stops_once_and_a_stopped_run_is_resumed_to_its_end() -> No
 
 
 def test_two_operators_at_once_get_two_numbers() -> None:
-    fleet = Fleet(RUN)
+    fleet = ToyFleet(RUN)
     asked = [fleet.world.start("operator", ask_to_stop(RunState(), fleet.nonce(), "then", "")) for _ in range(2)]
     fleet.world.run(fleet.ended, 10)
     assert sorted(actor.result for actor in asked) == [0, 1]
@@ -51,7 +51,7 @@ def test_two_operators_at_once_get_two_numbers() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"number":0,"kind":"launch","nonce":"","time":""}'])
 def test_a_malformed_request_is_refused_in_the_log_and_the_next_one_carried_out(raw: bytes) -> None:
-    fleet = Fleet(RUN)
+    fleet = ToyFleet(RUN)
     fleet.world.store.create("request/0000000000.json", raw)
     fleet.start()
     fleet.until_commits(3)
@@ -62,7 +62,7 @@ def test_a_malformed_request_is_refused_in_the_log_and_the_next_one_carried_out(
 
 @pytest.mark.parametrize("character", ["x", "\u00e9"])
 def test_a_huge_request_does_not_make_the_log_unreadable(character: str) -> None:
-    fleet = Fleet(RUN)
+    fleet = ToyFleet(RUN)
     room = ((8 << 20) - 100) // len(character.encode())
     raw = f'{{"number":0,"kind":"stop","nonce":"n","time":"t","reason":"{character * room}"}}'
     fleet.world.store.create("request/0000000000.json", raw.encode())
@@ -83,7 +83,7 @@ def test_with_no_syncer_alive_the_command_stops_the_run_itself() -> None:
 
 def test_a_stop_that_races_a_living_syncer_fences_it_whatever_the_moment() -> None:
     for point in range(30, 130, 7):
-        fleet = Fleet(RUN, World(faults={("syncer", point): Fault.PAUSE})).start()
+        fleet = ToyFleet(RUN, World(faults={("syncer", point): Fault.PAUSE})).start()
         (syncer,) = fleet.living("syncer")
         assert fleet.world.run(lambda s=syncer: s.paused, 30)  # type: ignore[misc]
         stopper = stop_alone(fleet)
@@ -97,7 +97,7 @@ def test_a_stop_that_races_a_living_syncer_fences_it_whatever_the_moment() -> No
 
 def test_a_stop_without_pause_races_a_living_syncer() -> None:
     for delay_s in (0.0, 0.01, 0.05, 0.2, 0.4):
-        fleet = Fleet(RUN).start()
+        fleet = ToyFleet(RUN).start()
         fleet.world.run_for(0.2 + delay_s)
         stopper = stop_alone(fleet)
         fleet.finish()
@@ -106,7 +106,7 @@ def test_a_stop_without_pause_races_a_living_syncer() -> None:
 
 
 def test_a_run_stopped_before_its_first_commit_can_be_resumed() -> None:
-    fleet = Fleet(RUN)
+    fleet = ToyFleet(RUN)
     done(fleet, stop_alone(fleet))
     done(fleet, fleet.world.start("operator", withdraw_stop(fleet.run, state_of(fleet), fleet.nonce(), "then")))
     fleet.start()
@@ -116,7 +116,7 @@ def test_a_run_stopped_before_its_first_commit_can_be_resumed() -> None:
 
 
 def test_a_finished_run_stays_finished() -> None:
-    fleet = Fleet(RUN).start()
+    fleet = ToyFleet(RUN).start()
     fleet.finish()
     done(fleet, stop_alone(fleet))
     assert state_of(fleet).phase == "FINISHED"

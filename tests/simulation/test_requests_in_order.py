@@ -7,12 +7,12 @@ from diloco_cli.protocol.actors.requests import withdraw_stop
 from diloco_cli.protocol.log.records import RequestKind
 from tests.simulation.operated import asked, command, done, started, state_of
 from tests.simulation.sweeps import finished
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 RUN = make_run(merges=30)
 
 
-def unserved(*kinds: RequestKind) -> Fleet:
+def unserved(*kinds: RequestKind) -> ToyFleet:
     """A run whose syncer died, and what operators asked for since."""
     fleet = started(RUN, 8)
     fleet.restart = False
@@ -22,12 +22,12 @@ def unserved(*kinds: RequestKind) -> Fleet:
     return fleet
 
 
-def answers(fleet: Fleet) -> list[tuple[int, str]]:
+def answers(fleet: ToyFleet) -> list[tuple[int, str]]:
     """(number of the request, kind of the commit that names it), in the order of the log."""
     return [(one["request"], one["kind"]) for one in fleet.records() if one.get("request") is not None]
 
 
-def resumed(fleet: Fleet) -> Fleet:
+def resumed(fleet: ToyFleet) -> ToyFleet:
     steps = withdraw_stop(RUN, state_of(fleet), fleet.nonce(), "then")
     assert done(fleet, fleet.world.start("operator", steps)).result is True
     fleet.restart = True

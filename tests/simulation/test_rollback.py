@@ -26,19 +26,19 @@ from tests.simulation.operated import (
     where_the_command_dies,
 )
 from tests.simulation.sweeps import check, finished
-from tests.simulation.toy import Fleet
+from tests.simulation.toy import ToyFleet
 
 RUN = run_that_keeps(merges=14)
 TO = 4
 
 
-def rolled_back(fleet: Fleet) -> dict[str, Any]:
+def rolled_back(fleet: ToyFleet) -> dict[str, Any]:
     """The one rollback's record in the log."""
     (record,) = [commit for commit in fleet.records() if commit["kind"] == "rollback"]
     return record
 
 
-def finishes(fleet: Fleet) -> None:
+def finishes(fleet: ToyFleet) -> None:
     assert finished(fleet).kinds.count("rollback") == 1
 
 
@@ -60,7 +60,7 @@ def test_every_fragment_is_what_it_was_under_a_number_that_no_version_had(mixing
     assert all(state_of(fleet).learner(name).data_end > end for name, end in ends.items()), "data is not read again"
 
 
-def outputs_after(fleet: Fleet, n: int) -> list[dict[str, Any]]:
+def outputs_after(fleet: ToyFleet, n: int) -> list[dict[str, Any]]:
     current = {output["fragment"]: output for record in fleet.records()[: n + 1] for output in record["outputs"]}
     return [current[fragment] for fragment in sorted(current)]
 
@@ -116,7 +116,7 @@ def test_going_where_it_is_already_is_refused() -> None:
     check(fleet)
 
 
-def begun(world: World) -> Fleet:
+def begun(world: World) -> ToyFleet:
     fleet = started(RUN, 8, world)
     request(fleet, "rollback", to=TO)
     return fleet

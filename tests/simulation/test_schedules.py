@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.protocol.log.records import RunFormat
 from tests.simulation.sweeps import finished
-from tests.simulation.toy import BATCH_TOKENS, STEP_S, Fleet, LearnerProfile, make_run
+from tests.simulation.toy import BATCH_TOKENS, STEP_S, LearnerProfile, ToyFleet, make_run
 
 
 def with_schedule(every: int, fragments: int, learners: int, rounds: int = 4, **sync: object) -> RunFormat:
@@ -26,7 +26,7 @@ def with_schedule(every: int, fragments: int, learners: int, rounds: int = 4, **
     return replace(run, settings=settings_, islands=islands)
 
 
-def sent_after(fleet: Fleet, name: str) -> dict[int, int]:
+def sent_after(fleet: ToyFleet, name: str) -> dict[int, int]:
     """slot -> own steps made when it was offered."""
     offers = [json.loads(data) for (learner, _, _), data in sorted(fleet.published.offers.items()) if learner == name]
     return {offer["slot"]: offer["data_end"] // BATCH_TOKENS for offer in offers}
@@ -37,7 +37,7 @@ def sent_after(fleet: Fleet, name: str) -> dict[int, int]:
 def test_every_fragment_is_due_once_a_round_on_its_own_offset(every: int, fragments: int, learners: int) -> None:
     """H divisible by P or not, H < P: slot k is offered after step ceil((k + 1) H / P) by whoever was never behind, or
     one step later, where the windows have followed learners that came at the end of a step."""
-    fleet = Fleet(with_schedule(every, fragments, learners, quorum=learners, local_steps="planned")).start()
+    fleet = ToyFleet(with_schedule(every, fragments, learners, quorum=learners, local_steps="planned")).start()
     kinds = finished(fleet, 120).kinds
     assert kinds.count("merge") >= 3 * fragments and "skip" not in kinds
     for island in fleet.run.islands:
@@ -52,7 +52,7 @@ def test_every_fragment_is_due_once_a_round_on_its_own_offset(every: int, fragme
 @given(st.integers(2, 9), st.integers(2, 5), st.sampled_from(["replace", "rebase"]), st.floats(0.0, 0.6))
 def test_several_fragments_in_flight_merge_and_add_up(every: int, fragments: int, mixing: str, late_s: float) -> None:
     """A syncer that comes late finds several fragments' offers waiting; the books of both sides still agree."""
-    fleet = Fleet(with_schedule(every, fragments, 2, rounds=6, mixing=mixing, quorum=2))
+    fleet = ToyFleet(with_schedule(every, fragments, 2, rounds=6, mixing=mixing, quorum=2))
     fleet.syncer()
     fleet.until_commits(1)
     (syncer,) = fleet.living("syncer")
@@ -76,7 +76,7 @@ def test_several_fragments_in_flight_merge_and_add_up(every: int, fragments: int
 @pytest.mark.parametrize("learners", [2, 4])
 def test_killing_all_learners_but_one_never_stalls_the_syncer_at_quorum_one(learners: int) -> None:
     """After the deaths the commits come on as before: at most a slot of grace later each."""
-    fleet = Fleet(with_schedule(6, 3, learners, rounds=40)).start()
+    fleet = ToyFleet(with_schedule(6, 3, learners, rounds=40)).start()
     fleet.restart = False
     fleet.until_commits(20)
     fleet.kill(*[island.name for island in fleet.run.islands][1:])
@@ -88,7 +88,7 @@ def test_killing_all_learners_but_one_never_stalls_the_syncer_at_quorum_one(lear
 @pytest.mark.parametrize("drift_rounds", [1, 3])
 def test_a_learner_steps_on_without_a_syncer_up_to_the_drift_bound_and_no_further(drift_rounds: int) -> None:
     run = with_schedule(6, 3, 1, rounds=100, drift_rounds=drift_rounds, local_steps="planned")
-    fleet = Fleet(run).start().until_commits(7)
+    fleet = ToyFleet(run).start().until_commits(7)
     (syncer,) = fleet.living("syncer")
     syncer.paused = True
     fleet.world.run_for(4 * drift_rounds * 6 * STEP_S)
@@ -106,7 +106,7 @@ def test_a_learner_steps_on_without_a_syncer_up_to_the_drift_bound_and_no_furthe
 @pytest.mark.parametrize("dies_at", [9, 16, 23])
 def test_a_recovered_learner_works_from_the_same_versions_as_one_that_never_failed(dies_at: int) -> None:
     """Within one cycle of its first offer: for each slot, both learners' deltas are made from the same version."""
-    fleet = Fleet(with_schedule(6, 3, 2, rounds=14, quorum=1)).start().until_commits(dies_at)
+    fleet = ToyFleet(with_schedule(6, 3, 2, rounds=14, quorum=1)).start().until_commits(dies_at)
     fleet.kill("l0")
     fleet.learner("l0", delay_s=0.05)
     finished(fleet, 120)
@@ -124,9 +124,9 @@ def test_a_recovered_learner_works_from_the_same_versions_as_one_that_never_fail
 # -- quorum, grace and mixed hardware -----------------------------------------------------------------------------
 
 
-def participants(start: Callable[[Fleet], object], **sync: object) -> tuple[float, float]:
+def participants(start: Callable[[ToyFleet], object], **sync: object) -> tuple[float, float]:
     """Mean participants of a merge, and slots per own step of a learner x H / P (1: in step with the learners)."""
-    fleet = Fleet(with_schedule(6, 3, 3, rounds=25, **sync))
+    fleet = ToyFleet(with_schedule(6, 3, 3, rounds=25, **sync))
     fleet.syncer()
     start(fleet)
     finished(fleet, 200)
@@ -135,7 +135,7 @@ def participants(start: Callable[[Fleet], object], **sync: object) -> tuple[floa
     return sum(merges) / len(merges), len(merges) / steps * 6 / 3
 
 
-def out_of_step(fleet: Fleet) -> None:
+def out_of_step(fleet: ToyFleet) -> None:
     """Three equal learners that reach their slots 0.03 s apart; a slot lasts 0.1 s."""
     for index, island in enumerate(fleet.run.islands):
         fleet.learner(island.name, delay_s=0.03 * index)
@@ -151,7 +151,7 @@ def test_a_quorum_of_one_is_as_good_as_a_full_quorum_and_goes_on_as_fast() -> No
 
 def test_the_pace_of_the_slots_is_that_of_the_fastest_participant() -> None:
     """One learner three times slower than the other, and both merge: a slot is 2 steps of the faster one."""
-    fleet = Fleet(with_schedule(6, 3, 2, rounds=20, local_steps="planned"))
+    fleet = ToyFleet(with_schedule(6, 3, 2, rounds=20, local_steps="planned"))
     fleet.profile["l1"] = LearnerProfile(3 * STEP_S)
     fleet.start().finish(200)
     merges = [record for record in fleet.records() if record["kind"] == "merge"]

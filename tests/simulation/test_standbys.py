@@ -24,7 +24,7 @@ from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import asked, command, done, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import ask
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 TAKEOVER_S = 6.0
 LOOKS_S = 3.0  # a look late, and the time that a heartbeat was old when it was first seen
@@ -36,7 +36,7 @@ def with_standbys(run: RunFormat, **syncer: Any) -> RunFormat:
     return replace(run, settings=replace(run.settings, syncer=settings))
 
 
-class StandbyFleet(Fleet):
+class StandbyFleet(ToyFleet):
     """A syncer and standbys; whoever of them dies or is fenced comes back as a standby, as under a supervisor."""
 
     def __init__(self, run: RunFormat, world: World | None = None, seed: int = 0) -> None:

@@ -11,14 +11,14 @@ from diloco_cli.protocol.actors.requests import withdraw_stop
 from tests.simulation.operated import done, started, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import RUN, ask
-from tests.simulation.toy import STEP_S, Fleet, LearnerProfile, make_run
+from tests.simulation.toy import STEP_S, LearnerProfile, ToyFleet, make_run
 
 MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
 
 
 @MIXINGS
 def test_every_fragment_merges_again_when_an_absent_peer_comes_back(mixing: str) -> None:
-    fleet = Fleet(make_run(learners=2, fragments=4, merges=200, quorum=2, mixing=mixing))
+    fleet = ToyFleet(make_run(learners=2, fragments=4, merges=200, quorum=2, mixing=mixing))
     fleet.syncer()
     fleet.learner("l0")
     fleet.world.run_for(60.0)
@@ -33,7 +33,7 @@ def test_every_fragment_merges_again_when_an_absent_peer_comes_back(mixing: str)
 @MIXINGS
 @pytest.mark.parametrize("ahead_s", [0.05, 0.1, 0.2, 0.3, 0.5, 0.8])
 def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahead_s: float) -> None:
-    fleet = Fleet(make_run(learners=1, fragments=1, merges=8, mixing=mixing)).start()
+    fleet = ToyFleet(make_run(learners=1, fragments=1, merges=8, mixing=mixing)).start()
     fleet.until_commits(4)
     (zombie,), (syncer,) = fleet.living("l0"), fleet.living("syncer")
     fleet.pause(zombie)
@@ -54,7 +54,7 @@ def test_a_lone_learner_goes_on_whenever_its_zombie_was_merged(mixing: str, ahea
 
 
 def test_outcomes_do_not_wait_for_a_quorum_that_does_not_come() -> None:
-    fleet = Fleet(make_run(learners=2, fragments=2, merges=20, quorum=2, skip_after_s=1000.0))
+    fleet = ToyFleet(make_run(learners=2, fragments=2, merges=20, quorum=2, skip_after_s=1000.0))
     fleet.profile["l0"] = LearnerProfile(STEP_S, poison=lambda: NOT_FINITE)
     fleet.syncer()
     fleet.learner("l0")
@@ -64,7 +64,7 @@ def test_outcomes_do_not_wait_for_a_quorum_that_does_not_come() -> None:
 
 
 def test_what_a_syncer_holds_in_memory_does_not_grow_with_skipped_rounds() -> None:
-    fleet = Fleet(make_run(learners=2, fragments=2, merges=50, quorum=2, skip_after_s=0.5))
+    fleet = ToyFleet(make_run(learners=2, fragments=2, merges=50, quorum=2, skip_after_s=0.5))
     fleet.syncer()
     fleet.learner("l0")
     fleet.world.run_for(60.0)

@@ -8,13 +8,13 @@ import pytest
 
 from diloco_cli.virtual.world import Fault, World
 from tests.simulation.sweeps import check, histories, points_around_writes
-from tests.simulation.toy import Fleet, make_run
+from tests.simulation.toy import ToyFleet, make_run
 
 RUN = make_run(merges=8)
 FLOOR_S = 0.12  # by then the successor's incarnation has raised the floor
 
 
-def woken_beside_successor(fleet: Fleet, after_s: float) -> None:
+def woken_beside_successor(fleet: ToyFleet, after_s: float) -> None:
     """Freeze, replace, wake up after a while; then run to the end."""
     (zombie,) = fleet.living("l0")
     threads = zombie.owner.threads
@@ -37,7 +37,7 @@ def test_no_data_is_merged_twice_beside_a_zombie_and_no_offer_gets_two_outcomes(
 def test_a_successor_begins_beyond_everything_that_was_published() -> None:
     successors = 0
     for point in points_around_writes(RUN, "l0")[3::5]:
-        fleet = Fleet(RUN, World(faults={point: Fault.CRASH})).start()
+        fleet = ToyFleet(RUN, World(faults={point: Fault.CRASH})).start()
         fleet.finish()
         check(fleet)
         store = fleet.world.store

@@ -50,7 +50,7 @@ def make_run(learners: int = 2, fragments: int = 2, merges: int = 10, **sync: ob
 
 
 @dataclass
-class Process:
+class ToyProcess:
     """Of a learner."""
 
     name: str
@@ -58,7 +58,7 @@ class Process:
     ended: bool = False
 
 
-class Fleet:
+class ToyFleet:
     """Starts the run's actors in a world and restarts those that crash, as a supervisor would."""
 
     def __init__(self, run: RunFormat, world: World | None = None) -> None:
@@ -91,7 +91,7 @@ class Fleet:
         self, name: str, run: RunFormat, steps_of: Callable[[SimulatedLearner], Steps[RunState]], delay_s: float = 0.0
     ) -> Actor:
         """A learner's process: its threads live and die together. Returns the first one."""
-        process = Process(name)
+        process = ToyProcess(name)
 
         def start_threads(threads: list[Steps[Any]]) -> None:
             for steps in threads:
@@ -99,7 +99,7 @@ class Fleet:
 
         return self._start_thread(process, name, steps_of(self._learner(run, name, start_threads)), delay_s)
 
-    def _start_thread(self, process: Process, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
+    def _start_thread(self, process: ToyProcess, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
         actor = self.world.start(name, steps, delay_s)
         actor.owner = process
         process.threads.append(actor)

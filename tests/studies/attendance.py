@@ -76,7 +76,7 @@ INVENTORY = inventory_of(ISLANDS)
 
 
 @dataclass(frozen=True)
-class Row:
+class AttendanceRow:
     """Of one run. `merged`, `merged_before`: with the slowest island's last round, and without it."""
 
     merges: int
@@ -87,7 +87,7 @@ class Row:
     load: float
 
 
-def judge(run: LaunchedRun) -> Row:
+def judge(run: LaunchedRun) -> AttendanceRow:
     """What a run came to that is over."""
     merges = [commit for data in run.log().values() if (commit := decode(Commit, data, "log")).kind == "merge"]
     islands, fragments, every = run.run.islands, run.run.num_fragments, run.run.settings.sync.every
@@ -103,7 +103,7 @@ def judge(run: LaunchedRun) -> Row:
     step_s = _seconds(merges[0], merges[-1]) / (merged[fastest] / fragments / batch_tokens)
     last_round = every * batch_tokens * trained[slowest] / trained[fastest]
     of_slowest = merged[slowest] / fragments
-    return Row(
+    return AttendanceRow(
         merges=len(merges),
         participation=sum(len(commit.inputs) for commit in merges) / (len(merges) * len(islands)),
         slot=median(gaps_s(merges)) / (step_s * every / fragments),
@@ -121,7 +121,7 @@ def _seconds(earlier: Commit, later: Commit) -> float:
     return (datetime.fromisoformat(later.time) - datetime.fromisoformat(earlier.time)).total_seconds()
 
 
-def study(run_text: str, inventory: str) -> Row:
+def study(run_text: str, inventory: str) -> AttendanceRow:
     with lived(LaunchedRun(Path(tempfile.mkdtemp(prefix="attendance-")), run_text, inventory)) as run:
         run.wait(run.is_over, LIMIT_S)
         return judge(run)
@@ -136,7 +136,7 @@ def files_of(case: str) -> tuple[str, str]:
     return run_text.replace("name: quickstart", f"name: {NAME}"), (example / "inventory.yaml").read_text()
 
 
-def line(case: str, rows: Sequence[Row]) -> str:
+def line(case: str, rows: Sequence[AttendanceRow]) -> str:
     """Medians; of the participation all."""
     each = ", ".join(f"{row.participation:.3f}" for row in rows)
     part, slot = median(row.participation for row in rows), median(row.slot for row in rows)
@@ -149,7 +149,7 @@ def line(case: str, rows: Sequence[Row]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def misses(case: str, rows: Sequence[Row]) -> bool:
+def misses(case: str, rows: Sequence[AttendanceRow]) -> bool:
     least = QUICKSTART_LEAST if case == QUICKSTART else CASES[case].least_participation
     least_merged = None if case == QUICKSTART else CASES[case].least_merged
     part, merged = median(row.participation for row in rows), median(row.merged for row in rows)

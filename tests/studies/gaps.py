@@ -130,7 +130,7 @@ def takes_part(name: str, commit: Commit) -> bool:
 
 
 @dataclass
-class Account:
+class StepAccount:
     """Steps by what became of them, in the mean over fragments; `told`: all of which the bucket tells."""
 
     told: Steps = field(default_factory=Counter)
@@ -140,11 +140,11 @@ class Account:
     given_up: float = 0.0
 
 
-def account(offers: Sequence[Offer], commits: Sequence[Commit], learners: Iterable[str]) -> Account:
+def account(offers: Sequence[Offer], commits: Sequence[Commit], learners: Iterable[str]) -> StepAccount:
     """Of these learners' steps, from the bucket alone."""
     applied = {(item.learner, item.incarnation, item.seq) for commit in commits for item in commit.inputs}
     outcomes = {(f.learner, f.incarnation, f.seq): f.reason for commit in commits for f in commit.outcomes}
-    found, whole = Account(), Counter[str]()
+    found, whole = StepAccount(), Counter[str]()
     for name, incarnation in sorted({(o.learner, o.incarnation) for o in offers if o.learner in set(learners)}):
         own = [offer for offer in offers if (offer.learner, offer.incarnation) == (name, incarnation)]
         told = steps_told(own)
@@ -201,7 +201,7 @@ def read_offers(store: Store, learners: Iterable[str]) -> Iterator[Offer]:
 
 
 @dataclass(frozen=True)
-class Row:
+class GapRow:
     """Of one run. `unsent`: trained, and the bucket does not tell of it. `of_victim`: merged of what it trained."""
 
     mixing: Mixing
@@ -209,7 +209,7 @@ class Row:
     merges: int
     gap_s: float
     trained: int
-    found: Account
+    found: StepAccount
     unsent: int
     of_victim: float
     violations: tuple[str, ...]
@@ -224,14 +224,14 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-def judge(run: WatchedRun, mixing: Mixing, fault: str) -> Row:
+def judge(run: WatchedRun, mixing: Mixing, fault: str) -> GapRow:
     """What a run came to that is over."""
     commits, journal = run.commits(), run.journal()
     offers = list(read_offers(run.store, LEARNERS))
     everybody, victim = account(offers, commits, LEARNERS), account(offers, commits, (VICTIM,))
     others = [name for name in LEARNERS if "learner" not in fault or name != VICTIM]
     unsent = journal - everybody.told
-    return Row(
+    return GapRow(
         mixing=mixing,
         fault=fault,
         merges=sum(commit.kind == "merge" for commit in commits),
@@ -244,7 +244,7 @@ def judge(run: WatchedRun, mixing: Mixing, fault: str) -> Row:
     )
 
 
-def problems(run: WatchedRun, journal: Steps, found: Account) -> Iterator[str]:
+def problems(run: WatchedRun, journal: Steps, found: StepAccount) -> Iterator[str]:
     """Why a run does not count as sound."""
     replay, never = run.verified(), found.told - journal
     yield from problems_of(replay)
@@ -255,7 +255,7 @@ def problems(run: WatchedRun, journal: Steps, found: Account) -> Iterator[str]:
         yield f"{unsent} steps of which nothing is told, where {most} may be on their way"
 
 
-def study(mixing: Mixing, fault: str, rounds: int = ROUNDS, step_s: float = STEP_S) -> Row:
+def study(mixing: Mixing, fault: str, rounds: int = ROUNDS, step_s: float = STEP_S) -> GapRow:
     directory = Path(tempfile.mkdtemp(prefix="gaps-"))
     with lived(WatchedRun(directory, rounds, mixing, step_s)) as run:
         run.wait_for_merges(min(STRUCK_AFTER_ROUNDS, rounds // 2) * FRAGMENTS)
@@ -272,7 +272,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *about: sys.exit(143))  # so that nothing that was started stays behind
     mixings: tuple[Mixing, ...] = (options.mixing,) if options.mixing else ("replace", "rebase")
-    rows: list[Row] = []
+    rows: list[GapRow] = []
     print(HEADER, flush=True)
     for mixing in mixings:
         healthy = study(mixing, FAULTS[0], options.rounds)

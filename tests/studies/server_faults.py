@@ -83,7 +83,7 @@ QUICK = ("503 storm", "lost answers")
 
 
 @dataclass(frozen=True)
-class Row:
+class FaultRow:
     fault: str
     store: StoreKind
     asked: int
@@ -109,7 +109,7 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[FaultRow]) -> str:
     """All runs as one row."""
     failed = sum(bool(row.problems) for row in rows)
     cells = [
@@ -122,7 +122,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 @dataclass
-class Bucket:
+class EmulatedBucket:
     """An emulated service: this process reaches it undisturbed, the run's processes through the proxy."""
 
     kind: StoreKind
@@ -138,7 +138,7 @@ class Bucket:
 
 
 @contextmanager
-def emulated(kind: StoreKind) -> Iterator[Bucket]:
+def emulated(kind: StoreKind) -> Iterator[EmulatedBucket]:
     with ExitStack() as stack:
         if kind == "gs":
             upstream = stack.enter_context(FakeGCS(BUCKET)).url
@@ -146,13 +146,13 @@ def emulated(kind: StoreKind) -> Iterator[Bucket]:
         else:
             upstream = stack.enter_context(s3_emulator(BUCKET))
             stack.enter_context(environment({"AWS_ENDPOINT_URL": upstream, **S3_ENVIRONMENT}))
-        yield Bucket(kind, stack.enter_context(FaultProxy(upstream)))
+        yield EmulatedBucket(kind, stack.enter_context(FaultProxy(upstream)))
 
 
 class FourProcesses:
     """The syncer and three learners of one run, from their start to their end."""
 
-    def __init__(self, bucket: Bucket, run: RunFormat) -> None:
+    def __init__(self, bucket: EmulatedBucket, run: RunFormat) -> None:
         self.bucket, self.run = bucket, run
         self.url = f"{bucket.kind}://{BUCKET}/runs/{nonce()}"
         self.store: Store = open_store(self.url)
@@ -189,7 +189,7 @@ class FourProcesses:
             process.wait()
 
 
-def run_through(bucket: Bucket, name: str, fault: ServerFault, rounds: int, logs: Path) -> Row:
+def run_through(bucket: EmulatedBucket, name: str, fault: ServerFault, rounds: int, logs: Path) -> FaultRow:
     """One run under one fault."""
     run = float_run(rounds, STEP_S, ELEMENTS)
     run = replace(run, layout=layout_of(run.settings))
@@ -206,7 +206,7 @@ def run_through(bucket: Bucket, name: str, fault: ServerFault, rounds: int, logs
         faults.heal()
     requests, spoilt = faults.requests - requests, faults.struck.total() - spoilt
     found = verified(processes.store, run)
-    return Row(name, bucket.kind, run.settings.train.tokens, wall_s, requests, spoilt, tuple(failures), found)
+    return FaultRow(name, bucket.kind, run.settings.train.tokens, wall_s, requests, spoilt, tuple(failures), found)
 
 
 def main() -> None:
@@ -219,7 +219,7 @@ def main() -> None:
     names = arguments.fault or (QUICK if arguments.quick else tuple(FAULTS))
     kinds: tuple[StoreKind, ...] = (arguments.store,) if arguments.store else get_args(StoreKind)
     rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
-    rows: list[Row] = []
+    rows: list[FaultRow] = []
     print(HEADER, flush=True)
     for kind in kinds:
         with emulated(kind) as bucket:

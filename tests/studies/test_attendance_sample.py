@@ -8,9 +8,9 @@ import pytest
 
 from diloco_cli.config.run_file import load_run
 from tests.studies import attendance
-from tests.studies.attendance import CASES, HEADER, INVENTORY, QUICKSTART, Row, files_of, line, misses
+from tests.studies.attendance import CASES, HEADER, INVENTORY, QUICKSTART, AttendanceRow, files_of, line, misses
 
-ROW = Row(merges=160, participation=0.98, slot=1.0, merged=0.95, merged_before=0.99, load=1.0)
+ROW = AttendanceRow(merges=160, participation=0.98, slot=1.0, merged=0.95, merged_before=0.99, load=1.0)
 
 
 def test_the_median_of_the_runs_is_held_against_the_bounds() -> None:

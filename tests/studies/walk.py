@@ -58,7 +58,7 @@ def delta_walk() -> set[str]:
 
     walk = Walk()
 
-    class Watch(Observer):
+    class ModuleWatch(Observer):
         def began(self, learner: Any) -> None:
             walk.walks = True
 
@@ -68,7 +68,7 @@ def delta_walk() -> set[str]:
     wired = harness.process_of
 
     def watched(*arguments: Any) -> Any:
-        return wired(*arguments, observer=Watch())
+        return wired(*arguments, observer=ModuleWatch())
 
     run = harness.make_run(2, 3, SyncSettings(every=4, fragments=1), OuterSettings(), InnerSettings())
     harness.process_of = watched

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,6 +129,18 @@ def test_files_and_functions_stay_small() -> None:
 def test_no_vague_names() -> None:
     vague = {"utils", "helpers", "common", "core", "manager", "misc"}
     assert not [path for path in PACKAGE.rglob("*") if path.stem in vague]
+
+
+def test_a_class_name_occurs_once() -> None:
+    found = [
+        (node.name, str(path.relative_to(ROOT)))
+        for folder in ("diloco_cli", "tests", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    count = Counter(name for name, _ in found)
+    assert not [(name, where) for name, where in found if count[name] > 1]
 
 
 def test_top_level_is_what_the_readme_shows() -> None:

@@ -102,11 +102,17 @@ def test_the_largest_bin_is_at_most_four_thirds_of_the_best_possible(sizes: list
     assert 3 * largest <= 4 * best_largest_bin(sizes, min(bins, len(sizes)))
 
 
+def imbalance(layout: Layout) -> float:
+    """Largest fragment over the mean."""
+    sizes = [fragment.num_parameters for fragment in layout.fragments]
+    return max(sizes) * len(sizes) / sum(sizes)
+
+
 def test_greedy_is_not_always_best_but_within_the_bound() -> None:
     sizes = [3, 3, 2, 2, 2]
     layout = balanced_layout([ParameterFact(f"p{i}", (size,), False) for i, size in enumerate(sizes)], 2)
     assert (max(f.num_parameters for f in layout.fragments), best_largest_bin(sizes, 2)) == (7, 6)
-    assert layout.imbalance == pytest.approx(7 / 6)
+    assert imbalance(layout) == pytest.approx(7 / 6)
 
 
 def test_fewer_tensors_than_fragments_give_fewer_fragments() -> None:
@@ -237,9 +243,9 @@ def test_pieces_are_no_larger_than_the_ideal_fragment_or_one_row(model: list[Par
 
 def test_splitting_evens_out_what_whole_tensors_cannot() -> None:
     model = [ParameterFact("big", (100, 8), False), *(ParameterFact(f"small{i}", (20,), False) for i in range(10))]
-    assert made(model, 5).imbalance == 4.0
+    assert imbalance(made(model, 5)) == 4.0
     layout = made(model, 5, split_rows=True)
-    assert layout.imbalance == 1.0
+    assert imbalance(layout) == 1.0
     pieces = [slot for fragment in layout.fragments for slot in fragment.tensors if slot.name == "big"]
     assert sorted(slot.rows or () for slot in pieces) == [(0, 25), (25, 50), (50, 75), (75, 100)]
 

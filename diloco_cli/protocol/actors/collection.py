@@ -241,7 +241,7 @@ def to_quarantine(state: RunState, run: RunFormat) -> str | None:
     enough = faults_for_quarantine(run.num_fragments)
     if all(known.faults < enough for known in state.learners.values()):
         return None
-    names = {island.name for island in state.with_members(run).everybody}
+    names = {island.name for island in state.with_members(run).all_islands}
     trusted = [name for name in sorted(names) if state.learner(name).quarantined is None]
     if len(trusted) <= run.settings.sync.quorum:
         return None

@@ -79,7 +79,7 @@ class Inbox:
 
     def open(self, state: RunState, now_s: float) -> None:
         """Start from the log's state. Every island counts as heard now, because a new syncer cannot know better."""
-        for island in state.with_members(self.run).everybody:
+        for island in state.with_members(self.run).all_islands:
             known = state.learner(island.name)
             self.heard_s[island.name] = now_s
             self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
@@ -96,7 +96,7 @@ class Inbox:
 
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
         """Look for new incarnations of all islands, also of those that have joined since."""
-        for island in state.with_members(self.run).everybody:
+        for island in state.with_members(self.run).all_islands:
             newest = self.newest_incarnation(island.name)
             for _ in range(MAX_CLAIMS_PER_LOOK):
                 key = incarnation_key(island.name, newest + 1)

@@ -38,7 +38,7 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
         case "join" if request.island is not None:
             return _admitted(run, state, request.island)
         case "readmit":
-            return _let_in(state, request)
+            return _readmitted(state, request)
         case "rollback":
             return (yield from _rolled_back(run, state, epoch, request, pulse))
         case "gc":
@@ -56,11 +56,11 @@ def _admitted(run: RunFormat, state: RunState, island: Island) -> Commit:
     refused = refusal_of_island(island, known)
     if refused is not None:
         return refuse(refusal_text(island.name, refused))
-    reason = f"joins in {island.region}, data shard {len(known.everybody)} of {known.num_shards}"
+    reason = f"joins in {island.region}, data shard {len(known.all_islands)} of {known.num_shards}"
     return Membership(island=as_admitted(island, known), reason=reason)
 
 
-def _let_in(state: RunState, request: Request) -> Commit:
+def _readmitted(state: RunState, request: Request) -> Commit:
     name = request.learner or ""
     if state.learner(name).quarantined is None:
         return refuse(f"{name!a} is not quarantined")

@@ -86,7 +86,7 @@ class Progress:
 
     def _is_dispensable(self, state: RunState) -> bool:
         """Whether merges go on without this learner, so that its offers can be too late."""
-        sync, members = self.run.settings.sync, state.with_members(self.run).everybody
+        sync, members = self.run.settings.sync, state.with_members(self.run).all_islands
         return sync.adoption == "on_arrival" and sync.quorum < len(members)
 
     # -- stepping -----------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Progress:
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
         if news or self.local_steps != planned:
             self.events.note(Event("heard", n=state.n, local_steps=self.local_steps))
-        return self._is_let_in(known.quarantined) | self._step_aside(known)
+        return self._is_readmitted(known.quarantined) | self._step_aside(known)
 
     def _learn_outcomes(self, state: RunState, known: LearnerRecord) -> None:
         """An offer is merged in its slot or never, so the log's slot tells the outcome, also before a refusal."""
@@ -334,7 +334,7 @@ class Progress:
             return "replace"
         return mixing
 
-    def _is_let_in(self, quarantined: int | None) -> bool:
+    def _is_readmitted(self, quarantined: int | None) -> bool:
         """Whether a quarantine has ended. Then the books start anew: the progress may be what made the offers bad."""
         readmitted = self.quarantined is not None and quarantined is None
         self.quarantined = quarantined

@@ -32,7 +32,6 @@ SNAPSHOT_EVERY = 64
 RESTORE_HINT = "restore this object: an earlier version that the bucket keeps, or a region's copy, has the same bytes"
 LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
-SNAPSHOT_TRIES = 3  # of the newest snapshots
 KeyOf = Callable[[int], str]
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
 TRIES = 3  # of the newest snapshots; after that the log is read from commit 0
@@ -91,7 +90,7 @@ def parse_format(data: bytes, where: str) -> RunFormat:
             where=f"{where}/{FORMAT_KEY}",
             hint="finish or export it with the version that created it (for 0.3.x: pip install 'diloco==0.3.2')",
         )
-    strange = [name for name in (run.name, *(island.name for island in run.everybody)) if not is_name(name)]
+    strange = [name for name in (run.name, *(island.name for island in run.all_islands)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
     if run.signing is not None:
@@ -196,7 +195,7 @@ def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
 def newest_snapshot(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Steps[RunState | None]:
     """The newest valid snapshot of a commit > `beyond` and < `before`; None if there is none."""
     numbers = yield from snapshots_between(beyond + 1, before - 1)
-    for number in numbers[::-1][:SNAPSHOT_TRIES]:
+    for number in numbers[::-1][:TRIES]:
         state = yield from snapshot_at(run, number)
         if state is not None:
             return state

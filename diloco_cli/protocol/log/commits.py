@@ -111,7 +111,7 @@ class Quarantine(Commit, tag="quarantine", frozen=True, kw_only=True):
 
 
 class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):
-    """A learner is let in again."""
+    """A quarantined learner may take part again."""
 
     learner: str
 

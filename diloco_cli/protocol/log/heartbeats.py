@@ -7,23 +7,6 @@ from dataclasses import dataclass, field
 MAX_HEARTBEAT_BYTES = 1 << 16
 SLOWEST_KEPT = 0.995  # per heartbeat: an outage is forgotten within the hour, while slow merges recur
 
-UNIT_STATES: dict[str, str] = {
-    "STARTING": "the process is up and loads model, data and the newest committed versions",
-    "TRAINING": "it steps",
-    "UPLOADING": "it steps while a delta is on its way",
-    "WAITING": "it pauses: the drift bound without news from the log, or `at_tau` waits for a merge",
-    "RECOVERING": "a new incarnation is catching up after a failure",
-    "SUSPECT": "one expected heartbeat is missing",
-    "LOST": "nothing was heard for long",
-    "STANDING_BY": "a syncer that takes over when the one that serves falls silent",
-    "QUARANTINED": "its offers are refused, and it pauses, until `diloco readmit` lets it in again",
-    "DRAINING": "it was told to leave and finishes what it does",
-    "STUCK": "a step does not end",
-    "FENCED": "a newer process has its place",
-    "DONE": "it left as intended",
-    "FAILED": "it left with an error",
-}
-
 
 @dataclass(frozen=True)
 class LearnerHeartbeat:

@@ -6,7 +6,7 @@
     offer/<learner>/<i>/<seq>.json               create-once, dense: a learner offers a delta
     delta/<learner>/<i>/<seq>-<digest>           the delta itself, written before its offer
     state/<fragment>/<version>-<epoch>-<digest>  float32 parameters and outer momentum, written before the commit
-    weights/<fragment>/<version>-<epoch>-<digest>   what learners download, written before the commit
+    weights/<fragment>/<version>-<epoch>-<digest>  what learners download, written before the commit
     commit/<n>.json                              the log: create-once, numbered without gaps, never deleted
     snapshot/<n>.json                            create-once: the folded log up to commit n
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation

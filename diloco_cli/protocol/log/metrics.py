@@ -117,7 +117,7 @@ def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:
         case commits.Quarantine():
             return [(commit.learner, f"quarantined: {commit.reason}")]
         case commits.Readmit():
-            return [(commit.learner, f"let in again: {commit.reason}")]
+            return [(commit.learner, f"readmitted: {commit.reason}")]
         case commits.Rollback():
             return [("syncer", f"rolled back to commit {commit.to}: {commit.reason}")]
         case commits.Stop():

@@ -100,10 +100,10 @@ class RunFormat:
         return home_url if own is None else own.url
 
     def island(self, name: str) -> Island | None:
-        return next((island for island in self.everybody if island.name == name), None)
+        return next((island for island in self.all_islands if island.name == name), None)
 
     @property
-    def everybody(self) -> tuple[Island, ...]:
+    def all_islands(self) -> tuple[Island, ...]:
         """All islands of the run: those of the launch, then those that joined."""
         return self.islands + self.members
 
@@ -114,7 +114,7 @@ class RunFormat:
 
     def shard_of(self, name: str) -> int:
         """The stream that an island reads; no other island reads it."""
-        return [island.name for island in self.everybody].index(name)
+        return [island.name for island in self.all_islands].index(name)
 
     @property
     def num_fragments(self) -> int:

@@ -200,7 +200,7 @@ def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState
         case commits.Membership():
             return replace(state, members=(*state.members, commit.island))
         case commits.Quarantine() | commits.Readmit():
-            return _keep_out_or_let_in(state, commit)
+            return _keep_out_or_readmit(state, commit)
         case commits.Rollback():
             return _roll_back(state, commit)
         case commits.CollectionFloor():
@@ -292,7 +292,7 @@ def _merge(state: RunState, commit: commits.Merge, layout: Layout) -> RunState:
     )
 
 
-def _keep_out_or_let_in(state: RunState, commit: commits.Quarantine | commits.Readmit) -> RunState:
+def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.Readmit) -> RunState:
     known, keeps_out = state.learner(commit.learner), isinstance(commit, commits.Quarantine)
     if (known.quarantined is None) != keeps_out:
         raise RecordError(f"commit {commit.n}, a {commit.kind} of {commit.learner!a}, does not fit what was before it")

@@ -2,7 +2,7 @@
 
     home bucket                            a region's bucket
     FORMAT.json                     ->     FORMAT.json
-    weights/..., then commit/<n>       ->     the same bytes under the same keys, in the log's order, create-once
+    weights/..., then commit/<n>    ->     the same bytes under the same keys, in the log's order, create-once
     snapshot/<n>, hint/head.json    ->     the same, once every commit up to n is there
 
 The home log is the only authority: a mirror writes only bytes read from home, and snapshots of the home log, and no
@@ -49,8 +49,6 @@ ROUNDS = 4  # without a merge; later than the syncer reads those at home
 LOOKS = 3  # failed reads in a row: a store that does not show an object for a moment must cause no repair
 SOONEST_S, LATEST_S = 5.0, 3600.0
 
-Suspect = Callable[[FragmentVersion], None]
-"""Called with the version whose weights cannot be read."""
 POLL_S = 0.05
 COLLECTS_FOR_S = 0.5  # at a time, between two checks for the next commit
 
@@ -77,7 +75,7 @@ class _WatchedWeights:
 class WeightsWatch:
     """The weights of one region. `damaged`: a text by fragment, until a version of it can be read."""
 
-    def __init__(self, run: RunFormat, pace: Callable[[], float], suspect: Suspect) -> None:
+    def __init__(self, run: RunFormat, pace: Callable[[], float], suspect: Callable[[FragmentVersion], None]) -> None:
         self.run, self.pace, self.suspect = run, pace, suspect
         self.damaged: dict[int, str] = {}
         self._watched: dict[int, _WatchedWeights] = {}

@@ -115,7 +115,7 @@ class Relay:
         return box is None or seq >= box.next_seq
 
     def _learners(self, state: RunState) -> list[str]:
-        return [island.name for island in state.with_members(self.run).everybody if island.region == self.region]
+        return [island.name for island in state.with_members(self.run).all_islands if island.region == self.region]
 
     # -- incarnations, heartbeats, requests ----------------------------------------------------------------------------
 

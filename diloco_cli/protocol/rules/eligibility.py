@@ -16,7 +16,7 @@ REASONS: dict[str, str] = {
     "late": "it came when its slot had been merged, or skipped",
     "too_early": "it names a slot so far ahead that its base would be too old by then",
     "bad_claim": "slot, fragment, tokens, steps or data range contradict each other, or no payload is so large",
-    "quarantined": "its learner is quarantined, until an operator lets it in again (diloco readmit)",
+    "quarantined": "its learner is quarantined, until an operator readmits it (diloco readmit)",
     "wrong_base": "it names other bytes as its base than the log does",
     "before_rollback": "its base lies behind a rollback",
     "unknown_base": "the base version is not in the log, or lies further back than the staleness limit",

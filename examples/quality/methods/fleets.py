@@ -79,7 +79,7 @@ class PacedTraining(VirtualTraining):
 
 def play_fleet(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum_tokens: int = 1) -> PacedFleet:
     """Until the learners together have processed `tokens`. Raises UsageError for `adaptive` mixing: how deltas agree is
-    known only where somebody trains."""
+    known only where an island trains."""
     if run.settings.sync.mixing == "adaptive":
         raise UsageError(
             "a fleet that trains nothing cannot mix by `adaptive`: it asks how the learners' deltas agree",

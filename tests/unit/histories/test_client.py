@@ -143,11 +143,11 @@ def test_a_clock_and_a_pause_are_no_business_of_the_stores() -> None:
 KEYS = [f"delta/{name}" for name in "abc"]
 
 
-class Clock:
+class ClientClock:
     now_s = 0.0
 
 
-def filled(clock: Clock) -> Bucket:
+def filled(clock: ClientClock) -> Bucket:
     bucket = Bucket(lambda: clock.now_s)
     for key in KEYS:
         bucket.create(key, b"")
@@ -155,7 +155,7 @@ def filled(clock: Clock) -> Bucket:
 
 
 def test_a_new_key_is_listed_late_and_read_at_once() -> None:
-    clock = Clock()
+    clock = ClientClock()
     bucket = filled(clock)
     bucket.listed_from_s[KEYS[1]] = 5.0
     assert bucket.list("delta/") == [KEYS[0], KEYS[2]] and bucket.get(KEYS[1]) == b""
@@ -164,7 +164,7 @@ def test_a_new_key_is_listed_late_and_read_at_once() -> None:
 
 
 def test_a_deleted_key_is_listed_for_a_while_and_never_read() -> None:
-    clock = Clock()
+    clock = ClientClock()
     bucket = filled(clock)
     bucket.delete(KEYS[1])
     bucket.listed_until_s[KEYS[1]] = 5.0
@@ -176,6 +176,6 @@ def test_a_deleted_key_is_listed_for_a_while_and_never_read() -> None:
 
 
 def test_a_deleted_key_that_is_written_again_is_listed_once() -> None:
-    bucket = filled(Clock())
+    bucket = filled(ClientClock())
     bucket.listed_until_s[KEYS[1]] = 5.0
     assert bucket.list("delta/") == KEYS

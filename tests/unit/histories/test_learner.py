@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from diloco_cli.histories.learner import DRAIN_S
 from diloco_cli.histories.ports import LearnerProfile
-from tests.simulation.toy import STEP_S, Fleet, make_run
+from tests.simulation.toy import STEP_S, ToyFleet, make_run
 
 
 def test_where_all_of_a_quorum_leave_together_they_stay_for_some_seconds_at_most() -> None:
     """Each waits for merges that need the other's next offer."""
-    fleet = Fleet(make_run(learners=2, merges=40, quorum=2))
+    fleet = ToyFleet(make_run(learners=2, merges=40, quorum=2))
     for name in ("l0", "l1"):
         fleet.profile[name] = LearnerProfile(STEP_S, leaves=lambda: fleet.world.now_s >= 0.53)
     fleet.start()

@@ -22,7 +22,7 @@ REFUSAL = {
 ROUNDS = OUTCOME_ROUNDS + 1  # of one fragment; one merge more is too late
 
 
-class Books:
+class MonitorBooks:
     """In a replayer's place: it takes every commit for sound."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Books:
 @pytest.fixture
 def monitor() -> Monitor:
     monitor = Monitor(Bucket(), make_run(fragments=1))
-    monitor.replayer = Books()  # type: ignore[assignment]
+    monitor.replayer = MonitorBooks()  # type: ignore[assignment]
     monitor.grown_healthy(0.0)
     offers(monitor, 0, slot=0)
     return monitor

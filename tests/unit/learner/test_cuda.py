@@ -32,7 +32,7 @@ def run_of(**sync: Any) -> RunFormat:
     return replace(run, settings=replace(run.settings, model=model, train=train))
 
 
-class Device:
+class CudaDevice:
     """A learner's fragments on a device; their own values are read back by the wire that sends them."""
 
     def __init__(self, run: RunFormat, device: str) -> None:
@@ -62,7 +62,7 @@ class Device:
 @pytest.mark.parametrize("knows", [True, False])
 def test_what_is_sent_and_adopted_is_the_same_bit_for_bit(mixing: Mixing, knows: bool) -> None:
     found = []
-    for device in (Device(run_of(), name) for name in ("cpu", "cuda")):
+    for device in (CudaDevice(run_of(), name) for name in ("cpu", "cuda")):
         payloads = []
         for fragment in (0, 1):
             device.fragments.begin(fragment, device.version(fragment, 1.0))
@@ -79,7 +79,7 @@ def test_what_is_sent_and_adopted_is_the_same_bit_for_bit(mixing: Mixing, knows:
 
 
 def test_a_base_is_on_the_host_alone_and_what_was_sent_on_the_device_alone() -> None:
-    device = Device(run_of(), "cuda")
+    device = CudaDevice(run_of(), "cuda")
     device.fragments.begin(0, device.version(0, 1.0))
     sent = device.fragments.send(0, 0, keep=True)
     device.fragments.adopt(0, device.version(0, 2.0), "rebase", 0)
@@ -89,7 +89,7 @@ def test_a_base_is_on_the_host_alone_and_what_was_sent_on_the_device_alone() -> 
 
 def test_saved_moments_are_those_of_the_step_after_which_they_were_saved() -> None:
     saved = []
-    for device in (Device(run_of(), name) for name in ("cpu", "cuda")):
+    for device in (CudaDevice(run_of(), name) for name in ("cpu", "cuda")):
         assert device.training.save() is None
         device.training.train(0, ROWS, AT)
         moments = device.training.save()
@@ -104,7 +104,7 @@ def test_saved_moments_are_those_of_the_step_after_which_they_were_saved() -> No
         torch.testing.assert_close(tensor, saved[1][name])
 
 
-def _moments(device: Device) -> dict[str, torch.Tensor]:
+def _moments(device: CudaDevice) -> dict[str, torch.Tensor]:
     found = inner_state(device.training.replica.model, device.training.replica.optimizer)
     assert found is not None
     return found

@@ -6,7 +6,7 @@ import pytest
 
 from diloco_cli.learner.facts import Facts
 from diloco_cli.protocol.log.records import RunFormat
-from tests.unit.protocol.integer_ports import IntegerTraining, WrittenLog
+from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import applied, make_run, with_inner
 
@@ -28,7 +28,7 @@ def test_it_says_how_it_joins(
     log = WrittenLog(run)
     if merged_by is not None:
         log.merge(90, applied(merged_by))
-    living = Living(log, IntegerTraining(1, keeps_moments=run.settings.train.inner.name != "sgd"))
+    living = Living(log, UnitTraining(1, keeps_moments=run.settings.train.inner.name != "sgd"))
     Facts("l0").began(living.learner)
     said = "".join(capfd.readouterr())
     start = 8 if merged_by == "l0" else 0

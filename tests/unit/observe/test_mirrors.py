@@ -53,7 +53,7 @@ def test_a_mirror_is_as_far_as_the_syncer_says(
 
 def test_what_crosses_is_counted_and_priced_by_where_it_leaves() -> None:
     found = mirror_of(with_region(EU))
-    assert (found.bytes_to, found.bytes_from, found.offers) == (2_000_000_000, 3_000_000_000, 4)
+    assert (found.up_bytes, found.down_bytes, found.offers) == (2_000_000_000, 3_000_000_000, 4)
     assert (found.requests, found.writes) == (1200, 300)
     assert found.egress_cost == pytest.approx(2 * 0.5 + 3 * 0.1)
     assert status_of(facts()).mirrors == [], "a run without regions' buckets says nothing of them"

@@ -18,7 +18,7 @@ from tests.unit.protocol.records import commit
 STEP_S = 0.1
 
 
-class IntegerTraining:
+class UnitTraining:
     """Implements protocol.actors.ports.Training. A step takes one from every fragment."""
 
     def __init__(self, fragments: int, keeps_moments: bool = True) -> None:
@@ -57,7 +57,7 @@ class IntegerTraining:
         return self.keeps_moments
 
 
-class IntegerWire:
+class UnitWire:
     """Implements protocol.actors.ports.Wire. A blend is the mean, rounded down."""
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:

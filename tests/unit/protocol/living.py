@@ -14,7 +14,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.virtual.world import VirtualLanes, World
-from tests.unit.protocol.integer_ports import IntegerTraining, IntegerWire, WrittenLog
+from tests.unit.protocol.integer_ports import UnitTraining, UnitWire, WrittenLog
 
 
 class Seen(Observer):
@@ -47,16 +47,16 @@ class Living:
     """One incarnation of `l0`, begun as the test begins."""
 
     def __init__(
-        self, log: WrittenLog, training: IntegerTraining | None = None, leaves: Callable[[], bool] = lambda: False,
+        self, log: WrittenLog, training: UnitTraining | None = None, leaves: Callable[[], bool] = lambda: False,
         may_drain: Callable[[], bool] = lambda: False, nonce: str = "a", begins: bool = True,
     ) -> None:  # fmt: skip
         """`begins`: at once, for all that it needs is there."""
         self.log, self.world, self.seen = log, World(store=log.store), Seen()
-        self.training = training or IntegerTraining(log.run.num_fragments)
+        self.training = training or UnitTraining(log.run.num_fragments)
         numbers = count()
         lanes = VirtualLanes(lambda steps: self.world.start("l0", steps))
         self.learner = Learner(
-            log.run, "l0", ProcessClaim(0, nonce, "test", 1, "then", "test"), self.training, IntegerWire(),
+            log.run, "l0", ProcessClaim(0, nonce, "test", 1, "then", "test"), self.training, UnitWire(),
             lambda: f"{nonce}{next(numbers)}", lanes.start, self.seen, leaves, may_drain,
         )  # fmt: skip
         self.actor = self.world.start("l0", self.learner.train())

@@ -13,7 +13,7 @@ import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
-from diloco_cli.errors import InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
+from diloco_cli.errors import DilocoError, InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.runtime.detach import start_detached
 from diloco_cli.runtime.identity import is_alive, signal_process
 from diloco_cli.runtime.registry import UnitRecord, hold, living_supervisor, log_path, read_unit, release
@@ -337,9 +337,12 @@ def test_a_detached_supervisor_registers_and_can_be_stopped(eventually):
     assert "interrupted 143" in log_path(RUN, "supervisor").read_text()
 
 
-def test_a_detached_supervisor_that_fails_is_quoted():
-    with pytest.raises(InfeasibleError, match=r"status 3.*no bucket"):
-        start_detached(RUN, (sys.executable, "-S", "-c", "print('no bucket'); raise SystemExit(3)"))
+@pytest.mark.parametrize(("status", "kind"), [(3, InfeasibleError), (1, RunFailedError)])
+def test_a_detached_supervisor_that_fails_is_quoted(status: int, kind: type[DilocoError]) -> None:
+    """Status 1 is a defect's: no declared error tells of it."""
+    with pytest.raises(DilocoError, match=rf"status {status}.*no bucket") as caught:
+        start_detached(RUN, (sys.executable, "-S", "-c", f"print('no bucket'); raise SystemExit({status})"))
+    assert type(caught.value) is kind
 
 
 def test_a_detached_supervisor_that_told_an_error_passes_it_on_with_its_hint_and_status():

@@ -14,7 +14,7 @@ from diloco_cli.store.port import Created, Exists, StoreBrokenError, StoreUnavai
 from diloco_cli.store.retry import RetryingStore
 
 
-class Hangs(MemoryStore):
+class HangingStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.released = threading.Event()
@@ -25,8 +25,8 @@ class Hangs(MemoryStore):
 
 
 @pytest.fixture
-def hanging() -> Iterator[Hangs]:
-    store = Hangs()
+def hanging() -> Iterator[HangingStore]:
+    store = HangingStore()
     yield store
     store.released.set()
 
@@ -48,7 +48,7 @@ def test_errors_come_through_as_they_are() -> None:
         call_within(Deadline(10), refuse, "here")
 
 
-def test_a_call_that_hangs_is_left_behind_and_the_next_is_not_begun(hanging: Hangs) -> None:
+def test_a_call_that_hangs_is_left_behind_and_the_next_is_not_begun(hanging: HangingStore) -> None:
     box = Deadline(0.2)
     store, started_s = TimeBoxedStore(hanging, box), monotonic_s()
     with pytest.raises(StoreUnavailableError, match="no answer within 200 ms") as raised:
@@ -65,7 +65,7 @@ def test_a_call_that_hangs_is_left_behind_and_the_next_is_not_begun(hanging: Han
     assert store.get("a/key") is None
 
 
-def test_a_store_that_hangs_is_looked_at_by_one_thread_however_often_somebody_looks(hanging: Hangs) -> None:
+def test_a_store_that_hangs_is_looked_at_by_one_thread_however_often_somebody_looks(hanging: HangingStore) -> None:
     before = len(calls_left_behind())
     box = Deadline(0.2)
     store = RetryingStore(TimeBoxedStore(hanging, box), 30.0, left_s=box.left_s)
@@ -82,7 +82,7 @@ def test_a_store_that_hangs_is_looked_at_by_one_thread_however_often_somebody_lo
     assert len(calls_left_behind()) == before + 1
 
 
-def test_the_last_few_things_are_tried_beside_a_call_that_hangs(hanging: Hangs) -> None:
+def test_the_last_few_things_are_tried_beside_a_call_that_hangs(hanging: HangingStore) -> None:
     box = Deadline(0.2)
     store = TimeBoxedStore(hanging, box, keeps_trying=True)
     with pytest.raises(StoreUnavailableError):

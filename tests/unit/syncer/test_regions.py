@@ -103,7 +103,7 @@ def test_only_what_a_regions_bucket_has_may_be_read_at_home() -> None:
     assert not withheld("nobody", 1, 0), "whom the syncer refuses by itself"
 
 
-class FailingStore(MemoryStore):
+class FailingRegionStore(MemoryStore):
     """Refuses everything while `error` is there."""
 
     error: Exception | None = None
@@ -128,7 +128,7 @@ def test_a_region_that_fails_says_why_and_for_how_long_and_is_completed_later(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, home, _, head = ended_run()
-    there = FailingStore("failing")
+    there = FailingRegionStore("failing")
     there.error = error
     monkeypatch.setattr(regions, "open_store", lambda url: there)
     monkeypatch.setattr(regions, "TRIES_AGAIN_S", 0.02)

@@ -39,7 +39,7 @@ class Model(nn.Module):
         return results.get(CHOSEN["model"], loss)
 
 
-class Stream:
+class TokenStream:
     def __init__(self) -> None:
         self.draws = 0
 
@@ -61,7 +61,7 @@ class Stream:
 
 
 def build_stream():
-    return Stream()
+    return TokenStream()
 
 
 def build_right_model():

@@ -12,7 +12,7 @@ from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import Get, Operation
 from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS
 from diloco_cli.virtual.world import Actor
-from tests.unit.protocol.integer_ports import IntegerTraining, WrittenLog
+from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import applied, make_run, with_steps
 
@@ -93,7 +93,7 @@ def test_when_it_looks_again_follows_what_steps_turn_out_to_take() -> None:
 
 def test_while_it_drains_it_looks_every_second_however_long_slots_seem() -> None:
     """There were hiccups in its only steps, and so nothing ever tells otherwise."""
-    training = IntegerTraining(1)
+    training = UnitTraining(1)
     run = make_run(fragments=1)
     living = Living(WrittenLog(run), training, leaves=lambda: training.steps == 1, may_drain=lambda: True)
     living.until(lambda: living.learner.doing == "DRAINING" and living.offers())

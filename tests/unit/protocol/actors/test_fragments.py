@@ -7,20 +7,20 @@ import random
 import pytest
 
 from diloco_cli.protocol.actors.fragments import Fragments
-from tests.unit.protocol.integer_ports import IntegerTraining, IntegerWire
+from tests.unit.protocol.integer_ports import UnitTraining, UnitWire
 
 OTHER = 1  # a fragment that nothing happens to
 
 
-def begun(merged: int = 100) -> tuple[Fragments, IntegerTraining]:
-    training = IntegerTraining(2)
-    fragments = Fragments(training, IntegerWire())
+def begun(merged: int = 100) -> tuple[Fragments, UnitTraining]:
+    training = UnitTraining(2)
+    fragments = Fragments(training, UnitWire())
     for fragment in range(2):
         fragments.begin(fragment, merged)
     return fragments, training
 
 
-def train(training: IntegerTraining, moved: int) -> None:
+def train(training: UnitTraining, moved: int) -> None:
     training.values[0] -= moved
 
 

@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.records import Event, MergedOffer, Offer, Outcome
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.protocol.rules.eligibility import max_steps
-from tests.unit.protocol.integer_ports import STEP_S, IntegerTraining, WrittenLog
+from tests.unit.protocol.integer_ports import STEP_S, UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import applied, make_run, with_inner
 
@@ -294,7 +294,7 @@ def test_moments_that_cannot_be_had_are_lost_where_there_should_be_some(keeps_mo
     """Then the learning rate warms up anew, counted from this incarnation's own steps."""
     log = WrittenLog(REBASE)
     log.merge(90, applied("l0"))
-    living = Living(log, IntegerTraining(1, keeps_moments))
+    living = Living(log, UnitTraining(1, keeps_moments))
     living.until(lambda: living.training.steps == 2)
     assert [(at.moments_lost, at.own_steps) for at in living.training.at] == [(lost, 0), (lost, 1)]
     assert living.learner.joined.data_start == 8

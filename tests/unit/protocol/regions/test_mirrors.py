@@ -40,7 +40,7 @@ def long_log() -> Steps[list[RunState]]:
     return states
 
 
-class Bench:
+class MirrorBench:
     """Home has collected all but its two newest snapshots; the region has the log up to some commit."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Bench:
 @pytest.mark.parametrize("hint", [None, b"nonsense", b'{"snapshot":0}', b'{"snapshot":64}', b'{"snapshot":999}'])
 def test_a_mirror_goes_on_from_what_its_region_shows_whatever_is_left_at_home(hint: bytes | None) -> None:
     """The region's newest snapshot is of commit 128, and home's of that time is gone."""
-    bench = Bench()
+    bench = MirrorBench()
     bench.fill(last=130, snapshot=128)
     if hint is not None:
         bench.far.put(HEAD_HINT_KEY, hint)
@@ -100,7 +100,7 @@ def test_a_mirror_goes_on_from_what_its_region_shows_whatever_is_left_at_home(hi
 
 
 def test_a_first_copy_that_was_interrupted_does_not_begin_anew() -> None:
-    bench = Bench()
+    bench = MirrorBench()
     bench.mirror(until=400)
     assert bench.mirror().error is None
     assert bench.far.list("commit/") == bench.home.list("commit/")
@@ -114,7 +114,7 @@ def test_a_first_copy_that_was_interrupted_does_not_begin_anew() -> None:
 
 
 def test_a_region_that_is_complete_costs_a_few_reads_at_any_age() -> None:
-    bench = Bench()
+    bench = MirrorBench()
     bench.fill(last=LENGTH - 1, snapshot=10 * SNAPSHOT_EVERY)
     assert bench.mirror().error is None
     assert len(bench.reads) <= 2 * 10 + 20
@@ -122,7 +122,7 @@ def test_a_region_that_is_complete_costs_a_few_reads_at_any_age() -> None:
 
 @pytest.mark.parametrize("spoiled", ["commit", "snapshot"])
 def test_a_place_that_is_not_homes_stops_the_region(spoiled: str) -> None:
-    bench = Bench()
+    bench = MirrorBench()
     last = 10 * SNAPSHOT_EVERY
     bench.fill(last, snapshot=last)
     if spoiled == "commit":

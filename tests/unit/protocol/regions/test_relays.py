@@ -69,7 +69,7 @@ class DamagedOnce(MemoryStore):
         return data
 
 
-class Bench:
+class RelayBench:
     """A relay at work, and its operations."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Bench:
 
 @pytest.mark.parametrize("claimed_s", [0.0, 1e-9, 0.5, PACE_S, 1e3, 1e6, 1e9])
 def test_a_learners_word_on_its_pace_neither_hides_its_offers_nor_costs_more(claimed_s: float) -> None:
-    bench = Bench()
+    bench = RelayBench()
     bench.incarnation("l1", 1)
     bench.offer("l1", 1, 0, claimed_s)
     bench.world.run_for(10 * PACE_S)
@@ -143,7 +143,7 @@ def test_a_learners_word_on_its_pace_neither_hides_its_offers_nor_costs_more(cla
 
 def test_operations_do_not_grow_with_the_runs_age() -> None:
     """However many requests were answered long ago, and however many processes a learner's name has had."""
-    bench = Bench()
+    bench = RelayBench()
     for number in range(100):
         bench.request(number, f"stranger{number}", region="elsewhere")
     for number in range(1, 41):
@@ -159,7 +159,7 @@ def test_operations_do_not_grow_with_the_runs_age() -> None:
 
 
 def test_a_request_that_a_listing_showed_late_is_found_behind_a_later_one() -> None:
-    bench = Bench()
+    bench = RelayBench()
     bench.request(0, "late")
     bench.request(1, "early")
     bench.far.hidden = frozenset({request_key(0)})
@@ -171,7 +171,7 @@ def test_a_request_that_a_listing_showed_late_is_found_behind_a_later_one() -> N
 
 
 def test_a_request_whose_passing_on_failed_is_passed_on_again() -> None:
-    bench = Bench()
+    bench = RelayBench()
     bench.request(0, "newcomer")
     busy = [Injected(Fault.BUSY)]
     bench.world.fault_of = lambda actor, op: busy.pop() if busy and getattr(op, "key", "") == request_key(0) else None
@@ -182,7 +182,7 @@ def test_a_request_whose_passing_on_failed_is_passed_on_again() -> None:
 
 
 def test_whoever_asks_for_an_island_again_asks_the_same() -> None:
-    bench = Bench()
+    bench = RelayBench()
     bench.request(0, "newcomer")
     bench.world.run_for(2 * PACE_S)
     bench.start_anew()
@@ -192,7 +192,7 @@ def test_whoever_asks_for_an_island_again_asks_the_same() -> None:
 
 
 def test_what_home_refuses_is_not_asked_by_the_next_process_either() -> None:
-    bench = Bench()
+    bench = RelayBench()
     bench.request(0, "l1")
     bench.request(1, "l9")
     bench.run = replace(bench.run, settings=replace(bench.run.settings, data=DataSettings(shards=3)))
@@ -204,7 +204,7 @@ def test_what_home_refuses_is_not_asked_by_the_next_process_either() -> None:
 
 @pytest.mark.parametrize("kind", ["incarnation", "offer", "delta", "too large"])
 def test_other_bytes_at_home_stop_one_mailbox_and_nobody_else(kind: str) -> None:
-    bench = Bench()
+    bench = RelayBench()
     bench.incarnation("l1", 1, b"x" * (MAX_RECORD_BYTES + 1) if kind == "too large" else b"claim")
     bench.incarnation("l2", 1)
     spoiled = bench.offer("l1", 1, 0)
@@ -232,7 +232,7 @@ def test_other_bytes_at_home_stop_one_mailbox_and_nobody_else(kind: str) -> None
 
 @pytest.mark.parametrize("verb", ["get", "create"])
 def test_one_damaged_answer_from_home_silences_nobody(verb: str) -> None:
-    bench, home = Bench(), DamagedOnce()
+    bench, home = RelayBench(), DamagedOnce()
     bench.home = home
     bench.incarnation("l1", 1)
     for seq in range(3):
@@ -247,7 +247,7 @@ def test_one_damaged_answer_from_home_silences_nobody(verb: str) -> None:
 
 def test_memory_does_not_grow_with_the_requests_that_strangers_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relays, "MAX_ANSWERED", 8)
-    bench = Bench()
+    bench = RelayBench()
     for number in range(40):
         bench.request(number, f"stranger{number}", region="elsewhere")
     bench.world.run_for(20 * PACE_S)
