@@ -24,7 +24,7 @@ FRAGMENT_ROUNDS = 12  # the longest time for which a learner that offers may lea
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # a learner that may offer is silent for the longest of these at most
 POLLS_A_SECOND = 1.5 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
 LOOKS_A_SECOND = (1 + MAX_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, with short slots and without news
-COLLECTS_BELOW = 0.03  # of a slot: if one store call per learner takes less, a syncer has time to collect
+COLLECTS_BELOW = 0.03  # of a slot: if a store call per learner and one for the version takes less, a syncer can collect
 GOOD_ENDS = (0, FencedError.exit_status)
 
 
@@ -150,7 +150,7 @@ def check_bucket(history: Scene) -> None:
     between its merges."""
     options, fragments = history.options, history.options.fragments
     kept = options.kept_rounds * fragments
-    busy = options.latency_s * len(history.roles) > COLLECTS_BELOW * options.slot_s
+    busy = options.latency_s * (len(history.roles) + 1) > COLLECTS_BELOW * options.slot_s
     if busy or options.merges < LONG_MERGES[0]:
         return
     syncers = sum(process.role == SYNCER for process in history.supervisor.processes)
