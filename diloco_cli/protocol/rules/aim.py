@@ -10,7 +10,8 @@ wait for an offer for slot s, and when an offer, with the time that it is on its
 
 An offer that would miss its window is not sent: the learner passes the slot by and aims at the next one. So learners
 that are a little slower than the others never fall out of step, and an island whose step lasts for several slots offers
-for all of them at once. A learner cannot see every delay: a relay between two buckets, a mirror that lags. Such a delay
+for all of them at once. If it has passed whole rounds by, it offers all the same now and then, to learn whether it
+still would be late. A learner cannot see every delay: a relay between two buckets, a mirror that lags. Such a delay
 shows when an offer comes late although it was sent in time; it is then added to the expected delivery (`hidden_s`).
 
 Pure: time is handed in, in seconds on the learner's own clock.
@@ -35,6 +36,7 @@ TOLERATED = 0.25  # of the grace: an offer may come so long after its window beg
 SPACINGS = 4  # newest measured times per slot between heads, of which the shortest counts
 STALLED = 1.0  # slots without the next commit after it was due: then the log stands still, and the due slot is open
 EARLY = 1.0  # slots, or one step: an offer may come so long before its window begins
+PROBES_AFTER = (2, 4)  # rounds without an offer of this learner: at first, and after a probe that was not in time
 
 
 @dataclass
@@ -52,6 +54,11 @@ class Delivery:
     def expected_s(self, now_s: float, before: int = 0) -> float:
         """From now until the syncer has one more offer, if `before` others are sent first."""
         return max(0.0, self.free_s - now_s) + (before + 1) * self.measured_s + self.hidden_s
+
+    def was_shorter(self) -> None:
+        """A probe came in time: what was measured before no longer holds."""
+        self._taken_s.clear()
+        self.measured_s, self.hidden_s = 0.0, self.hidden_s / 2
 
     def sent(self, now_s: float) -> None:
         self.waiting += 1
@@ -102,6 +109,8 @@ class Aim:
     known: bool = False
     _shots: dict[int, Shot] = field(default_factory=dict)
     _spacings_s: deque[float] = field(default_factory=lambda: deque(maxlen=SPACINGS))
+    _probes_after: int = PROBES_AFTER[0]
+    _probed: int = -1
 
     def __post_init__(self) -> None:
         self.begin_at(self.head)
@@ -123,7 +132,6 @@ class Aim:
                 self._spacings_s.append((self.head_since_s - before_s) / advanced)
             self.skipped = all(output.slot < state.slot - 1 for output in state.outputs)
         self.head, self.window = state.slot, state.window
-        self._limit_hidden()
 
     def begin_at(self, head: int) -> None:
         """Start anew at slot `head`: offers on their way no longer count."""
@@ -147,17 +155,15 @@ class Aim:
             return
         slot_s = 0.0 if self.window is None else self.window.slot_s
         if in_time:
+            self._probes_after = PROBES_AFTER[0]
             self.delivery.hidden_s = max(0.0, self.delivery.hidden_s - HIDDEN_LESS * slot_s)
+            if slot == self._probed:
+                self.delivery.was_shorter()
         elif shot is not None and shot.known and shot.arrived_s is not None and shot.closes_s < inf:
             hidden_s = min(shot.closes_s, self._closed_s(slot)) - shot.arrived_s
             if hidden_s >= 0:
-                self.delivery.hidden_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
-                self._limit_hidden()
-
-    def _limit_hidden(self) -> None:
-        """To a round, of slots as long as they are now: a longer delay cannot be told from another cause."""
-        if self.window is not None:
-            self.delivery.hidden_s = min(self.delivery.hidden_s, self.num_fragments * self.window.slot_s)
+                more_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
+                self.delivery.hidden_s = min(more_s, self.num_fragments * slot_s)
 
     def _closed_s(self, slot: int) -> float:
         """When half of a merged slot's grace was over, at the latest, computed from the present head."""
@@ -223,6 +229,19 @@ class Aim:
             self.passed += slot - self.next_slot
             self.next_slot, self.unsent = slot + 1, 0.0
         self.reached = min(self.reached, slot + 1.0)
+        return slots or self._probe(is_ready)
+
+    def _probe(self, is_ready: Callable[[int], bool]) -> list[int]:
+        """Once rounds of the log have passed without an offer, the last slot that is ready, within reach or not: only
+        an offer tells whether the delivery still takes as long as it seems."""
+        rounds = (self.head - self.next_slot) / self.num_fragments
+        if self.pace == "steps" or self.delivery.waiting or rounds < self._probes_after:
+            return []
+        slots = [slot for slot in range(self.head, self._furthest + 1) if is_ready(slot)][-1:]
+        for slot in slots:
+            self._probed, self._probes_after = slot, PROBES_AFTER[1]
+            self.passed += slot - self.next_slot
+            self.next_slot, self.unsent = slot + 1, 0.0
         return slots
 
     def _is_due(self, slot: int, now_s: float, step_s: float) -> bool:
@@ -249,8 +268,7 @@ class Aim:
 
     def first_reachable(self, now_s: float, before: int = 0) -> int:
         """The first slot that an offer can reach if it is sent now, after `before` others. Slots that it cannot reach,
-        and slots that the log has passed, are left out. Where it can reach none that it may name, the furthest: only an
-        offer tells whether the delivery still takes so long."""
+        and slots that the log has passed, are left out."""
         first = max(self.next_slot, self.head)
         arrives_s = now_s + self.delivery.expected_s(now_s, before)
         if self.window is None or arrives_s <= self.closes_s(first, now_s):
@@ -258,7 +276,7 @@ class Aim:
         missed = (arrives_s - self._planned_s(first, now_s) - self.window.grace_s) / self.window.slot_s
         if self._spacing_s > 0:
             missed = min(missed, (arrives_s - self._merges_from_s(first)) / self._spacing_s)
-        return max(first, min(first + ceil(missed + 1e-9), self._furthest))
+        return first + min(ceil(missed + 1e-9), self.max_ahead)
 
     @property
     def _furthest(self) -> int:

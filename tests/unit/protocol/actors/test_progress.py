@@ -203,10 +203,8 @@ def test_an_offer_whose_base_was_too_old_was_not_too_late() -> None:
     """Seed 16004753: refused for its base each time, its way seemed longer, and so it aimed too far."""
     run = make_run(fragments=1, mixing="replace")
     progress, state, first = ready(run)
-    progress.aim.delivered(first.slot, 0.5, 0.5)
     beyond = 2 + max_ahead(run)
     progress.books[0].waits = replace(first, slot=first.base.slot + beyond)
-    progress.aim.sent(first.base.slot + beyond, 0.0)
     settled: list[bool | None] = []
     progress.aim.settled = lambda slot, in_time: settled.append(in_time)  # type: ignore[method-assign]
     for slot in range(beyond):

@@ -17,6 +17,7 @@ from diloco_cli.protocol.rules.aim import (
     EARLY,
     HIDDEN_LESS,
     HIDDEN_STEP,
+    PROBES_AFTER,
     STALLED,
     TAKEN,
     TOLERATED,
@@ -334,10 +335,60 @@ def test_no_slot_is_named_that_is_further_ahead_than_a_base_may_be_old() -> None
     assert slots_after(aim_at(10, max_ahead=6), 40, step_s=100.0) == [10, 11, 12, 13, 14, 15]
 
 
-def test_one_whose_uploads_take_longer_than_any_slot_that_it_may_name_offers_for_the_last_one() -> None:
+def out_of_reach(head: int = 10) -> Aim:
+    """Uploads have always taken longer than any slot that it may name."""
+    return delivering(aim_at(head, max_ahead=6), 100 * SLOT_S)
+
+
+def at(aim: Aim, head: int) -> float:
+    """The others have merged every slot before this one, on time."""
+    now_s = 100.0 + (head - 10) * SLOT_S
+    aim.heard(log(head), now_s, now_s)
+    return now_s
+
+
+FIRST_PROBE = 10 + PROBES_AFTER[0] * FRAGMENTS
+
+
+def test_one_that_reaches_no_slot_offers_for_the_last_one_that_is_ready_once_rounds_have_passed() -> None:
     """Otherwise it would never measure that uploads have become shorter, and would be in no merge for good."""
-    aim = delivering(aim_at(10, max_ahead=6), 100 * SLOT_S)
-    assert slots_after(aim, 40, step_s=1000.0) == [15]
+    aim = out_of_reach()
+    assert slots_after(aim, 40) == []
+    for head in range(11, FIRST_PROBE):
+        assert aim.due(at(aim, head), 0.0) == []
+    now_s, ready = at(aim, FIRST_PROBE), {FIRST_PROBE, FIRST_PROBE + 2}
+    assert aim.due(now_s, 0.0, ready.__contains__) == [FIRST_PROBE + 2]
+
+
+@pytest.mark.parametrize(("in_time", "after"), [(True, PROBES_AFTER[0]), (False, PROBES_AFTER[1])])
+def test_a_probe_that_was_not_in_time_is_repeated_after_more_rounds(in_time: bool, after: int) -> None:
+    aim = out_of_reach()
+    (slot,) = aim.due(at(aim, FIRST_PROBE), 0.0)
+    aim.sent(slot, at(aim, FIRST_PROBE))
+    assert aim.due(at(aim, slot), 0.0) == []
+    aim.delivered(slot, 1.0, at(aim, slot))
+    aim.settled(slot, in_time)
+    delivering(aim, 100 * SLOT_S)
+    for head in range(slot + 1, slot + 1 + after * FRAGMENTS):
+        assert aim.due(at(aim, head), 0.0) == []
+    assert len(aim.due(at(aim, slot + 1 + after * FRAGMENTS), 0.0)) == 1
+
+
+def test_nothing_is_probed_while_an_offer_is_on_its_way() -> None:
+    aim = out_of_reach()
+    aim.sent(9, 100.0)
+    assert aim.due(at(aim, 2 * FIRST_PROBE), 0.0) == []
+
+
+def test_a_probe_that_was_in_time_ends_what_was_believed_of_the_way() -> None:
+    aim = out_of_reach()
+    aim.delivery.hidden_s = 4.0
+    now_s = at(aim, FIRST_PROBE)
+    (slot,) = aim.due(now_s, 0.0)
+    aim.sent(slot, now_s)
+    aim.delivered(slot, 1.0, now_s + 1.0)
+    aim.settled(slot, True)
+    assert aim.delivery.measured_s == 0.0 and aim.delivery.hidden_s == (4.0 - HIDDEN_LESS * SLOT_S) / 2
 
 
 def test_a_rollback_begins_at_the_slot_that_is_due() -> None:
@@ -437,15 +488,6 @@ def test_a_way_that_stays_too_long_goes_on_growing_up_to_a_round() -> None:
         shot(aim, 1.0, in_time=False)
         ways.append(aim.delivery.hidden_s)
     assert ways == sorted(ways) and ways[-1] == FRAGMENTS * SLOT_S
-
-
-def test_what_is_hidden_of_a_way_is_at_most_a_round_also_when_slots_become_shorter() -> None:
-    """Seed 19005161: slots of 1.3 s became slots of 0.3 s, and the learner saw none that it could reach."""
-    aim = aim_at(10)
-    for _ in range(20):
-        shot(aim, 1.0, in_time=False)
-    aim.heard(log(11, structs.replace(WINDOW, slot_s=SLOT_S / 4)), 112.0, 112.0)
-    assert aim.delivery.hidden_s == FRAGMENTS * SLOT_S / 4
 
 
 def test_a_way_that_has_become_shorter_is_found_out_little_by_little() -> None:
