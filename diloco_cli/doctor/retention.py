@@ -83,7 +83,7 @@ def retention_finding(retention: Retention, written_gb_per_day: float | None) ->
         return passed("what is deleted is gone, and not billed")
     hint = f"a run deletes nearly all that it writes; to turn it off: {retention.turn_off}"
     if retention.kept_s is None:
-        return warned("what is deleted stays, and is billed, until it is removed there", hint)
+        return warned("what is deleted stays, and is billed, until it is removed for good", hint)
     kept = f"what is deleted is kept, and billed, for {format_duration(retention.kept_s)}"
     if written_gb_per_day is None:
         monthly = monthly_cost(EXAMPLE_GB_PER_DAY, retention.kept_s)

@@ -10,8 +10,8 @@ wait for an offer for slot s, and when an offer, with the time that it is on its
 
 An offer that would miss its window is not sent: the learner passes the slot by and aims at the next one. So learners
 that are a little slower than the others never fall out of step, and an island whose step lasts for several slots offers
-for all of them at once. If it has passed whole rounds by, it offers all the same now and then, to learn whether it
-still would be late. A learner cannot see every delay: a relay between two buckets, a mirror that lags. Such a delay
+for all of them at once. A learner that has passed whole rounds by offers all the same now and then, to learn whether
+it would still be late. It cannot see every delay: a relay between two buckets, a mirror that lags. Such a delay
 shows when an offer comes late although it was sent in time; it is then added to the expected delivery (`hidden_s`).
 
 Pure: time is handed in, in seconds on the learner's own clock.
@@ -226,8 +226,7 @@ class Aim:
                 self.reached = float(slot)  # its steps count from this slot on
                 break
             slots.append(slot)
-            self.passed += slot - self.next_slot
-            self.next_slot, self.unsent = slot + 1, 0.0
+            self._take(slot)
         self.reached = min(self.reached, slot + 1.0)
         return slots or self._probe(is_ready)
 
@@ -235,14 +234,19 @@ class Aim:
         """Once rounds of the log have passed without an offer, the last slot that is ready, within reach or not: only
         an offer tells whether the delivery still takes as long as it seems."""
         rounds = (self.head - self.next_slot) / self.num_fragments
-        if self.pace == "steps" or self.delivery.waiting or rounds < self._probes_after:
+        if self.delivery.waiting or rounds < self._probes_after:
             return []
-        slots = [slot for slot in range(self.head, self._furthest + 1) if is_ready(slot)][-1:]
-        for slot in slots:
-            self._probed, self._probes_after = slot, PROBES_AFTER[1]
-            self.passed += slot - self.next_slot
-            self.next_slot, self.unsent = slot + 1, 0.0
-        return slots
+        slot = next((slot for slot in range(self._furthest, self.head - 1, -1) if is_ready(slot)), None)
+        if slot is None:
+            return []
+        self._probed, self._probes_after = slot, PROBES_AFTER[1]
+        self._take(slot)
+        return [slot]
+
+    def _take(self, slot: int) -> None:
+        """The next offer names this slot."""
+        self.passed += slot - self.next_slot
+        self.next_slot, self.unsent = slot + 1, 0.0
 
     def _is_due(self, slot: int, now_s: float, step_s: float) -> bool:
         """Whether a slot is due, by steps or by the clock. It is not while it is too far ahead of the head, or while

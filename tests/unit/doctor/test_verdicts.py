@@ -58,7 +58,7 @@ def test_what_is_kept_for_a_week_costs_seven_days_of_writing() -> None:
     assert week.level == "warn" and "$140.00 a month for this run's 1 TB a day" in week.detail
     assert "7 d" in week.detail and "turn it off" in week.hint
     assert retention_finding(Retention(0, ""), 1000.0).level == "pass"
-    assert "until it is removed there" in retention_finding(Retention(None, "x"), None).detail
+    assert "until it is removed for good" in retention_finding(Retention(None, "x"), None).detail
 
 
 @pytest.mark.parametrize(

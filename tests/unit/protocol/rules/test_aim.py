@@ -335,9 +335,9 @@ def test_no_slot_is_named_that_is_further_ahead_than_a_base_may_be_old() -> None
     assert slots_after(aim_at(10, max_ahead=6), 40, step_s=100.0) == [10, 11, 12, 13, 14, 15]
 
 
-def out_of_reach(head: int = 10) -> Aim:
+def out_of_reach(pace: Pace = "measured") -> Aim:
     """Uploads have always taken longer than any slot that it may name."""
-    return delivering(aim_at(head, max_ahead=6), 100 * SLOT_S)
+    return delivering(aim_at(10, max_ahead=6, pace=pace), 100 * SLOT_S)
 
 
 def at(aim: Aim, head: int) -> float:
@@ -350,9 +350,10 @@ def at(aim: Aim, head: int) -> float:
 FIRST_PROBE = 10 + PROBES_AFTER[0] * FRAGMENTS
 
 
-def test_one_that_reaches_no_slot_offers_for_the_last_one_that_is_ready_once_rounds_have_passed() -> None:
+@pytest.mark.parametrize("pace", ["measured", "planned", "steps"])
+def test_one_that_reaches_no_slot_offers_for_the_last_one_that_is_ready_once_rounds_have_passed(pace: Pace) -> None:
     """Otherwise it would never measure that uploads have become shorter, and would be in no merge for good."""
-    aim = out_of_reach()
+    aim = out_of_reach(pace)
     assert slots_after(aim, 40) == []
     for head in range(11, FIRST_PROBE):
         assert aim.due(at(aim, head), 0.0) == []
