@@ -102,9 +102,13 @@ class History:
     def _begin(self) -> None:
         self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run))
         self.world.on_end = self.supervisor.ended
-        self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
+        usual = self.world.answer_s = _latency(self.options.latency_s)
+        self.world.latency_s = lambda actor, call: usual(actor, call) + self._transfer_s(actor, call)
         if self.region is not None:
             self.monitor.lives_apart(self.region.residents, self.region.bucket)
+
+    def _transfer_s(self, actor: Actor, operation: Operation) -> float:
+        return 0.0 if actor.owner is None else self.nemesis.transfer_s(actor.owner.process, operation)
 
     def _last_look_s(self) -> float:
         """The longest time of the syncer's last look at the mailboxes of all learners, also of those that joined."""

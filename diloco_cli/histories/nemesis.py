@@ -13,13 +13,13 @@ from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS, as_
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import JOINS_HERE
 from diloco_cli.histories.scene import Scene
-from diloco_cli.histories.script import NemesisEvent
+from diloco_cli.histories.script import LARGE, NemesisEvent
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.operators import StandIn
 from diloco_cli.protocol.actors.requests import ask, withdraw_stop
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
-from diloco_cli.protocol.log.operations import Create, Operation, Steps
+from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
 from diloco_cli.protocol.log.records import Island, Offer, RequestKind
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.faulty_calls import Fault, Injected
@@ -37,6 +37,7 @@ class Nemesis:
         self.stopped = False
         self.joiners: dict[str, Island] = {}
         self._away: dict[str, tuple[float, Fault]] = {}
+        self._slow: dict[str, float] = {}
         self._leaving: set[str] = set()
         self._bad: Counter[tuple[str, str]] = Counter()
         self._partial_until_s: dict[str, float] = {}
@@ -51,6 +52,7 @@ class Nemesis:
     def heal(self) -> None:
         """End outages and bad payloads, and readmit all quarantined learners."""
         self._away.clear()
+        self._slow.clear()
         self._leaving.clear()
         self._bad.clear()
         self._partial_until_s.clear()
@@ -143,6 +145,20 @@ class Nemesis:
 
     def _full(self, event: NemesisEvent) -> None:
         self._shut_out(event, Fault.FULL)
+
+    def _slow_link(self, event: NemesisEvent) -> None:
+        """From now on each large object takes so long, a record does not. What a learner expects of its uploads then
+        stays with it when faults have ceased."""
+        self._slow[event.target] = event.for_s
+
+    def transfer_s(self, process: Process, operation: Operation) -> float:
+        """How much longer a call takes that begins now, in seconds."""
+        if not self._slow:
+            return 0.0
+        operation = operation.operation if isinstance(operation, There) else operation
+        if not getattr(operation, "key", "").startswith(LARGE):
+            return 0.0
+        return self._slow.get(process.role, 0.0)
 
     def _wall_jump(self, event: NemesisEvent) -> None:
         for process in self._struck(event):

@@ -34,17 +34,19 @@ SLOWEST = "l0"  # its steps take `slowest` times as long
 SPARE_SHARDS = 2  # for islands that join
 MAX_LEARNERS = 16
 SHORT_MERGES, LONG_MERGES, LONG_SHARE = (5, 8), (100, 300), 0.01
+SLOW_MERGES, ONLY_SLOW_SHARE = (60, 120), 0.2  # of histories with slow links, which have no other faults then
 SECRET = Secret("of histories, " * 3, "a history")
 POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
 
 NemesisKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
     "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
-    "collect",
+    "collect", "slow_link",
 ]  # fmt: skip
 MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
-DISTURBANCES: tuple[NemesisKind, ...] = get_args(NemesisKind)
+SLOW_LINKS: NemesisKind = "slow_link"
+DISTURBANCES: tuple[NemesisKind, ...] = tuple(kind for kind in get_args(NemesisKind) if kind != SLOW_LINKS)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
 
@@ -101,6 +103,11 @@ class Options:
         return self.step_s * self.steps_a_slot
 
     @property
+    def reach_s(self) -> float:
+        """How long after its base an offer may come."""
+        return (self.staleness_rounds + 1) * self.fragments * self.slot_s
+
+    @property
     def outruns_bases(self) -> bool:
         """Whether two steps of the slowest learner take so many slots that its base is too old afterwards."""
         slots = 2 * self.slowest / self.steps_a_slot
@@ -154,7 +161,7 @@ def drawn_options(seed: int) -> Options:
     every = steps_a_slot * fragments
     at_tau = draw.chance(0.1)
     longest = max_overlap(every, fragments)
-    return Options(
+    drawn = Options(
         learners=learners,
         syncers=draw.choice((1, 1, 1, 1, 2, 3)),
         standbys=draw.choice((0, 0, 1, 2)),
@@ -191,6 +198,17 @@ def drawn_options(seed: int) -> Options:
         cold_learners=draw.choice((None, quorum)),
         cold_every=draw.choice((None, max(1, every // 2))),
     )
+    return _with_slow_links(drawn, draw) if draw.chance(0.1) else drawn
+
+
+def _with_slow_links(options: Options, draw: Stream) -> Options:
+    """Slow links as one more fault; or as the only one, for so long that learners get to know them, in runs that go on
+    without the slow ones."""
+    if draw.chance(ONLY_SLOW_SHARE):
+        learners, merges = max(2, options.learners), draw.whole(*SLOW_MERGES)
+        quiet = replace(options.without_faults(), learners=learners, quorum=1, merges=merges, faulty_share=0.4)
+        return replace(quiet, nemesis_events=(SLOW_LINKS,))
+    return replace(options, nemesis_events=(*options.nemesis_events, SLOW_LINKS))
 
 
 def run_of(options: Options) -> RunFormat:

@@ -116,6 +116,14 @@ class LateEveryTime(Progress):
         return draft if draft is None or slot < rounds * fragments else replace(draft, slot=slot - rounds * fragments)
 
 
+class NeverTriesAgain(Progress):
+    """Offers for no slot that it takes for out of reach."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.aim._probe = lambda is_ready: []  # type: ignore[method-assign]
+
+
 class FeedsBackTheNewest(Progress):
     """Adds what was rounded away of its newest offer, whether a merge took that or not."""
 
