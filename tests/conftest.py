@@ -15,12 +15,6 @@ WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/")
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: tests of processes wait for a third of their time."""
-    return (os.cpu_count() or 1) + 1
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests of one file stay together, for they share what they have made. Those that start whole runs come one after
     the other, for each of them takes all cores."""

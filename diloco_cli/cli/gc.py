@@ -11,9 +11,9 @@ from diloco_cli.cli.operators import (
     JsonOption,
     TimeoutOption,
     YesOption,
-    carry_out,
     confirm,
     open_unfinished,
+    operator_of,
 )
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument
@@ -44,7 +44,7 @@ def gc(
         confirm(f"delete these objects of run {opened.name}?", yes)
         grace = format_duration(opened.format.settings.retention.grace_s)
         talk(f"deletions begin {grace} after the floor is in the log, for readers that are on their way")
-        state = carry_out(opened, "gc", timeout_s)
+        state = operator_of(opened, timeout_s).request("gc")
         _discard_leftovers(opened.url)
         data |= {"floor": state.gc_floor, "commit": state.n}
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from diloco_cli.cli.operators import JsonOption, TimeoutOption, carry_out, open_unfinished
+from diloco_cli.cli.operators import JsonOption, TimeoutOption, open_unfinished, operator_of
 from diloco_cli.cli.output import print_json
 from diloco_cli.cli.run_argument import RunArgument
 from diloco_cli.errors import UsageError
@@ -22,7 +22,7 @@ def readmit(
     if learner not in kept_out:
         names = ", ".join(kept_out) or "none"
         raise UsageError(f"{learner!a} is not quarantined in run {opened.name}; quarantined: {names}")
-    state = carry_out(opened, "readmit", timeout_s, "diloco readmit", learner=learner)
+    state = operator_of(opened, timeout_s).request("readmit", "diloco readmit", learner=learner)
     if as_json:
         print_json("readmit", {"run": opened.name, "learner": learner, "commit": state.n})
     else:

@@ -13,9 +13,9 @@ from diloco_cli.cli.operators import (
     JsonOption,
     TimeoutOption,
     YesOption,
-    carry_out,
     confirm,
     open_unfinished,
+    operator_of,
 )
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument
@@ -42,7 +42,7 @@ def rollback(
         _show(opened.name, data)
     if not dry_run:
         confirm(f"roll run {opened.name} back to commit {to}?", yes)
-        state = carry_out(opened, "rollback", timeout_s, to=to)
+        state = operator_of(opened, timeout_s).request("rollback", to=to)
         data |= {"commit": state.n, "version": state.base_floor}
     if as_json:
         print_json("rollback", data | {"dry_run": dry_run})

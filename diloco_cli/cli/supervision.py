@@ -6,20 +6,18 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, foreground_store, head_of
 from diloco_cli.cli.status import read_status
-from diloco_cli.cli.stop import request_stop
-from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import DilocoError
-from diloco_cli.launch.local_units import module_environment, syncer_region, units_here
+from diloco_cli.launch.local_units import module_environment, starts_elsewhere, syncer_may_start, units_here
 from diloco_cli.protocol.actors.decisions import is_over
-from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.randomness import nonce
 from diloco_cli.runtime.logs import StoreWords
 from diloco_cli.runtime.restart import SupervisionEvent, SupervisionResult
 from diloco_cli.runtime.supervisor import supervise
@@ -39,20 +37,13 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
         print_summary(opened, command, as_json)
         return 0
     units = units_here(opened.format, opened.url, region, folder, lambda text: talk(f"warning: {text}"))
-    say_what_runs_elsewhere(opened.format, opened.url, region)
-    if any(unit.kind == "syncer" for unit in units) or opened.format.settings.syncer.on_learners:
-        withdraw_stop_requests(opened)
+    for line in starts_elsewhere(opened.format, opened.url, region):
+        talk(line)
+    if syncer_may_start(opened.format, units) and operator_of(opened).withdraw_stop():
+        talk("an earlier stop request was never carried out: withdrawn")
     if detach:
         return _detached(opened, region, as_json, command, folder)
     return supervise_run(opened, units, region is None, command, as_json)
-
-
-def withdraw_stop_requests(opened: OpenRun) -> None:
-    """A stop request that no syncer has answered (Ctrl-C while the syncer was down) must not stop the resumed run."""
-    from diloco_cli.protocol.actors.requests import withdraw_stop
-
-    if opened.perform(withdraw_stop(opened.format, head_of(opened), nonce(), utc_now_text())):
-        talk("an earlier stop request was never carried out: withdrawn")
 
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, folder: Path | None) -> int:
@@ -71,18 +62,6 @@ def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, 
     return 0
 
 
-def say_what_runs_elsewhere(run: RunFormat, url: str, region: str | None) -> None:
-    home = run.home_of(url)
-    for island in run.islands:
-        if island.infra != "local" and region in (None, island.region):
-            its = run.url_for(island.region, home)
-            talk(f"{island.name} ({island.infra}): start it there: diloco learner --run {its} --name {island.name}")
-            if run.signing is not None:
-                talk(f"  with its key, made here: diloco key learner {run.name} {island.name} FILE")
-    if region not in (None, syncer_region(run)) and not run.settings.syncer.on_learners:
-        talk(f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer --run {home}")
-
-
 def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, command: str, as_json: bool) -> int:
     """Watch until the run ends here; print its summary; return the exit status."""
     with ProgressDisplay(opened) as progress:
@@ -91,7 +70,7 @@ def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, comma
             units,
             run_state=_phase_reader(opened),
             on_event=progress.tell,
-            request_stop=(lambda: request_stop(opened, "interrupted", head_of(opened))) if whole_run else None,
+            request_stop=partial(operator_of(opened).request_stop, "interrupted") if whole_run else None,
         )
     return _report(opened, outcome, command, as_json)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +40,24 @@ def units_here(
         raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
     modules = module_environment(folder)
     return [replace(unit, environment={**unit.environment, **modules}) for unit in units]
+
+
+def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[str]:
+    """What a person has to start on other machines, with its command: one line each."""
+    home = run.home_of(url)
+    for island in run.islands:
+        if island.infra != "local" and region in (None, island.region):
+            its = run.url_for(island.region, home)
+            yield f"{island.name} ({island.infra}): start it there: diloco learner --run {its} --name {island.name}"
+            if run.signing is not None:
+                yield f"  with its key, made here: diloco key learner {run.name} {island.name} FILE"
+    if region not in (None, syncer_region(run)) and not run.settings.syncer.on_learners:
+        yield f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer --run {home}"
+
+
+def syncer_may_start(run: RunFormat, units: list[UnitSpec]) -> bool:
+    """Whether one of these units serves the run, now or after a takeover."""
+    return run.settings.syncer.on_learners or any(unit.kind == "syncer" for unit in units)
 
 
 def syncer_region(run: RunFormat) -> str:

@@ -131,7 +131,7 @@ def _learner_cells(learner: LearnerStatus) -> tuple[str, ...]:
         str(learner.behind),
         str(learner.step),
         format_count(learner.tokens_per_s),
-        learner.last_10.replace(TOOK_PART, "█").replace(".", "·"),
+        learner.attendance.replace(TOOK_PART, "█").replace(".", "·"),
         f"{learner.loss:.2f}" if learner.loss is not None else "",
         f"{format_size(learner.up_bytes)}/{format_size(learner.down_bytes)}",
         escaped(learner.note),

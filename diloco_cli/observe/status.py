@@ -31,7 +31,8 @@ class LastMerge:
 
 @dataclass(frozen=True)
 class LearnerStatus:
-    """`last_10` has a mark per merge, the newest last: `#` took part, `.` did not; `in_last_10` counts them."""
+    """`attendance` has a mark for each of the last 10 merges, the newest last: `#` took part, `.` did not; `in_last_10`
+    counts them."""
 
     name: str
     region: str
@@ -43,7 +44,7 @@ class LearnerStatus:
     tokens: int
     tokens_per_s: float
     in_last_10: int
-    last_10: str
+    attendance: str
     loss: float | None
     up_bytes: int
     down_bytes: int
@@ -247,7 +248,7 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
         tokens=known.token_parameters // facts.run.layout.num_parameters,
         tokens_per_s=heartbeat.tokens_per_s,
         in_last_10=took_part.count(TOOK_PART),
-        last_10=took_part,
+        attendance=took_part,
         loss=heartbeat.loss,
         up_bytes=heartbeat.up_bytes,
         down_bytes=heartbeat.down_bytes,

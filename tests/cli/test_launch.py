@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.supervision import say_what_runs_elsewhere
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.local_units import devices_of, threads_of, units_here
+from diloco_cli.launch.local_units import devices_of, starts_elsewhere, threads_of, units_here
 from tests.cli.bucket import IOWA, NANO, RHINE
 from tests.cli.conftest import Diloco, copied, edit
 
@@ -31,15 +30,13 @@ def test_the_syncer_starts_in_the_home_region_also_where_no_island_lies() -> Non
         names_here("mars", home_region="asia")
 
 
-def test_a_region_without_the_syncer_says_where_it_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_region_without_the_syncer_says_where_it_is_expected() -> None:
     run = replace(NANO, home_region="us", islands=(IOWA, replace(RHINE, infra="ssh")))
-    say_what_runs_elsewhere(run, "gs://b/nano", "eu")
-    talk = capsys.readouterr().err
+    talk = "\n".join(starts_elsewhere(run, "gs://b/nano", "eu"))
     assert "rhine (ssh)" in talk and "diloco learner --run gs://b/nano --name rhine" in talk
     assert "in region us" in talk and "diloco syncer --run gs://b/nano" in talk
-    say_what_runs_elsewhere(replace(NANO, home_region="us"), "gs://b/nano", "us")
-    say_what_runs_elsewhere(NANO, "gs://b/nano", None)
-    assert capsys.readouterr().err == ""
+    assert not [*starts_elsewhere(replace(NANO, home_region="us"), "gs://b/nano", "us")]
+    assert not [*starts_elsewhere(NANO, "gs://b/nano", None)]
 
 
 def test_cores_of_a_cpu_island_are_threads() -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from diloco_cli.cli.operators import carry_out, silence_to_bear_s
-from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log.commit_log import append, read_log
@@ -22,6 +20,7 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Created, Exists
+from diloco_cli.syncer.operator import Operator
 from tests.cli.conftest import Diloco
 from tests.simulation.operated import run_that_keeps, started
 
@@ -104,22 +103,6 @@ def test_the_answer_is_told_from_those_to_others_who_asked_at_the_same_time(dilo
     assert head(store).next_request == 2 and "is not quarantined" in head(store).metrics.notes[-1].text
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "heartbeat", "patience_s"),
-    [
-        (None, None, 10.0),
-        (None, b'{"slowest_s":3}', 10.0),
-        (None, b'{"slowest_s":40}', 80.0),
-        (None, b'{"slowest_s":1000000000}', 600.0),
-        (0.0, b'{"slowest_s":40}', 0.0),
-    ],
-)
-def test_a_slow_syncer_is_not_taken_for_a_dead_one(
-    timeout_s: float | None, heartbeat: bytes | None, patience_s: float
-) -> None:
-    assert silence_to_bear_s(timeout_s, heartbeat) == patience_s
-
-
 @pytest.mark.parametrize(("to", "words"), [("30", "only commits 0 to 29"), ("99", "only commits 0 to 29")])
 def test_rollback_to_what_is_not_there_is_refused(diloco: Diloco, bucket: Bucket, to: str, words: str) -> None:
     done = diloco("rollback", bucket[1], "--to", to, "-y", *QUICKLY)
@@ -197,7 +180,7 @@ def test_a_stopped_run_stays_stopped(diloco: Diloco, bucket: Bucket) -> None:
 
 
 def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Bucket) -> None:
-    store, url = bucket
+    store, _ = bucket
 
     class CommandEnding(LocalStore):
         def create(self, key: str, data: bytes) -> Created | Exists:
@@ -205,9 +188,8 @@ def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Buck
                 end(store)
             return super().create(key, data)
 
-    opened = OpenRun("toy", url, CommandEnding(store.root), RUN, CLOCK)
     with pytest.raises(UsageError, match="FINISHED"):
-        carry_out(opened, "gc", 0.0)
+        Operator(RUN, CommandEnding(store.root), CLOCK, str, timeout_s=0.0).request("gc")
 
 
 @pytest.mark.parametrize("words", [("rollback", "--to", "3", "-y"), ("gc", "-y"), ("readmit", "l1")])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.operators import tell_regions
+from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.run_argument import head_of, open_run
 from diloco_cli.cli.verify import check_mirrors
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
@@ -43,7 +43,7 @@ def test_a_command_that_committed_brings_it_to_every_region(tmp_path: Path, caps
     (before,) = check_mirrors(opened)
     assert before.ok and before.commits == 0 and before.behind > 4
     head = head_of(opened)
-    tell_regions(opened, head)
+    operator_of(opened).tell_regions(head)
     (after,) = check_mirrors(opened)
     assert after.ok and (after.commits, after.behind) == (head.n + 1, 0)
     assert LocalStore(tmp_path / "eu" / "toy").get(commit_key(head.n)) == opened.store.get(commit_key(head.n))

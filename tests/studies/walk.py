@@ -44,11 +44,25 @@ class Walk:
             sys.setprofile(None)
 
     def _hear(self, frame: FrameType, event: str, argument: Any) -> None:
-        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # and no body of a module or class
-        if self.walks and event == "call" and is_function:
-            name = str(frame.f_globals.get("__name__", ""))
-            if name.startswith(PACKAGE):
-                self.modules.add(name)
+        if not self.walks or event != "call" or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            return  # the body of a module or class is no function
+        name = module_of(frame)
+        if name.startswith(PACKAGE) and name not in self.modules and not is_loading(frame):
+            self.modules.add(name)
+
+
+def module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def is_loading(frame: FrameType) -> bool:
+    """Whether the body of a module called this: what makes its data classes, for example."""
+    caller = frame.f_back
+    while caller is not None:
+        if caller.f_code.co_name == "<module>" and module_of(caller).startswith(PACKAGE):
+            return True
+        caller = caller.f_back
+    return False
 
 
 def delta_walk() -> set[str]:

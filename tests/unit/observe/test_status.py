@@ -146,8 +146,8 @@ def test_participation_and_the_last_merges():
     status = status_of(facts())
     assert status.participation == pytest.approx(2.5 / 3)
     iowa, rhine = status.learners
-    assert (iowa.in_last_10, iowa.last_10) == (3, "###")
-    assert (rhine.in_last_10, rhine.last_10) == (2, "#.#")
+    assert (iowa.in_last_10, iowa.attendance) == (3, "###")
+    assert (rhine.in_last_10, rhine.attendance) == (2, "#.#")
     assert status.last_merge is not None
     assert (status.last_merge.age_s, status.last_merge.participants, status.last_merge.alive) == (10.0, 2, 2)
 

@@ -1,0 +1,161 @@
+"""An operator's request: put to the syncer that serves the run and awaited; with no syncer alive, carried out here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from diloco_cli import __version__
+from diloco_cli.clock import utc_now_text
+from diloco_cli.errors import FencedError, TryAgainError, UsageError
+from diloco_cli.protocol.actors.operators import StandIn
+from diloco_cli.protocol.actors.requests import ask, ask_to_stop, withdraw_stop
+from diloco_cli.protocol.actors.standby import LONGER_THAN_USUAL, slowest_s
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commits import Commit, Refuse
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES
+from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import ProcessClaim, RequestKind, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.protocol.regions.regional import Home
+from diloco_cli.randomness import nonce
+from diloco_cli.runtime.driver import Clock, perform
+from diloco_cli.store.port import Store
+from diloco_cli.syncer.regions import RegionServices
+
+SYNCER_ANSWERS_S = 10.0
+LOOK_EVERY_S = 0.1
+REGIONS_WITHIN_S = 10.0
+ANSWERED_BY: dict[RequestKind, str] = {"rollback": "rollback", "gc": "gc_floor", "readmit": "readmit"}
+Result = TypeVar("Result")
+
+
+class Operator:
+    """`tell` gets a line for a person where the work takes another way than usual. `timeout_s`: seconds of the syncer's
+    silence after which it counts as gone; None: 10, or twice the longest that it has needed."""
+
+    def __init__(
+        self, run: RunFormat, store: Store, clock: Clock, tell: Callable[[str], None], timeout_s: float | None = None
+    ) -> None:
+        self.run, self.store, self.clock, self.tell, self.timeout_s = run, store, clock, tell, timeout_s
+
+    def head(self, known: RunState | None = None) -> RunState:
+        """The log, read to its end; what `known` holds is not read again."""
+        return self._perform(read_log(self.run, known))
+
+    def request(
+        self, kind: RequestKind, reason: str = "", *, learner: str | None = None, to: int | None = None
+    ) -> RunState:
+        """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
+        before = self.head()
+        asked = ask(
+            before, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=self.run.keyring
+        )  # fmt: skip
+        number = self._perform(asked)
+        state = self._answered(before, number)
+        if state.next_request <= number:
+            self.tell("no syncer answers: doing it from here")
+            state = self._answer_here()
+        if state.next_request <= number:
+            refuse_finished(self.run.name, state, "this")
+            raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {self.run.name}")
+        refused = self._refusal(range(before.n + 1, state.n + 1), number, ANSWERED_BY[kind])
+        if refused is not None:
+            raise UsageError(refused, where=self.run.name)
+        return state
+
+    def stop(self, state: RunState, reason: str) -> RunState:
+        """The head of the log after the stop. Raises TryAgainError if neither a syncer nor this process could commit
+        it."""
+        state = self._answered(state, self.request_stop(reason, state))
+        if state.phase is not RunPhase.RUNNING:
+            return state
+        self.tell("no syncer answers: committing the stop from here")
+        state = self._answer_here()
+        if state.phase is RunPhase.RUNNING:
+            hint = f"diloco status {self.run.name}"
+            raise TryAgainError("the run has not begun, or its syncer is busy", hint=hint)
+        return state
+
+    def request_stop(self, reason: str, state: RunState | None = None) -> int:
+        """Write the request and return its number; the syncer carries it out. `state`: the head, if it was read."""
+        state = self.head() if state is None else state
+        return self._perform(ask_to_stop(state, nonce(), utc_now_text(), reason, self.run.keyring))
+
+    def withdraw_stop(self) -> bool:
+        """A stop request that no syncer has answered (Ctrl-C while the syncer was down) must not stop a run that goes
+        on. True if there was one."""
+        return self._perform(withdraw_stop(self.run, self.head(), nonce(), utc_now_text()))
+
+    def _perform(self, steps: Steps[Result]) -> Result:
+        return perform(steps, self.store, self.clock)
+
+    def _answered(self, state: RunState, number: int) -> RunState:
+        """Wait as long as a syncer lives: its heartbeat changes every few seconds, also while it copies a large
+        model."""
+        heartbeat, heard_s = self._heartbeat(), self.clock.now_s()
+        silence_s = max_silence_s(self.timeout_s, heartbeat)
+        if silence_s > SYNCER_ANSWERS_S:
+            self.tell(f"the syncer is slow at times: it counts as gone after {silence_s:.0f} s of silence")
+        while self._awaits(state, number) and self.clock.now_s() - heard_s < silence_s:
+            self.clock.sleep_s(LOOK_EVERY_S)
+            state = self.head(state)
+            now = self._heartbeat()
+            if now != heartbeat:
+                heartbeat, heard_s = now, self.clock.now_s()
+        return state
+
+    @staticmethod
+    def _awaits(state: RunState, number: int) -> bool:
+        return state.next_request <= number and state.phase is RunPhase.RUNNING
+
+    def _heartbeat(self) -> bytes | None:
+        return self.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+
+    def _answer_here(self) -> RunState:
+        """Answer all pending requests; this process serves the log for that long."""
+        claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
+        try:
+            state: RunState = self._perform(StandIn(self.run, claim, utc_now_text(), nonce).serve())
+        except FencedError:
+            return self.head()  # a syncer has come, and goes on with what is left
+        self.tell_regions(state)
+        return state
+
+    def tell_regions(self, head: RunState) -> None:
+        """While no syncer serves: mirror the commits made here to the regions' own buckets, as far as possible within
+        some seconds; the next syncer completes the rest."""
+        if not self.run.regions:
+            return
+        services = RegionServices(self.run, self.store, Home(lambda: head), tell=self.tell)
+        services.start()
+        services.end(over=True, within_s=REGIONS_WITHIN_S)
+
+    def _refusal(self, since: range, number: int, answer: str) -> str | None:
+        """Why the request was not carried out, from the commit that answered it, which is the first in `since` to name
+        this number or a higher one; None if it was carried out."""
+        for n in since:
+            data = self.store.get(commit_key(n), MAX_RECORD_BYTES)
+            commit: Any = decode(Commit, data or b"", commit_key(n))
+            if commit.request is not None and commit.request >= number:
+                said = commit.reason if isinstance(commit, Refuse) else f"settled by a {commit.kind}: {commit.reason}"
+                return None if commit.kind == answer else said
+        return None
+
+
+def refuse_finished(name: str, state: RunState, what: str) -> None:
+    """Raises UsageError for a run that is FINISHED."""
+    if state.phase is RunPhase.FINISHED:
+        hint = f"its parameters: diloco export {name}"
+        raise UsageError(f"run {name} is FINISHED: {what} is for runs that go on", hint=hint)
+
+
+def max_silence_s(timeout_s: float | None, heartbeat: bytes | None) -> float:
+    """How long a syncer with this last heartbeat may be silent. A command must not fence a syncer that is only slow (a
+    large fragment, a slow link): the command leaves again, and the run would have no syncer."""
+    return max(SYNCER_ANSWERS_S, LONGER_THAN_USUAL * slowest_s(heartbeat)) if timeout_s is None else timeout_s
