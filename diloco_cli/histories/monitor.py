@@ -266,8 +266,9 @@ class Monitor:
 
     def grown_healthy(self, now_s: float) -> None:
         self.healthy, self.last_commit_s = True, now_s
-        self._fresh = dict.fromkeys(self._fresh, (self.replayer.merges, now_s))
-        self._asked = dict.fromkeys(self._asked, (self.replayer.merges, now_s))
+        merges = self.replayer.merges
+        self._fresh = {offer: (max(due, merges), now_s) for offer, (due, _) in self._fresh.items()}
+        self._asked = dict.fromkeys(self._asked, (merges, now_s))
 
 
 def _later_moments(key: str, bucket: Bucket) -> int:

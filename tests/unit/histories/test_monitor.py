@@ -68,9 +68,12 @@ def test_it_is_not_late_after_one_of_both(monitor: Monitor, merges: int, now_s: 
     commits(monitor, merges, now_s)
 
 
-def test_an_offer_for_a_later_slot_has_the_merges_until_then_besides(monitor: Monitor) -> None:
+@pytest.mark.parametrize("faults_cease", [False, True])
+def test_an_offer_for_a_later_slot_has_the_merges_until_then_besides(monitor: Monitor, faults_cease: bool) -> None:
     monitor.created(SYNCER, "commit/000000000000.json", json.dumps(REFUSAL).encode(), 0.0)
     offers(monitor, 1, slot=5)
+    if faults_cease:
+        monitor.grown_healthy(0.0)
     commits(monitor, 5 + ROUNDS, OUTCOME_S + 1)
     with pytest.raises(ViolationError, match=r"offer 1/1 of l0 has no outcome after 4 merges"):
         commits(monitor, 1, OUTCOME_S + 1)
