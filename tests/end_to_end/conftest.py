@@ -27,7 +27,8 @@ SETTINGS = (  # one evaluation, at the end: the first one loads torch once more
 )  # fmt: skip
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
 SURVIVED_TOKENS = 180_000
-ISLAND = "  - {{name: {}, region: here, accelerators: 'cpu:1'}}\n"
+SLOW = "accelerators: 'cpu:1', emulate: {slowdown: 4}"  # or training takes the cores from what is tested
+ISLAND = "  - {{name: {}, region: here, {}}}\n"
 
 
 class Playground:
@@ -54,9 +55,9 @@ class Playground:
         data: dict[str, Any] = json.loads(done.stdout)["data"]
         return data
 
-    def islands(self, *names: str) -> None:
+    def islands(self, *names: str, url: str = "bucket") -> None:
         """The run's islands: nothing else than these. Each is a process that loads torch."""
-        text = "version: 1\nstore: {url: bucket}\nislands:\n" + "".join(map(ISLAND.format, names))
+        text = f"version: 1\nstore: {{url: '{url}'}}\nislands:\n" + "".join(ISLAND.format(n, SLOW) for n in names)
         (self.directory / "quickstart" / "inventory.yaml").write_text(text)
 
     def launch(self, tokens: int, *more: str) -> None:
@@ -132,6 +133,7 @@ def playground(tmp_path: Path) -> Iterator[Playground]:
 def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     """A run of the quickstart that is over. Its supervisor was killed on the way, a learner and the syncer before."""
     with playing(tmp_path_factory.mktemp("survived")) as place:
+        place.islands("belgium", "iowa")
         place.launch(tokens=SURVIVED_TOKENS)
         place.wait_for(lambda s: s["commit"] >= 6)
         place.kill("iowa")

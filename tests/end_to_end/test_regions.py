@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tests.end_to_end.conftest import Playground
+from tests.end_to_end.conftest import SLOW, Playground
 from tests.end_to_end.test_survival import commits
 
-INVENTORY = """version: 1
-store: {url: bucket, region: us}
+INVENTORY = f"""version: 1
+store: {{url: bucket, region: us}}
 regions:
-  us: {egress: 0.12/GB}
-  eu: {store: bucket-eu, egress: 0.08/GB}
-  asia: {store: bucket-asia}
+  us: {{egress: 0.12/GB}}
+  eu: {{store: bucket-eu, egress: 0.08/GB}}
+  asia: {{store: bucket-asia}}
 islands:
-  - {name: iowa, region: us, accelerators: "cpu:1"}
-  - {name: belgium, region: eu, accelerators: "cpu:1"}
-  - {name: tokyo, region: asia, accelerators: "cpu:1"}
+  - {{name: iowa, region: us, {SLOW}}}
+  - {{name: belgium, region: eu, {SLOW}}}
+  - {{name: tokyo, region: asia, {SLOW}}}
 """
 
 

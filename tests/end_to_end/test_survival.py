@@ -41,7 +41,7 @@ def test_a_run_survives_learner_syncer_and_supervisor_and_verifies(survived: Pla
 
 def test_everything_dead_at_once_resumes_from_the_last_commit(playground: Playground) -> None:
     playground.islands("belgium", "iowa")
-    playground.launch(tokens=80_000)
+    playground.launch(tokens=50_000)
     playground.wait_for(lambda s: s["commit"] >= 8)
     playground.kill("supervisor", "belgium", "iowa", "syncer")
     survived = commits(playground)

@@ -35,8 +35,10 @@ from tests.numerics.virtual import run_virtual
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
-SEEDS = (0, 1)
-ANY_SEED = pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+SEEDS = (0,)
+ANY_SEED = pytest.mark.parametrize(
+    "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))]
+)
 STEP_S, UPLOAD_S, DOWNLOAD_S = (0.5, 1.5), (0.0, 2.0), (0.0, 2.0)  # a slot takes two steps
 HICCUP_S, HICCUPS = 8.0, 0.1  # a share of the uploads takes so long
 

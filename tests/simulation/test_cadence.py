@@ -90,7 +90,9 @@ def test_a_link_that_takes_longer_than_a_slot_carries_what_it_can_in_time() -> N
     assert played.refused()["late"] <= 4 and not played.refused().keys() - {"late"}
 
 
-@pytest.mark.parametrize("apart", [0.0, 0.002, 0.01, 0.03, 0.1])
+@pytest.mark.parametrize(
+    "apart", [0.0, 0.03, *(pytest.param(share, marks=pytest.mark.long) for share in (0.002, 0.01, 0.1))]
+)
 @pytest.mark.parametrize("mixing", ["replace", "rebase"])
 def test_learners_that_are_a_little_apart_merge_together(apart: float, mixing: str) -> None:
     """Four, the slowest by so much slower than the fastest, H as planned: nobody falls out of step, at most one
