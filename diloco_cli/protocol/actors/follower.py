@@ -102,6 +102,8 @@ class Follower:
             return True
         if news:
             self._put([])
+        elif not self.trouble:
+            return False  # every version of this head was read
         for output in self._wanted():
             version = yield from self._fetch(output, seen_s)
             if version is not None:
