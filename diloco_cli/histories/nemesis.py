@@ -1,4 +1,5 @@
-"""Events that hit whole processes: deaths, freezes, outages, operators, islands that join or leave, bad payloads."""
+"""Events that hit whole processes: deaths, freezes, outages, slow links, operators, islands that join or leave, bad
+payloads."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class Nemesis:
         getattr(self, f"_{event.kind}")(event)
 
     def heal(self) -> None:
-        """End outages and bad payloads, and readmit all quarantined learners."""
+        """End outages, slow links and bad payloads, and readmit all quarantined learners."""
         self._away.clear()
         self._slow.clear()
         self._leaving.clear()

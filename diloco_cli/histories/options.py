@@ -45,7 +45,7 @@ NemesisKind = Literal[
 ]  # fmt: skip
 MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
-SLOW_LINKS: NemesisKind = "slow_link"
+SLOW_LINKS: NemesisKind = "slow_link"  # drawn after all else, so that seeds without it mean what they meant before
 DISTURBANCES: tuple[NemesisKind, ...] = tuple(kind for kind in get_args(NemesisKind) if kind != SLOW_LINKS)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history

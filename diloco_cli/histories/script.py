@@ -23,7 +23,7 @@ CHECKED = (  # bytes that may come damaged
     "delta/", "state/", "weights/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
 )  # fmt: skip
 READ_BACK = ("state/", "weights/", "delta/")  # may be stored in part; a create of any other key is atomic
-LARGE = (*READ_BACK, "inner/")
+LARGE = (*READ_BACK, "inner/")  # objects that take long on a slow link; all others are records
 WRITES = frozenset({Create, Put, Delete})
 _SECONDS_BITS = 10
 
@@ -45,7 +45,8 @@ class CallFault:
 @dataclass(frozen=True)
 class NemesisEvent:
     """An event at a time that hits a role (a learner's name, or `syncer`): all its processes, or the `which`-th of
-    those alive then, counted from 1 and wrapping round. A wall clock jumps back if `for_s` is below 0."""
+    those alive then, counted from 1 and wrapping round. A wall clock jumps back if `for_s` is below 0. A slow link
+    stays slow until faults cease; there `for_s` is the time that a large object takes."""
 
     at_s: float
     kind: NemesisKind

@@ -1,4 +1,5 @@
-"""The units of a run that start on this machine, with their commands, devices, threads and keys."""
+"""The units of a run that start on this machine, with their commands, devices, threads and keys; and what a person has
+to start on others."""
 
 from __future__ import annotations
 

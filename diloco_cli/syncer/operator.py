@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
@@ -35,14 +36,16 @@ ANSWERED_BY: dict[RequestKind, str] = {"rollback": "rollback", "gc": "gc_floor",
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
 class Operator:
     """`tell` gets a line for a person where the work takes another way than usual. `timeout_s`: seconds of the syncer's
     silence after which it counts as gone; None: 10, or twice the longest that it has needed."""
 
-    def __init__(
-        self, run: RunFormat, store: Store, clock: Clock, tell: Callable[[str], None], timeout_s: float | None = None
-    ) -> None:
-        self.run, self.store, self.clock, self.tell, self.timeout_s = run, store, clock, tell, timeout_s
+    run: RunFormat
+    store: Store
+    clock: Clock
+    tell: Callable[[str], None]
+    timeout_s: float | None = None
 
     def head(self, known: RunState | None = None) -> RunState:
         """The log, read to its end; what `known` holds is not read again."""
@@ -53,10 +56,9 @@ class Operator:
     ) -> RunState:
         """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
         before = self.head()
-        asked = ask(
-            before, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=self.run.keyring
-        )  # fmt: skip
-        number = self._perform(asked)
+        number = self._perform(
+            ask(before, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=self.run.keyring)
+        )
         state = self._answered(before, number)
         if state.next_request <= number:
             self.tell("no syncer answers: doing it from here")
@@ -121,7 +123,7 @@ class Operator:
         """Answer all pending requests; this process serves the log for that long."""
         claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
         try:
-            state: RunState = self._perform(StandIn(self.run, claim, utc_now_text(), nonce).serve())
+            state = self._perform(StandIn(self.run, claim, utc_now_text(), nonce).serve())
         except FencedError:
             return self.head()  # a syncer has come, and goes on with what is left
         self.tell_regions(state)
@@ -141,7 +143,7 @@ class Operator:
         this number or a higher one; None if it was carried out."""
         for n in since:
             data = self.store.get(commit_key(n), MAX_RECORD_BYTES)
-            commit: Any = decode(Commit, data or b"", commit_key(n))
+            commit = decode(Commit, data or b"", commit_key(n))
             if commit.request is not None and commit.request >= number:
                 said = commit.reason if isinstance(commit, Refuse) else f"settled by a {commit.kind}: {commit.reason}"
                 return None if commit.kind == answer else said

@@ -131,7 +131,7 @@ def playground(tmp_path: Path) -> Iterator[Playground]:
 
 @pytest.fixture(scope="session")
 def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
-    """A run of the quickstart that is over. Its supervisor was killed on the way, a learner and the syncer before."""
+    """A run of two islands that is over. Its supervisor was killed on the way, a learner and the syncer before."""
     with playing(tmp_path_factory.mktemp("survived")) as place:
         place.islands("belgium", "iowa")
         place.launch(tokens=SURVIVED_TOKENS)

@@ -99,10 +99,10 @@ def points_of(actor: str) -> list[int]:
     return sorted({n + more for name, n, _ in fleet.world.writes if name == actor for more in (0, 1)})
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("actor", ["mirror", "relay"])
 def test_the_syncers_process_may_die_around_every_write_of_its_threads(actor: str, every: int) -> None:
-    points = points_of(actor)[::every]
+    points = points_of(actor)[::every]  # an odd sample: deaths before a write and after one alternate
     restarts = 0
     for point in points:
         fleet = RegionalFleet(RUN, World(faults={(actor, point): Fault.CRASH})).start()

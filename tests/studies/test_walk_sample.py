@@ -15,4 +15,5 @@ def test_a_delta_passes_the_loop_the_decision_and_the_merge() -> None:
 def test_a_launch_passes_the_plan_and_ends_before_anything_trains() -> None:
     passed = launch_walk()
     assert {"diloco_cli.cli.launch", "diloco_cli.plan.planner", "diloco_cli.launch.local_units"} <= passed
-    assert not any(name.startswith(("diloco_cli.learner", "diloco_cli.syncer.daemon")) for name in passed)
+    of_daemons = {name for name in passed if name.startswith(("diloco_cli.learner", "diloco_cli.syncer"))}
+    assert of_daemons == {"diloco_cli.syncer.operator"}, "which withdraws a stop request"
