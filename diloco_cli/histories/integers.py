@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.ports import Merged, Refused
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
 MOST = 1 << 400
@@ -138,18 +138,3 @@ class Delta(int):
         made = super().__new__(cls, value)
         made.offer = offer
         return made
-
-
-class FailingEvaluator:
-    """Answers every evaluation with a failure, at once."""
-
-    def __init__(self) -> None:
-        self.asked: int | None = None
-
-    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
-        self.asked = n
-        return True
-
-    def result(self) -> tuple[int, float | None] | None:
-        asked, self.asked = self.asked, None
-        return None if asked is None else (asked, None)

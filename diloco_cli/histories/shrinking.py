@@ -1,7 +1,7 @@
 """Shrinks a history that breaks an invariant: faults are left out, half of them at first, then one by one, while the
 same invariant breaks.
 
-`told`, `trace_of`: the last events of a history as text, and a digest of all of it.
+`told`: the last events of a history as text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from diloco_cli.digests import digest
 from diloco_cli.histories.options import REGION, Options
 from diloco_cli.histories.outcome import HistoryResult, Moment
 from diloco_cli.histories.script import Script
@@ -25,13 +24,6 @@ TAIL = 12
 def told(outcome: HistoryResult, last: int) -> list[str]:
     """The last `last` events as text."""
     return [_line(moment, outcome.objects) for moment in outcome.tail[-last:]]
-
-
-def trace_of(outcome: HistoryResult) -> str:
-    """A digest of everything that happened and of all that was written."""
-    happened = [f"{when_s!r} {text} {key}" for when_s, text, key in outcome.tail]
-    lies = [f"{key} {digest(data)}" for key, data in sorted(outcome.objects.items())]
-    return digest("\n".join([*happened, *lies, str(outcome.violation)]).encode())
 
 
 def _line(moment: Moment, objects: dict[str, bytes]) -> str:

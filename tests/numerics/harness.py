@@ -18,7 +18,7 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )  # fmt: skip
-from diloco_cli.histories.integers import FailingEvaluator
+from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
@@ -105,7 +105,7 @@ def claim() -> ProcessClaim:
 
 
 def serve(run: RunFormat, store: Store) -> None:
-    syncer = Syncer(run, claim(), TorchArithmetic(run), FailingEvaluator(), utc_now_text, nonce)
+    syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), utc_now_text, nonce)
     perform(syncer.serve(), store, CLOCK)
 
 

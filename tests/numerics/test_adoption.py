@@ -10,7 +10,7 @@ import torch
 
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.histories.integers import FailingEvaluator
+from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.protocol.actors.follower import FetchedVersion, Mail
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
@@ -35,7 +35,7 @@ def after_some_steps(mixing: str, steps: int = 5) -> TrainingProcess:
     run = make_run(2, 4, sync, OuterSettings(), ADAMW)
     store = MemoryStore()
     store.create(FORMAT_KEY, encode(run))
-    syncer = Syncer(run, claim(), TorchArithmetic(run), FailingEvaluator(), utc_now_text, nonce)
+    syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), utc_now_text, nonce)
     perform(syncer._take_over(), store, CLOCK)
     process = process_of(run, store, "l0")
     process.perform(process.learner._begin())

@@ -11,7 +11,7 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
-from diloco_cli.histories.integers import FailingEvaluator
+from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key
@@ -44,9 +44,7 @@ class RefusalBucket:
         self.world.store.create(FORMAT_KEY, encode(run))
         for name in ("l0", "l1"):
             self.world.store.create(incarnation_key(name, 1), b"{}")
-        syncer = Syncer(
-            run, claim(), TorchArithmetic(run), FailingEvaluator(), lambda: "2026-01-01T00:00:00Z", lambda: "n"
-        )
+        syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), lambda: "2026-01-01T00:00:00Z", lambda: "n")
         self.world.start("syncer", syncer.serve())
         self.world.run(lambda: self.world.store.get(commit_key(0)) is not None, 10)
 

@@ -20,10 +20,10 @@ from diloco_cli.store.memory import MemoryStore
 from diloco_cli.tapes.files import read_tape, write_tape
 from diloco_cli.tapes.player import PlayedMerge, Player
 from diloco_cli.tapes.recorder import record
-from diloco_cli.tapes.snapshot import resume, save_snapshot
 from diloco_cli.tasks.build import build_data
 from tests.numerics.harness import outer_parameters
 from tests.numerics.live import Chance, SlowData, live_format, run_live
+from tests.numerics.player_snapshot import resume, save_snapshot
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SYNC = SyncSettings(

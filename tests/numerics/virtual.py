@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from diloco_cli.histories.integers import FailingEvaluator
+from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
@@ -51,7 +51,7 @@ class VirtualFleet:
         self.world.latency_s, self.world.on_end = self._latency_s, self._ended
         self.world.store.create(FORMAT_KEY, encode(run))
         syncer = Syncer(
-            run, self._claim(), TorchArithmetic(run), FailingEvaluator(), lambda: "then", self._nonce,
+            run, self._claim(), TorchArithmetic(run), NoEvaluator(), lambda: "then", self._nonce,
             on_commit=lambda state, commit: setattr(self, "state", state),
         )  # fmt: skip
         self.world.start("syncer", syncer.serve())

@@ -36,7 +36,6 @@ KEY_FAMILIES = (
 OTHERS = (
     "protocol/log/keys.py",  # the one module
     "histories/",  # reads a simulated bucket without any of the daemons' own modules
-    "tapes/snapshot.py",  # names of tensors inside one file
 )
 
 

@@ -38,11 +38,11 @@ from diloco_cli.histories.options import (
 )
 from diloco_cli.histories.outcome import Actors, HistoryResult
 from diloco_cli.histories.script import CallFault, Script
-from diloco_cli.histories.shrinking import trace_of
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.simulation.mutant_logs import Gullible
 from tests.simulation.test_invariants import Crashing
+from tests.simulation.traces import trace_of
 
 DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have drawn that is to show this
     **{mixing: lambda options, mixing=mixing: options.mixing == mixing for mixing in get_args(MixingSetting)},
@@ -63,7 +63,7 @@ FEEDS_BACK = re.compile(rb'"feeds_back": ?[0-9]')
 TRACE = (
     "from diloco_cli.histories.history import History\n"
     "from diloco_cli.histories.options import drawn_options\n"
-    "from diloco_cli.histories.shrinking import trace_of\n"
+    "from tests.simulation.traces import trace_of\n"
     "for seed in (3, 11): print(trace_of(History(seed, drawn_options(seed)).live()))"
 )
 

@@ -14,7 +14,8 @@ from array import array
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
-from diloco_cli.histories.integers import FailingEvaluator, IntegerArithmetic
+from diloco_cli.forecast.arithmetic import NoEvaluator
+from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.histories.ports import IntegerTraining, IntegerWire, LearnerProfile
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.syncer import Syncer
@@ -88,7 +89,7 @@ def run_syncer(url: str, stop: StopSignal) -> None:
     def told(state: RunState, commit: Commit) -> None:
         say(f"{commit.time} commit {commit.n} {commit.kind}")
 
-    syncer = Syncer(run, _claim(), IntegerArithmetic(run), FailingEvaluator(), utc_now_text, nonce, told)
+    syncer = Syncer(run, _claim(), IntegerArithmetic(run), NoEvaluator(), utc_now_text, nonce, told)
     perform(syncer.serve(), store, clock, tries_once=bare)
 
 
