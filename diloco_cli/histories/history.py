@@ -16,7 +16,7 @@ from diloco_cli.histories.liveness import Healthy, check_bucket, check_restart
 from diloco_cli.histories.memo import remembered, tuned
 from diloco_cli.histories.monitor import Monitor
 from diloco_cli.histories.nemesis import Nemesis
-from diloco_cli.histories.options import REGION, SLOW_LINKS, Options, run_of
+from diloco_cli.histories.options import REGION, SLOW_LINK, Options, run_of
 from diloco_cli.histories.outcome import Actors, HistoryResult, Moment
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import Region
@@ -103,7 +103,7 @@ class History:
         self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run))
         self.world.on_end = self.supervisor.ended
         usual = self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
-        if any(event.kind == SLOW_LINKS for event in self.nemesis_events):
+        if any(event.kind == SLOW_LINK for event in self.nemesis_events):
             self.world.latency_s = lambda actor, call: usual(actor, call) + self._transfer_s(actor, call)
         if self.region is not None:
             self.monitor.lives_apart(self.region.residents, self.region.bucket)

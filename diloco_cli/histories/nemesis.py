@@ -148,18 +148,15 @@ class Nemesis:
         self._shut_out(event, Fault.FULL)
 
     def _slow_link(self, event: NemesisEvent) -> None:
-        """From now on each large object takes so long, a record does not. What a learner expects of its uploads then
+        """From now on each large object takes `for_s`, a record does not. What a learner expects of its uploads then
         stays with it when faults have ceased."""
         self._slow[event.target] = event.for_s
 
     def transfer_s(self, process: Process, operation: Operation) -> float:
         """How much longer a call takes that begins now, in seconds."""
-        if not self._slow:
-            return 0.0
+        slow_s = self._slow.get(process.role, 0.0)
         operation = operation.operation if isinstance(operation, There) else operation
-        if not getattr(operation, "key", "").startswith(LARGE):
-            return 0.0
-        return self._slow.get(process.role, 0.0)
+        return slow_s if slow_s and getattr(operation, "key", "").startswith(LARGE) else 0.0
 
     def _wall_jump(self, event: NemesisEvent) -> None:
         for process in self._struck(event):

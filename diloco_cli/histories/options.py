@@ -34,7 +34,7 @@ SLOWEST = "l0"  # its steps take `slowest` times as long
 SPARE_SHARDS = 2  # for islands that join
 MAX_LEARNERS = 16
 SHORT_MERGES, LONG_MERGES, LONG_SHARE = (5, 8), (100, 300), 0.01
-SLOW_MERGES, ONLY_SLOW_SHARE = (60, 120), 0.2  # of histories with slow links, which have no other faults then
+SLOW_MERGES, ONLY_SLOW_SHARE = (60, 120), 0.5  # of histories with slow links, which have no other faults then
 SECRET = Secret("of histories, " * 3, "a history")
 POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
 
@@ -45,8 +45,8 @@ NemesisKind = Literal[
 ]  # fmt: skip
 MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
-SLOW_LINKS: NemesisKind = "slow_link"  # drawn after all else, so that seeds without it mean what they meant before
-DISTURBANCES: tuple[NemesisKind, ...] = tuple(kind for kind in get_args(NemesisKind) if kind != SLOW_LINKS)
+SLOW_LINK: NemesisKind = "slow_link"  # drawn after all else, so that seeds without it mean what they meant before
+OTHER_KINDS: tuple[NemesisKind, ...] = tuple(kind for kind in get_args(NemesisKind) if kind != SLOW_LINK)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
 
@@ -103,15 +103,20 @@ class Options:
         return self.step_s * self.steps_a_slot
 
     @property
+    def max_ahead(self) -> int:
+        """So many slots after its base an offer may come."""
+        return (self.staleness_rounds + 1) * self.fragments
+
+    @property
     def reach_s(self) -> float:
         """How long after its base an offer may come."""
-        return (self.staleness_rounds + 1) * self.fragments * self.slot_s
+        return self.max_ahead * self.slot_s
 
     @property
     def outruns_bases(self) -> bool:
         """Whether two steps of the slowest learner take so many slots that its base is too old afterwards."""
         slots = 2 * self.slowest / self.steps_a_slot
-        return self.slowest > 1 and slots >= (self.staleness_rounds + 1) * self.fragments
+        return self.slowest > 1 and slots >= self.max_ahead
 
     @property
     def contributions(self) -> float:
@@ -191,7 +196,7 @@ def drawn_options(seed: int) -> Options:
         calls=tuple(fault for fault in CALL_FAULTS if draw.chance(0.1 if fault in LONG else 0.4)),
         write_rate=draw.choice((0.0, 0.01, 0.03, 0.1)),
         read_rate=draw.choice((0.0, 0.001, 0.005)),
-        nemesis_events=tuple(kind for kind in DISTURBANCES if draw.chance(0.25)),
+        nemesis_events=tuple(kind for kind in OTHER_KINDS if draw.chance(0.25)),
         faulty_share=draw.between(0.4, 0.8),
         signed=draw.chance(0.1),
         cold_rounds=draw.whole(1, 3) if draw.chance(0.1) else 0,
@@ -202,13 +207,13 @@ def drawn_options(seed: int) -> Options:
 
 
 def _with_slow_links(options: Options, draw: Stream) -> Options:
-    """Slow links as one more fault; or as the only one, for so long that learners get to know them, in runs that go on
-    without the slow ones."""
+    """Slow links as one more fault; or as the only one, in runs that go on without the slow learners, and for so long
+    that these come to expect long uploads."""
     if draw.chance(ONLY_SLOW_SHARE):
         learners, merges = max(2, options.learners), draw.whole(*SLOW_MERGES)
         quiet = replace(options.without_faults(), learners=learners, quorum=1, merges=merges, faulty_share=0.4)
-        return replace(quiet, nemesis_events=(SLOW_LINKS,))
-    return replace(options, nemesis_events=(*options.nemesis_events, SLOW_LINKS))
+        return replace(quiet, adoption="on_arrival", nemesis_events=(SLOW_LINK,))
+    return replace(options, nemesis_events=(*options.nemesis_events, SLOW_LINK))
 
 
 def run_of(options: Options) -> RunFormat:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from diloco_cli.histories.options import SLOW_LINKS, NemesisKind, Options
+from diloco_cli.histories.options import SLOW_LINK, NemesisKind, Options
 from diloco_cli.histories.stream import Stream
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
@@ -13,8 +13,8 @@ from diloco_cli.virtual.faulty_calls import OF_READ_BACK, OF_READS, Fault, Injec
 
 MAX_LATE_S = (0.05, 0.5, 2.0, 20.0)
 MAX_PAUSE_S = (0.1, 0.5, 2.0, 10.0)
-EARLY = 0.2  # of the fault phase: one link becomes slow in it, and stays so
-TRANSFER = (0.5, 2.0)  # of the time within which an offer can be of use: what a large object takes there
+SLOW_WITHIN = 0.2  # of the fault phase: one link becomes slow in it, and stays so
+TRANSFER_SHARES = (0.5, 2.0)  # of the time within which an offer can be of use: what a large object takes there
 MAX_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
 OF_PROCESSES = frozenset({"kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump"})
 WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
@@ -82,8 +82,8 @@ def drawn_nemesis_events(options: Options, seed: int, names: Sequence[str]) -> t
     draw, found = Stream(seed, "disturbances"), []  # the label is part of what a seed means
     span_s = options.faulty_share * options.merges * options.slot_s
     for kind in options.nemesis_events:
-        if kind == SLOW_LINKS:
-            at_s, for_s = draw.between(0.0, EARLY * span_s), draw.between(*TRANSFER) * options.reach_s
+        if kind == SLOW_LINK:
+            at_s, for_s = draw.between(0.0, SLOW_WITHIN * span_s), draw.between(*TRANSFER_SHARES) * options.reach_s
             found.append(NemesisEvent(round(at_s, 6), kind, draw.choice(names), round(for_s, 6)))
             continue
         for _ in range(draw.whole(1, 3)):

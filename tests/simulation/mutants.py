@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from diloco_cli.histories.liveness import COLLECTS_BELOW
-from diloco_cli.histories.options import Options
+from diloco_cli.histories.options import SLOW_LINK, Options
 from diloco_cli.histories.outcome import Actors
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
@@ -198,6 +198,12 @@ OF_LEARNERS: dict[str, Mutant] = {
     ),
     "moments never saved": Mutant(Actors(learner=learners.NeverSaves), frozenset({"loss"}), _saves),
     "moments named before they are there": Mutant(Actors(learner=learners.NamesWhatIsNotThere), frozenset("9"), _saves),
+    "never tries again": Mutant(
+        _books(learners.NeverTriesAgain),
+        frozenset({"liveness"}),
+        lambda options: options.nemesis_events == (SLOW_LINK,),
+        since=244,
+    ),
     "left without draining": Mutant(Actors(learner=learners.LeavesAtOnce), frozenset({"loss"}), _suffers("leave")),
 }
 MUTANTS = OF_THE_LOG | OF_COLLECTORS | OF_SYNCERS | OF_LEARNERS

@@ -32,7 +32,9 @@ from diloco_cli.histories.options import (
     BATCH_TOKENS,
     LONG_MERGES,
     REGION,
+    SLOW_LINK,
     MixingSetting,
+    NemesisKind,
     Options,
     drawn_options,
 )
@@ -55,6 +57,7 @@ DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have draw
     "drain": lambda options: "leave" in options.nemesis_events,
     "partial": lambda options: "partial" in options.nemesis_events,
     "quarantine": lambda options: "poison" in options.nemesis_events and options.fewest_faults < 8,
+    "slow link": lambda options: SLOW_LINK in options.nemesis_events,
     "long": lambda options: options.merges >= LONG_MERGES[0],
 }
 OF_EACH, OF_LONG = 8, 2
@@ -96,6 +99,7 @@ def shown(options: Options, outcome: HistoryResult) -> set[str]:
         "drain": any(drained(outcome)),
         "partial": any(item["tokens"] < item["steps"] * BATCH_TOKENS for item in inputs),
         "quarantine": "quarantine" in kinds,
+        "slow link": any("slow_link" in what.split() for _, what, _ in outcome.tail),
         "long": len(commits) >= LONG_MERGES[0],
     }
     return {name for name, is_so in facts.items() if is_so}
@@ -179,12 +183,8 @@ def test_the_swarm_uses_everything_that_it_has() -> None:
     """Over many seeds every fault and every nemesis_event is drawn, and so are all sizes of fleets."""
     drawn = [drawn_options(seed) for seed in range(400)]
     assert {fault for options in drawn for fault in options.calls} == set(Fault)
-    assert {kind for options in drawn for kind in options.nemesis_events} >= {
-        "kill_all",
-        "zombie",
-        "rollback",
-        "collect",
-    }
+    assert {kind for options in drawn for kind in options.nemesis_events} == set(get_args(NemesisKind))
+    assert any(options.nemesis_events == (SLOW_LINK,) for options in drawn)
     assert {1, 2, 3, 4, 5, 8} <= {options.learners for options in drawn}
     assert {options.syncers for options in drawn} == {1, 2, 3}
     assert all(options.quorum <= options.learners >= options.apart for options in drawn)

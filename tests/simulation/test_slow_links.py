@@ -1,7 +1,8 @@
-"""A link that was slow for a while: when it is fast again, its learner is in the merges again."""
+"""A link that was slow for a while, or a learner that was away: the merges have it again as soon as they can."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,12 @@ from diloco_cli.histories.outcome import Actors
 from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.histories.script import NemesisEvent, Script
 from diloco_cli.protocol.actors.progress import Progress
-from tests.simulation.mutant_learners import NeverTriesAgain, with_progress
+from tests.simulation.mutant_learners import NeverTriesAgain, PassesByWhatIsInReach, with_progress
 
 SEED = 3
-TRANSFERS = (0.8, 1.5)  # of the longest time after which an offer can be of use
+# Fragments, and what an upload takes, as a share of the longest time after which an offer can be of use: too much for all
+# slots that a learner may name.
+SLOW = [(1, 0.8), (1, 1.0), (2, 0.8), (2, 1.5), (3, 0.8), (3, 1.2)]
 
 
 def two_learners(fragments: int) -> Options:
@@ -39,8 +42,7 @@ def after_a_slow_link(
     return history.healthy, violation
 
 
-@pytest.mark.parametrize("transfer", TRANSFERS)
-@pytest.mark.parametrize("fragments", [1, 2, 4])
+@pytest.mark.parametrize(("fragments", "transfer"), SLOW)
 def test_its_learner_takes_part_again(fragments: int, transfer: float) -> None:
     healthy, violation = after_a_slow_link(fragments, transfer, Progress)
     assert violation is None
@@ -48,6 +50,24 @@ def test_its_learner_takes_part_again(fragments: int, transfer: float) -> None:
     assert mine.took_part > 0.5 * mine.merges > 0
 
 
-def test_one_that_offers_for_no_slot_out_of_reach_is_in_no_merge_again_and_that_is_noticed() -> None:
-    _, violation = after_a_slow_link(2, TRANSFERS[1], NeverTriesAgain)
+@pytest.mark.parametrize(("fragments", "transfer"), SLOW)
+def test_one_that_offers_for_no_slot_out_of_reach_is_in_no_merge_again_and_that_is_noticed(
+    fragments: int, transfer: float
+) -> None:
+    _, violation = after_a_slow_link(fragments, transfer, NeverTriesAgain)
     assert violation is not None and violation.invariant == "liveness"
+
+
+def missed_in_a_pause(slots: float, progress: type[Progress]) -> int:
+    """So many merges are without the learner that was frozen for so many slots."""
+    options = replace(two_learners(4), steps_a_slot=8)
+    pause = NemesisEvent(10.0, "pause", "l1", slots * options.slot_s)
+    outcome = History(SEED, options, Script((), (pause,)), Actors(learner=with_progress(progress))).live()
+    assert outcome.violation is None
+    merges = [commit for commit in map(json.loads, outcome.log) if commit["kind"] == "merge"]
+    return sum(all(offer["learner"] != "l1" for offer in merge["inputs"]) for merge in merges)
+
+
+@pytest.mark.parametrize("slots", [18, 25])
+def test_a_frozen_learner_misses_no_merge_after_it_has_woken(slots: int) -> None:
+    assert missed_in_a_pause(slots, Progress) <= slots < missed_in_a_pause(slots, PassesByWhatIsInReach)

@@ -10,9 +10,10 @@ wait for an offer for slot s, and when an offer, with the time that it is on its
 
 An offer that would miss its window is not sent: the learner passes the slot by and aims at the next one. So learners
 that are a little slower than the others never fall out of step, and an island whose step lasts for several slots offers
-for all of them at once. A learner that has passed whole rounds by offers all the same now and then, to learn whether
-it would still be late. It cannot see every delay: a relay between two buckets, a mirror that lags. Such a delay
-shows when an offer comes late although it was sent in time; it is then added to the expected delivery (`hidden_s`).
+for all of them at once. A learner that can reach no slot for two rounds offers once anyway, because only an offer shows
+whether its uploads are still too slow. It cannot see every delay: a relay between two buckets, a mirror that lags. Such
+a delay shows when an offer comes late although it was sent in time; it is then added to the expected delivery
+(`hidden_s`).
 
 Pure: time is handed in, in seconds on the learner's own clock.
 """
@@ -36,7 +37,8 @@ TOLERATED = 0.25  # of the grace: an offer may come so long after its window beg
 SPACINGS = 4  # newest measured times per slot between heads, of which the shortest counts
 STALLED = 1.0  # slots without the next commit after it was due: then the log stands still, and the due slot is open
 EARLY = 1.0  # slots, or one step: an offer may come so long before its window begins
-PROBES_AFTER = (2, 4)  # rounds without an offer of this learner: at first, and after a probe that was not in time
+PROBE_ROUNDS = 2  # without an offer of this learner, which then sends a probe
+PROBE_AGAIN_ROUNDS = 4  # the same after a probe that was not in time
 
 
 @dataclass
@@ -91,7 +93,8 @@ class Aim:
     `next_slot`: the slot after its newest offer's. `reached`: the slot number that its own steps have brought it to;
     slot s is due from s + 1 on. `unsent`: its steps since its newest offer, in slots. `pace` `steps`: offers go by
     steps alone; `planned`: also by the clock, so that none is too late; `measured`: so that no other learner waits.
-    `closes`: False where every merge needs this learner, so that no offer of it is ever too late."""
+    `closes`: False where every merge needs this learner, so that no offer of it is ever too late. `_probed`: the slot
+    of its newest probe; the next one comes `_probe_rounds` after its newest offer."""
 
     num_fragments: int
     head: int
@@ -109,7 +112,7 @@ class Aim:
     known: bool = False
     _shots: dict[int, Shot] = field(default_factory=dict)
     _spacings_s: deque[float] = field(default_factory=lambda: deque(maxlen=SPACINGS))
-    _probes_after: int = PROBES_AFTER[0]
+    _probe_rounds: int = PROBE_ROUNDS
     _probed: int = -1
 
     def __post_init__(self) -> None:
@@ -135,7 +138,7 @@ class Aim:
 
     def begin_at(self, head: int) -> None:
         """Start anew at slot `head`: offers on their way no longer count."""
-        self.next_slot, self.reached, self.unsent = head, float(head), 0.0
+        self.next_slot, self.reached, self.unsent, self._probed = head, float(head), 0.0, -1
         self._shots.clear()
 
     def sent(self, slot: int, now_s: float) -> None:
@@ -155,7 +158,7 @@ class Aim:
             return
         slot_s = 0.0 if self.window is None else self.window.slot_s
         if in_time:
-            self._probes_after = PROBES_AFTER[0]
+            self._probe_rounds = PROBE_ROUNDS
             self.delivery.hidden_s = max(0.0, self.delivery.hidden_s - HIDDEN_LESS * slot_s)
             if slot == self._probed:
                 self.delivery.was_shorter()
@@ -163,6 +166,7 @@ class Aim:
             hidden_s = min(shot.closes_s, self._closed_s(slot)) - shot.arrived_s
             if hidden_s >= 0:
                 more_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
+                # Offers that come later than a round after their slot have another cause, such as a dead relay.
                 self.delivery.hidden_s = min(more_s, self.num_fragments * slot_s)
 
     def _closed_s(self, slot: int) -> float:
@@ -228,18 +232,18 @@ class Aim:
             slots.append(slot)
             self._take(slot)
         self.reached = min(self.reached, slot + 1.0)
-        return slots or self._probe(is_ready)
+        return slots or self._probe(slot, is_ready)
 
-    def _probe(self, is_ready: Callable[[int], bool]) -> list[int]:
-        """Once rounds of the log have passed without an offer, the last slot that is ready, within reach or not: only
-        an offer tells whether the delivery still takes as long as it seems."""
+    def _probe(self, reachable: int, is_ready: Callable[[int], bool]) -> list[int]:
+        """The last slot that is ready, once rounds of the log have passed without an offer, if it lies before the first
+        `reachable` one: a learner that was away for a while has slots in reach, and needs no probe."""
         rounds = (self.head - self.next_slot) / self.num_fragments
-        if self.delivery.waiting or rounds < self._probes_after:
+        if self.delivery.waiting or rounds < self._probe_rounds:
             return []
         slot = next((slot for slot in range(self._furthest, self.head - 1, -1) if is_ready(slot)), None)
-        if slot is None:
+        if slot is None or slot >= reachable:
             return []
-        self._probed, self._probes_after = slot, PROBES_AFTER[1]
+        self._probed, self._probe_rounds = slot, PROBE_AGAIN_ROUNDS
         self._take(slot)
         return [slot]
 
@@ -272,7 +276,8 @@ class Aim:
 
     def first_reachable(self, now_s: float, before: int = 0) -> int:
         """The first slot that an offer can reach if it is sent now, after `before` others. Slots that it cannot reach,
-        and slots that the log has passed, are left out."""
+        and slots that the log has passed, are left out. Where it can reach none, a slot that is far enough ahead to be
+        beyond what its base allows."""
         first = max(self.next_slot, self.head)
         arrives_s = now_s + self.delivery.expected_s(now_s, before)
         if self.window is None or arrives_s <= self.closes_s(first, now_s):

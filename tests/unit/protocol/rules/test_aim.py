@@ -17,7 +17,8 @@ from diloco_cli.protocol.rules.aim import (
     EARLY,
     HIDDEN_LESS,
     HIDDEN_STEP,
-    PROBES_AFTER,
+    PROBE_AGAIN_ROUNDS,
+    PROBE_ROUNDS,
     STALLED,
     TAKEN,
     TOLERATED,
@@ -347,10 +348,10 @@ def at(aim: Aim, head: int) -> float:
     return now_s
 
 
-FIRST_PROBE = 10 + PROBES_AFTER[0] * FRAGMENTS
+FIRST_PROBE = 10 + PROBE_ROUNDS * FRAGMENTS
 
 
-@pytest.mark.parametrize("pace", ["measured", "planned", "steps"])
+@pytest.mark.parametrize("pace", ["measured", "planned"])
 def test_one_that_reaches_no_slot_offers_for_the_last_one_that_is_ready_once_rounds_have_passed(pace: Pace) -> None:
     """Otherwise it would never measure that uploads have become shorter, and would be in no merge for good."""
     aim = out_of_reach(pace)
@@ -361,7 +362,7 @@ def test_one_that_reaches_no_slot_offers_for_the_last_one_that_is_ready_once_rou
     assert aim.due(now_s, 0.0, ready.__contains__) == [FIRST_PROBE + 2]
 
 
-@pytest.mark.parametrize(("in_time", "after"), [(True, PROBES_AFTER[0]), (False, PROBES_AFTER[1])])
+@pytest.mark.parametrize(("in_time", "after"), [(True, PROBE_ROUNDS), (False, PROBE_AGAIN_ROUNDS)])
 def test_a_probe_that_was_not_in_time_is_repeated_after_more_rounds(in_time: bool, after: int) -> None:
     aim = out_of_reach()
     (slot,) = aim.due(at(aim, FIRST_PROBE), 0.0)
@@ -373,6 +374,27 @@ def test_a_probe_that_was_not_in_time_is_repeated_after_more_rounds(in_time: boo
     for head in range(slot + 1, slot + 1 + after * FRAGMENTS):
         assert aim.due(at(aim, head), 0.0) == []
     assert len(aim.due(at(aim, slot + 1 + after * FRAGMENTS), 0.0)) == 1
+
+
+@pytest.mark.parametrize("away", [PROBE_ROUNDS, 5, 50])
+def test_one_that_was_away_needs_no_probe_and_passes_nothing_by_that_it_reaches(away: int) -> None:
+    """A frozen process hears of the rounds without it all at once. It offers for the due slot as soon as it may."""
+    aim = delivering(aim_at(10), 0.1 * GRACE_S)
+    head = 10 + away * FRAGMENTS
+    now_s = at(aim, head)
+    assert aim.due(now_s, 0.0, lambda slot: slot > head) == [], "an offer for a later slot would pass this one by"
+    assert slots_after(aim, 2, now_s) == [head]
+
+
+def test_a_rollback_forgets_the_probe() -> None:
+    """An ordinary offer for the same slot tells nothing new about the way."""
+    aim = out_of_reach()
+    (slot,) = aim.due(at(aim, FIRST_PROBE), 0.0)
+    measured_s = aim.delivery.measured_s
+    aim.begin_at(FIRST_PROBE)
+    aim.sent(slot, at(aim, FIRST_PROBE))
+    aim.settled(slot, True)
+    assert aim.delivery.measured_s == measured_s
 
 
 def test_nothing_is_probed_while_an_offer_is_on_its_way() -> None:
