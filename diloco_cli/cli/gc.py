@@ -35,7 +35,7 @@ def gc(
     as_json: bool = JsonOption,
 ) -> None:
     """Delete what only older commits need; the newest stay to verify and to go back to."""
-    opened, state = open_unfinished(run, "garbage collection")
+    opened, state = open_unfinished(run, "gc")
     floor, found = _survey(opened, state)
     data = _data(opened, state, floor, found)
     if not as_json:

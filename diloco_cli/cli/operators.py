@@ -12,6 +12,7 @@ from diloco_cli.cli.run_argument import OpenRun, head_of, open_run
 from diloco_cli.errors import RefusedError, TryAgainError
 
 if TYPE_CHECKING:
+    from diloco_cli.protocol.log.records import RequestKind
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.syncer.operator import Operator
 
@@ -26,13 +27,13 @@ DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would 
 JsonOption = typer.Option(False, "--json", help="One JSON object.")
 
 
-def open_unfinished(run: str | None, what: str) -> tuple[OpenRun, RunState]:
+def open_unfinished(run: str | None, kind: RequestKind) -> tuple[OpenRun, RunState]:
     """The run and the head of its log. A run that is FINISHED, or has no version yet, is not operated on."""
     from diloco_cli.syncer.operator import refuse_finished
 
     opened = open_run(run)
     state = head_of(opened)
-    refuse_finished(opened.name, state, what)
+    refuse_finished(opened.name, state, kind)
     if state.n < 0:
         raise TryAgainError(f"run {opened.name} has no commit yet", hint=f"diloco status {opened.name}")
     return opened, state

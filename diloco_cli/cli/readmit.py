@@ -17,7 +17,7 @@ def readmit(
     as_json: bool = JsonOption,
 ) -> None:
     """End a learner's quarantine: its offers are merged again."""
-    opened, state = open_unfinished(run, "a quarantine")
+    opened, state = open_unfinished(run, "readmit")
     kept_out = sorted(name for name, known in state.learners.items() if known.quarantined is not None)
     if learner not in kept_out:
         names = ", ".join(kept_out) or "none"

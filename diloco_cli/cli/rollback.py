@@ -35,7 +35,7 @@ def rollback(
     as_json: bool = JsonOption,
 ) -> None:
     """Go back to how the parameters were after an earlier commit."""
-    opened, state = open_unfinished(run, "a rollback")
+    opened, state = open_unfinished(run, "rollback")
     plan = _plan(opened, state, to)
     data = _data(opened, plan)
     if not as_json:

@@ -15,8 +15,14 @@ from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, foreground_store, head_of
 from diloco_cli.cli.status import read_status
 from diloco_cli.errors import DilocoError
-from diloco_cli.launch.local_units import module_environment, starts_elsewhere, syncer_may_start, units_here
-from diloco_cli.protocol.actors.decisions import is_over
+from diloco_cli.launch.local_units import (
+    background_command,
+    module_environment,
+    starts_elsewhere,
+    syncer_may_start,
+    units_here,
+)
+from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.logs import StoreWords
 from diloco_cli.runtime.restart import SupervisionEvent, SupervisionResult
@@ -32,14 +38,15 @@ QUIET_EVENTS = frozenset({"started", "done"})
 def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, folder: Path | None) -> int:
     """Start (or adopt) what runs here, and watch it, or leave that to a background process. In `folder` units look
     for the modules of entrypoints."""
-    if head_of(opened).phase == "FINISHED":
+    state = head_of(opened)
+    if state.phase == "FINISHED":
         talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
         print_summary(opened, command, as_json)
         return 0
     units = units_here(opened.format, opened.url, region, folder, lambda text: talk(f"warning: {text}"))
     for line in starts_elsewhere(opened.format, opened.url, region):
         talk(line)
-    if syncer_may_start(opened.format, units) and operator_of(opened).withdraw_stop():
+    if syncer_may_start(opened.format, units) and operator_of(opened).withdraw_stop(state):
         talk("an earlier stop request was never carried out: withdrawn")
     if detach:
         return _detached(opened, region, as_json, command, folder)
@@ -49,9 +56,7 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, folder: Path | None) -> int:
     from diloco_cli.runtime.detach import start_detached
 
-    words = [sys.executable, "-m", "diloco_cli", "resume", opened.url]
-    words += [f"--region={region}"] if region else []
-    identity = start_detached(opened.name, tuple(words), module_environment(folder))
+    identity = start_detached(opened.name, background_command(opened.url, region), module_environment(folder))
     if as_json:
         print_json(
             command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}
@@ -83,7 +88,7 @@ def _phase_reader(opened: OpenRun) -> Callable[[], str]:
     def phase() -> str:
         nonlocal known
         known = head_of(opened, known)
-        return known.phase if is_over(known, began_at) else "RUNNING"
+        return phase_for(known, began_at)
 
     return phase
 

@@ -4,6 +4,7 @@ to start on others."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,12 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
                 yield f"  with its key, made here: diloco key learner {run.name} {island.name} FILE"
     if region not in (None, syncer_region(run)) and not run.settings.syncer.on_learners:
         yield f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer --run {home}"
+
+
+def background_command(url: str, region: str | None) -> tuple[str, ...]:
+    """The process that supervises these units in the background."""
+    chosen = () if region is None else (f"--region={region}",)
+    return (sys.executable, "-m", "diloco_cli", "resume", url, *chosen)
 
 
 def syncer_may_start(run: RunFormat, units: list[UnitSpec]) -> bool:

@@ -1,1 +1,1 @@
-"""The syncer daemon: protocol + algorithm + store + clock."""
+"""The syncer daemon (protocol, arithmetic, store and clock), and what an operator asks of it."""

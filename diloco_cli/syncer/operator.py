@@ -11,8 +11,8 @@ from typing import TypeVar
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import FencedError, TryAgainError, UsageError
-from diloco_cli.protocol.actors.operators import StandIn
-from diloco_cli.protocol.actors.requests import ask, ask_to_stop, withdraw_stop
+from diloco_cli.protocol.actors.answers import StandIn
+from diloco_cli.protocol.actors.requests import ask, withdraw_stop
 from diloco_cli.protocol.actors.standby import LONGER_THAN_USUAL, slowest_s
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit, Refuse
@@ -33,6 +33,7 @@ SYNCER_ANSWERS_S = 10.0
 LOOK_EVERY_S = 0.1
 REGIONS_WITHIN_S = 10.0
 ANSWERED_BY: dict[RequestKind, str] = {"rollback": "rollback", "gc": "gc_floor", "readmit": "readmit"}
+NAMES: dict[RequestKind, str] = {"rollback": "a rollback", "gc": "garbage collection", "readmit": "a quarantine"}
 Result = TypeVar("Result")
 
 
@@ -56,15 +57,13 @@ class Operator:
     ) -> RunState:
         """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
         before = self.head()
-        number = self._perform(
-            ask(before, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=self.run.keyring)
-        )
+        number = self._ask(before, kind, reason, learner, to)
         state = self._answered(before, number)
         if state.next_request <= number:
             self.tell("no syncer answers: doing it from here")
             state = self._answer_here()
         if state.next_request <= number:
-            refuse_finished(self.run.name, state, "this")
+            refuse_finished(self.run.name, state, kind)
             raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {self.run.name}")
         refused = self._refusal(range(before.n + 1, state.n + 1), number, ANSWERED_BY[kind])
         if refused is not None:
@@ -75,11 +74,11 @@ class Operator:
         """The head of the log after the stop. Raises TryAgainError if neither a syncer nor this process could commit
         it."""
         state = self._answered(state, self.request_stop(reason, state))
-        if state.phase is not RunPhase.RUNNING:
+        if state.phase != RunPhase.RUNNING:
             return state
         self.tell("no syncer answers: committing the stop from here")
         state = self._answer_here()
-        if state.phase is RunPhase.RUNNING:
+        if state.phase == RunPhase.RUNNING:
             hint = f"diloco status {self.run.name}"
             raise TryAgainError("the run has not begun, or its syncer is busy", hint=hint)
         return state
@@ -87,12 +86,20 @@ class Operator:
     def request_stop(self, reason: str, state: RunState | None = None) -> int:
         """Write the request and return its number; the syncer carries it out. `state`: the head, if it was read."""
         state = self.head() if state is None else state
-        return self._perform(ask_to_stop(state, nonce(), utc_now_text(), reason, self.run.keyring))
+        return self._ask(state, "stop", reason)
 
-    def withdraw_stop(self) -> bool:
+    def withdraw_stop(self, state: RunState) -> bool:
         """A stop request that no syncer has answered (Ctrl-C while the syncer was down) must not stop a run that goes
         on. True if there was one."""
-        return self._perform(withdraw_stop(self.run, self.head(), nonce(), utc_now_text()))
+        return self._perform(withdraw_stop(self.run, state, nonce(), utc_now_text()))
+
+    def _ask(
+        self, state: RunState, kind: RequestKind, reason: str, learner: str | None = None, to: int | None = None
+    ) -> int:
+        """Write the request and return its number."""
+        return self._perform(
+            ask(state, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=self.run.keyring)
+        )
 
     def _perform(self, steps: Steps[Result]) -> Result:
         return perform(steps, self.store, self.clock)
@@ -114,7 +121,7 @@ class Operator:
 
     @staticmethod
     def _awaits(state: RunState, number: int) -> bool:
-        return state.next_request <= number and state.phase is RunPhase.RUNNING
+        return state.next_request <= number and state.phase == RunPhase.RUNNING
 
     def _heartbeat(self) -> bytes | None:
         return self.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
@@ -150,11 +157,11 @@ class Operator:
         return None
 
 
-def refuse_finished(name: str, state: RunState, what: str) -> None:
+def refuse_finished(name: str, state: RunState, kind: RequestKind) -> None:
     """Raises UsageError for a run that is FINISHED."""
-    if state.phase is RunPhase.FINISHED:
+    if state.phase == RunPhase.FINISHED:
         hint = f"its parameters: diloco export {name}"
-        raise UsageError(f"run {name} is FINISHED: {what} is for runs that go on", hint=hint)
+        raise UsageError(f"run {name} is FINISHED: {NAMES[kind]} is for runs that go on", hint=hint)
 
 
 def max_silence_s(timeout_s: float | None, heartbeat: bytes | None) -> float:

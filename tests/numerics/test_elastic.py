@@ -9,7 +9,7 @@ from diloco_cli.clock import utc_now_text
 from diloco_cli.config.settings import DataSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.actors.membership import enter
-from diloco_cli.protocol.actors.requests import ask_to_stop
+from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import Island, RunFormat
@@ -52,7 +52,7 @@ class Party:
         return self.state()
 
     def stop(self) -> RunState:
-        perform(ask_to_stop(self.state(), nonce(), utc_now_text(), "enough"), self.store, CLOCK)
+        perform(ask(self.state(), "stop", nonce(), utc_now_text(), "enough"), self.store, CLOCK)
         self.threads.join()
         return self.state()
 

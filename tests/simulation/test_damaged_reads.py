@@ -18,7 +18,7 @@ from diloco_cli.signing import Checksummed, Unsigned
 from diloco_cli.store.port import Created
 from diloco_cli.virtual.faulty_calls import Fault
 
-SHOWN_BY = 58  # the first seed in which a process gives way to nobody; those before it take seconds
+SHOWN_BY = 58  # the first seed in which a process leaves for a successor that does not exist; earlier ones take seconds
 
 
 class Trusting(Checksummed):
@@ -40,11 +40,11 @@ def damaging(seed: int) -> Options:
     return replace(drawn_options(seed), calls=(Fault.FLIPPED,), read_rate=0.05)
 
 
-def some_and_all(some: int, every: int) -> pytest.MarkDecorator:
+def sample_and_rest(some: int, every: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seeds", [range(some), pytest.param(range(some, every), marks=pytest.mark.long)])
 
 
-@some_and_all(20, 60)
+@sample_and_rest(20, 60)
 def test_no_history_notices(seeds: range) -> None:
     broken = [(seed, found) for seed in seeds if (found := lived(seed, damaging(seed)).violation) is not None]
     assert broken == []
@@ -63,8 +63,8 @@ def doubtful(seed: int) -> Options:
     return replace(damaging(seed), calls=(Fault.FLIPPED, Fault.LOST_ANSWER), write_rate=0.1)
 
 
-@some_and_all(20, 40)
-def test_nobody_gives_way_to_himself(seeds: range) -> None:
+@sample_and_rest(20, 40)
+def test_no_process_is_fenced_by_its_own_claim(seeds: range) -> None:
     broken = [(seed, found) for seed in seeds if (found := lived(seed, doubtful(seed)).violation) is not None]
     assert broken == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.actors.requests import ask_to_stop, withdraw_stop
+from diloco_cli.protocol.actors.requests import ask, withdraw_stop
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import done, stand_in, started, state_of
@@ -15,19 +15,19 @@ from tests.simulation.toy import ToyFleet, make_run
 RUN = make_run(merges=8)
 
 
-def ask(fleet: ToyFleet) -> Actor:
-    return done(fleet, fleet.world.start("operator", ask_to_stop(state_of(fleet), fleet.nonce(), "then", "enough")))
+def asked_to_stop(fleet: ToyFleet) -> Actor:
+    return done(fleet, fleet.world.start("operator", ask(state_of(fleet), "stop", fleet.nonce(), "then", "enough")))
 
 
 def stop_alone(fleet: ToyFleet) -> Actor:
     """As `diloco stop` does after the syncer did not answer it."""
-    ask(fleet)
+    asked_to_stop(fleet)
     return fleet.world.start("stopper", stand_in(fleet))
 
 
 def test_a_stop_request_stops_everybody_and_is_named_in_the_log() -> None:
     fleet = started(RUN, 3)
-    assert ask(fleet).result == 0
+    assert asked_to_stop(fleet).result == 0
     fleet.finish()
     assert check(fleet).kinds[-1] == "stop"
     assert (state_of(fleet).phase, state_of(fleet).next_request) == ("STOPPED", 1)
@@ -35,7 +35,7 @@ def test_a_stop_request_stops_everybody_and_is_named_in_the_log() -> None:
 
 def test_asking_twice_stops_once_and_a_stopped_run_is_resumed_to_its_end() -> None:
     fleet = started(RUN, 3)
-    assert [ask(fleet).result for _ in range(2)] == [0, 1]
+    assert [asked_to_stop(fleet).result for _ in range(2)] == [0, 1]
     fleet.finish()
     fleet.start().finish()
     kinds = check(fleet).kinds
@@ -44,7 +44,7 @@ def test_asking_twice_stops_once_and_a_stopped_run_is_resumed_to_its_end() -> No
 
 def test_two_operators_at_once_get_two_numbers() -> None:
     fleet = ToyFleet(RUN)
-    asked = [fleet.world.start("operator", ask_to_stop(RunState(), fleet.nonce(), "then", "")) for _ in range(2)]
+    asked = [fleet.world.start("operator", ask(RunState(), "stop", fleet.nonce(), "then", "")) for _ in range(2)]
     fleet.world.run(fleet.ended, 10)
     assert sorted(actor.result for actor in asked) == [0, 1]
 
@@ -55,7 +55,7 @@ def test_a_malformed_request_is_refused_in_the_log_and_the_next_one_carried_out(
     fleet.world.store.create("request/0000000000.json", raw)
     fleet.start()
     fleet.until_commits(3)
-    assert ask(fleet).result == 1
+    assert asked_to_stop(fleet).result == 1
     fleet.finish()
     assert {"refuse", "stop"} <= set(check(fleet).kinds)
 

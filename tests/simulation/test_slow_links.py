@@ -17,8 +17,8 @@ from diloco_cli.protocol.actors.progress import Progress
 from tests.simulation.mutant_learners import NeverTriesAgain, PassesByWhatIsInReach, with_progress
 
 SEED = 3
-# Fragments, and what an upload takes, as a share of the longest time after which an offer can be of use: too much for all
-# slots that a learner may name.
+# Fragments, and what an upload takes, as a share of the longest time after which an offer can be of use: too much for
+# all slots that a learner may name.
 SLOW = [(1, 0.8), (1, 1.0), (2, 0.8), (2, 1.5), (3, 0.8), (3, 1.2)]
 
 

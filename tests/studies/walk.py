@@ -56,7 +56,7 @@ def module_of(frame: FrameType) -> str:
 
 
 def is_loading(frame: FrameType) -> bool:
-    """Whether the body of a module called this: what makes its data classes, for example."""
+    """Whether the body of a module called this, as it does while it makes its data classes, for example."""
     caller = frame.f_back
     while caller is not None:
         if caller.f_code.co_name == "<module>" and module_of(caller).startswith(PACKAGE):

@@ -1,6 +1,7 @@
 """Decisions of a training loop between its steps, beside its books (progress.py). Pure.
 
 is_over          the run has ended, for this process
+phase_for        the run's phase, for this process
 awaits_last      a learner that leaves waits for the outcomes of its last offers
 merge_is_due     `at_tau`: the merge of an own offer is to be adopted before the next step
 waited_for       whether that merge is here, is still to come, or never comes
@@ -40,6 +41,11 @@ def is_over(state: RunState, joined_at: int) -> bool:
     """Whether the run has ended for a process that began at commit `joined_at`. A stop that was in the log before does
     not concern it: the run is being resumed."""
     return state.phase == RunPhase.FINISHED or (state.phase == RunPhase.STOPPED and state.n > joined_at)
+
+
+def phase_for(state: RunState, joined_at: int) -> RunPhase:
+    """The run's phase for a process that began at commit `joined_at`: RUNNING until the run `is_over` for it."""
+    return state.phase if is_over(state, joined_at) else RunPhase.RUNNING
 
 
 def awaits_last(awaits_outcomes: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:

@@ -118,12 +118,6 @@ def ask(
         number += 1
 
 
-def ask_to_stop(
-    state: RunState, nonce: str, time: str, reason: str, keyring: Unsigned = UNSIGNED
-) -> Steps[int]:  # fmt: skip
-    return (yield from ask(state, "stop", nonce, time, reason, keyring=keyring))
-
-
 def withdraw_stop(run: RunFormat, state: RunState, nonce: str, time: str) -> Steps[bool]:
     """Before a run goes on: withdraw a stop that no syncer was there to carry out. True if there was one."""
     if _stop_that_holds((yield from _all_asked(run, state.next_request, []))) is None:
