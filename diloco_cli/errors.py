@@ -113,7 +113,7 @@ class TryAgainError(DilocoError):
     exit_status = 75
 
 
-def nearest(word: str, names: Iterable[str]) -> list[str]:
+def similar_names(word: str, names: Iterable[str]) -> list[str]:
     """Names that begin like `word` first, then those that look like it."""
     by_lower = {name.lower(): name for name in names}
     wanted = word.lower()
@@ -125,5 +125,5 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
 
 def suggestion(word: str, names: Iterable[str]) -> str:
     """'; did you mean a or b?' or nothing."""
-    found = nearest(word, names)
+    found = similar_names(word, names)
     return f"; did you mean {' or '.join(found)}?" if found else ""

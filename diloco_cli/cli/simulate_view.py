@@ -14,7 +14,7 @@ from diloco_cli.units import format_count, format_duration, format_size
 if TYPE_CHECKING:
     from diloco_cli.forecast.bandwidth import BandwidthRow
     from diloco_cli.forecast.goodput import GoodputRow
-    from diloco_cli.forecast.run import IslandReport, WhatIf
+    from diloco_cli.forecast.run import IslandReport, RunForecast
 
 COLUMNS = 80
 RUN_HEADINGS = ("ISLAND", "GOODPUT", "MERGED", "TRAINED", "MERGES", "STALL", "DOWN", "STARTS", "UP/DOWNLOAD")
@@ -207,7 +207,7 @@ def _gbps(row: BandwidthRow) -> str:
     return f"{figure} {100 * (row.gbps / row.published_gbps - 1):+.0f}%"
 
 
-def run_text(outcome: WhatIf, seed: int, wall_s: float) -> str:
+def run_text(outcome: RunForecast, seed: int, wall_s: float) -> str:
     blocks = [
         _run_headline(outcome),
         table([RUN_HEADINGS, *map(_island_cells, outcome.islands)]),
@@ -223,7 +223,7 @@ def run_text(outcome: WhatIf, seed: int, wall_s: float) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _run_headline(outcome: WhatIf) -> list[str]:
+def _run_headline(outcome: RunForecast) -> list[str]:
     share = 100 * outcome.tokens / outcome.tokens_target
     how = "finished" if outcome.finished else "so far"
     lines = [
@@ -257,7 +257,7 @@ def _island_cells(island: IslandReport) -> tuple[str, ...]:
     )
 
 
-def _run_faults(outcome: WhatIf) -> list[str]:
+def _run_faults(outcome: RunForecast) -> list[str]:
     if not outcome.log:
         return []
     skipped = sum(bool(fault.skipped) for fault in outcome.faults)

@@ -12,7 +12,7 @@ from pathlib import Path
 from diloco_cli.config.build import Builder
 from diloco_cli.config.settings import Accelerators, Device
 from diloco_cli.config.yaml_tree import parse_yaml
-from diloco_cli.errors import UsageError, nearest
+from diloco_cli.errors import UsageError, similar_names
 
 FILE = Path(__file__).with_name("devices.yaml")
 CPU = "cpu"
@@ -60,7 +60,7 @@ def find_device(name: str, own: Mapping[str, Device]) -> Device:
         return _catalogue_by_lower_case()[wanted]
     known = catalogue()
     slices = [f"{family}-8" for family in known.slices]
-    names = nearest(name, [*own, *known.devices, *HOST_DEVICES, *known.aliases, *slices])
+    names = similar_names(name, [*own, *known.devices, *HOST_DEVICES, *known.aliases, *slices])
     likely = f"; nearest: {', '.join(names)}" if names else ""
     own_entry = f"devices: {{{name}: {{bf16_tflops: 120, memory_gb: 24}}}}"
     raise UsageError(f"unknown device '{name}'{likely}", hint=f"name a known device, or describe yours: {own_entry}")

@@ -54,7 +54,7 @@ class IslandReport:
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class RunForecast:
     """A whole run, or the first part of it. `goodput` = tokens merged / (undisturbed tokens/s of all islands x time);
     `participation` as in `status`; `days_to_target` at the rate seen. Money in the inventory's currency: accelerators
     and egress, without the items in `not_charged`. `faults` as planned; of those that no constraint forbids the first
@@ -151,7 +151,7 @@ def simulated(
 
 def report(
     fleet: SimulatedFleet, prices: dict[str, Price], without: tuple[str, ...] = (), warnings: tuple[str, ...] = ()
-) -> WhatIf:
+) -> RunForecast:
     """The report of a history; `without`: items not charged; `warnings`: those from before the simulation."""
     run, state, seconds = fleet.run, fleet.state, fleet.world.now_s
     tokens, target = state.tokens(run.layout), run.settings.train.tokens
@@ -161,7 +161,7 @@ def report(
         for name, condition in sorted(fleet.conditions.items())
     )
     cost = sum(island.cost for island in islands)
-    return WhatIf(
+    return RunForecast(
         name=run.name,
         simulated_s=seconds,
         finished=state.phase == RunPhase.FINISHED,

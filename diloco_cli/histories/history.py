@@ -266,7 +266,7 @@ class History:
                 watcher.deleted(role, key, before, self.world.now_s)
 
     def _heard(self, process: Process, key: str, data: bytes, watcher: Monitor | Region) -> None:
-        """Note a process's write: the later demands on it depend on this."""
+        """Note a process's write: later checks of it depend on this."""
         if process.role in self.roles and key.startswith(("offer/", "incarnation/")):
             process.said(key, data, self.monitor.replayer.merges)
         elif self.healthy is not None and watcher is self.monitor and key.startswith("commit/"):

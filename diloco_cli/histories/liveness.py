@@ -1,4 +1,4 @@
-"""Demands on a history at its end, and while there are no faults: restarts, reasons, progress, no busy loops."""
+"""Checks of a history at its end, and while there are no faults: restarts, reasons, progress, no busy loops."""
 
 from __future__ import annotations
 

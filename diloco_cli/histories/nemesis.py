@@ -15,8 +15,8 @@ from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import JOINS_HERE
 from diloco_cli.histories.scene import Scene
 from diloco_cli.histories.script import LARGE, NemesisEvent
-from diloco_cli.protocol.actors.answers import StandIn
 from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask, withdraw_stop
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER

@@ -1,4 +1,4 @@
-"""Demands for each learner while there are no faults: its first merge soon, and a part in nearly every merge after it.
+"""Checks of each learner while there are no faults: its first merge soon, and a part in nearly every merge after it.
 
 The second is demanded only under these conditions: the learner's offers follow the pace of the others (`local_steps:
 measured`, `adoption: on_arrival`); there is a grace for slightly later offers (`overlap: auto`); it can make two steps

@@ -50,7 +50,7 @@ class Flow:
     after_idle: float
     after_link: float
     after_failures: float
-    worth: float
+    quality: float
     moving: float  # share of its time there in which no missing quorum makes it stand still
 
 
@@ -68,7 +68,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         total = sum(flow.after_failures for flow in self.flows)
-        valued = sum(flow.after_failures * flow.worth for flow in self.flows)
+        valued = sum(flow.after_failures * flow.quality for flow in self.flows)
         object.__setattr__(self, "tokens_per_s", total)
         object.__setattr__(self, "effective_tokens_per_s", valued)
 
@@ -126,7 +126,7 @@ def _flow(
         after_idle=after_idle,
         after_link=after_link,
         after_failures=after_link * candidate.availability * kept * moving,
-        worth=quality_share(sync, steps * max(1.0, load), schedule.grace_s, num_islands),
+        quality=quality_share(sync, steps * max(1.0, load), schedule.grace_s, num_islands),
         moving=moving,
     )
 

@@ -171,14 +171,16 @@ def states_of(
     island: IslandSettings, here: Sequence[IslandSettings], local: LocalMachine, services: float
 ) -> Iterator[tuple[float, float]]:
     """(probability, speed) in every state of the machine in which `island`, one of those `here`, is awake. The speed of
-    one of its threads relative to a thread alone: seat x crowd x the share that the run's services leave."""
+    one of its threads relative to a thread alone: seat x contention x the share that the run's services leave."""
     sleeps = island.slowdown > 1
     own = num_devices(island)
     steady = sum(num_devices(other) for other in here if other.slowdown == 1 and other is not island)
     others = [other for other in here if other.slowdown > 1 and other is not island]
     for probability, woken in woken_threads(others):
         awake, sleepers = steady + woken + own, woken + (own if sleeps else 0)
-        speed = seat(awake, sleepers, local.cores, sleeps) * crowd(local, awake) * left(awake, local.cores, services)
+        speed = (
+            seat(awake, sleepers, local.cores, sleeps) * contention(local, awake) * left(awake, local.cores, services)
+        )
         yield probability, speed
 
 
@@ -215,7 +217,7 @@ def left(awake: int, cores: int, services: float) -> float:
     return max(0.0, min(wanted, cores - services)) / wanted
 
 
-def crowd(local: LocalMachine, awake: int) -> float:
+def contention(local: LocalMachine, awake: int) -> float:
     """The speed of one of `awake` threads relative to one alone: as measured; beyond the largest measured number, and
     without a measurement, by dividing the cores."""
     known = local.crowding

@@ -11,7 +11,7 @@ from typing import TypeVar
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import FencedError, TryAgainError, UsageError
-from diloco_cli.protocol.actors.answers import StandIn
+from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask, withdraw_stop
 from diloco_cli.protocol.actors.standby import LONGER_THAN_USUAL, slowest_s
 from diloco_cli.protocol.log.commit_log import read_log

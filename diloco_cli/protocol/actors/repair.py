@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.actors.answers import refuse
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.merging import READS, Recover, make_resident, write_and_read_back
 from diloco_cli.protocol.actors.ports import Arithmetic, Merged
+from diloco_cli.protocol.actors.request_handler import refuse
 from diloco_cli.protocol.actors.rollback import back_to
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Refuse

@@ -14,12 +14,12 @@ from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, FencedError
-from diloco_cli.protocol.actors.answers import answer_to
 from diloco_cli.protocol.actors.collection import Housekeeper
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.merging import Recover, load_delta, merge_commit, write_and_read_back
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.actors.repair import Repairer
+from diloco_cli.protocol.actors.request_handler import answer_to
 from diloco_cli.protocol.actors.requests import pending_requests
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.commit_log import (
@@ -218,7 +218,7 @@ class Syncer:
             self.state = later
 
     def _carry_out_request(self) -> Steps[bool]:
-        """Answer the next requests, in their order (protocol/actors/answers.py)."""
+        """Answer the next requests, in their order (protocol/actors/request_handler.py)."""
         pending = yield from pending_requests(self.run, self.state)
         if pending is None:
             return False

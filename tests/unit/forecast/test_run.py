@@ -25,7 +25,7 @@ from diloco_cli.forecast.fleet import START, Hardware, SimulatedFleet, units_of
 from diloco_cli.forecast.run import (
     DAY_S,
     Price,
-    WhatIf,
+    RunForecast,
     not_charged,
     prices_of_plan,
     report,
@@ -68,7 +68,9 @@ def make_run(
     return RunFormat("id", "sim", "2000-01-01T00:00:00.000Z", settings, islands, layout, "test")
 
 
-def play(run: RunFormat, *faults: Injection, within_s: float = 200.0, seed: int = 0) -> tuple[WhatIf, SimulatedFleet]:
+def play(
+    run: RunFormat, *faults: Injection, within_s: float = 200.0, seed: int = 0
+) -> tuple[RunForecast, SimulatedFleet]:
     fleet = simulated(run, {}, faults, seed, within_s)
     return report(fleet, {"l0": Price(per_h=3600.0, egress_per_gb=1.0)}), fleet
 
@@ -326,7 +328,7 @@ PAYING = (
 )
 
 
-def of_plan(inventory: Inventory, rounds: int = 40) -> tuple[Plan, WhatIf, SimulatedFleet]:
+def of_plan(inventory: Inventory, rounds: int = 40) -> tuple[Plan, RunForecast, SimulatedFleet]:
     """So many rounds of a plan with four fragments."""
     plan = make_plan(fleets.with_sync(fragments=4), inventory, fleets.MODEL)
     fleet = simulated(run_of_plan(plan, "simulated", "test"), {}, (), 0, rounds * plan.schedule.round_s)

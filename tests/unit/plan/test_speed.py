@@ -13,7 +13,7 @@ from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, 
 from diloco_cli.plan.speed import (
     MAX_SLEEPERS,
     busy_cores,
-    crowd,
+    contention,
     left,
     seat,
     share_of_cores,
@@ -106,7 +106,7 @@ def test_seats_are_those_of_a_scheduler_that_puts_the_last_one_where_there_is_mo
     ],
 )
 def test_the_share_in_a_crowd(cores, crowding, awake, share):
-    assert crowd(LocalMachine(cores, crowding), awake) == pytest.approx(share)
+    assert contention(LocalMachine(cores, crowding), awake) == pytest.approx(share)
 
 
 def test_services_take_idle_cores_first():

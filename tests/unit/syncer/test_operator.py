@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from diloco_cli.errors import TryAgainError
-from diloco_cli.protocol.actors.answers import StandIn
+from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.log.records import ProcessClaim

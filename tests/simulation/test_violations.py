@@ -134,7 +134,7 @@ def test_a_mistake_of_the_checks_does_not_end_a_campaign_without_a_word(monkeypa
     (violation,) = totals.violations
     assert (totals.histories, violation.seed, violation.invariant) == (1, 7, "exit")
     assert violation.story[-1] == "invariant exit: the history itself ended with KeyError: 'weight'"
-    assert any("test_demands.py" in line and "feed" in line for line in violation.story)
+    assert any("test_violations.py" in line and "feed" in line for line in violation.story)
     assert len(lines) == 1 and lines[0].startswith("seed 7: invariant exit"), "told before its story was looked for"
 
 
