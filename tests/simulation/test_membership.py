@@ -15,9 +15,8 @@ from diloco_cli.protocol.actors.requests import ask as ask_for
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.operated import command, done, state_of
+from tests.simulation.operated import asked, command, done, state_of
 from tests.simulation.sweeps import check, finished
-from tests.simulation.test_requests import ask
 from tests.simulation.toy import BATCH_TOKENS, STEP_S, LearnerProfile, ToyFleet, make_run
 
 
@@ -159,7 +158,7 @@ def left_with_a_word(actor: Actor) -> bool:
 def test_one_that_comes_to_a_stopped_run_is_told_and_leaves(name: str) -> None:
     fleet = joined_half_way(elastic(merges=100))
     fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
-    ask(fleet)
+    asked(fleet, "stop")
     fleet.finish()
     late = fleet.newcomer(name)
     fleet.ended_within(late, 30)
@@ -174,11 +173,11 @@ def test_one_that_comes_while_the_run_is_being_stopped_leaves_with_a_word(first:
     fleet.restart = False
     fleet.kill("syncer")
     if first == "stop":
-        ask(fleet)
+        asked(fleet, "stop")
     late = fleet.newcomer("spot")
     fleet.world.run_for(0.1)
     if first == "join":
-        ask(fleet)
+        asked(fleet, "stop")
     command(fleet)
     assert fleet.world.run(fleet.ended, 60)
     assert state_of(fleet).phase == "STOPPED" and bool(state_of(fleet).members) == (first == "join")
@@ -188,7 +187,7 @@ def test_one_that_comes_while_the_run_is_being_stopped_leaves_with_a_word(first:
 def test_a_stop_and_a_resume_leave_the_members_where_they_are() -> None:
     fleet = joined_half_way(elastic(merges=100))
     fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
-    ask(fleet)
+    asked(fleet, "stop")
     fleet.finish()
     assert state_of(fleet).phase == "STOPPED"
     fleet.start()

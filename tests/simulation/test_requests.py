@@ -8,26 +8,22 @@ from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.requests import ask, withdraw_stop
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.operated import done, stand_in, started, state_of
+from tests.simulation.operated import asked, done, stand_in, started, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet, make_run
 
 RUN = make_run(merges=8)
 
 
-def asked_to_stop(fleet: ToyFleet) -> Actor:
-    return done(fleet, fleet.world.start("operator", ask(state_of(fleet), "stop", fleet.nonce(), "then", "enough")))
-
-
 def stop_alone(fleet: ToyFleet) -> Actor:
     """As `diloco stop` does after the syncer did not answer it."""
-    asked_to_stop(fleet)
+    asked(fleet, "stop")
     return fleet.world.start("stopper", stand_in(fleet))
 
 
 def test_a_stop_request_stops_everybody_and_is_named_in_the_log() -> None:
     fleet = started(RUN, 3)
-    assert asked_to_stop(fleet).result == 0
+    assert asked(fleet, "stop").result == 0
     fleet.finish()
     assert check(fleet).kinds[-1] == "stop"
     assert (state_of(fleet).phase, state_of(fleet).next_request) == ("STOPPED", 1)
@@ -35,7 +31,7 @@ def test_a_stop_request_stops_everybody_and_is_named_in_the_log() -> None:
 
 def test_asking_twice_stops_once_and_a_stopped_run_is_resumed_to_its_end() -> None:
     fleet = started(RUN, 3)
-    assert [asked_to_stop(fleet).result for _ in range(2)] == [0, 1]
+    assert [asked(fleet, "stop").result for _ in range(2)] == [0, 1]
     fleet.finish()
     fleet.start().finish()
     kinds = check(fleet).kinds
@@ -55,7 +51,7 @@ def test_a_malformed_request_is_refused_in_the_log_and_the_next_one_carried_out(
     fleet.world.store.create("request/0000000000.json", raw)
     fleet.start()
     fleet.until_commits(3)
-    assert asked_to_stop(fleet).result == 1
+    assert asked(fleet, "stop").result == 1
     fleet.finish()
     assert {"refuse", "stop"} <= set(check(fleet).kinds)
 

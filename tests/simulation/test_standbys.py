@@ -23,7 +23,6 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import asked, command, done, state_of
 from tests.simulation.sweeps import check
-from tests.simulation.test_requests import ask
 from tests.simulation.toy import ToyFleet, make_run
 
 TAKEOVER_S = 6.0
@@ -162,7 +161,7 @@ def test_a_stop_sends_standbys_home_and_a_resumed_run_is_served_again() -> None:
         fleet.standby(name)
     fleet.start_learners()
     fleet.until_commits(8)
-    ask(fleet)
+    asked(fleet, "stop")
     fleet.finish()
     assert fleet.records()[-1]["kind"] == "stop" and fleet.errors() == []
     stopped_s = fleet.world.now_s

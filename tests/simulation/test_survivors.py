@@ -8,9 +8,9 @@ import pytest
 
 from diloco_cli.histories.integers import NOT_FINITE
 from diloco_cli.protocol.actors.requests import withdraw_stop
-from tests.simulation.operated import done, started, state_of
+from tests.simulation.operated import asked, done, started, state_of
 from tests.simulation.sweeps import check
-from tests.simulation.test_requests import RUN, ask
+from tests.simulation.test_requests import RUN
 from tests.simulation.toy import STEP_S, LearnerProfile, ToyFleet, make_run
 
 MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
@@ -76,7 +76,7 @@ def test_a_stop_that_nobody_carried_out_does_not_stop_the_resumed_run() -> None:
     fleet = started(RUN, 3)
     fleet.restart = False
     fleet.kill_all()
-    ask(fleet)
+    asked(fleet, "stop")
     assert state_of(fleet).phase == "RUNNING"
     withdrawal = withdraw_stop(fleet.run, state_of(fleet), fleet.nonce(), "then")
     assert done(fleet, fleet.world.start("operator", withdrawal)).result is True
