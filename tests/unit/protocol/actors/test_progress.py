@@ -350,6 +350,19 @@ def test_a_learner_whose_progress_was_dropped_at_the_drift_bound_may_step_again(
     assert progress.may_step().allowed and progress.books[0].steps == 0
 
 
+def test_a_fragment_that_is_dropped_at_the_drift_bound_takes_the_others_with_it() -> None:
+    """It would have no steps until the next merge, so nothing to offer, while the others at their bound let it make
+    none: of three learners that a full quorum needs, two offered one fragment for ever, and the third the other."""
+    run = make_run(fragments=2)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    while progress.may_step().allowed:
+        progress.stepped(BATCH)
+    progress.books[0].steps = max_steps(run)  # the other fragment was merged meanwhile
+    assert progress.overgrown() == [0, 1] and progress.may_step().allowed
+    progress.stepped(BATCH)
+    assert {draft.fragment for draft in progress.everything(0.0)} == {0, 1}
+
+
 def test_a_predecessors_late_offer_for_data_that_is_in_the_books_begins_them_anew() -> None:
     """Incarnation 2 is at token 24, and its next offer would begin at 8; then its predecessor's [0, 16) is merged. To
     keep its progress beyond that adoption would mean to offer what overlaps, and is refused, for ever."""
