@@ -99,9 +99,6 @@ class Progress:
         held = self.turn.held(self.aim.head)
         if held is not None:
             return StepPermit(False, held)
-        return self._within_drift()
-
-    def _within_drift(self) -> StepPermit:
         drift = min(self.steps_since_commit, max(book.steps for book in self.books))
         return may_step(drift, self.local_steps, self.run.settings.sync.drift_rounds)
 
@@ -241,13 +238,12 @@ class Progress:
     # -- giving up ----------------------------------------------------------------------------------------------
 
     def overgrown(self) -> list[int]:
-        """Fragments with more progress than an offer may claim: their books start anew, and their parameters must go
-        back to the adopted version. This happens only to fragments that are not merged for many rounds. At the drift
-        bound all of them start anew, because one that has no steps could be neither trained nor offered until a merge
-        comes; with different such fragments, learners of a full quorum would wait for each other for good."""
+        """Fragments with more progress than an offer may claim, as nobody merged them for many rounds: their books start
+        anew, and their parameters must go back to the adopted version. All do so at the drift bound, where one without
+        steps could be neither trained nor offered: learners of a full quorum would wait for each other for good."""
         most = max_steps(self.run)
         found = [index for index, book in enumerate(self.books) if book.steps >= most]
-        if found and not self._within_drift().allowed:
+        if found and not self.may_step().allowed:
             found = list(range(len(self.books)))
         for index in found:
             self._start_anew(index)
