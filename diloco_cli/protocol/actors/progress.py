@@ -238,13 +238,11 @@ class Progress:
     # -- giving up ----------------------------------------------------------------------------------------------
 
     def overgrown(self) -> list[int]:
-        """Fragments with more progress than an offer may claim, as nobody merged them for many rounds: their books start
-        anew, and their parameters must go back to the adopted version. All do so at the drift bound, where one without
-        steps could be neither trained nor offered: learners of a full quorum would wait for each other for good."""
+        """Fragments with more progress than an offer may claim, whose books start anew and whose parameters go back to
+        the adopted version. At the drift bound all do: one without steps could be neither trained nor offered."""
         most = max_steps(self.run)
         found = [index for index, book in enumerate(self.books) if book.steps >= most]
-        if found and not self.may_step().allowed:
-            found = list(range(len(self.books)))
+        found = [*range(len(self.books))] if found and not self.may_step().allowed else found
         for index in found:
             self._start_anew(index)
         return found
