@@ -31,6 +31,7 @@ from diloco_cli.protocol.log.state import RunState, Window
 
 TAKEN = 16  # upload times remembered, of the newest offers
 DEVIATIONS = 2.0  # median deviations added to the median upload time
+FASTER_UPLOADS, FASTER = 3, 0.25  # so many uploads in turn below this share of what was expected: a faster link
 HIDDEN_STEP = 0.5  # of a slot: added to the hidden delay after an offer came late
 HIDDEN_LESS = 0.02  # of a slot: subtracted from it after each offer that was merged, as the delay may have shrunk
 TOLERATED = 0.25  # of the grace: an offer may come so long after its window began, as learners' times are never exact
@@ -44,7 +45,8 @@ PROBE_AGAIN_ROUNDS = 4  # the same after a probe that was not in time
 @dataclass
 class Delivery:
     """How long an offer takes to reach the syncer. `measured_s`: the median upload time plus median deviations, because
-    a single upload, the first one included, may be an outlier. `hidden_s`: delay that the learner cannot see. `waiting`
+    a single upload, the first one included, may be an outlier; several short ones show that the link has become faster.
+    `hidden_s`: delay that the learner cannot see. `waiting`
     offers are uploaded one after the other; the last upload ends at `free_s`."""
 
     measured_s: float = 0.0
@@ -70,6 +72,9 @@ class Delivery:
         """An upload ended after `seconds`; None if there was nothing to upload any more."""
         if seconds is not None:
             self._taken_s.append(seconds)
+            newest_s = list(self._taken_s)[-FASTER_UPLOADS:]
+            if len(newest_s) == FASTER_UPLOADS and max(newest_s) < FASTER * self.measured_s:
+                self._taken_s = deque(newest_s, TAKEN)
             middle_s = median_low(self._taken_s)
             deviation_s = median_low(abs(taken_s - middle_s) for taken_s in self._taken_s)
             self.measured_s = middle_s + DEVIATIONS * deviation_s if len(self._taken_s) > 1 else 0.0

@@ -15,6 +15,8 @@ from diloco_cli.protocol.log.state import RunState, Window
 from diloco_cli.protocol.rules.aim import (
     DEVIATIONS,
     EARLY,
+    FASTER,
+    FASTER_UPLOADS,
     HIDDEN_LESS,
     HIDDEN_STEP,
     PROBE_AGAIN_ROUNDS,
@@ -468,6 +470,26 @@ def test_a_link_that_has_become_slower_is_soon_reckoned_with() -> None:
     delivery = Delivery()
     took(delivery, *[0.25] * TAKEN, *[3.0] * TAKEN)
     assert delivery.measured_s == 3.0
+
+
+@pytest.mark.parametrize(("share", "forgets"), [(0.99, True), (1.0, False)])
+def test_a_link_that_has_become_much_faster_is_reckoned_with_after_a_few_uploads(share: float, forgets: bool) -> None:
+    """One after an outage is expected to be slow for no longer than that: a learner that names slots far ahead, because
+    its uploads took long, offers so rarely that many offers are many slots."""
+    delivery = Delivery()
+    took(delivery, *[8.0] * TAKEN)
+    took(delivery, *[8.0 * FASTER * share] * (FASTER_UPLOADS - 1))
+    assert delivery.measured_s == 8.0
+    took(delivery, 8.0 * FASTER * share)
+    assert delivery.measured_s == (8.0 * FASTER * share if forgets else 8.0)
+
+
+def test_a_short_upload_now_and_then_is_no_faster_link() -> None:
+    delivery = Delivery()
+    took(delivery, *[8.0] * TAKEN)
+    for _ in range(TAKEN):
+        took(delivery, *[0.1] * (FASTER_UPLOADS - 1), *[8.0] * FASTER_UPLOADS)
+        assert delivery.measured_s == 8.0
 
 
 # -- what cannot be seen of an offer's way ----------------------------------------------------------------------
