@@ -12,9 +12,9 @@ from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
-MOST = 1 << 400
+MOST = 1 << 4000
 """The norm cap, far above honest deltas. Those can grow by oscillation: with 16 learners whose deltas were re-anchored
-on a version later than their own, they reached 2^80 in 247 merges."""
+on a version later than their own, they reached 2^80 in 247 merges, and in the longest histories 2^400 in 1,000."""
 COARSE = 8  # with error feedback, a payload names a multiple of this
 
 
