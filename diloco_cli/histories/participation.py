@@ -3,9 +3,9 @@
 The second is demanded only under these conditions: the learner's offers follow the pace of the others (`local_steps:
 measured`, `adoption: on_arrival`); there is a grace for slightly later offers (`overlap: auto`); it can make two steps
 and an exchange within a round (after an adoption that drops its progress it steps anew); its clock is not so slow that
-it looks for a commit only when the next one is about to come; slots are long compared with a store call; and there is
-more than one fragment (a single fragment is not offered before the outcome of its last offer is known, so that hearing
-of that late makes the next offer late).
+it looks for a commit only when the next one is about to come, or foresees windows over a step by a good part of a slot
+too late; slots are long compared with a store call; and there is more than one fragment (a single fragment is not
+offered before the outcome of its last offer is known, so that hearing of that late makes the next offer late).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ROUNDS_BEFORE = 2  # of a learner's steps, before its participation is counted
 FEWEST_MERGES = 20  # for a demand on how often a learner takes part
 LEAST_SHARE = 0.9
 SHORT_EXCHANGE = 1 / 3  # of a slot
+FORESIGHT = 1 / 4  # of a slot: a window that is foreseen as so much too late may be missed
 
 
 @dataclass
@@ -97,13 +98,22 @@ class Attendances:
         slot_s = (until_s - mine.since_s) / max(1, mine.merges)
         in_time = 2 * step_s(options, process) + exchange_s <= options.fragments * min(slot_s, options.slot_s)
         short = exchange_s <= SHORT_EXCHANGE * options.slot_s
-        return in_time and short and self._hears_in_time(process)
+        return in_time and short and self._hears_in_time(process) and self._foresees_windows(process)
 
     def _hears_in_time(self, process: Process) -> bool:
         """Whether a learner polls a commit before the next one comes: both wait a slot, each on its own clock."""
-        slot_s, processes = self.history.options.slot_s, self.history.supervisor.processes
-        fastest = max(syncer.clock_rate for syncer in processes if syncer.serves is not None)
-        return next_request_s(0.0, 0.0, slot_s) / process.clock_rate < slot_s / fastest
+        slot_s = self.history.options.slot_s
+        return next_request_s(0.0, 0.0, slot_s) / process.clock_rate < slot_s / self._fastest_syncer
+
+    def _foresees_windows(self, process: Process) -> bool:
+        """Whether a learner knows at a step's beginning which windows close before its end, on the syncer's clock."""
+        own_step_s = step_s(self.history.options, process) * process.clock_rate
+        late_s = own_step_s * (1 - process.clock_rate / self._fastest_syncer)
+        return late_s <= FORESIGHT * self.history.options.slot_s
+
+    @property
+    def _fastest_syncer(self) -> float:
+        return max(p.clock_rate for p in self.history.supervisor.processes if p.serves is not None)
 
 
 def step_s(options: Options, process: Process) -> float:
