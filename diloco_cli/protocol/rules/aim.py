@@ -46,8 +46,8 @@ PROBE_AGAIN_ROUNDS = 4  # the same after a probe that was not in time
 class Delivery:
     """How long an offer takes to reach the syncer. `measured_s`: the median upload time plus median deviations, because
     a single upload, the first one included, may be an outlier; several short ones show that the link has become faster.
-    `hidden_s`: delay that the learner cannot see. `waiting`
-    offers are uploaded one after the other; the last upload ends at `free_s`."""
+    `hidden_s`: delay that the learner cannot see. `waiting` offers are uploaded one after the other; the last upload
+    ends at `free_s`."""
 
     measured_s: float = 0.0
     hidden_s: float = 0.0
