@@ -25,7 +25,7 @@ from diloco_cli.layout import make_layout
 from diloco_cli.protocol.actors.joining import publish
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.log.records import SCHEMA, Island, Offer, RunFormat, Timings
+from diloco_cli.protocol.log.records import Island, Offer, RunFormat, Timings
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import SystemClock, perform
@@ -59,7 +59,7 @@ def make_run(directory: Path, learners: int, megabytes: float) -> RunFormat:
     )  # fmt: skip
     layout = make_layout(parameter_facts(build_model(rows)), sync)
     islands = tuple(Island(f"l{i:02d}", "here", BATCH, 1, 1.0, 1.0) for i in range(learners))
-    run = RunFormat("id", "memory", "2026-01-01T00:00:00.000Z", settings, islands, layout, "bench", schema=SCHEMA)
+    run = RunFormat("id", "memory", "2026-01-01T00:00:00.000Z", settings, islands, layout, "bench")
     directory.mkdir(parents=True)
     LocalStore(directory).create(FORMAT_KEY, encode(run))
     return run

@@ -8,7 +8,7 @@ import pytest
 
 from diloco_cli.learner.facts import Facts
 from diloco_cli.protocol.log.commit_log import parse_format
-from tests.benchmarks import exchange, inner_step, micro_batch, prefetch, recovery, simulate, startup
+from tests.benchmarks import exchange, inner_step, micro_batch, prefetch, recovery, simulate, startup, syncer_memory
 from tests.benchmarks.measure import spread
 from tests.unit.protocol.integer_ports import WrittenLog
 from tests.unit.protocol.living import Living
@@ -53,6 +53,10 @@ def test_the_prefetch_benchmark_measures_by_both_clocks() -> None:
     replica = inner_step.replica_of("gpt-pico")
     wall, cpu = prefetch.gains(replica, prefetch.Costly(replica.data, prefetch.asleep, 0.001), rounds=1)
     assert len(wall) == len(cpu) == 1 and wall[0] > 0 and cpu[0] > 0
+
+
+def test_the_memory_benchmark_watches_a_syncer_merge() -> None:
+    assert syncer_memory.measured(learners=1, megabytes=0.1) < syncer_memory.GOAL_MB
 
 
 def test_the_simulation_benchmark_counts_what_it_times() -> None:
