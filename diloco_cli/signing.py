@@ -1,15 +1,21 @@
-"""Signatures on records: HMAC-SHA256 (RFC 2104) under keys that come from one secret of the run's operator.
+"""Signatures on records: Ed25519 (RFC 8032) under keys that the run's operator has certified for one role each.
 
-    the run's secret --+-- log               signs the format, epochs, commits, snapshots; every learner holds it too
-                       +-- operator          signs requests
-                       +-- learner/<name>    signs its incarnations, its offers, and its request to join
+    the operator's secret --+-- operator key      its public half is in FORMAT.json; it certifies all other keys
+                            +-- log               signs the format, epochs, commits and snapshots
+                            +-- operator          signs requests
+                            +-- learner/<name>    signs its incarnations, its offers, and its request to join
 
-A signature covers the run's id, the object's key, the signer and the record's bytes, which include a nonce. So a record
-is not valid under another key, in another run, or for another signer. A learner holds two keys, its own and the log's:
-it cannot sign as another learner or as an operator. But HMAC is symmetric: a process that can check the log could also
-sign commits. The bucket's policy (templates/bucket-policy) keeps learners from writing commits.
+A record ends with its signer, the signer's public key, the operator's certificate for that key, and the signature. The
+certificate covers the run's id, the signer and its public key; the signature covers the run's id, the object's key, the
+signer and the record's bytes, which include a nonce. So a record is not valid under another key of the bucket, in
+another run, or for another signer, and whoever knows the operator's public key can check every record: the syncer needs
+no list of learners, and a learner that joins later needs no change of the format.
 
-Keys are never written, logged or shown; a record and FORMAT.json name them by `key_id`.
+A process can sign only as the signers for which it holds a private key. A learner's own machine holds that learner's; a
+machine that hosts a syncer holds the log's too, and is trusted with it. The operator's secret gives all of them.
+
+Private keys are never written to the bucket, logged or shown. A key that was handed over names the operator's public
+key, so its holder does not depend on what FORMAT.json says. A process without any key believes the one in FORMAT.json.
 
 Records of an unsigned run end with a checksum in the signature's place (`Checksummed`): not every store notices a
 flipped bit, and a commit depends on the one before it.
@@ -22,24 +28,31 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError, UsageError
 
-ALGORITHM: Literal["hmac-sha256"] = "hmac-sha256"
+ALGORITHM: Literal["ed25519"] = "ed25519"
 LOG = "log"
 OPERATOR = "operator"
 KEY_VARIABLE = "DILOCO_SIGNING_KEY"
 KEY_FILE_VARIABLE = "DILOCO_SIGNING_KEY_FILE"
+KEY_HINT = f"give it by {KEY_VARIABLE} or {KEY_FILE_VARIABLE}"
 SHORTEST_SECRET = 32  # characters: 128 bits as hexadecimal
 MAX_SECRET = 4096
-_LEARNER_TEXT = re.compile(r"learner:([a-z0-9][a-z0-9-]{0,62}):([0-9a-f]{64}):([0-9a-f]{64})")
+CERTIFIED = "certified:"  # what a key begins with that was made of an operator's secret
+_SIGNER = r"[a-z0-9][a-z0-9/-]{0,79}"
+_PUBLIC, _CODE = "[0-9a-f]{64}", "[0-9a-f]{128}"  # an Ed25519 public or private key, and a signature, in hexadecimal
+_GRANT = re.compile(f"({_SIGNER}):({_PUBLIC}):({_CODE})")
+_OPERATOR = re.compile(_PUBLIC)
 _SUM_CHARACTERS = 16  # 64 bits: by chance no damage ever passes
 _SUM = re.compile(rb',"sum":"([0-9a-f]{%d})"\}' % _SUM_CHARACTERS)
 _SUM_BYTES = len(b',"sum":""}') + _SUM_CHARACTERS
-_TAIL = re.compile(rb',"signature":"([a-z0-9/-]{1,80}):([0-9a-f]{64})"\}')
-MAX_TAIL_BYTES = 200
+_TAIL = re.compile(f',"signature":"({_SIGNER}):({_PUBLIC}):({_CODE}):({_CODE})"}}'.encode())
+MAX_TAIL_BYTES = 512
+CERTIFICATES = 4096  # remembered: a run has a few signers, and each signs many records
 
 
 class SignatureError(DataCheckError):
@@ -52,21 +65,18 @@ def learner_signer(name: str) -> str:
     return f"learner/{name}"
 
 
-def key_id(key: bytes) -> str:
-    """16 hexadecimal digits that distinguish keys and reveal nothing about them."""
-    return hashlib.sha256(b"diloco key id\0" + key).hexdigest()[:16]
+def short_key(public: str) -> str:
+    """How a public key is shown to people."""
+    return public[:16]
 
 
 @dataclass(frozen=True)
 class Signing:
-    """In FORMAT.json: how records are signed, and the ids of the keys that may sign: (signer, id), sorted. A learner
-    that joins later is not among them: its key follows from its name."""
+    """In FORMAT.json: how records are signed, and the operator's public key (64 hexadecimal digits), whose certificates
+    count in this run."""
 
-    signers: tuple[tuple[str, str], ...]
-    algorithm: Literal["hmac-sha256"] = ALGORITHM
-
-    def id_of(self, signer: str) -> str | None:
-        return dict(self.signers).get(signer)
+    operator: str
+    algorithm: Literal["ed25519"] = ALGORITHM
 
 
 class Unsigned:
@@ -107,60 +117,75 @@ class Checksummed(Unsigned):
         return digest(b"\0".join([self._run_id, key.encode(), body]))[-_SUM_CHARACTERS:].encode()
 
 
-class Keyless(Unsigned):
-    """For a process without keys in a signed run: it may read, and checks no signature."""
+@dataclass(frozen=True)
+class Grant:
+    """A private key for one signer of one run, and the operator's certificate for it; all of it in hexadecimal."""
 
-    def sign(self, signer: str, key: str, body: bytes) -> bytes:
-        raise RefusedError("the run's records are signed, and this process holds no key", where=key, hint=KEY_HINT)
+    private: str
+    certificate: str
 
-    def holds(self, signer: str) -> bool:
-        return False
+    def __repr__(self) -> str:
+        return "Grant()"
 
 
 class Keyring(Unsigned):
-    """The keys that one process holds for one run. With the run's secret it holds all keys."""
+    """What one process needs in one run: the operator's public key to check records, and the private keys that it holds
+    to sign them. With the operator's secret it holds them all."""
 
     wrong = "is not signed by the signer that it needs"
 
-    def __init__(self, run_id: str, keys: Mapping[str, bytes], secret: bytes | None = None) -> None:
-        self._run_id, self._keys, self._secret = run_id, dict(keys), secret
+    def __init__(
+        self, run_id: str, operator: str, grants: Mapping[str, Grant] | None = None, secret: bytes | None = None
+    ) -> None:
+        self.run_id, self.operator = run_id, operator
+        self._grants, self._secret = dict(grants or {}), secret
 
     def __repr__(self) -> str:
-        return f"Keyring({self._run_id})"
+        return f"Keyring({self.run_id})"
 
     def sign(self, signer: str, key: str, body: bytes) -> bytes:
+        """Raises RefusedError without a key for this signer."""
         if not self.holds(signer):
             raise RefusedError(f"this process holds no key to sign as {signer}", where=key, hint=KEY_HINT)
         if len(body) <= len("{}") or not body.endswith(b"}"):
             raise ValueError("only a record that is an object with fields can be signed")
-        signature = f',"signature":"{signer}:{self._code(signer, key, body)}"}}'
-        return body[:-1] + signature.encode()
+        grant = self.grant(signer)
+        code = _signature(grant.private, _record_text(self.run_id, signer, key, body))
+        tail = f',"signature":"{signer}:{public_key(grant.private)}:{grant.certificate}:{code}"}}'
+        return body[:-1] + tail.encode()
 
     def authenticates(self, signer: str, key: str, data: bytes) -> bool:
         start = data.rfind(b',"signature":', max(0, len(data) - MAX_TAIL_BYTES))
         tail = _TAIL.fullmatch(data, start) if start > 0 else None
-        if tail is None or tail[1] != signer.encode() or not self.holds(signer):
+        if tail is None or tail[1] != signer.encode():
             return False
-        return hmac.compare_digest(tail[2].decode(), self._code(signer, key, data[:start] + b"}"))
+        public, certificate, code = (part.decode() for part in tail.groups()[1:])
+        text = _record_text(self.run_id, signer, key, data[:start] + b"}")
+        return is_certified(self.operator, self.run_id, signer, public, certificate) and _is_signature(
+            public, code, text
+        )
 
     def holds(self, signer: str) -> bool:
-        return self._secret is not None or signer in self._keys
+        return self._secret is not None or signer in self._grants
 
-    def key_id(self, signer: str) -> str:
-        return key_id(self._key(signer))
+    def grant(self, signer: str) -> Grant:
+        """This signer's key and certificate, which must be there, or be given by the operator's secret."""
+        if signer not in self._grants and self._secret is not None:
+            private = derived_key(self._secret, self.run_id, signer).hex()
+            text = _certificate_text(self.run_id, signer, public_key(private))
+            self._grants[signer] = Grant(private, _signature(operator_key(self._secret), text))
+        return self._grants[signer]
 
-    def _key(self, signer: str) -> bytes:
-        if self._secret is not None:
-            return derived_key(self._secret, self._run_id, signer)
-        return self._keys[signer]
-
-    def _code(self, signer: str, key: str, body: bytes) -> str:
-        message = b"\0".join([b"diloco record", self._run_id.encode(), signer.encode(), key.encode(), body])
-        return hmac.new(self._key(signer), message, hashlib.sha256).hexdigest()
+    def misfits(self) -> list[str]:
+        """The signers whose keys were certified for another run, or by another operator."""
+        return [
+            signer
+            for signer, grant in sorted(self._grants.items())
+            if not is_certified(self.operator, self.run_id, signer, public_key(grant.private), grant.certificate)
+        ]
 
 
 UNSIGNED = Unsigned()
-KEYLESS = Keyless()
 
 
 def body_of(data: bytes) -> bytes:
@@ -171,24 +196,28 @@ def body_of(data: bytes) -> bytes:
 
 
 def derived_key(secret: bytes, run_id: str, signer: str) -> bytes:
-    """A signer's key for one run. Neither the secret nor another signer's key can be computed from it."""
+    """The 32 bytes of a signer's private key for one run. Neither the secret nor another signer's key can be computed
+    from it."""
     return hmac.new(secret, b"\0".join([b"diloco key", run_id.encode(), signer.encode()]), hashlib.sha256).digest()
 
 
+def operator_key(secret: bytes) -> str:
+    """The private key with which an operator certifies others, the same in all runs."""
+    return hmac.new(secret, b"diloco operator", hashlib.sha256).hexdigest()
+
+
 class Secret:
-    """The secret of an operator or a learner: the run's secret, or the two keys of one learner. Its text is never
-    shown."""
+    """What one process is given to sign with: an operator's secret, or keys that an operator has made of it. Its text
+    is never shown."""
 
     def __init__(self, text: str, where: str) -> None:
         """Raises UsageError, which never quotes the text, if it cannot be a secret."""
         self.where = where
-        found = _LEARNER_TEXT.fullmatch(text)
-        self.learner = None if found is None else found[1]
-        self.signer = None if found is None else learner_signer(found[1])
-        self._keys = {} if found is None else {learner_signer(found[1]): found[2], LOG: found[3]}
-        self._secret = None if found is not None else text.encode()
-        if found is None and text.startswith("learner:"):
-            raise UsageError("this is not a learner's key as diloco writes it", where=where, hint="diloco key learner")
+        self._operator: str | None = None
+        self._grants: dict[str, Grant] = {}
+        if text.startswith(CERTIFIED):
+            self._operator, self._grants = _parsed_keys(text, where)
+        self._secret = text.encode() if self._operator is None else None
         if not SHORTEST_SECRET <= len(text) <= MAX_SECRET or not text.isprintable():
             allowed = f"{SHORTEST_SECRET} to {MAX_SECRET} printable characters"
             raise UsageError(f"a signing key has {allowed}", where=where, hint="make one: diloco key new FILE")
@@ -196,23 +225,76 @@ class Secret:
     def __repr__(self) -> str:
         return f"Secret(from {self.where})"
 
+    @property
+    def is_operators(self) -> bool:
+        """Whether other keys can be made of it."""
+        return self._secret is not None
+
     def keyring(self, run_id: str) -> Keyring:
-        return Keyring(run_id, {name: bytes.fromhex(key) for name, key in self._keys.items()}, self._secret)
+        operator = self._operator or public_key(operator_key(self._secret or b""))
+        return Keyring(run_id, operator, self._grants, self._secret)
 
-    def signing(self, run_id: str, learners: Iterable[str]) -> Signing:
-        """The signing record in FORMAT.json of a new run. Raises UsageError for a learner's key."""
+    def signing(self, run_id: str) -> Signing:
+        """The signing record in FORMAT.json of a new run. Raises UsageError for a key that cannot certify others."""
+        if self._secret is None:
+            raise UsageError("only an operator's secret starts a run", where=self.where, hint="diloco key new FILE")
+        return Signing(self.keyring(run_id).operator)
+
+    def certified(self, run_id: str, signers: Iterable[str]) -> str:
+        """The text of the keys of these signers, to hand over by environment or file. Raises UsageError."""
+        if self._secret is None:
+            raise UsageError("only an operator's secret makes other keys", where=self.where)
         ring = self.keyring(run_id)
-        if self._secret is None:
-            raise UsageError("a learner's key cannot start a run", where=self.where, hint="give the run's own secret")
-        signers = (LOG, OPERATOR, *map(learner_signer, learners))
-        return Signing(tuple(sorted((signer, ring.key_id(signer)) for signer in signers)))
-
-    def for_learner(self, run_id: str, name: str) -> str:
-        """The text of that learner's two keys, to hand over by environment or file. Raises UsageError."""
-        if self._secret is None:
-            raise UsageError("only the run's own secret gives learners' keys", where=self.where)
-        own, log = (derived_key(self._secret, run_id, signer).hex() for signer in (learner_signer(name), LOG))
-        return f"learner:{name}:{own}:{log}"
+        grants = [(signer, ring.grant(signer)) for signer in signers]
+        keys = ",".join(f"{signer}:{grant.private}:{grant.certificate}" for signer, grant in grants)
+        return f"{CERTIFIED}{ring.operator},{keys}"
 
 
-KEY_HINT = f"give it by {KEY_VARIABLE} or {KEY_FILE_VARIABLE}"
+def _parsed_keys(text: str, where: str) -> tuple[str, dict[str, Grant]]:
+    operator, *keys = text.removeprefix(CERTIFIED).split(",")
+    found = [_GRANT.fullmatch(key) for key in keys]
+    if not _OPERATOR.fullmatch(operator) or not found or None in found:
+        raise UsageError("this is not a key as diloco writes it", where=where, hint="diloco key learner")
+    return operator, {match[1]: Grant(match[2], match[3]) for match in found if match is not None}
+
+
+# -- Ed25519 (`cryptography` is imported where it is needed: commands on unsigned runs start faster without it) ---
+
+
+@lru_cache(maxsize=64)
+def public_key(private: str) -> str:
+    """The public half of a private key."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private)).public_key().public_bytes_raw().hex()
+
+
+@lru_cache(maxsize=CERTIFICATES)
+def is_certified(operator: str, run_id: str, signer: str, public: str, certificate: str) -> bool:
+    """Whether the operator has certified this public key for this signer in this run."""
+    return _is_signature(operator, certificate, _certificate_text(run_id, signer, public))
+
+
+def _signature(private: str, text: bytes) -> str:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private)).sign(text).hex()
+
+
+def _is_signature(public: str, code: str, text: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(code), text)
+    except (InvalidSignature, ValueError):  # the latter: a public key that is no point of the curve
+        return False
+    return True
+
+
+def _certificate_text(run_id: str, signer: str, public: str) -> bytes:
+    return "\0".join(["diloco certificate", run_id, signer, public]).encode()
+
+
+def _record_text(run_id: str, signer: str, key: str, body: bytes) -> bytes:
+    return b"\0".join([b"diloco record", run_id.encode(), signer.encode(), key.encode(), body])

@@ -75,6 +75,8 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
         talk(slower)
     secret = signing_secret()
     fresh = signed(make_format(plan.run, plan.inventory, url, islands_of(plan, shares)), secret)
+    if fresh.signing is not None and fresh.settings.syncer.on_learners:
+        talk("every learner hosts a standby syncer, so the owner of each learner's machine is trusted with the log")
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")

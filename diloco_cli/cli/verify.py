@@ -29,7 +29,7 @@ def verify(
 
     opened = open_run(run)
     found = verified(opened.store, opened.format)
-    warnings = unchecked(opened)
+    warnings = unpinned(opened)
     regions = check_mirrors(opened) if mirrors else []
     broken = None if found.ok else disagreement(found, opened.url)
     error = broken or next((mirror_error(region) for region in regions if not region.ok), None)
@@ -56,15 +56,16 @@ def verify(
     print("ok: the replay gives bit-identical outer parameters; nothing missing, nothing applied twice")
 
 
-def unchecked(opened: OpenRun) -> list[str]:
-    """Warnings about signatures that this process cannot check without the run's secret."""
-    from diloco_cli.signing import LOG, OPERATOR
+def unpinned(opened: OpenRun) -> list[str]:
+    """A warning if it is only FORMAT.json that says whose signatures count."""
+    from diloco_cli.runtime.signing_key import signing_secret
+    from diloco_cli.signing import short_key
 
-    keyring = opened.format.keyring
-    if keyring.holds(OPERATOR):
+    signing = opened.format.signing
+    if signing is None or signing_secret() is not None:
         return []
-    checked = "only the log's signatures were checked" if keyring.holds(LOG) else "no signature was checked"
-    return [f"the run is signed, and without its secret {checked}"]
+    named = short_key(signing.operator)
+    return [f"signatures were checked with the operator's key {named} that FORMAT.json names; no key here confirms it"]
 
 
 def check_mirrors(opened: OpenRun) -> list[MirrorCheck]:

@@ -23,7 +23,7 @@ from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.signing import Checksummed, Secret
+from diloco_cli.signing import Checksummed, Secret, learner_signer
 from diloco_cli.virtual.faulty_calls import Fault
 
 BATCH_TOKENS = 4
@@ -259,13 +259,12 @@ def run_of(options: Options) -> RunFormat:
     )  # fmt: skip
     if not options.signed:
         return run
-    names = [island.name for island in islands]
-    return replace(run, signing=SECRET.signing(run.run_id, names), keyring=SECRET.keyring(run.run_id))
+    return replace(run, signing=SECRET.signing(run.run_id), keyring=SECRET.keyring(run.run_id))
 
 
 def as_learner(run: RunFormat, name: str) -> RunFormat:
-    """The run as this learner's processes have it: with this learner's keys alone."""
+    """The run as this learner's processes have it: with this learner's key alone."""
     if run.signing is None:
         return run
-    secret = Secret(SECRET.for_learner(run.run_id, name), "a history")
+    secret = Secret(SECRET.certified(run.run_id, [learner_signer(name)]), "a history")
     return replace(run, keyring=secret.keyring(run.run_id))

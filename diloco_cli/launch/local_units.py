@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.commit_log import require_keys
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.runtime.units import UnitSpec, learner_unit, syncer_units
-from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret
+from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer
 
 
 def units_here(
@@ -29,14 +29,16 @@ def units_here(
     islands = [i for i in run.islands if i.infra == "local" and region in (None, i.region)]
     home = run.home_of(url)
     secret = signing_secret()
-    require_keys(run, secret, (LOG,), url)
+    serves = region in (None, syncer_region(run))
+    learners = [learner_signer(island.name) for island in islands]
+    require_keys(run, secret, (*learners, *([LOG] if serves else [])), url)
     units = []
     for island, device in zip(islands, devices_of(islands, warn), strict=True):
         threads = threads_of(island, run.settings.train.threads)
         unit = learner_unit(island.name, run.url_for(island.region, home), threads=threads)
         own = {**device, **keys_of(run, island.name, secret)}
         units.append(replace(unit, environment={**unit.environment, **own}))
-    if region in (None, syncer_region(run)):
+    if serves:
         units += syncer_units(home, run.settings.syncer, threads=1)
     if not units:
         raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
@@ -91,10 +93,15 @@ def devices_of(islands: list[Island], warn: Callable[[str], None]) -> list[dict[
 
 
 def keys_of(run: RunFormat, name: str, secret: Secret | None) -> dict[str, str]:
-    """A learner of a signed run gets its own two keys in place of the run's secret, unless it hosts a syncer."""
-    if run.signing is None or secret is None or secret.learner is not None or run.settings.syncer.on_learners:
+    """A learner of a signed run gets its own key in place of the operator's secret."""
+    if run.signing is None or secret is None or not secret.is_operators:
         return {}
-    return {KEY_VARIABLE: secret.for_learner(run.run_id, name), KEY_FILE_VARIABLE: ""}
+    return {KEY_VARIABLE: secret.certified(run.run_id, signers_on(run, name)), KEY_FILE_VARIABLE: ""}
+
+
+def signers_on(run: RunFormat, learner: str) -> tuple[str, ...]:
+    """Whose keys the machine of a learner needs: the learner's, and the log's if it hosts a syncer."""
+    return (learner_signer(learner), *([LOG] if run.settings.syncer.on_learners else []))
 
 
 def module_environment(folder: Path | None) -> dict[str, str]:

@@ -109,11 +109,10 @@ def region_fields(inventory: Inventory, url: str, name: str) -> dict[str, Any]:
 
 
 def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
-    """A new run that will be signed, if there is a key. Raises UsageError for a learner's key."""
+    """A new run that will be signed, if there is a key. Raises UsageError for a key that was handed over."""
     if secret is None:
         return fresh
-    names = [island.name for island in fresh.all_islands]
-    signing, keyring = secret.signing(fresh.run_id, names), secret.keyring(fresh.run_id)
+    signing, keyring = secret.signing(fresh.run_id), secret.keyring(fresh.run_id)
     return replace(fresh, checksums=False, signing=signing, keyring=keyring)
 
 
@@ -124,7 +123,7 @@ def create_run(
     answer = store.create(FORMAT_KEY, fresh.keyring.sign(LOG, FORMAT_KEY, encode(fresh)))
     if isinstance(answer, Created):
         return fresh, "created"
-    there = with_keys(parse_format(answer.data, where), secret, answer.data, where)
+    there = with_keys(parse_format(answer.data, where), secret, where)
     different = differences(there, fresh)
     if different:
         raise UsageError(

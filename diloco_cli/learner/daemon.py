@@ -29,7 +29,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import StopSignal, own_claim, say
 from diloco_cli.runtime.driver import Lanes, SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
-from diloco_cli.signing import LOG, learner_signer
+from diloco_cli.signing import learner_signer
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store, retrying_text
@@ -181,7 +181,7 @@ def _run_with_island(
 ) -> RunFormat:
     """The run, with the members of its log if the launch did not know this island."""
     store, _ = background_store(bare, stop.wait, stop.is_set, _log_of(name))
-    run = perform(read_format(bare.url, signing_secret(), (LOG, learner_signer(name))), store, clock)
+    run = perform(read_format(bare.url, signing_secret(), (learner_signer(name),)), store, clock)
     if run.island(name) is not None:
         return run
     if newcomer is None:

@@ -27,7 +27,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
-from diloco_cli.signing import LOG, OPERATOR
+from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
@@ -54,7 +54,7 @@ def serve_run(
     syncer took over. `unit` and `because`: the unit that serves, and why, for `status`."""
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
     meter, store, news, clock = opened(url, stop)
-    run = perform(read_format(url, signing_secret(), (LOG, OPERATOR)), store, clock)
+    run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
     evaluator = EvaluatorProcess(url)
     syncer = Syncer(
         run,

@@ -17,7 +17,7 @@ from diloco_cli.randomness import jitter
 from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
 from diloco_cli.runtime.driver import perform
 from diloco_cli.runtime.signing_key import signing_secret
-from diloco_cli.signing import LOG, OPERATOR
+from diloco_cli.signing import LOG
 from diloco_cli.store.retry import retrying_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop
         }  # fmt: skip
 
     try:
-        run = perform(read_format(url, signing_secret(), (LOG, OPERATOR)), store, clock)
+        run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
         say(f"{utc_now_text()} {name}: stands by for run {run.name}")
         return perform(Standby(run, claim, name, jitter(), instead_of, facts).wait(), store, clock)
     except (StoreError, NoSpaceError):

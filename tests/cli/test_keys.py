@@ -25,7 +25,7 @@ def test_a_key_is_written_once_and_never_shown(diloco: Diloco, tmp_path: Path) -
     assert (tmp_path / "run.key").read_text().strip() == secret
 
 
-def test_a_learners_key_is_made_from_the_runs_secret_and_commands_need_the_key_that_fits(
+def test_a_learners_key_is_made_from_the_operators_secret_and_commands_need_the_key_that_fits(
     diloco: Diloco, tmp_path: Path
 ) -> None:
     diloco("key", "new", "run.key")
@@ -34,12 +34,16 @@ def test_a_learners_key_is_made_from_the_runs_secret_and_commands_need_the_key_t
     url = make_bucket(tmp_path / "nano", signed(NANO, secret))
     made = diloco("key", "learner", url, "iowa", "iowa.key", **{FILE: "run.key"})
     assert (made.returncode, made.stdout) == (0, "iowa.key\n"), made.stderr
-    assert (tmp_path / "iowa.key").read_text().strip() == secret.for_learner("id", "iowa")
+    assert (tmp_path / "iowa.key").read_text().strip() == secret.certified("id", ["learner/iowa"])
 
     for key, status in (("run.key", 0), ("iowa.key", 0), ("", 0), ("other.key", 2)):
         read = diloco("status", url, "--json", **{FILE: key})
         assert read.returncode == status, (key, read.stdout)
-    for key, reason in (("", "holds no key"), ("iowa.key", "no key to sign as operator"), ("other.key", "not the one")):
+    for key, reason in (
+        ("", "no key to sign as operator"),
+        ("iowa.key", "no key to sign as operator"),
+        ("other.key", "not the one"),
+    ):
         stopped = diloco("stop", url, "--timeout", "0", **{FILE: key})
         assert stopped.returncode in (2, 8) and reason in stopped.stderr
     assert not (tmp_path / "nano" / "request").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from diloco_cli.signing import Secret
+from diloco_cli.signing import LOG, OPERATOR, Secret
 from tests.end_to_end.conftest import Playground
 
 SECRETS = {
@@ -65,8 +65,9 @@ class SeenWords:
 def derived_keys(run_format: Path) -> list[str]:
     """The run is signed, because a key is in the environment; what its learner was given is a secret too."""
     run = json.loads(run_format.read_bytes())
-    assert [signer for signer, _ in run["signing"]["signers"]] == ["learner/iowa", "log", "operator"]
-    return Secret(SECRETS["DILOCO_SIGNING_KEY"], "TEST").for_learner(run["run_id"], "iowa").split(":")[2:]
+    assert run["signing"]["algorithm"] == "ed25519"
+    keyring = Secret(SECRETS["DILOCO_SIGNING_KEY"], "TEST").keyring(run["run_id"])
+    return [keyring.grant(signer).private for signer in ("learner/iowa", LOG, OPERATOR)]
 
 
 def watch(launch: subprocess.Popen[str], home: Path) -> SeenWords:
@@ -98,7 +99,7 @@ def test_no_secret_is_ever_written_said_or_shown_and_no_port_is_open(playground:
     canaries = [*CANARIES, *derived_keys(playground.directory / "quickstart" / "bucket" / "quickstart" / "FORMAT.json")]
     assert any("learner" in word for word in seen.argv), "the run's processes were seen"
     assert seen.listening == set()
-    assert seen.learners_keys == {"learner"}, "a learner is given keys of its own, and never the run's secret"
+    assert seen.learners_keys == {"certified"}, "a learner is given a key of its own, never the operator's secret"
 
     for words in (
         ["status", "quickstart", "--json"],

@@ -10,12 +10,12 @@ from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.keys import commit_key, offer_key
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.signing import KEYLESS
+from diloco_cli.signing import UNSIGNED
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.harness import copy_of, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
-from tests.security.signed import as_learner, signed_run
+from tests.security.signed import as_learner, as_reader, signed_run
 
 OFFER_AT, COMMIT_AT = offer_key("l0", 1, 0), commit_key(1)
 
@@ -36,7 +36,7 @@ def damaged(bucket: Store, key: str, old: bytes, new: bytes) -> MemoryStore:
 
 def test_a_signed_run_verifies_with_any_key_and_with_none(finished: tuple[RunFormat, Store]) -> None:
     run, bucket = finished
-    for opened in (run, as_learner(run, "l0"), replace(run, keyring=KEYLESS)):
+    for opened in (run, as_learner(run, "l0"), as_reader(run)):
         found = LogVerifier(bucket, opened).replay()
         assert found.ok and found.merges >= 4 and found.offers_applied >= 8
 
@@ -46,8 +46,11 @@ def test_an_offer_that_was_changed_where_the_log_does_not_look_is_found_by_its_s
 ) -> None:
     run, bucket = finished
     forged = damaged(bucket, OFFER_AT, b'"nonce":"', b'"nonce":"f')
-    assert LogVerifier(forged, run).replay().mismatches == [f"{OFFER_AT} is not signed by the signer that it needs"]
-    assert LogVerifier(forged, replace(run, keyring=KEYLESS)).replay().ok, "only the signature tells"
+    for opened in (run, as_learner(run, "l1"), as_reader(run)):
+        found = LogVerifier(forged, opened).replay()
+        assert found.mismatches == [f"{OFFER_AT} is not signed by the signer that it needs"]
+    trusting = replace(run, keyring=UNSIGNED)
+    assert LogVerifier(forged, trusting).replay().ok, "only the signature tells"
 
 
 def test_a_commit_without_its_signature_is_found(finished: tuple[RunFormat, Store]) -> None:

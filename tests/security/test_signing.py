@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,9 @@ from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.state import HOSTILE, RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.signing_key import signing_secret, write_key
-from diloco_cli.signing import KEYLESS, LOG, OPERATOR, Secret, SignatureError, learner_signer
+from diloco_cli.signing import LOG, OPERATOR, UNSIGNED, Secret, SignatureError, derived_key, learner_signer
 from diloco_cli.store.memory import MemoryStore
-from tests.security.signed import SECRET, SignedFleet, as_learner, signed_run
+from tests.security.signed import SECRET, SignedFleet, as_learner, as_reader, key_of, signed_run
 from tests.security.test_strangers import poll
 from tests.simulation.operated import asked, done, frequent_snapshots, state_of
 from tests.simulation.toy import ToyFleet, make_run
@@ -37,11 +38,24 @@ OTHER_RUN = signed_run(replace(TOY, run_id="another"))
 L0, L1 = as_learner(RUN, "l0"), as_learner(RUN, "l1")
 OFFER = replace(offer(genesis()), payload_digest=digest(b""))
 AT = offer_key("l0", 1, 0)
+ZEROS = b"0" * 64 + b":" + b"0" * 128 + b":" + b"0" * 128
 Sealed = Callable[[], bytes]
 
 
 def signed(run: RunFormat, signer: str, key: str, record: object) -> bytes:
     return run.keyring.sign(signer, key, encode(record))
+
+
+def relabelled(data: bytes, signer: str = "learner/l0") -> bytes:
+    """The record with another signer's name before the same key and certificate."""
+    return re.sub(rb'"signature":"[a-z0-9/]+:', f'"signature":"{signer}:'.encode(), data)
+
+
+def self_certified(signer: str) -> RunFormat:
+    """The run as a forger opens it that certifies its own key."""
+    forger = Secret("a forger's secret, 32 letters or more", "TEST")
+    own = Secret(forger.certified(RUN.run_id, [signer]), "TEST")
+    return replace(RUN, keyring=own.keyring(RUN.run_id))
 
 
 FORMAT = signed(RUN, LOG, FORMAT_KEY, RUN)
@@ -75,14 +89,19 @@ def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_wri
         (lambda: signed(L0, "learner/l0", AT, OFFER), None),
         (lambda: encode(OFFER), "bad_signature"),
         (lambda: signed(L1, "learner/l1", AT, OFFER), "bad_signature"),
-        (lambda: signed(L0, LOG, AT, OFFER), "bad_signature"),
+        (lambda: signed(RUN, LOG, AT, OFFER), "bad_signature"),
+        (lambda: relabelled(signed(L1, "learner/l1", AT, OFFER)), "bad_signature"),
+        (lambda: signed(self_certified("learner/l0"), "learner/l0", AT, OFFER), "bad_signature"),
         (lambda: signed(L0, "learner/l0", offer_key("l0", 1, 1), OFFER), "bad_signature"),
         (lambda: signed(as_learner(OTHER_RUN, "l0"), "learner/l0", AT, OFFER), "bad_signature"),
         (lambda: signed(L0, "learner/l0", AT, OFFER).replace(b'"tokens":8', b'"tokens":9'), "bad_signature"),
         (lambda: signed(L0, "learner/l0", AT, OFFER)[:-1] + b" }", "bad_signature"),
-        (lambda: encode(OFFER)[:-1] + b',"signature":"learner/l0:' + b"0" * 64 + b'"}', "bad_signature"),
+        (lambda: encode(OFFER)[:-1] + b',"signature":"learner/l0:' + ZEROS + b'"}', "bad_signature"),
     ],
-    ids=["own", "none", "another's", "the log's", "of another key", "of another run", "changed", "shifted", "zeros"],
+    ids=[
+        "own", "none", "another's", "the log's", "another's in its name", "certified by itself", "of another key",
+        "of another run", "changed", "shifted", "zeros",
+    ],
 )  # fmt: skip
 def test_an_offer_counts_only_with_its_own_learners_signature(forged: Sealed, reason: str | None) -> None:
     from diloco_cli.protocol.actors.inbox import Inbox
@@ -106,10 +125,11 @@ def test_forgeries_keep_nobody_out() -> None:
     [
         encode,
         lambda record: signed(L0, "learner/l0", commit_key(0), record),
-        lambda record: signed(L0, LOG, commit_key(1), record),
+        lambda record: signed(RUN, LOG, commit_key(1), record),
+        lambda record: relabelled(signed(L0, "learner/l0", commit_key(0), record), "log"),
         lambda record: signed(OTHER_RUN, LOG, commit_key(0), record),
     ],
-    ids=["unsigned", "a learner's", "of another key", "of another run"],
+    ids=["unsigned", "a learner's", "of another key", "a learner's in the log's name", "of another run"],
 )
 def test_a_commit_that_no_syncer_signed_is_refused_by_everybody(forged: Callable[[object], bytes]) -> None:
     record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
@@ -119,12 +139,15 @@ def test_a_commit_that_no_syncer_signed_is_refused_by_everybody(forged: Callable
         assert fold(run, RunState(), signed(RUN, LOG, commit_key(0), record)).n == 0
 
 
-def test_who_holds_no_key_reads_a_signed_log_and_cannot_write_it() -> None:
-    keyless = replace(RUN, keyring=KEYLESS)
+def test_who_holds_no_key_reads_and_checks_a_signed_log_and_cannot_write_it() -> None:
+    keyless = as_reader(RUN)
     record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
     assert fold(keyless, RunState(), signed(RUN, LOG, commit_key(0), record)).n == 0
-    with pytest.raises(RefusedError):
-        next(append(keyless, RunState(), record))
+    with pytest.raises(SignatureError):
+        fold(keyless, RunState(), encode(record))
+    for reader in (keyless, L0):
+        with pytest.raises(RefusedError):
+            next(append(reader, RunState(), record))
 
 
 @pytest.mark.usefixtures("frequent_snapshots")
@@ -142,8 +165,8 @@ def test_a_forged_snapshot_is_passed_over() -> None:
         found: RunState | None = done(fleet, fleet.world.start("reader", snapshot_at(run, 5))).result
         return found
 
-    assert read(fleet.run) is None and state_of(fleet).phase == "RUNNING"
-    unaware = read(replace(fleet.run, keyring=KEYLESS))
+    assert read(fleet.run) is None and read(as_reader(fleet.run)) is None and state_of(fleet).phase == "RUNNING"
+    unaware = read(replace(fleet.run, keyring=UNSIGNED))
     assert unaware is not None and unaware.phase == "FINISHED"
 
 
@@ -152,9 +175,9 @@ def test_only_an_operator_stops_a_run() -> None:
     as_l0 = as_learner(fleet.run, "l0")
     with pytest.raises(RefusedError, match="operator"):
         done(fleet, fleet.world.start("l0", ask(state_of(fleet), "stop", "n", "then", keyring=as_l0.keyring)))
-    for number, signer in enumerate(("learner/l0", LOG)):
+    for number, (writer, signer) in enumerate(((as_l0, "learner/l0"), (fleet.run, LOG))):
         key = request_key(number)
-        fleet.world.store.create(key, signed(as_l0, signer, key, Request(number, "stop", "n", "then")))
+        fleet.world.store.create(key, signed(writer, signer, key, Request(number, "stop", "n", "then")))
     assert fleet.world.run(lambda: state_of(fleet).next_request == 2, 30)
     assert state_of(fleet).phase == "RUNNING"
     asked(fleet, "stop")
@@ -181,33 +204,52 @@ def test_a_forged_claim_takes_nobodys_place() -> None:
 # -- keys -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_learner_holds_two_keys_and_can_compute_no_other() -> None:
-    for signer in ("learner/l1", OPERATOR):
+def test_a_learner_holds_one_key_and_can_compute_no_other() -> None:
+    for signer in ("learner/l1", OPERATOR, LOG):
         with pytest.raises(RefusedError):
             L0.keyring.sign(signer, AT, encode(OFFER))
         assert not L0.keyring.holds(signer) and RUN.keyring.holds(signer)
-    texts = [SECRET.for_learner(run_id, name) for run_id in ("a", "b") for name in ("l0", "l1")]
-    owns = {text.split(":")[2] for text in texts}
-    logs = {text.split(":")[3] for text in texts}
-    assert len(owns) == 4 and len(logs) == 2 and not owns & logs
+    texts = [key_of(run_id, name) for run_id in ("a", "b") for name in ("l0", "l1")]
+    assert len({private for text in texts for private in privates_of(text)}) == 4
+    assert len({text.split(",")[0] for text in texts}) == 1, "one operator"
     with pytest.raises(UsageError):
-        Secret(texts[0], "TEST").for_learner("a", "l1")
+        Secret(texts[0], "TEST").certified("a", ["learner/l1"])
+    with pytest.raises(UsageError):
+        Secret(texts[0], "TEST").signing("a")
 
 
-def test_a_key_is_derived_as_documented() -> None:
-    """HMAC-SHA256 by hand (RFC 2104: H(K ^ opad, H(K ^ ipad, text))), with no help from the module that uses it."""
-    from hashlib import sha256
+def privates_of(text: str) -> list[str]:
+    """The private keys in the text of keys that were handed over."""
+    return [key.split(":")[1] for key in text.removeprefix("certified:").split(",")[1:]]
 
-    def by_hand(key: bytes, text: bytes) -> bytes:
-        padded = (key if len(key) <= 64 else sha256(key).digest()).ljust(64, b"\0")
-        inner = sha256(bytes(b ^ 0x36 for b in padded) + text).digest()
-        return sha256(bytes(b ^ 0x5C for b in padded) + inner).digest()
+
+def test_a_syncers_key_signs_the_log_and_checks_all_learners() -> None:
+    run = replace(RUN, keyring=Secret(SECRET.certified(RUN.run_id, [LOG]), "TEST").keyring(RUN.run_id))
+    record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
+    assert fold(L0, RunState(), signed(run, LOG, commit_key(0), record)).n == 0
+    assert run.keyring.authenticates("learner/l9", AT, signed(as_learner(RUN, "l9"), "learner/l9", AT, OFFER))
+    for signer in (OPERATOR, "learner/l0"):
+        with pytest.raises(RefusedError):
+            run.keyring.sign(signer, AT, encode(OFFER))
+
+
+def test_a_record_is_signed_as_documented() -> None:
+    """With Ed25519 by hand, with no help from the module that uses it."""
+    import hmac
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    def by_hand(text: bytes) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(hmac.new(secret, text, "sha256").digest())
 
     secret = b"0123456789abcdef0123456789abcdef"
-    own = by_hand(secret, b"diloco key\0id\0learner/l0")
-    code = by_hand(own, b'diloco record\0id\0learner/l0\0offer/x\0{"nonce":"n"}').hex()
+    operator, own = by_hand(b"diloco operator"), by_hand(b"diloco key\0id\0learner/l0")
+    public = own.public_key().public_bytes_raw().hex()
+    certificate = operator.sign(b"diloco certificate\0id\0learner/l0\0" + public.encode()).hex()
+    code = own.sign(b'diloco record\0id\0learner/l0\0offer/x\0{"nonce":"n"}').hex()
     signed_by_it = Secret(secret.decode(), "TEST").keyring("id").sign("learner/l0", "offer/x", b'{"nonce":"n"}')
-    assert signed_by_it == b'{"nonce":"n","signature":"learner/l0:' + code.encode() + b'"}'
+    assert signed_by_it == f'{{"nonce":"n","signature":"learner/l0:{public}:{certificate}:{code}"}}'.encode()
+    assert derived_key(secret, "id", "learner/l0") == own.private_bytes_raw()
 
 
 def open_format(data: bytes, secret: Secret | None, *signs_as: str) -> RunFormat:
@@ -219,29 +261,26 @@ def open_format(data: bytes, secret: Secret | None, *signs_as: str) -> RunFormat
     return run
 
 
-def test_the_format_names_the_keys_that_may_sign_and_holds_none() -> None:
+def test_the_format_names_the_operators_public_key_and_holds_no_other() -> None:
     data = FORMAT
     signing = json.loads(data)["signing"]
-    assert signing["algorithm"] == "hmac-sha256"
-    assert [signer for signer, _ in signing["signers"]] == ["learner/l0", "learner/l1", "log", "operator"]
-    assert all(len(key_id) == 16 for _, key_id in signing["signers"])
-    for secret in SECRET.for_learner(RUN.run_id, "l0").split(":")[2:]:
-        assert secret.encode() not in data
+    assert signing == {"algorithm": "ed25519", "operator": L0.keyring.operator}
+    assert privates_of(key_of(RUN.run_id, "l0"))[0].encode() not in data
     assert "keyring" not in to_plain(RUN) and "32 letters" not in repr(RUN) + repr(SECRET) + repr(RUN.keyring)
     assert open_format(data, SECRET, LOG, OPERATOR) == RUN
-    assert open_format(data, Secret(SECRET.for_learner(RUN.run_id, "l0"), "T"), LOG, "learner/l0").keyring.holds(LOG)
+    assert open_format(data, Secret(key_of(RUN.run_id, "l0"), "T"), "learner/l0").keyring.holds("learner/l0")
     assert not open_format(data, None).keyring.holds(LOG)
-    hostile = encode(json.loads(data) | {"keyring": {"secret": "mine"}})
-    assert parse_format(hostile, "u").keyring is KEYLESS
+    hostile = json.loads(encode(RUN)) | {"keyring": {"secret": "mine"}}
+    assert not parse_format(RUN.keyring.sign(LOG, FORMAT_KEY, encode(hostile)), "u").keyring.holds(LOG)
 
 
 @pytest.mark.parametrize(
     ("data", "secret", "signs_as", "reason"),
     [
         (FORMAT, None, (LOG,), "no key for log"),
-        (FORMAT, SECRET.for_learner(RUN.run_id, "l0"), (LOG, OPERATOR), "no key for operator"),
-        (FORMAT, SECRET.for_learner(RUN.run_id, "l1"), (LOG, "learner/l0"), "no key for learner/l0"),
-        (FORMAT, SECRET.for_learner("another", "l0"), (), "not the one"),
+        (FORMAT, key_of(RUN.run_id, "l0"), (LOG,), "no key for log"),
+        (FORMAT, key_of(RUN.run_id, "l1"), ("learner/l0",), "no key for learner/l0"),
+        (FORMAT, key_of("another", "l0"), (), "not the one"),
         (FORMAT, "x" * 40, (), "not the one"),
         (encode(TOY), "x" * 40, (LOG,), "not signed"),
     ],
@@ -257,10 +296,23 @@ def test_a_daemon_whose_key_does_not_fit_its_run_does_not_start(
 def test_a_format_that_a_stranger_changed_is_refused() -> None:
     data = FORMAT.replace(b'"name":"toy"', b'"name":"tox"')
     with pytest.raises(SignatureError):
-        with_keys(parse_format(data, "u"), SECRET, data, "u")
+        parse_format(data, "u")
 
 
-@pytest.mark.parametrize("text", ["short", "x" * 31, "x" * 5000, "x" * 40 + "\n\x1b[2J", "learner:l0:" + "a" * 64])
+def test_a_format_that_a_stranger_signed_anew_is_refused_by_whoever_holds_a_key() -> None:
+    """Without one the operator that FORMAT.json names is believed."""
+    stranger = Secret("a stranger's secret, 32 letters or more", "TEST")
+    forged = replace(TOY, checksums=False, signing=stranger.signing(TOY.run_id))
+    data = stranger.keyring(TOY.run_id).sign(LOG, FORMAT_KEY, encode(forged))
+    for text in (key_of(RUN.run_id, "l0"), SECRET.certified(RUN.run_id, [LOG])):
+        with pytest.raises(UsageError, match="not the one"):
+            with_keys(parse_format(data, "u"), Secret(text, "TEST"), "u")
+    assert open_format(data, None).signing == forged.signing
+
+
+@pytest.mark.parametrize(
+    "text", ["short", "x" * 31, "x" * 5000, "x" * 40 + "\n\x1b[2J", "certified:" + "a" * 64, "certified:l0:x"]
+)
 def test_what_is_no_key_is_refused_and_never_quoted(text: str) -> None:
     with pytest.raises(UsageError) as refused:
         Secret(text, "DILOCO_SIGNING_KEY")
@@ -277,7 +329,7 @@ def test_a_key_file_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.Monk
     assert signing_secret() is None
     monkeypatch.setenv("DILOCO_SIGNING_KEY_FILE", str(path))
     found = signing_secret()
-    assert found is not None and found.keyring("id").key_id(LOG) == Secret("y" * 40, "T").keyring("id").key_id(LOG)
+    assert found is not None and found.keyring("id").operator == Secret("y" * 40, "T").keyring("id").operator
     path.chmod(0o640)
     with pytest.raises(UsageError, match="others than its owner"):
         signing_secret()
@@ -286,11 +338,13 @@ def test_a_key_file_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.Monk
         signing_secret()
 
 
-def test_a_launched_learner_gets_its_own_keys_in_place_of_the_runs_secret() -> None:
-    given = keys_of(RUN, "l0", SECRET)
-    assert given == {"DILOCO_SIGNING_KEY": SECRET.for_learner(RUN.run_id, "l0"), "DILOCO_SIGNING_KEY_FILE": ""}
+def test_a_launched_learner_gets_its_own_key_in_place_of_the_operators_secret() -> None:
+    assert keys_of(RUN, "l0", SECRET) == {"DILOCO_SIGNING_KEY": key_of(RUN.run_id, "l0"), "DILOCO_SIGNING_KEY_FILE": ""}
     hosting = replace(RUN, settings=replace(RUN.settings, syncer=SyncerSettings(on_learners=True)))
-    assert keys_of(hosting, "l0", SECRET) == keys_of(TOY, "l0", SECRET) == keys_of(RUN, "l0", None) == {}
+    handed = Secret(keys_of(hosting, "l0", SECRET)["DILOCO_SIGNING_KEY"], "TEST")
+    ring = handed.keyring(RUN.run_id)
+    assert ring.holds("learner/l0") and ring.holds(LOG) and not ring.holds(OPERATOR), "its standby signs the log"
+    assert keys_of(TOY, "l0", SECRET) == keys_of(RUN, "l0", None) == keys_of(RUN, "l0", handed) == {}
 
 
 def test_a_log_whose_middle_was_replaced_ends_a_reader() -> None:
@@ -302,6 +356,6 @@ def test_a_log_whose_middle_was_replaced_ends_a_reader() -> None:
     store.create(key, data[:-3] + (b"0" if data[-3:-2] != b"0" else b"1") + b'"}')
     from diloco_cli.errors import DataCheckError
 
-    for run, kind in ((fleet.run, SignatureError), (replace(fleet.run, keyring=KEYLESS), DataCheckError)):
+    for run, kind in ((fleet.run, SignatureError), (replace(fleet.run, keyring=UNSIGNED), DataCheckError)):
         with pytest.raises(kind):
             done(fleet, fleet.world.start("reader", read_log(run, RunState(phase="RUNNING"))))

@@ -35,9 +35,9 @@ def test_whatever_befalls_a_signed_run_breaks_nothing_and_every_record_is_signed
     assert seen.keys() == {"commit", "offer", "request"}
 
 
-def test_a_learner_has_its_own_keys_and_nobody_elses() -> None:
+def test_a_learner_has_its_own_key_and_nobody_elses() -> None:
     run = as_learner(run_of(replace(drawn_options(0), signed=True, learners=2)), "l0")
-    assert run.keyring.holds(LOG) and run.keyring.holds(learner_signer("l0"))
-    for other in (OPERATOR, learner_signer("l1")):
+    assert run.keyring.holds(learner_signer("l0"))
+    for other in (LOG, OPERATOR, learner_signer("l1")):
         with pytest.raises(RefusedError):
             run.keyring.sign(other, "offer/l1/00000001/0000000000.json", b'{"a":1}')

@@ -11,7 +11,7 @@ from diloco_cli.protocol.log.operations import Get, Steps
 from diloco_cli.protocol.log.records import Island, Request, RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, learner_signer
+from diloco_cli.signing import LOG, OPERATOR, UNSIGNED, Unsigned, learner_signer
 
 MAX_REASON = 500  # characters of a request's text in the log
 
@@ -91,16 +91,21 @@ def _asked(run: RunFormat, number: int) -> Steps[_Asked | None]:
 def _read(run: RunFormat, number: int, key: str, data: bytes) -> _Asked:
     try:
         request = decode(Request, data, key)
-        if not run.keyring.authenticates(signer_of(request.kind, request.island), key, data):
+        if not is_signed_request(run.keyring, request, key, data):
             raise RecordError(f"it {run.keyring.wrong}")
     except RecordError as error:
         return _Asked(number, None, f"request {number}: {error}"[:MAX_REASON])
     return _Asked(number, request)
 
 
-def signer_of(kind: RequestKind, island: Island | None) -> str:
-    """The signer that a request needs: the island's learner for `join`, else the operator."""
-    return learner_signer(island.name) if kind == "join" and island is not None else OPERATOR
+def signers_of(kind: RequestKind, island: Island | None) -> tuple[str, ...]:
+    """Who may sign a request: for `join` the island's learner, or the syncer that carries it from another bucket; else
+    the operator."""
+    return (learner_signer(island.name), LOG) if kind == "join" and island is not None else (OPERATOR,)
+
+
+def is_signed_request(keyring: Unsigned, request: Request, key: str, data: bytes) -> bool:
+    return any(keyring.authenticates(signer, key, data) for signer in signers_of(request.kind, request.island))
 
 
 def ask(
@@ -111,7 +116,8 @@ def ask(
     number = state.next_request
     while True:
         key, request = request_key(number), Request(number, kind, nonce, time, reason, island, learner, to)
-        signer = signer_of(kind, island)
+        signers = signers_of(kind, island)
+        signer = next((signer for signer in signers if keyring.holds(signer)), signers[0])
         mine = keyring.sign(signer, key, encode(request))
         if (yield from create_signed(keyring, signer, key, mine)) == mine:
             return number

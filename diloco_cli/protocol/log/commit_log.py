@@ -25,7 +25,18 @@ from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState, apply
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import KEY_HINT, KEYLESS, LOG, UNSIGNED, Checksummed, Secret, SignatureError, Unsigned, body_of
+from diloco_cli.signing import (
+    KEY_HINT,
+    LOG,
+    UNSIGNED,
+    Checksummed,
+    Keyring,
+    Secret,
+    SignatureError,
+    Unsigned,
+    body_of,
+    short_key,
+)
 from diloco_cli.store.port import Created
 
 SNAPSHOT_EVERY = 64
@@ -65,24 +76,25 @@ def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, .
         if data == before or is_whole(data, where):
             break
     assert data is not None
-    run = with_keys(parse_format(data, where), secret, data, where)
+    run = with_keys(parse_format(data, where), secret, where)
     if signs_as:
         require_keys(run, secret, signs_as, where)
     return run
 
 
 def is_whole(data: bytes, where: str) -> bool:
-    """Whether these are a format's undamaged bytes, as far as can be checked without a key."""
+    """Whether these are a format's undamaged bytes."""
     try:
         parse_format(data, where)
-    except RecordError:
+    except (RecordError, SignatureError):
         return False
     return True
 
 
 def parse_format(data: bytes, where: str) -> RunFormat:
     """Raises RecordError for bytes that are damaged or no format, also for a format that ends with a signature although
-    its fields say that the run has none: then that field is damaged."""
+    its fields say that the run has none: then that field is damaged. A signed format is checked with the operator's key
+    that it names itself; `with_keys` says whether that is the right operator."""
     run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", FORMAT_SCHEMA)
     if run.schema < FORMAT_SCHEMA:
         raise RecordError(
@@ -94,7 +106,10 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
     if run.signing is not None:
-        return replace(run, keyring=KEYLESS)
+        keyring = Keyring(run.run_id, run.signing.operator)
+        if not keyring.authenticates(LOG, FORMAT_KEY, data):
+            raise SignatureError(f"the run's format {keyring.wrong}", where=f"{where}/{FORMAT_KEY}")
+        return replace(run, keyring=keyring)
     checksums = Checksummed(run.run_id)
     signed = run.checksums or body_of(data) != data
     if signed and not (run.checksums and checksums.authenticates(LOG, FORMAT_KEY, data)):
@@ -102,22 +117,19 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     return replace(run, keyring=checksums) if run.checksums else run
 
 
-def with_keys(run: RunFormat, secret: Secret | None, data: bytes, where: str) -> RunFormat:
-    """The run with the keys that `secret` gives for it; `data` are the bytes of its FORMAT.json. Raises UsageError for
-    another run's key, SignatureError if the format is not signed with the run's key."""
+def with_keys(run: RunFormat, secret: Secret | None, where: str) -> RunFormat:
+    """The run with the keys that `secret` gives for it. Raises UsageError for another operator's or run's key."""
     if run.signing is None or secret is None:
         return run
     keyring = secret.keyring(run.run_id)
-    for signer in filter(None, (LOG, secret.signer)):
-        named = run.signing.id_of(signer)
-        if (named is not None or signer == LOG) and named != keyring.key_id(signer):
-            raise UsageError(
-                f"the key {keyring.key_id(signer)} is not the one that run {run.name} names for {signer}: {named}",
-                where=secret.where,
-                hint="give the run's own key (a learner's is made for one run), or none to read unchecked",
-            )
-    if not keyring.authenticates(LOG, FORMAT_KEY, data):
-        raise SignatureError("the run's format is not signed with the run's key", where=f"{where}/{FORMAT_KEY}")
+    hint = "give the run's own key (one that was handed over is made for one run), or none to believe FORMAT.json"
+    if keyring.operator != run.signing.operator:
+        here, named = short_key(keyring.operator), short_key(run.signing.operator)
+        what = f"the operator's key {here} is not the one that run {run.name} names: {named}"
+        raise UsageError(what, where=secret.where, hint=hint)
+    if misfits := keyring.misfits():
+        what = f"the key for {misfits[0]} is not the one for run {run.name}: it was made for another run"
+        raise UsageError(what, where=secret.where, hint=hint)
     return replace(run, keyring=keyring)
 
 

@@ -16,7 +16,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
 SCHEMA = 5  # of records: an offer counts for the slot that it names, and for no other
-FORMAT_SCHEMA = 6  # of FORMAT.json: the one that this version reads and writes
+FORMAT_SCHEMA = 7  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 
 RequestKind = Literal["stop", "resume", "join", "readmit", "rollback", "gc"]

@@ -28,7 +28,7 @@ from diloco_cli.protocol.actors.inbox import (
 )
 from diloco_cli.protocol.actors.membership import refusal_of_island
 from diloco_cli.protocol.actors.merging import read_payload
-from diloco_cli.protocol.actors.requests import ask, signer_of
+from diloco_cli.protocol.actors.requests import ask, is_signed_request
 from diloco_cli.protocol.log.commit_log import LOOKS, read_signed
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
 from diloco_cli.protocol.log.keys import delta_key, heartbeat_key, incarnation_key, offer_key
@@ -200,7 +200,7 @@ class Relay:
         island = request.island
         if request.kind != "join" or island is None or island.region != self.region:
             return None
-        return request if self.run.keyring.authenticates(signer_of("join", island), key, data) else None
+        return request if is_signed_request(self.run.keyring, request, key, data) else None
 
     # -- offers ---------------------------------------------------------------------------------------------------
 

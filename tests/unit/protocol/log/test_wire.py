@@ -15,7 +15,7 @@ from diloco_cli.config.codec import MAX_DEPTH
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.records import Offer, RunFormat, Timings
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
-from diloco_cli.signing import MAX_TAIL_BYTES, Keyring, learner_signer
+from diloco_cli.signing import MAX_TAIL_BYTES, Secret, learner_signer
 from tests.unit.protocol.log.test_golden import RECORDS
 
 SIGNER = learner_signer("l" * 63)
@@ -76,7 +76,7 @@ def test_the_longest_record_is_read_also_when_it_is_signed() -> None:
         return {"reason": "x" * length}
 
     longest = MAX_RECORD_BYTES - MAX_TAIL_BYTES - len(encode(record(0)))
-    signed = Keyring("id", {SIGNER: bytes(32)}).sign(SIGNER, "key", encode(record(longest)))
+    signed = Secret("x" * 32, "TEST").keyring("id").sign(SIGNER, "key", encode(record(longest)))
     assert decode_plain(signed, "here")["reason"] == "x" * longest
     with pytest.raises(RecordError, match="more than"):
         encode(record(longest + 1))
