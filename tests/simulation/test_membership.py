@@ -14,6 +14,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors.requests import ask as ask_for
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.signing import MAX_TAIL_BYTES
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import asked, command, done, state_of
 from tests.simulation.sweeps import check, finished
@@ -117,9 +118,9 @@ def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(
 
 @pytest.mark.parametrize(
     "fields",
-    [{"infra": "x" * (MAX_RECORD_BYTES - 700)}, {"accelerator": "cpu" * 100}, {"accelerator": "\x1b[2J"},
-     {"region": "no/name"}, {"num_accelerators": 0}, {"num_accelerators": 1 << 60}, {"micro_batch_tokens": 0},
-     {"micro_batch_tokens": 1 << 60}],
+    [{"infra": "x" * (MAX_RECORD_BYTES - MAX_TAIL_BYTES - 450)}, {"accelerator": "cpu" * 100},
+     {"accelerator": "\x1b[2J"}, {"region": "no/name"}, {"num_accelerators": 0}, {"num_accelerators": 1 << 60},
+     {"micro_batch_tokens": 0}, {"micro_batch_tokens": 1 << 60}],
     ids=["a record's length", "long", "control characters", "no name", "none", "too many", "no pass", "beyond a batch"],
 )  # fmt: skip
 def test_what_a_newcomer_says_of_its_machine_enters_no_log_unchecked(fields: dict[str, Any]) -> None:
