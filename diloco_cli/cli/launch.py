@@ -32,7 +32,8 @@ def launch(
     overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
 ) -> None:
-    """Start a run: learners of every region and the syncer; watch, restart what dies."""
+    """Start a run: learners of every region and the syncer; watch, restart what dies. Ctrl-C stops the run if all of it
+    is here; else it ends what runs here, and the run goes on."""
     if backend != "local":
         raise UsageError(
             f"unknown backend {backend!r}; allowed: local",

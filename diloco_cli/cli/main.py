@@ -118,8 +118,8 @@ def _full_disk(error: OSError) -> NoSpaceError:
 
 
 def _flush() -> None:
-    """If the reader has gone (`| head`), buffered output must not cause an error at exit."""
+    """If the reader has gone (`| head`, a closed terminal), buffered output must not cause an error at exit."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,7 @@ def resume(
     detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
 ) -> None:
-    """Go on with a run from its bucket alone; living units are adopted."""
+    """Go on with a run from its bucket alone; living units are adopted. Ctrl-C ends what runs here; the run goes on."""
     from diloco_cli.cli.supervision import go_on
     from diloco_cli.runtime.runs import remember_run
 

@@ -12,7 +12,7 @@ def stop(
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Stop a run cleanly; `diloco resume` goes on with it."""
+    """Stop a run cleanly, on all machines; `diloco resume` goes on with it."""
     opened = open_run(run)
     state = head_of(opened)
     if state.phase == "RUNNING":

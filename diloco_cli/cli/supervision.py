@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,9 @@ from diloco_cli.launch.local_units import (
 )
 from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.runtime.ending import Participants, SupervisionEvent, SupervisionResult, last_words
 from diloco_cli.runtime.logs import StoreWords
-from diloco_cli.runtime.restart import SupervisionEvent, SupervisionResult
-from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.supervisor import WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.deadline import Deadline
 
@@ -50,7 +51,7 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
         talk("an earlier stop request was never carried out: withdrawn")
     if detach:
         return _detached(opened, region, as_json, command, folder)
-    return supervise_run(opened, units, region is None, command, as_json)
+    return supervise_run(opened, units, region, command, as_json)
 
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, folder: Path | None) -> int:
@@ -67,17 +68,26 @@ def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, 
     return 0
 
 
-def supervise_run(opened: OpenRun, units: list[UnitSpec], whole_run: bool, command: str, as_json: bool) -> int:
-    """Watch until the run ends here; print its summary; return the exit status."""
+def supervise_run(opened: OpenRun, units: list[UnitSpec], region: str | None, command: str, as_json: bool) -> int:
+    """Watch until the run ends here, or this machine leaves; print its summary; return the exit status."""
+    whole = None
+    if command == "launch" and region is None:
+        whole = WholeRun(
+            partial(_participants, opened, units), partial(operator_of(opened).request_stop, "interrupted")
+        )
     with ProgressDisplay(opened) as progress:
         outcome = supervise(
-            opened.name,
-            units,
-            run_state=_phase_reader(opened),
-            on_event=progress.tell,
-            request_stop=partial(operator_of(opened).request_stop, "interrupted") if whole_run else None,
+            opened.name, units, run_state=_phase_reader(opened), on_event=progress.tell, whole_run=whole
         )
-    return _report(opened, outcome, command, as_json)
+    with suppress(OSError):  # the terminal has gone
+        _report(opened, outcome, units, region, command, as_json)
+    return outcome.exit_status
+
+
+def _participants(opened: OpenRun, units: list[UnitSpec]) -> Participants:
+    from diloco_cli.observe.participants import participants_of
+
+    return participants_of(boxed(opened, Deadline(LOOK_S)).facts(), [unit.name for unit in units])
 
 
 def _phase_reader(opened: OpenRun) -> Callable[[], str]:
@@ -93,11 +103,29 @@ def _phase_reader(opened: OpenRun) -> Callable[[], str]:
     return phase
 
 
-def _report(opened: OpenRun, outcome: SupervisionResult, command: str, as_json: bool) -> int:
+def _report(
+    opened: OpenRun, outcome: SupervisionResult, units: list[UnitSpec], region: str | None, command: str, as_json: bool
+) -> None:  # fmt: skip
     if outcome.reason in ("interrupted", "stopped"):
         talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.name}")
-    print_summary(boxed(opened, Deadline(LOOK_S)), command, as_json)
-    return outcome.exit_status
+    try:
+        print_summary(boxed(opened, Deadline(LOOK_S)), command, as_json)
+    finally:  # the last lines on the screen, also where the bucket does not answer
+        if outcome.reason == "left":
+            _say_last_words(opened, outcome, units, region)
+
+
+def _say_last_words(
+    opened: OpenRun, outcome: SupervisionResult, units: list[UnitSpec], region: str | None
+) -> None:  # fmt: skip
+    participants = None
+    with suppress(DilocoError):
+        participants = _participants(opened, units)
+    only = "" if region is None else f" --region {region}"
+    serve = f"diloco syncer {opened.format.home_of(opened.url)}"
+    served = syncer_may_start(opened.format, [unit for unit in units if unit.name in outcome.left])
+    for line in last_words(f"diloco resume {opened.url}{only}", serve, outcome.left, served, participants):
+        talk(line)
 
 
 def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
@@ -141,7 +169,8 @@ class ProgressDisplay:
         self._ended.set()
         self._thread.join(2.0)
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):  # the terminal has gone
+                self._live.stop()
 
     def tell(self, event: SupervisionEvent) -> None:
         """One line about a unit."""
@@ -155,6 +184,10 @@ class ProgressDisplay:
             self._live.console.print(line, markup=False)
 
     def _loop(self) -> None:
+        with suppress(OSError):  # the terminal has gone: there is nobody to talk to
+            self._show()
+
+    def _show(self) -> None:
         from diloco_cli.observe.render import plain_line, status_view
 
         while not self._ended.wait(SCREEN_EVERY_S if self._live else LINE_EVERY_S):

@@ -39,7 +39,7 @@ from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import parameter_facts
 
 HOSTED_LEAVE_S = 3.0
-CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 4 s after SIGTERM
+CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 8 s after SIGTERM
 
 
 @dataclass(frozen=True)

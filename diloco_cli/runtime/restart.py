@@ -1,13 +1,10 @@
-"""Whether, when and why a unit that ended is started again. Pure: a function of (exits, now, policy).
-
-`Ending`: how a supervision ends: what asked for it, and how long units may take to leave.
-"""
+"""Whether, when and why a unit that ended is started again. Pure: a function of (exits, now, policy)."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
@@ -26,8 +23,6 @@ HOPELESS_STATUSES = {
 }
 REASONS = (DONE_STATUSES, OUTSIDE_STATUSES, HOPELESS_STATUSES)
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-SIGNAL_STATUS_BASE = 128
-ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped"}
 
 
 @dataclass(frozen=True)
@@ -140,79 +135,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-EventKind = Literal[
-    "started", "adopted", "ended", "held", "released", "done", "failed", "stopping", "terminated", "killed", "fenced"
-]
-Reason = Literal["finished", "stopped", "interrupted", "fenced", "failed"]
-
-
-@dataclass(frozen=True)
-class SupervisionEvent:
-    """One line for people. `unit` is None if it concerns all."""
-
-    kind: EventKind
-    unit: str | None
-    text: str
-
-
-@dataclass(frozen=True)
-class SupervisionResult:
-    """How a supervision ended. `signum` is the signal that interrupted it."""
-
-    reason: Reason
-    signum: int | None
-
-    @property
-    def exit_status(self) -> int:
-        if self.reason == "interrupted":
-            return SIGNAL_STATUS_BASE + (self.signum or 2)
-        return FENCED_STATUS if self.reason == "fenced" else 0
-
-
-@dataclass(frozen=True)
-class StopPolicy:
-    """Bounds of a clean stop, from its beginning; together below 10 s.
-
-    Units that can read in the bucket that the run has ended, or will stop, have `leave_s` before they get
-    SIGTERM; if no stop request was written, they get it at once. A unit that lives after `kill_s` gets SIGKILL.
-    """
-
-    leave_s: float = 4.0
-    kill_s: float = 8.0
-    give_up_s: float = 9.5
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The reason for the end, and its times on the monotonic clock."""
-
-    reason: Reason
-    text: str
-    terminate_at_s: float
-    kill_at_s: float
-    give_up_at_s: float
-
-
-def next_ending(
-    ending: Ending | None, num_signals: int, run_state: str | None, now_s: float, policy: StopPolicy
-) -> Ending | None:
-    """The ending that follows from the signals and the run's state in the bucket: a signal takes precedence over the
-    run's own end, and a second signal kills at once."""
-    if ending is not None and num_signals >= 2:
-        return replace(ending, terminate_at_s=now_s, kill_at_s=min(now_s, ending.kill_at_s))
-    if num_signals:
-        if ending is not None and ending.reason == "interrupted":
-            return ending
-        delay_s = policy.leave_s if ending is None else 0.0
-        fresh = begin_ending("interrupted", "asked to stop; ask again to stop at once", now_s, delay_s, policy)
-        return fresh if ending is None else replace(fresh, kill_at_s=ending.kill_at_s)
-    if ending is None and run_state in ENDINGS:
-        return begin_ending(ENDINGS[run_state], f"the run is {run_state}", now_s, policy.leave_s, policy)
-    return ending
-
-
-def begin_ending(reason: Reason, text: str, now_s: float, delay_s: float, policy: StopPolicy) -> Ending:
-    """An ending whose SIGTERM comes after `delay_s`."""
-    return Ending(reason, text, now_s + delay_s, now_s + policy.kill_s, now_s + policy.give_up_s)

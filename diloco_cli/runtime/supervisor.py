@@ -1,42 +1,43 @@
-"""Keeps the units of a run alive on this machine until the run ends, is stopped, or cannot go on.
+"""Keeps the units of a run alive on this machine until the run ends, is stopped, or cannot go on, or until a signal
+tells this machine to leave.
 
-It takes in signals (`SignalCount`) and the run's state in the bucket (`Asking`) without waiting for either.
+It takes in signals and the run's state in the bucket (hearing.py) without waiting for either; ending.py says what
+follows from them.
 """
 
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import FrameType
-from typing import Any
+from dataclasses import dataclass
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
-from diloco_cli.runtime.registry import SUPERVISOR, log_path, supervisor_lock
-from diloco_cli.runtime.restart import (
-    DONE_STATUSES,
+from diloco_cli.runtime.ending import (
     ENDINGS,
-    FENCED_STATUS,
+    Answer,
     Ending,
     EventKind,
-    Exit,
+    Participants,
     Reason,
-    RestartPolicy,
     StopPolicy,
     SupervisionEvent,
     SupervisionResult,
+    answer_alone,
+    answer_to_ctrl_c,
     begin_ending,
-    decide,
-    describe_exit,
+    drain_text,
     next_ending,
 )
+from diloco_cli.runtime.hearing import Asking, OnceInBackground, SignalCount
+from diloco_cli.runtime.registry import SUPERVISOR, log_path, supervisor_lock
+from diloco_cli.runtime.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
 from diloco_cli.runtime.supervised import SupervisedUnit
 from diloco_cli.runtime.units import UnitEvent, UnitSpec, UnitState, bound_log
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
+PARTICIPANTS_S = 2.0  # how long to wait for the bucket to say who takes part
 AFTER_DECISION: dict[str, tuple[UnitEvent, EventKind]] = {
     "restart": (UnitEvent.DIED, "ended"),
     "done": (UnitEvent.FINISHED, "done"),
@@ -44,93 +45,12 @@ AFTER_DECISION: dict[str, tuple[UnitEvent, EventKind]] = {
 }
 
 
-class SignalCount:
-    """Counts signals to stop. An ignored signal stays ignored (`nohup`). Only the main thread can count signals."""
+@dataclass(frozen=True)
+class WholeRun:
+    """Of a `launch` of the whole run, which Ctrl-C may stop. Both calls ask the bucket, and may be slow or fail."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> SignalCount:
-        if threading.current_thread() is threading.main_thread():
-            for signum in STOP_SIGNALS:
-                if signal.getsignal(signum) is not signal.SIG_IGN:
-                    self._previous[signum] = signal.signal(signum, self._hear)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
-
-    def _hear(self, signum: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.first = self.first or signum
-
-
-class Asking:
-    """Calls `ask` again and again in a thread, so that a slow store never delays a restart."""
-
-    def __init__(self, ask: Callable[[], str], every_s: float) -> None:
-        self._ask = ask
-        self._every_s = every_s
-        self._ended = threading.Event()
-        self._answered = threading.Event()
-        self._bug: Exception | None = None
-        self._thread = threading.Thread(target=self._loop, name="run-state", daemon=True)
-        self._answer: str | None = None
-        self.trouble: str | None = None
-
-    def __enter__(self) -> Asking:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-
-    @property
-    def answer(self) -> str | None:
-        """The latest answer, None before the first; raises an undeclared error of `ask`, because that is a bug."""
-        if self._bug is not None:
-            raise self._bug
-        return self._answer
-
-    def fresh_answer(self, timeout_s: float) -> str | None:
-        """An answer to a question asked after this call, or the latest one if none comes in time."""
-        for _ in range(2):  # the first answer may come from a call of `ask` that began before
-            self._answered.clear()
-            self._answered.wait(timeout_s / 2)
-        return self.answer
-
-    def _loop(self) -> None:
-        while not self._ended.is_set():
-            try:
-                self._answer = self._ask()
-                self.trouble = None
-            except DilocoError as error:
-                self.trouble = str(error)
-            except Exception as error:
-                self._bug = error
-                self._ended.set()
-            self._answered.set()
-            self._ended.wait(self._every_s)
-
-
-class OnceInBackground:
-    """One call in a thread; `trouble` is why it failed."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-        self.trouble: str | None = None
-        self._thread = threading.Thread(target=self._run, name="request-stop", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._call()
-        except Exception as error:
-            # The units are stopped by signals all the same; the supervisor reports the error.
-            self.trouble = f"{type(error).__name__}: {error}"
+    participants: Callable[[], Participants]
+    request_stop: Callable[[], object]
 
 
 def supervise(
@@ -139,7 +59,7 @@ def supervise(
     *,
     run_state: Callable[[], str],
     on_event: Callable[[SupervisionEvent], None],
-    request_stop: Callable[[], object] | None = None,
+    whole_run: WholeRun | None = None,
     signals: SignalCount | None = None,
     poll_s: float = 0.2,
     state_every_s: float = 1.0,
@@ -150,14 +70,15 @@ def supervise(
 
     `run_state` tells the state of the run in the bucket: FINISHED or STOPPED ends the supervision,
     any other text does not; it is asked in a thread and may be slow or raise a declared error. The first
-    SIGINT, SIGTERM or SIGHUP calls `request_stop`, also in a thread, and waits for the units to leave, with
-    signals in the end; the second kills them. `signals`: for a caller outside the main thread, which gets none.
+    SIGINT, SIGTERM or SIGHUP ends the units of this machine: learners drain, then syncers end; the run goes on. Only
+    SIGINT may stop the run, if `whole_run` is given and all of the run lives here (`ending.answer_to_ctrl_c`). A
+    second signal kills the units. `signals`: for a caller outside the main thread, which gets none.
     Raises RunFailedError if all syncers, or all learners, ended too often, and RefusedError if another
     supervisor of the run lives on this machine.
     """
     _check(units)
     with supervisor_lock(run_name), signals or SignalCount() as heard, Asking(run_state, state_every_s) as asking:
-        return Supervisor(run_name, units, asking, heard, on_event, request_stop, restart, stop).run(poll_s)
+        return Supervisor(run_name, units, asking, heard, on_event, whole_run, restart, stop).run(poll_s)
 
 
 class Supervisor:
@@ -170,7 +91,7 @@ class Supervisor:
         asking: Asking,
         signals: SignalCount,
         on_event: Callable[[SupervisionEvent], None],
-        request_stop: Callable[[], object] | None,
+        whole_run: WholeRun | None,
         restart: RestartPolicy,
         stop: StopPolicy,
     ) -> None:
@@ -179,11 +100,15 @@ class Supervisor:
         self._asking = asking
         self._signals = signals
         self._on_event = on_event
-        self._request_stop = request_stop
+        self._whole_run = whole_run
         self._restart = restart
         self._stop = stop
         self._ending: Ending | None = None
-        self._request: OnceInBackground | None = None
+        self._answer: Answer | None = None
+        self._looked_from_s: float | None = None
+        self._look: OnceInBackground[Participants] | None = None
+        self._request: OnceInBackground[object] | None = None
+        self._left: tuple[str, ...] = ()
 
     def run(self, poll_s: float) -> SupervisionResult:
         while True:
@@ -199,14 +124,45 @@ class Supervisor:
 
     def _listen(self) -> None:
         """Begins an ending if the signals or the run's state ask for one."""
-        ending = next_ending(self._ending, self._signals.count, self._asking.answer, monotonic_s(), self._stop)
+        if self._signals.count and self._answer is None and self._ending is None:
+            self._answer = self._answer_to_signal(self._signals.first or signal.SIGTERM)
+        ending = next_ending(
+            self._ending, self._signals.count, self._answer, self._asking.answer, monotonic_s(), self._stop
+        )
         if ending is None:
             return
-        if self._ending is None and ending.reason == "interrupted" and self._request_stop is not None:
-            self._request = OnceInBackground(self._request_stop)
         if self._ending is None or self._ending.reason != ending.reason:
-            self._tell("stopping", None, ending.text)
+            self._begin(ending, self._ending is None)
         self._ending = ending
+
+    def _answer_to_signal(self, signum: int) -> Answer | None:
+        """What the first signal is taken for; None while the bucket is asked who takes part."""
+        alone = answer_alone(signum, self._whole_run is not None)
+        if alone is not None or self._whole_run is None:
+            return alone
+        if self._look is None or self._looked_from_s is None:
+            self._look, self._looked_from_s = OnceInBackground(self._whole_run.participants), monotonic_s()
+            self._tell("stopping", None, "asked to stop: looking who else takes part in the run")
+        if not self._look.done and monotonic_s() - self._looked_from_s < PARTICIPANTS_S:
+            return None
+        return answer_to_ctrl_c({name: name in self._living() for name in self._names()}, self._look.result)
+
+    def _begin(self, ending: Ending, first: bool) -> None:
+        self._left = self._living()
+        if ending.reason == "left":
+            learners, syncers = self._living("learner"), self._living("syncer")
+            self._tell("leaving", None, drain_text(ending.text, learners, syncers))
+            return
+        if first and ending.reason == "interrupted" and self._whole_run is not None:
+            self._request = OnceInBackground(self._whole_run.request_stop)
+        self._tell("stopping", None, ending.text)
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(unit.spec.name for unit in self.units)
+
+    def _living(self, kind: str | None = None) -> tuple[str, ...]:
+        alive = (unit.spec for unit in self.units if unit.state is UnitState.RUNNING)
+        return tuple(spec.name for spec in alive if kind in (None, spec.kind))
 
     def _advance(self, unit: SupervisedUnit) -> None:
         """One step of one unit, by its state."""
@@ -282,13 +238,13 @@ class Supervisor:
         ending, now_s = self._ending, monotonic_s()
         if ending is None:
             return False
-        unasked = self._request is None or self._request.trouble is not None
-        late = now_s >= ending.terminate_at_s or (ending.reason == "interrupted" and unasked)
+        unasked = ending.reason == "interrupted" and (self._request is None or self._request.trouble is not None)
+        learners_live = bool(self._living("learner"))
         for unit in (unit for unit in self.units if unit.state is UnitState.RUNNING):
             if now_s >= ending.kill_at_s:
                 if unit.kill():
                     self._tell("killed", unit.spec.name, "SIGKILL")
-            elif late and unit.terminate():
+            elif (unasked or ending.terminates(unit.spec.kind, learners_live, now_s)) and unit.terminate():
                 self._tell("terminated", unit.spec.name, "SIGTERM")
         return now_s >= ending.give_up_at_s
 
@@ -311,7 +267,7 @@ class Supervisor:
             raise _run_failed(self._run_name, failed)
         if self._request is not None and self._request.trouble:
             self._tell("stopping", None, f"the stop request was not written: {self._request.trouble}")
-        return SupervisionResult(reason, self._signals.first)
+        return SupervisionResult(reason, self._signals.first, self._left)
 
     def _reason_of_leaving(self, any_failed: bool) -> Reason:
         """Why all units have left by themselves, by the run's state in the bucket."""

@@ -29,6 +29,8 @@ from diloco_cli.runtime.registry import UnitRecord, log_path, write_unit
 
 Kind = Literal["learner", "syncer"]
 SYNCER = "syncer"
+DRAIN_S = 3.5  # for a learner's last offers after SIGTERM: a machine leaves within 10 s (ending.StopPolicy)
+_PROGRAM = (sys.executable, "-m", "diloco_cli")
 MAX_LOG_BYTES = 16 * 1024 * 1024
 TRY_AGAIN_ERRNOS = frozenset({11, 12, 23, 24})  # EAGAIN, ENOMEM, ENFILE, EMFILE
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -55,12 +57,12 @@ class UnitSpec:
 
 def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
     """A learner's unit. `--name=VALUE` is one word, so that a value can never become an option."""
-    command = (sys.executable, "-m", "diloco_cli", "learner", f"--run={run_url}", f"--name={name}")
+    command = (*_PROGRAM, "learner", f"--drain={DRAIN_S:g}s", f"--run={run_url}", f"--name={name}")
     return UnitSpec(name, "learner", command, thread_environment(threads))
 
 
 def syncer_unit(run_url: str, *, threads: int) -> UnitSpec:
-    command = (sys.executable, "-m", "diloco_cli", "syncer", f"--run={run_url}")
+    command = (*_PROGRAM, "syncer", f"--run={run_url}")
     return UnitSpec(SYNCER, "syncer", command, thread_environment(threads))
 
 

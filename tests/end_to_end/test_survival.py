@@ -54,7 +54,8 @@ def test_everything_dead_at_once_resumes_from_the_last_commit(playground: Playgr
 
 
 def test_a_run_resumes_without_this_machines_own_files(playground: Playground, tmp_path: Path) -> None:
-    """Another machine has the bucket and nothing else; Ctrl-C stops it cleanly there, `stop` needs no syncer."""
+    """Another machine has the bucket and nothing else; Ctrl-C ends what runs there, and the run waits in its bucket;
+    `stop` needs no syncer."""
     playground.islands("iowa", "ohio")
     playground.launch(tokens=10_000_000)
     playground.wait_for(lambda s: s["commit"] >= 4)
@@ -73,5 +74,9 @@ def test_a_run_resumes_without_this_machines_own_files(playground: Playground, t
     assert time.monotonic() - began < 12
     assert supervisor.returncode == 130, err
     assert "Traceback" not in err + out
+    assert "Ctrl-C stops a run only in the `launch` that has all of it" in err
+    assert "nothing of the run is left elsewhere: it waits in its bucket" in err
+    assert playground.json("status", url)["state"] != "STOPPED"
+    assert playground.run("stop", url, "--timeout", "1").returncode == 0
     assert playground.json("status", url)["state"] == "STOPPED"
     assert playground.json("verify", url)["ok"]

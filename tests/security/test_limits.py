@@ -14,8 +14,8 @@ import pytest
 from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.runtime.ending import StopPolicy, SupervisionEvent
 from diloco_cli.runtime.registry import log_path
-from diloco_cli.runtime.restart import StopPolicy, SupervisionEvent
 from diloco_cli.runtime.supervisor import supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.virtual.world import Actor

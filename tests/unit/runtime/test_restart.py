@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from diloco_cli.protocol.log.states import IllegalStateError
-from diloco_cli.runtime.restart import Exit, RestartPolicy, StopPolicy, decide, next_ending
+from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
 from diloco_cli.runtime.units import LAST_STATES, TRANSITIONS, UnitEvent, UnitState, next_state
 
 POLICY = RestartPolicy()
@@ -97,41 +95,3 @@ def test_every_state_but_the_last_ones_can_be_left_and_no_last_one_can():
     assert {*TRANSITIONS.values()} == set(UnitState)
     with pytest.raises(IllegalStateError, match="DONE"):
         next_state(UnitState.DONE, UnitEvent.DUE)
-
-
-def ending_after(*heard: tuple[int, str | None]):
-    ending = None
-    steps = []
-    for second, (num_signals, state) in enumerate(heard):
-        ending = next_ending(ending, num_signals, state, float(second), StopPolicy())
-        steps.append(ending)
-    return steps
-
-
-def test_nothing_heard_ends_nothing():
-    assert ending_after((0, None), (0, "RUNNING")) == [None, None]
-
-
-@pytest.mark.parametrize(("state", "reason"), [("FINISHED", "finished"), ("STOPPED", "stopped")])
-def test_the_end_of_the_run_leaves_units_time_to_leave(state, reason):
-    first, second = ending_after((0, state), (0, state))
-    assert first == second
-    assert (first.reason, first.terminate_at_s, first.kill_at_s) == (reason, 4.0, 8.0)
-
-
-def test_an_interruption_ends_and_a_second_one_kills_at_once():
-    first, second, third = ending_after((1, "RUNNING"), (1, "STOPPED"), (2, "STOPPED"))
-    assert first == second
-    assert (first.reason, first.kill_at_s) == ("interrupted", 8.0)
-    assert third.kill_at_s == third.terminate_at_s == 2.0
-
-
-def test_an_interruption_of_an_ending_run_does_not_prolong_it():
-    first, second = ending_after((0, "FINISHED"), (1, "FINISHED"))
-    assert (second.reason, second.terminate_at_s, second.kill_at_s) == ("interrupted", 1.0, first.kill_at_s)
-
-
-def test_endings_take_at_most_ten_seconds():
-    ending = ending_after((1, None))[0]
-    assert ending.kill_at_s < ending.give_up_at_s <= 10.0
-    assert all(a <= b for a, b in pairwise([ending.terminate_at_s, ending.kill_at_s, ending.give_up_at_s]))

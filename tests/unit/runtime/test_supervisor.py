@@ -15,10 +15,12 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
 from diloco_cli.runtime.detach import start_detached
+from diloco_cli.runtime.ending import Participants, StopPolicy, SupervisionEvent, SupervisionResult
+from diloco_cli.runtime.hearing import SignalCount
 from diloco_cli.runtime.identity import is_alive, signal_process
 from diloco_cli.runtime.registry import UnitRecord, hold, living_supervisor, log_path, read_unit, release
-from diloco_cli.runtime.restart import RestartPolicy, StopPolicy, SupervisionEvent, SupervisionResult
-from diloco_cli.runtime.supervisor import SignalCount, supervise
+from diloco_cli.runtime.restart import RestartPolicy
+from diloco_cli.runtime.supervisor import WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec, learner_unit, start_unit, syncer_unit
 from tests.waiting import wait_until
 
@@ -29,8 +31,8 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 STOP = StopPolicy(leave_s=0.3, kill_s=1.0, give_up_s=2.0)
 SUPERVISOR = """
 import sys
-from diloco_cli.runtime.restart import StopPolicy
-from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.ending import Participants, StopPolicy
+from diloco_cli.runtime.supervisor import WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec
 command = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
 units = [UnitSpec(name, "learner", command) for name in ("a", "b")]
@@ -39,7 +41,8 @@ def show(event):
 def stop_request():
     print("stop request written", flush=True)
 out = supervise(
-    "nano", units, run_state=lambda: "RUNNING", on_event=show, request_stop=stop_request, poll_s=0.02,
+    "nano", units, run_state=lambda: "RUNNING", on_event=show, poll_s=0.02,
+    whole_run=WholeRun(lambda: Participants(("a", "b")), stop_request),
     stop=StopPolicy(leave_s=0.5, kill_s=6.0),
 )
 print(out.reason, out.exit_status, flush=True)
@@ -73,7 +76,7 @@ class Supervision:
 
     def stop(self) -> SupervisionResult | None:
         """As if one signal had come; until all have left."""
-        self.signals.count = 1
+        self.signals.count, self.signals.first = 1, signal.SIGINT
         return self.join()
 
     def join(self) -> SupervisionResult | None:
@@ -205,11 +208,15 @@ def test_a_slow_or_failing_store_delays_no_restart(eventually):
         first = up("a")
         kill("a")
         eventually(lambda: pid_of("a") not in {None, first}, 2.0)
-        assert run.stop().reason == "interrupted"
+        assert run.stop().reason == "left"
+
+
+def whole(*islands: str, request_stop=lambda: None, participants=None) -> WholeRun:
+    return WholeRun(participants or (lambda: Participants(islands)), request_stop)
 
 
 def test_a_stop_request_that_hangs_does_not_hinder_the_stop():
-    with Supervision(unit("a"), request_stop=lambda: sleep_s(5.0)) as run:
+    with Supervision(unit("a"), whole_run=whole("a", request_stop=lambda: sleep_s(5.0))) as run:
         up("a")
         began_s = monotonic_s()
         run.stop()
@@ -219,7 +226,7 @@ def test_a_stop_request_that_hangs_does_not_hinder_the_stop():
 def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path):
     request = tmp_path / "stop"
     heedful = f"import os, time\nwhile not os.path.exists({str(request)!r}): time.sleep(0.01)"
-    with Supervision(unit("a", heedful), request_stop=request.touch) as run:
+    with Supervision(unit("a", heedful), whole_run=whole("a", request_stop=request.touch)) as run:
         up("a")
         run.stop()
     assert run.kinds("a") == ["started", "done"]
@@ -229,12 +236,51 @@ def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated():
     def fail() -> None:
         raise StoreError("forbidden")
 
-    with Supervision(unit("a"), request_stop=fail, stop=StopPolicy()) as run:
+    with Supervision(unit("a"), whole_run=whole("a", request_stop=fail), stop=StopPolicy()) as run:
         up("a")
         began_s = monotonic_s()
         run.stop()
         assert monotonic_s() - began_s < 1.0
     assert "forbidden" in run.events[-1].text
+
+
+def test_ctrl_c_leaves_the_run_to_those_who_joined(eventually):
+    asked = []
+    participants = lambda: Participants(("a",), joined=("spot",))  # noqa: E731
+    with Supervision(
+        unit("a"), whole_run=whole(participants=participants, request_stop=lambda: asked.append(1))
+    ) as run:
+        up("a")
+        outcome = run.stop()
+    assert (outcome.reason, outcome.left, asked) == ("left", ("a",), [])
+    assert any(e.kind == "leaving" and "spot takes part elsewhere" in e.text for e in run.events)
+
+
+def test_ctrl_c_leaves_if_the_bucket_does_not_say_in_time_who_takes_part(monkeypatch):
+    monkeypatch.setattr("diloco_cli.runtime.supervisor.PARTICIPANTS_S", 0.2)
+    asked = []
+    slow = whole(participants=lambda: sleep_s(5.0), request_stop=lambda: asked.append(1))
+    with Supervision(unit("a"), whole_run=slow) as run:
+        up("a")
+        began_s = monotonic_s()
+        assert run.stop().reason == "left"
+        assert monotonic_s() - began_s < 2.0
+    assert asked == []
+
+
+def test_a_syncer_lives_until_the_learners_beside_it_have_drained(tmp_path):
+    order = tmp_path / "order"
+    says = "import signal, sys, time\ndef end(*_):\n time.sleep({0}); open({1!r}, 'a').write({2!r}); sys.exit(143)\n"
+    says += "signal.signal(signal.SIGTERM, end); print('up', flush=True)\nwhile True: time.sleep(0.05)"
+    units = [unit(name, says.format(0.4, str(order), name), kind) for name, kind in (("b", "syncer"), ("a", "learner"))]
+    with Supervision(*units, stop=StopPolicy()) as run:
+        for name in ("a", "b"):
+            up(name)
+            wait_until(lambda name=name: b"up" in log_path(RUN, name).read_bytes())
+        began_s = monotonic_s()
+        assert run.stop().left == ("b", "a")
+        assert monotonic_s() - began_s < 3.0, "the syncer need not wait for the whole drain"
+    assert order.read_text() == "ab"
 
 
 def test_a_closed_terminal_does_not_end_the_supervision(eventually):
@@ -294,15 +340,16 @@ def test_units_outlive_a_killed_supervisor_and_the_next_one_adopts_them(supervis
     assert second.stdout.readline().startswith("ended a ended after")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_one_signal_stops_cleanly(supervisor_process, signum):
+@pytest.mark.parametrize(("signum", "stops"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, False)])
+def test_one_signal_ends_what_runs_here_and_only_ctrl_c_stops_the_run(supervisor_process, signum, stops):
     child = supervisor_process()
     assert up("a") and up("b")
     began_s = monotonic_s()
     child.send_signal(signum)
     told, _ = child.communicate(timeout=10)
     assert monotonic_s() - began_s < 4.0
-    assert "stop request written" in told
+    assert ("stop request written" in told) == stops
+    assert ("the run itself goes on" in told) != stops
     assert "killed a" not in told
     assert child.returncode == 128 + signum
     assert pid_of("a") is pid_of("b") is None
@@ -334,7 +381,7 @@ def test_a_detached_supervisor_registers_and_can_be_stopped(eventually):
     assert up("a") and up("b")
     signal_process(identity, signal.SIGTERM)
     eventually(lambda: not is_alive(identity))
-    assert "interrupted 143" in log_path(RUN, "supervisor").read_text()
+    assert "left 143" in log_path(RUN, "supervisor").read_text()
 
 
 @pytest.mark.parametrize(("status", "kind"), [(3, InfeasibleError), (1, RunFailedError)])
@@ -416,3 +463,12 @@ def test_a_learner_cannot_have_a_reserved_or_bad_name(name):
 def test_names_must_be_unique():
     with pytest.raises(UsageError, match="unique"):
         supervise(RUN, [unit("a"), unit("a")], run_state=str, on_event=print)
+
+
+def test_a_terminal_that_closes_asks_once_however_often_it_says_so():
+    with SignalCount() as heard:
+        for signum in (signal.SIGHUP, signal.SIGHUP):
+            os.kill(os.getpid(), signum)
+        assert (heard.count, heard.first) == (1, signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard.count == 2

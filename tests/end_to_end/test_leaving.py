@@ -1,0 +1,130 @@
+"""Two machines, which are two homes here, share one bucket: one of them leaves, and the run goes on on the other."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.end_to_end.conftest import Playground, playing
+from tests.end_to_end.test_survival import learner
+from tests.waiting import wait_until
+
+URL = "quickstart/bucket/quickstart"
+TAKES_TERMINAL = """
+import fcntl, runpy, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+runpy.run_module("diloco_cli", run_name="__main__")
+"""
+SLOW = "{{name: {0}, region: {1}, accelerators: 'cpu:1', emulate: {{slowdown: 4}}}}"
+
+
+@contextmanager
+def two_machines(place: Playground) -> Iterator[Playground]:
+    """The first has island ann and the syncer; yields the second, which may start island bob of the same run."""
+    islands = "".join(f"  - {SLOW.format(name, region)}\n" for name, region in (("ann", "east"), ("bob", "west")))
+    inventory = place.directory / "quickstart" / "inventory.yaml"
+    inventory.write_text(f"version: 1\nstore: {{url: bucket}}\nislands:\n{islands}")
+    place.launch(100_000_000, "--region", "east")
+    place.wait_for(lambda s: s["commit"] >= 2)
+    second = Playground.__new__(Playground)
+    second.directory = place.directory
+    second.environment = {**place.environment, "DILOCO_HOME": str(place.directory / ".second")}
+    yield second
+    for pid in second.pids().values():
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
+def goes_on(place: Playground) -> None:
+    """The run merges what the first machine's island offers, and nobody has stopped it."""
+    at = place.json("status", "quickstart")["commit"]
+    status = place.wait_for(lambda s: s["commit"] >= at + 4)
+    assert status["state"] != "STOPPED" and learner(status, "ann")["incarnation"] == 1
+    assert "supervisor" in place.pids() and psutil.pid_exists(place.pids()["supervisor"])
+
+
+def bob_trains(place: Playground, incarnation: int) -> None:
+    def trains(status: dict[str, object]) -> bool:
+        bob = learner(status, "bob")
+        return bob["incarnation"] == incarnation and bob["state"] == "TRAINING" and bob["behind"] == 0
+
+    place.wait_for(trains)
+
+
+def on_a_terminal(second: Playground, *words: str) -> tuple[subprocess.Popen[bytes], Callable[[], None]]:
+    """`diloco` with a terminal of its own, and what closes that."""
+    master, slave = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", TAKES_TERMINAL, *words], cwd=second.directory, env=second.environment,
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    return child, lambda: os.close(master)
+
+
+def test_a_machine_that_gets_a_signal_or_loses_its_terminal_ends_its_own_units_and_the_run_goes_on(
+    playground: Playground,
+) -> None:
+    with two_machines(playground) as second:
+        for incarnation, signum in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), 1):
+            supervisor = second.start("resume", URL, "--region", "west")
+            bob_trains(playground, incarnation)
+            os.kill(supervisor.pid, signum)
+            out, err = supervisor.communicate(timeout=15)
+            assert supervisor.returncode == 128 + signum, err
+            assert "bob offers its last deltas" in err and "killed" not in err
+            assert "left the run without stopping it; ended here: bob. Come back: diloco resume file://" in err
+            assert "--region west" in err and "not here: syncer on " in err
+            assert "Traceback" not in err + out and not psutil.pid_exists(second.pids()["bob"])
+            goes_on(playground)
+        child, close = on_a_terminal(second, "resume", URL, "--region", "west")
+        bob_trains(playground, 4)
+        close()
+        assert child.wait(15) == 128 + signal.SIGHUP
+        wait_until(lambda: not psutil.pid_exists(second.pids()["bob"]))
+        goes_on(playground)
+        assert playground.run("stop", "quickstart").returncode == 0
+        assert playground.json("verify", "quickstart")["ok"]
+
+
+def test_ctrl_c_in_the_launch_that_has_all_of_the_run_stops_it_and_says_why(tmp_path: Path) -> None:
+    with playing(tmp_path) as place:
+        place.islands("ann")
+        settings = ["--set", "model.preset=gpt-pico", "--set", "train.batch_tokens=256", "--set", "sync.every=16"]
+        supervisor = place.start("launch", "quickstart/run.yaml", *settings, "--set", "train.tokens=100M")
+        wait_until(lambda: "syncer" in place.pids())
+        place.wait_for(lambda s: s["commit"] >= 2)
+        os.kill(supervisor.pid, signal.SIGINT)
+        _, err = supervisor.communicate(timeout=15)
+        assert supervisor.returncode == 130, err
+        assert "stopping the run: all of the run is here (ann and syncer), and nobody has joined" in err
+        assert place.json("status", "quickstart")["state"] == "STOPPED"
+
+
+def test_a_machine_that_leaves_with_the_syncer_says_that_none_is_left(playground: Playground) -> None:
+    with two_machines(playground) as second:
+        other = second.start("resume", URL, "--region", "west")
+        bob_trains(playground, 1)
+        os.kill(playground.pids()["supervisor"], signal.SIGTERM)
+        wait_until(lambda: not psutil.pid_exists(playground.pids()["supervisor"]))
+        said = playground.log("supervisor")
+        assert "no syncer is left: bob, if alive, trains on up to the drift bound" in said
+        assert not psutil.pid_exists(playground.pids()["syncer"])
+        assert other.poll() is None and psutil.pid_exists(second.pids()["bob"])
+        serving = second.start("syncer", URL)
+        try:
+            at = playground.json("status", URL)["commit"]
+            playground.wait_for(lambda s: s["commit"] >= at + 3 and s["syncer"]["epoch"] == 2)
+        finally:
+            os.kill(other.pid, signal.SIGTERM)
+            other.communicate(timeout=15)
+            serving.kill()
+            serving.communicate()
