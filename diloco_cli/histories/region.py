@@ -16,10 +16,10 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.options import REGION
 from diloco_cli.histories.processes import Process
-from diloco_cli.histories.replayer import OfferId, ViolationError, expect
+from diloco_cli.histories.replayer import OfferId, ViolationError, expect, offer_bytes
 from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, offer_key, weights_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Operation, Sleep, Steps, There
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
@@ -132,5 +132,5 @@ class Region:
             key = weights_key(output["fragment"], output["version"], output["epoch"], output["weights_digest"])
             expect(self.bucket.get(key) is not None, "9", f"{key} is not in the region's bucket")
         for offer_id, data in published.items():
-            here, there = self.bucket.get(offer_key(*offer_id)), home.get(offer_key(*offer_id))
+            here, there = (offer_bytes(bucket, self.history.run, offer_id) for bucket in (self.bucket, home))
             expect(here == data and there in (data, None), "7", f"offer {offer_id} has other bytes than it published")

@@ -15,8 +15,10 @@ from diloco_cli.protocol.log.keys import (
     read_snapshot_key,
     read_version_key,
 )
-from diloco_cli.protocol.log.records import RegionStore, RunFormat
+from diloco_cli.protocol.log.places import genuine_of
+from diloco_cli.protocol.log.records import MergedOffer, RegionStore, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Store
 
 PAGE = 1000
@@ -59,6 +61,17 @@ def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
         found.mismatches.append(f"{key}: not what the home bucket holds")
 
 
+def _same_offer(found: MirrorCheck, run: RunFormat, home: Store, there: Store, item: MergedOffer) -> None:
+    key, signer = offer_key(item.learner, item.incarnation, item.seq), learner_signer(item.learner)
+    found.objects += 1
+    mine, theirs = (
+        genuine_of(lambda at, store=store: store.get(at, MAX_RECORD_BYTES), run.keyring, signer, key)  # type: ignore[misc]
+        for store in (home, there)
+    )
+    if mine != theirs:
+        found.mismatches.append(f"{key}: not what the home bucket holds")
+
+
 def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store) -> None:
     bound = {island.name for island in run.all_islands if island.region == found.region}
     while (data := home.get(commit_key(found.commits + found.behind), MAX_RECORD_BYTES)) is not None:
@@ -73,7 +86,7 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
                 found.mismatches.append(f"{key}: not what the home bucket holds")
         for item in decode(Commit, data, key).inputs:
             if item.learner in bound:
-                _same(found, home, there, offer_key(item.learner, item.incarnation, item.seq))
+                _same_offer(found, run, home, there, item)
     for key in _listed(there, "commit/"):
         if key < commit_key(found.commits):
             continue

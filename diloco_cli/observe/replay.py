@@ -29,6 +29,7 @@ from diloco_cli.protocol.log.keys import (
     state_key,
     weights_key,
 )
+from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.rules.merging import as_logged
@@ -195,10 +196,12 @@ class LogVerifier:
     def _offer(self, item: MergedOffer, fragment: int) -> Offer | None:
         """The offer that the log names, if it is there and says what the log says."""
         key = offer_key(item.learner, item.incarnation, item.seq)
-        data = self._present(key, MAX_RECORD_BYTES)
+        data, signer = self._present(key, MAX_RECORD_BYTES), learner_signer(item.learner)
         if data is None:
             return None
-        self._expect_signed(learner_signer(item.learner), key, data)
+        if not self.run.keyring.authenticates(signer, key, data):
+            data = genuine_of(lambda at: self.store.get(at, MAX_RECORD_BYTES), self.run.keyring, signer, key) or data
+        self._expect_signed(signer, key, data)
         try:
             offer = decode(Offer, data, key)
         except RecordError as error:

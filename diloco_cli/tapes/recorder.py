@@ -14,10 +14,12 @@ from diloco_cli.observe.bookkeeping import disagreements
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key, offer_key, read_inner_key
+from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import Beginning, Event, MergedOffer, Offer, OfferId, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Store
 from diloco_cli.tapes.needs import Save, TrackId
 
@@ -47,7 +49,7 @@ def record(store: Store, run: RunFormat) -> Tape:
         inputs |= {offer: (item, output.fragment) for (offer, _), item in zip(taken, commit.inputs, strict=True)}
     if not merges:
         raise TryAgainError(f"run {run.name} has no merge yet: there is nothing to record", hint="diloco status")
-    return Tape(run, tuple(_read_tracks(store, inputs)), tuple(merges))
+    return Tape(run, tuple(_read_tracks(store, run, inputs)), tuple(merges))
 
 
 def _log(store: Store, run: RunFormat) -> Iterator[tuple[Commit, RunState]]:
@@ -58,7 +60,7 @@ def _log(store: Store, run: RunFormat) -> Iterator[tuple[Commit, RunState]]:
         yield decode(Commit, data, key), state
 
 
-def _read_tracks(store: Store, inputs: dict[OfferId, tuple[MergedOffer, int]]) -> list[Track]:
+def _read_tracks(store: Store, run: RunFormat, inputs: dict[OfferId, tuple[MergedOffer, int]]) -> list[Track]:
     """The tracks of the merged offers, and the tracks whose saved moments those began with."""
     wanted: dict[TrackId, _Wanted] = {}
     for learner, incarnation, seq in inputs:
@@ -68,7 +70,7 @@ def _read_tracks(store: Store, inputs: dict[OfferId, tuple[MergedOffer, int]]) -
     waiting = deque(sorted(wanted))
     while waiting:
         number = waiting.popleft()
-        tracks[number], save = _read_track(store, number, wanted[number], inputs)
+        tracks[number], save = _read_track(store, run, number, wanted[number], inputs)
         if save is not None:
             source = wanted.setdefault(save[:2], _Wanted())
             if save[2] not in source.saves:
@@ -78,13 +80,13 @@ def _read_tracks(store: Store, inputs: dict[OfferId, tuple[MergedOffer, int]]) -
 
 
 def _read_track(
-    store: Store, number: TrackId, wanted: _Wanted, inputs: dict[OfferId, tuple[MergedOffer, int]]
+    store: Store, run: RunFormat, number: TrackId, wanted: _Wanted, inputs: dict[OfferId, tuple[MergedOffer, int]]
 ) -> tuple[Track, Save | None]:
     """One incarnation's events, from its offers up to the last one needed."""
     began, events, missing = None, [], set(wanted.saves)
     seq = 0
     while seq <= wanted.last_seq or missing:
-        offer, key = _read_offer(store, (*number, seq))
+        offer, key = _read_offer(store, run, (*number, seq))
         item = inputs.get(offer.id)
         if item is not None:
             _expect(not disagreements(offer, *item), key, "it is not the offer that the log names")
@@ -113,9 +115,9 @@ def _read_track(
     return track, save
 
 
-def _read_offer(store: Store, offer: OfferId) -> tuple[Offer, str]:
-    key = offer_key(*offer)
-    data = store.get(key, MAX_RECORD_BYTES)
+def _read_offer(store: Store, run: RunFormat, offer: OfferId) -> tuple[Offer, str]:
+    key, signer = offer_key(*offer), learner_signer(offer[0])
+    data = genuine_of(lambda at: store.get(at, MAX_RECORD_BYTES), run.keyring, signer, key)
     if data is None:
         raise DataCheckError("this run cannot be recorded: this offer, or what comes after it, is missing", where=key)
     found = decode(Offer, data, key)

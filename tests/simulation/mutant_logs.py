@@ -112,8 +112,8 @@ class Undiscerning(Inbox):
     def open(self, state: RunState, now_s: float) -> None:
         super().open(without_watermarks(state), now_s)
 
-    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
-        return super()._receive(box, data, key, without_watermarks(state))
+    def _receive(self, box: Mailbox, data: bytes | None, state: RunState) -> None:
+        super()._receive(box, data, without_watermarks(state))
 
     def sort_out(self, state: RunState) -> None:
         super().sort_out(without_watermarks(state))

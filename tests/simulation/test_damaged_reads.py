@@ -75,6 +75,6 @@ def naive(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]
 
 
 def test_who_believes_a_damaged_answer_leaves_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "create_signed", naive)
+    monkeypatch.setattr(joining, "create_placed", naive)
     found = next((found for seed in range(SHOWN_BY, 400) if (found := lived(seed, doubtful(seed)).violation)), None)
     assert found is not None and "gave way" in found.text, found

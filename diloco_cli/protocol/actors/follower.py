@@ -11,13 +11,14 @@ from typing import Any
 
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.decisions import is_over
-from diloco_cli.protocol.actors.joining import fetch_weights, newer_incarnation
+from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.observer import Incarnation
 from diloco_cli.protocol.actors.ports import Values
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
+from diloco_cli.protocol.log.places import ClaimWatch
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
@@ -158,6 +159,7 @@ class Follower:
     def follow(self) -> Steps[None]:
         """Follow until the learner leaves. Raises FencedError when a newer incarnation has its place."""
         next_heartbeat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
+        claims = ClaimWatch(self._learner.run.keyring, self._learner.name, self._learner.joined.incarnation)
         while not self.leaves:
             now_s: float = yield Now()
             if now_s >= next_heartbeat_s:
@@ -165,7 +167,9 @@ class Follower:
                 yield from self.send_heartbeat()
             if now_s >= next_fence_s:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
-                yield from self._check_fence()
+                if (yield from claims.look()) is not None:
+                    mine = f"incarnation {self._learner.joined.incarnation} of {self._learner.name}"
+                    raise FencedError(f"a newer process has taken the place of {mine}")
             if now_s >= next_look_s:
                 if (yield from self.look()):
                     next_look_s = yield Now()
@@ -184,11 +188,6 @@ class Follower:
         learner = self._learner
         own_s = learner.watch.expected_slot_s(learner.progress.round_steps, learner.run.num_fragments)
         return expected_slot_s(0.0 if self.state.window is None else self.state.window.slot_s, own_s)
-
-    def _check_fence(self) -> Steps[None]:
-        name, incarnation = self._learner.name, self._learner.joined.incarnation
-        if (yield from newer_incarnation(name, incarnation, self._learner.run.keyring)):
-            raise FencedError(f"a newer process has taken the place of incarnation {incarnation} of {name}")
 
     def send_heartbeat(self) -> Steps[None]:
         yield Put(heartbeat_key(self._learner.name), encode(self.heartbeat()))

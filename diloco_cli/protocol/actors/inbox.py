@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from diloco_cli.protocol.log.commit_log import read_signed
-from diloco_cli.protocol.log.keys import incarnation_key, offer_key
+from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.places import ClaimWatch, FoundOffer, next_offer
 from diloco_cli.protocol.log.records import Offer, Outcome, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal
 from diloco_cli.protocol.rules.polling import SHORT_SLOT_S, expected_slot_s, next_request_s
-from diloco_cli.signing import learner_signer
+from diloco_cli.signing import Unsigned
 
-MAX_CLAIMS_PER_LOOK = 8  # of one learner's incarnations: a flood must not starve the others
-MAX_OFFERS_PER_POLL = 8  # of one learner, for the same reason
+MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
+MAX_BYTES_PER_POLL = 1 << 20  # of one learner's offers, for the same reason; the last of a portion may go beyond it
 MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most one a fragment
 MAX_OLD_MAILBOXES = 8  # of one learner, beside its newest
 RETIRE_S = 120.0
@@ -32,7 +32,9 @@ MAX_OUTCOMES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a
 class PolledMailbox:
     """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next.
 
-    `slot_s`: the time between offers as the learner states it; expected_slot_s limits it by the run's pace."""
+    `place`: of the next offer, if objects of others lie at those before it; `held_until_s`: when to look again behind a
+    flood of them. `slot_s`: the time between offers as the learner states it; expected_slot_s limits it by the run's
+    pace."""
 
     learner: str
     incarnation: int
@@ -42,11 +44,35 @@ class PolledMailbox:
     slot_s: float = 0.0
     next_request_s: float = 0.0
     asked_s: float = -inf
+    place: int = 0
+    held_until_s: float = -inf
+
+    def look(self, keyring: Unsigned, now_s: float, usual_slot_s: float) -> Steps[FoundOffer]:
+        """Look for the next offer."""
+        found = yield from next_offer(keyring, self.learner, self.incarnation, self.next_seq, self.place)
+        self.place = found.place
+        if found.flooded:
+            self.held_until_s = now_s + max(usual_slot_s, SHORT_SLOT_S)
+        return found
+
+    def passed(self) -> None:
+        """The next offer has been dealt with."""
+        self.next_seq, self.place = self.next_seq + 1, 0
+
+    def skip_to(self, seq: int) -> None:
+        """All offers before `seq` have been dealt with."""
+        if seq > self.next_seq:
+            self.next_seq, self.place = seq, 0
 
     def asked(self, now_s: float, usual_slot_s: float) -> None:
         """No further offer is there now: choose when to ask again."""
         self.asked_s = now_s
         self.next_request_s = next_request_s(self.found_s, now_s, expected_slot_s(self.slot_s, usual_slot_s))
+
+
+def kept_mailboxes(known: int, newest: int) -> range:
+    """The incarnations beyond `known` whose offers are asked for, when `newest` is found to be the newest."""
+    return range(max(known + 1, newest - MAX_OLD_MAILBOXES), newest + 1)
 
 
 def replaced(old: Iterable[tuple[str, int]], newest: PolledMailbox, now_s: float) -> list[tuple[str, int]]:
@@ -68,13 +94,17 @@ class Mailbox(PolledMailbox):
 class Inbox:
     """All pending offers, and when each learner was last heard (seconds on the syncer's clock).
 
-    `withheld(learner, incarnation, seq)`: whether an offer must not be read yet (see protocol/regions/relays.py)."""
+    `withheld(learner, incarnation, seq)`: whether an offer must not be read yet; `claimed(learner)`: the newest
+    incarnation that has been seen elsewhere (0: none). See protocol/regions/relays.py. `claims`: where each learner's
+    claims stand."""
 
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
     heard_s: dict[str, float] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
+    claimed: Callable[[str], int] = lambda learner: 0
+    claims: dict[str, ClaimWatch] = field(default_factory=dict)
     _sorted_for: RunState | None = None  # the state for which sort_out was last done, if no offer came since
 
     def open(self, state: RunState, now_s: float) -> None:
@@ -91,24 +121,25 @@ class Inbox:
         """Ask for the offers of a learner that was just admitted; it counts as alive once it is heard."""
         self._box(learner, 1)
 
-    def newest_incarnation(self, learner: str) -> int:
-        return max((incarnation for name, incarnation in self.mailboxes if name == learner), default=0)
-
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
         """Look for new incarnations of all islands, also of those that have joined since."""
         for island in state.with_members(self.run).all_islands:
-            newest = self.newest_incarnation(island.name)
-            for _ in range(MAX_CLAIMS_PER_LOOK):
-                key = incarnation_key(island.name, newest + 1)
-                claim = yield from read_signed(self.run.keyring, learner_signer(island.name), key)
-                if claim is None:
-                    break
-                newest += 1
-                self._box(island.name, newest).since_s = now_s
-                if self._is_by(island.name, key, claim):
-                    self.heard_s[island.name] = now_s
-            if newest > 0:
-                self._retire(island.name, self._box(island.name, newest), now_s)
+            watch = self._watch(island.name, state)
+            known = watch.newest
+            yield from watch.look()
+            watch.newest = max(watch.newest, self.claimed(island.name))
+            if watch.newest > known:
+                self.heard_s[island.name] = now_s
+            for incarnation in kept_mailboxes(known, watch.newest):
+                self._box(island.name, incarnation).since_s = now_s
+            if watch.newest > 0:
+                self._retire(island.name, self._box(island.name, watch.newest), now_s)
+
+    def _watch(self, learner: str, state: RunState) -> ClaimWatch:
+        if learner not in self.claims:
+            newest = max((number for name, number in self.mailboxes if name == learner), default=0)
+            self.claims[learner] = ClaimWatch(self.run.keyring, learner, max(newest, state.learner(learner).floor))
+        return self.claims[learner]
 
     def _retire(self, learner: str, newest: Mailbox, now_s: float) -> None:
         old = (
@@ -121,9 +152,9 @@ class Inbox:
         """Fetch offers that have appeared. Where slots are long, only from the mailboxes that are due; with
         `everywhere` from all. A mailbox asked at `now_s` is not asked again. False if no mailbox was asked."""
         always = everywhere or slot_s < SHORT_SLOT_S
-        boxes = [box for box in self.mailboxes.values() if box.asked_s < now_s]
+        boxes = [b for b in self.mailboxes.values() if b.asked_s < now_s and b.held_until_s <= now_s]
         due = [box for box in boxes if always or now_s >= box.next_request_s]
-        yield from self._fetch(due, state, now_s)
+        yield from self._fetch(due, state, now_s, slot_s)
         for box in due:
             box.asked(now_s, slot_s)
         return bool(due)
@@ -134,51 +165,56 @@ class Inbox:
         yield from self.look_for_incarnations(state, now_s)
         left = list(self.mailboxes.values())
         for _ in range(MAX_PORTIONS):
-            left = yield from self._fetch(left, state, now_s)
+            left = yield from self._fetch(left, state, now_s, 0.0)
             if not left:
                 return
 
-    def _fetch(self, boxes: list[Mailbox], state: RunState, now_s: float) -> Steps[list[Mailbox]]:
+    def _fetch(self, boxes: list[Mailbox], state: RunState, now_s: float, slot_s: float) -> Steps[list[Mailbox]]:
         """Fetch a portion from each mailbox, then sort it out to make room. Returns the boxes that may hold more."""
         left = []
         for box in sorted(boxes, key=lambda b: (b.learner, b.incarnation)):
-            for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
-                if self.withheld(box.learner, box.incarnation, box.next_seq):
-                    break
-                key = offer_key(box.learner, box.incarnation, box.next_seq)
-                data = yield from read_signed(self.run.keyring, learner_signer(box.learner), key)
-                if data is None:
-                    break
-                if self._receive(box, data, key, state):
-                    self.heard_s[box.learner] = box.found_s = now_s
-            else:
+            if (yield from self._fetch_portion(box, state, now_s, slot_s)):
                 left.append(box)
         if self._sorted_for is not state:
             self.sort_out(state)
         return left
 
-    def _receive(self, box: Mailbox, data: bytes, key: str, state: RunState) -> bool:
-        """Take in one offer's bytes. Whether the learner itself wrote them, well formed or not."""
+    def _fetch_portion(self, box: Mailbox, state: RunState, now_s: float, slot_s: float) -> Steps[bool]:
+        """Fetch some offers of one mailbox; True if there may be more."""
+        num_bytes = 0
+        for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
+            if self.withheld(box.learner, box.incarnation, box.next_seq):
+                return False
+            found = yield from box.look(self.run.keyring, now_s, slot_s)
+            if found.data is None and not found.damaged:
+                return False
+            self._receive(box, found.data, state)
+            self.heard_s[box.learner] = box.found_s = now_s
+            num_bytes += len(found.data or b"")
+            if num_bytes > MAX_BYTES_PER_POLL:
+                break
+        return True
+
+    def _receive(self, box: Mailbox, data: bytes | None, state: RunState) -> None:
+        """Take in one offer's bytes, which the learner itself has written, well formed or not; None: they are damaged
+        for good."""
         seq = box.next_seq
-        box.next_seq += 1
+        box.passed()
         known = state.learner(box.learner)
         if box.incarnation == known.floor and known.has_outcome(seq):
-            return True
-        if not self._is_by(box.learner, key, data):
+            return
+        if data is None:
             self.outcomes.append(Outcome(box.learner, box.incarnation, seq, 0, "bad_signature"))
-            return False
+            return
+        key = offer_key(box.learner, box.incarnation, seq)
         try:
             offer = decode(Offer, data, key)
             if offer.id != (box.learner, box.incarnation, seq) or not is_well_formed(offer):
                 raise RecordError("the offer is not what an honest learner writes under this key", where=key)
         except RecordError:
             self.outcomes.append(Outcome(box.learner, box.incarnation, seq, 0, "bad_record"))
-            return True
+            return
         self.deliver(offer)
-        return True
-
-    def _is_by(self, learner: str, key: str, data: bytes) -> bool:
-        return self.run.keyring.authenticates(learner_signer(learner), key, data)
 
     def deliver(self, offer: Offer) -> None:
         """Take in a well-formed offer."""

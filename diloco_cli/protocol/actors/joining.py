@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
-from diloco_cli.protocol.log.commit_log import claim_number, create_signed, read_log, read_signed
+from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import (
     delta_key,
-    incarnation_key,
     max_fragment_bytes,
     offer_key,
     read_inner_key,
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
+from diloco_cli.protocol.log.places import MAX_PLACES, claim_incarnation, create_placed, next_offer
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 
 WAIT_FOR_GENESIS_S = 0.1
-MAX_FORGED_CLAIMS = 64  # claims in a row that are checked for a genuine one
+MAX_PREDECESSORS = 16
 REMEMBERED = 16  # the newest saves; an older one is hardly worth going back to
 
 
@@ -60,11 +60,9 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         yield Sleep(WAIT_FOR_GENESIS_S)
         state = yield from read_log(run, state)
     known = state.learner(learner)
-    incarnation = yield from claim_number(
-        claim, max(1, known.floor), lambda i: incarnation_key(learner, i), run.keyring, learner_signer(learner)
-    )
+    incarnation = yield from claim_incarnation(run.keyring, learner, claim, known.floor)
     offers: list[Offer] = []
-    for earlier in range(max(1, known.floor), incarnation):
+    for earlier in predecessors(max(1, known.floor), incarnation):
         last = yield from _newest_offer(run, learner, earlier, known.next_seq if earlier == known.floor else 0)
         offers += [] if last is None else [last]
     head = (yield from read_log(run, state)) if offers else state  # an earlier process may have gone on for long
@@ -73,29 +71,34 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     return Joined(incarnation, state, data_start, inner, head.n)
 
 
+def predecessors(floor: int, incarnation: int) -> list[int]:
+    """The incarnations whose offers a new one reads. Each began after what those MAX_PREDECESSORS before it had
+    published, so these are enough; if an older one offers late, the log refuses an overlap (rules/eligibility.py)."""
+    newest = range(max(floor, incarnation - MAX_PREDECESSORS), incarnation)
+    return [*range(floor, min(floor + 1, newest.start)), *newest]
+
+
 def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
     """The last offer of an incarnation: offers are dense, so the walk starts at the last one known to be settled."""
     newest: Offer | None = None
     seq = max(0, settled - 1)
     while True:
-        key = offer_key(learner, incarnation, seq)
-        data = yield from read_signed(run.keyring, learner_signer(learner), key)
-        if data is None:
+        found = yield from next_offer(run.keyring, learner, incarnation, seq, most=MAX_PLACES)
+        if found.data is None and not found.damaged:
             return newest
         with suppress(RecordError):  # the syncer refuses a bad offer; the next one may be good
-            found = decode(Offer, data, key)
-            newest = found if run.keyring.authenticates(learner_signer(learner), key, data) else newest
+            newest = newest if found.data is None else decode(Offer, found.data, offer_key(learner, incarnation, seq))
         seq += 1
 
 
 def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps[bytes]:
     """Write the payload, if there is one, then the offer that names it. Returns the offer's bytes. FencedError if
-    another process has written this offer."""
+    another process with the learner's key has written this offer."""
     if payload:
         yield Create(delta_key(*offer.id, offer.payload_digest), payload)
     key = offer_key(*offer.id)
     mine = keyring.sign(learner_signer(offer.learner), key, encode(offer))
-    if (yield from create_signed(keyring, learner_signer(offer.learner), key, mine)) != mine:
+    if (yield from create_placed(keyring, learner_signer(offer.learner), key, mine)) != mine:
         raise FencedError(f"another process publishes as incarnation {offer.incarnation} of {offer.learner}", where=key)
     return mine
 
@@ -113,18 +116,6 @@ def fetch_moments(key: str | None, max_bytes: int) -> Steps[bytes | None]:
         return None
     data: bytes | None = yield Get(key, max_bytes)
     return data if data is not None and key.endswith(digest(data)) else None
-
-
-def newer_incarnation(learner: str, incarnation: int, keyring: Unsigned = UNSIGNED) -> Steps[bool]:
-    """Whether another process has taken this learner's place. A claim not signed with the learner's key is ignored."""
-    for number in range(incarnation + 1, incarnation + 1 + MAX_FORGED_CLAIMS):
-        key = incarnation_key(learner, number)
-        claim = yield from read_signed(keyring, learner_signer(learner), key)
-        if claim is None:
-            return False
-        if keyring.authenticates(learner_signer(learner), key, claim):
-            return True
-    return False
 
 
 class Saves:

@@ -28,7 +28,6 @@ from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, 
 from diloco_cli.signing import (
     KEY_HINT,
     LOG,
-    UNSIGNED,
     Checksummed,
     Keyring,
     Secret,
@@ -43,7 +42,6 @@ SNAPSHOT_EVERY = 64
 RESTORE_HINT = "restore this object: an earlier version that the bucket keeps, or a region's copy, has the same bytes"
 LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
-KeyOf = Callable[[int], str]
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
 TRIES = 3  # of the newest snapshots; after that the log is read from commit 0
 
@@ -155,28 +153,33 @@ def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
     return None if data is None else fold(run, state, data)
 
 
-def read_signed(keyring: Unsigned, signer: str, key: str) -> Steps[bytes | None]:
+def read_signed(keyring: Unsigned, signer: str, key: str, at: str | None = None, same: int = 2) -> Steps[bytes | None]:
     """A record's bytes. Bytes that are not authentic may have been damaged in the read: they are read again until they
-    are authentic, or the same twice in a row."""
-    data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
+    are authentic, or the same `same` times in a row. `at`: where the record lies, if not under the key that it is
+    signed for (places.py)."""
+    at = at or key
+    data: bytes | None = yield Get(at, MAX_RECORD_BYTES)
+    equal = 1
     for _ in range(LOOKS - 1):
-        if data is None or keyring.authenticates(signer, key, data):
+        if data is None or equal == same or keyring.authenticates(signer, key, data):
             break
-        before, data = data, (yield Get(key, MAX_RECORD_BYTES))
-        if data == before:
-            break
+        before, data = data, (yield Get(at, MAX_RECORD_BYTES))
+        equal = equal + 1 if data == before else 1
     return data
 
 
-def create_signed(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]:
+def create_signed(
+    keyring: Unsigned, signer: str, key: str, mine: bytes, at: str | None = None, same: int = 2
+) -> Steps[bytes]:
     """Create a record, and return the bytes that then lie under the key: `mine`, or the record that was there before.
-    The bytes in the store's answer may be damaged, so others than `mine` are checked and read again."""
-    answer = yield Create(key, mine)
+    The bytes in the store's answer may be damaged, so others than `mine` are checked and read again. `at`, `same`: see
+    read_signed."""
+    answer = yield Create(at or key, mine)
     if isinstance(answer, Created):
         return mine
     if answer.data == mine or keyring.authenticates(signer, key, answer.data):
         return bytes(answer.data)
-    return (yield from read_signed(keyring, signer, key)) or bytes(answer.data)
+    return (yield from read_signed(keyring, signer, key, at, same)) or bytes(answer.data)
 
 
 def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
@@ -267,20 +270,14 @@ def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
     yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
 
 
-def claim_number(
-    claim: ProcessClaim, first: int, key_of: KeyOf, keyring: Unsigned = UNSIGNED, signer: str = LOG
-) -> Steps[int]:
-    """The first free number from `first` on, now claimed by this process: `incarnation` or `epoch`."""
-    number = first
-    while True:
-        mine = keyring.sign(signer, key_of(number), encode(replace(claim, number=number)))
-        if (yield from create_signed(keyring, signer, key_of(number), mine)) == mine:
-            return number
-        number += 1
-
-
 def claim_epoch(run: RunFormat, claim: ProcessClaim, state: RunState) -> Steps[int]:
-    return (yield from claim_number(claim, state.epoch + 1, epoch_key, run.keyring))
+    """The first free epoch after the log's, now claimed by this process."""
+    epoch = state.epoch + 1
+    while True:
+        mine = run.keyring.sign(LOG, epoch_key(epoch), encode(replace(claim, number=epoch)))
+        if (yield from create_signed(run.keyring, LOG, epoch_key(epoch), mine)) == mine:
+            return epoch
+        epoch += 1
 
 
 def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunState, bool]]:

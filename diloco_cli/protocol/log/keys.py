@@ -4,6 +4,7 @@
     epoch/<e>.json                               create-once: which syncer claims epoch e
     incarnation/<learner>/<i>.json               create-once: which process is incarnation i of a learner
     offer/<learner>/<i>/<seq>.json               create-once, dense: a learner offers a delta
+                                                 (claims and offers: or the next free place, see places.py)
     delta/<learner>/<i>/<seq>-<digest>           the delta itself, written before its offer
     state/<fragment>/<version>-<epoch>-<digest>  float32 parameters and outer momentum, written before the commit
     weights/<fragment>/<version>-<epoch>-<digest>  what learners download, written before the commit
@@ -57,6 +58,11 @@ def incarnation_key(learner: str, incarnation: int) -> str:
 
 def offer_key(learner: str, incarnation: int, seq: int) -> str:
     return f"offer/{learner}/{incarnation:08d}/{seq:010d}.json"
+
+
+def placed_key(key: str, place: int) -> str:
+    """Another place for the record of this key (see protocol/log/places.py); place 0 is the key itself."""
+    return key if place == 0 else f"{key.removesuffix('.json')}-{place}.json"
 
 
 def delta_key(learner: str, incarnation: int, seq: int, digest: str) -> str:

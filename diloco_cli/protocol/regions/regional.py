@@ -9,7 +9,7 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.regions.mirrors import HeadOf, Mirror
-from diloco_cli.protocol.regions.relays import PaceOf, Relay, Tell, withheld_by
+from diloco_cli.protocol.regions.relays import PaceOf, Relay, Tell, claimed_by, withheld_by
 
 TRIES_AGAIN_S = 5.0  # after an error that a repeated call does not end: no such bucket, a version lost at home
 
@@ -44,6 +44,8 @@ class RegionLink:
 
 
 def read_after_relays(syncer: Syncer, links: Mapping[str, RegionLink]) -> None:
-    """Keep the syncer from reading a region's learner's offer before the relay has seen it in the region's bucket."""
+    """Keep the syncer from reading a region's learner's offer before the relay has seen it in the region's bucket, and
+    let it know which incarnations the relay has seen there."""
     relays = {region: link.relay for region, link in links.items()}
     syncer.inbox.withheld = withheld_by(relays, syncer.run, lambda: syncer.state)
+    syncer.inbox.claimed = claimed_by(relays, syncer.run, lambda: syncer.state)

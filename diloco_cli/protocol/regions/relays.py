@@ -20,19 +20,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.actors.inbox import (
-    MAX_CLAIMS_PER_LOOK,
     MAX_OFFERS_PER_POLL,
     MAX_PENDING_ROUNDS,
     PolledMailbox,
+    kept_mailboxes,
     replaced,
 )
 from diloco_cli.protocol.actors.membership import refusal_of_island
 from diloco_cli.protocol.actors.merging import read_payload
 from diloco_cli.protocol.actors.requests import ask, is_signed_request
-from diloco_cli.protocol.log.commit_log import LOOKS, read_signed
+from diloco_cli.protocol.log.commit_log import LOOKS
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
 from diloco_cli.protocol.log.keys import delta_key, heartbeat_key, incarnation_key, offer_key
 from diloco_cli.protocol.log.operations import Create, Get, List, Now, Put, Sleep, Steps, There, there
+from diloco_cli.protocol.log.places import ClaimWatch, OccupiedError, create_placed, read_placed
 from diloco_cli.protocol.log.records import Offer, Request, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
@@ -76,6 +77,7 @@ class Relay:
     tell: Tell = lambda line: None
     boxes: dict[tuple[str, int], Box] = field(default_factory=dict)
     unheard: dict[tuple[str, int], str] = field(default_factory=dict)
+    claims: dict[str, ClaimWatch] = field(default_factory=dict)
     offers: int = 0
     _heartbeats: dict[str, bytes] = field(default_factory=dict)
     _after_request: str = ""
@@ -120,22 +122,30 @@ class Relay:
     # -- incarnations, heartbeats, requests ----------------------------------------------------------------------------
 
     def _incarnations(self, now_s: float) -> Steps[None]:
+        """Look for new incarnations, and carry home the claims of those whose offers are asked for."""
         state = self.head()
         for name in self._learners(state):
-            floor = max(1, state.learner(name).floor)
+            known = state.learner(name)
+            floor = max(1, known.floor)
             newest = max((number for learner, number in self.boxes if learner == name), default=floor - 1)
-            for _ in range(MAX_CLAIMS_PER_LOOK):
-                claim = yield from self._read(name, incarnation_key(name, newest + 1))
-                if claim is None:
-                    break
-                newest += 1
-                known = state.learner(name)
-                box = Box(name, newest, known.next_seq if newest == known.floor else 0, now_s)
-                if self._is_record(box, incarnation_key(name, newest), claim):
-                    yield from self._carry(box, incarnation_key(name, newest), claim)
-                self.boxes[name, newest] = box
-            if (name, newest) in self.boxes:
-                self._retire(self.boxes[name, newest], floor, now_s)
+            watch = self.claims.setdefault(name, ClaimWatch(self.run.keyring, name, newest))
+            yield from there(watch.look())
+            for number in kept_mailboxes(newest, watch.newest):
+                box = Box(name, number, known.next_seq if number == known.floor else 0, now_s)
+                yield from self._carry_claim(box)
+                self.boxes[name, number] = box
+            if (name, watch.newest) in self.boxes:
+                self._retire(self.boxes[name, watch.newest], floor, now_s)
+
+    def _carry_claim(self, box: Box) -> Steps[None]:
+        key = incarnation_key(box.learner, box.incarnation)
+        claim = yield from there(self._read(box, key))
+        if claim is not None and self._is_record(box, key, claim):
+            yield from self._carry_record(box, key, claim)
+
+    def claimed(self, learner: str) -> int:
+        """The newest incarnation of a learner that was seen in its own bucket; 0: none."""
+        return self.claims[learner].newest if learner in self.claims else 0
 
     def _retire(self, newest: Box, floor: int, now_s: float) -> None:
         older = {key for key in self.boxes if key[0] == newest.learner and key[1] != newest.incarnation}
@@ -209,34 +219,49 @@ class Relay:
         found_any = False
         for key in sorted(self.boxes):
             box = self.boxes[key]
-            if key in self.unheard or now_s < box.next_request_s:
+            if key in self.unheard or now_s < max(box.next_request_s, box.held_until_s):
                 continue
             for _ in range(MAX_OFFERS_PER_POLL):
-                if not (yield from self._carry_offer(box)):
+                if not (yield from self._carry_offer(box, now_s)):
                     break
                 box.found_s, found_any = now_s, True
             box.asked(now_s, self.pace())
         return found_any
 
-    def _carry_offer(self, box: Box) -> Steps[bool]:
+    def _carry_offer(self, box: Box, now_s: float) -> Steps[bool]:
         known = self.head().learner(box.learner)
         settled = known.next_seq if box.incarnation == known.floor else 0
-        box.next_seq = max(box.next_seq, settled)
+        box.skip_to(settled)
         if box.next_seq - settled >= MAX_PENDING_ROUNDS * self.run.num_fragments:
             return False  # a flood must not fill the home bucket
         key = offer_key(box.learner, box.incarnation, box.next_seq)
-        data = yield from self._read(box.learner, key)
-        if data is None or not self._is_record(box, key, data):
+        found = yield from there(box.look(self.run.keyring, now_s, self.pace()))
+        if found.damaged:
+            yield from self._carry_damaged(key)
+        elif found.data is None or not (yield from self._carry_sound(box, key, found.data)):
             return False
-        at_home = (yield Get(key, MAX_RECORD_BYTES)) if box.compares else None
+        box.passed()
+        self.offers += 1
+        return True
+
+    def _carry_sound(self, box: Box, key: str, data: bytes) -> Steps[bool]:
+        """Carry a genuine offer home, unless it is there; False if that failed."""
+        if not self._is_record(box, key, data):
+            return False
+        at_home = (yield from self._read(box, key)) if box.compares else None
         box.compares = at_home is not None
         if at_home is None:
-            if not ((yield from self._carry_payload(box, data, key)) and (yield from self._carry(box, key, data))):
-                return False
-        elif at_home != data and not (yield from self._agree(box, key, MAX_RECORD_BYTES)):
-            return False
-        box.next_seq, self.offers = box.next_seq + 1, self.offers + 1
-        return True
+            return (yield from self._carry_payload(box, data, key)) and (yield from self._carry_record(box, key, data))
+        return at_home == data or (yield from self._agree_on_record(box, key))
+
+    def _read(self, box: Box, key: str) -> Steps[bytes | None]:
+        return (yield from read_placed(self.run.keyring, learner_signer(box.learner), key)).data
+
+    def _carry_damaged(self, key: str) -> Steps[None]:
+        """Only at home can such an offer get its outcome."""
+        data = yield There(Get(key, MAX_RECORD_BYTES))
+        if data is not None:
+            yield Create(key, data)
 
     def _carry_payload(self, box: Box, data: bytes, key: str) -> Steps[bool]:
         """Carry an offer's payload if the offer is well formed; the syncer refuses any other. False if home has other
@@ -257,6 +282,18 @@ class Relay:
             return True
         return (yield from self._carry(box, delta_key(*offer.id, offer.payload_digest), payload))
 
+    def _carry_record(self, box: Box, key: str, data: bytes) -> Steps[bool]:
+        """Write a claim or an offer at home, past objects of others; False if home holds another one of its learner."""
+        try:
+            at_home = yield from create_placed(self.run.keyring, learner_signer(box.learner), key, data)
+        except OccupiedError as error:
+            return self._give_up(box, str(error))
+        return at_home == data or (yield from self._agree_on_record(box, key))
+
+    def _agree_on_record(self, box: Box, key: str) -> Steps[bool]:
+        same = (yield from self._read(box, key)) == (yield from there(self._read(box, key)))
+        return same or self._give_up(box, f"{key}: {OTHER_BYTES}")
+
     def _carry(self, box: Box, key: str, data: bytes) -> Steps[bool]:
         """Write the bytes at home; False if home holds other bytes under the key."""
         answer = yield Create(key, data)
@@ -268,9 +305,6 @@ class Relay:
         """Bytes that differ once may have been damaged in the read; if they differ twice, a person must look."""
         same = (yield Get(key, max_bytes)) == (yield There(Get(key, max_bytes)))
         return same or self._give_up(box, f"{key}: {OTHER_BYTES}")
-
-    def _read(self, learner: str, key: str) -> Steps[bytes | None]:
-        return (yield from there(read_signed(self.run.keyring, learner_signer(learner), key)))
 
     def _is_record(self, box: Box, key: str, data: bytes) -> bool:
         return len(data) <= MAX_RECORD_BYTES or self._give_up(box, f"{key}: it is larger than any record")
@@ -293,6 +327,17 @@ def withheld_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Ca
         return relay is not None and relay.withheld(learner, incarnation, seq)
 
     return withheld
+
+
+def claimed_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Callable[[str], int]:
+    """Inbox.claimed for a run with regions."""
+
+    def claimed(learner: str) -> int:
+        island = head().with_members(run).island(learner)
+        relay = None if island is None else relays.get(island.region)
+        return 0 if relay is None else relay.claimed(learner)
+
+    return claimed
 
 
 def _has_left(heartbeat: bytes) -> bool:

@@ -31,7 +31,7 @@ REASONS: dict[str, str] = {
     "bad_norms": "the norms that it claims are not those of its values",
     "norm_cap": "its norm is far above what this fragment has seen lately",
     "no_weight": "it brings no steps",
-    "bad_signature": "the offer is damaged, or not signed with its learner's key",
+    "bad_signature": "the offer is damaged: its learner has published the next one",
     "bad_record": "the offer itself is not well formed",
     "run_over": "the run ended",
 }
