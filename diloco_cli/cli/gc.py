@@ -71,7 +71,7 @@ def _discard_leftovers(url: str) -> None:
 def _survey(opened: OpenRun, state: RunState) -> tuple[int, dict[str, list[str]]]:
     from diloco_cli.protocol.actors.collection import floor_by_request, survey
 
-    floor = opened.perform(floor_by_request(state))
+    floor = opened.perform(floor_by_request(opened.format, state))
     if isinstance(floor, str):
         raise UsageError(floor, where=opened.name)
     return floor, opened.perform(survey(opened.format, state, floor))

@@ -115,7 +115,7 @@ RULES: Rules = {
         "rounds": Rule(readers.either("all", WHOLE)),
         "grace_s": Rule(at_least(0, quantity(parse_duration)), key="grace"),
     },
-    EvaluationSettings: {"every": Rule(WHOLE), "sequences": Rule(WHOLE)},
+    EvaluationSettings: {"every": Rule(WHOLE), "sequences": Rule(WHOLE), "jump": Rule(above(0, number))},
 }
 
 

@@ -167,10 +167,13 @@ class RetentionSettings:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """The OUTER parameters are evaluated every `every` rounds, on a number of held-out sequences."""
+    """The OUTER parameters are evaluated every `every` rounds, on a number of held-out sequences. `on_divergence`: what
+    follows when that loss has jumped by more than `jump` (and by more than protocol/rules/divergence.py allows)."""
 
     every: int = 5
     sequences: int = 64
+    on_divergence: Literal["rollback", "pause", "warn"] = "rollback"
+    jump: float = 0.25
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from diloco_cli.histories.stream import Stream
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, OfferId, ProcessClaim
+from diloco_cli.protocol.rules.rejudging import LeaveOut
 from diloco_cli.store.retry import MAX_PAUSE_S
 from diloco_cli.virtual.world import Actor, World
 
@@ -151,6 +152,9 @@ class SlowEvaluator:
             return False
         self._n, self._asked = n, 0
         return True
+
+    def try_without(self, trial: LeaveOut) -> bool:
+        return self.submit(trial.head, (), False)
 
     def result(self) -> tuple[int, float | None] | None:
         self._asked += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from diloco_cli.observe.loss_books import LossBooks
 from diloco_cli.protocol.actors.membership import contradiction_of_member
 from diloco_cli.protocol.log.commits import (
     CollectionFloor,
@@ -50,6 +51,7 @@ class Books:
         self.kept_out: set[str] = set()
         self.shares: dict[str, int] = {}
         self.shares_after: dict[int, dict[str, int]] = {}
+        self.losses = LossBooks(run, expect)
 
     @property
     def token_parameters(self) -> int:
@@ -159,6 +161,7 @@ class Books:
 
     def check_kind(self, commit: Commit, key: str) -> None:
         """Checks by the commit's kind: a learner that joins, is kept out or readmitted; a rollback; a floor."""
+        self.losses.check(commit, key)
         match commit:
             case Membership():  # under a new name, with a data shard left for it
                 why = contradiction_of_member(commit.island, self.run)
@@ -167,18 +170,20 @@ class Books:
                 name, keeps_out = commit.learner, isinstance(commit, Quarantine)
                 self.expect(self.run.island(name) is not None, f"{key}: a {commit.kind} of {name!a}, not in the run")
                 self.expect((name in self.kept_out) != keeps_out, f"{key}: a second {commit.kind} of {name!a}")
-                if keeps_out:
-                    self._check_cause(name, key)
+                if isinstance(commit, Quarantine):
+                    self._check_cause(commit, key)
             case Rollback():
                 self._check_rollback(commit, key)
             case CollectionFloor():
                 rises = self.gc_floor < commit.floor < commit.n
                 self.expect(rises, f"{key}: floor {commit.floor} after {self.gc_floor}")
 
-    def _check_cause(self, name: str, key: str) -> None:
-        """Checks that a quarantine has enough faults, and leaves enough other learners for the quorum."""
-        faults, quorum = self.faults.get(name, 0), self.run.settings.sync.quorum
-        enough = faults >= faults_for_quarantine(self.run.num_fragments)
+    def _check_cause(self, commit: Quarantine, key: str) -> None:
+        """Checks that a quarantine has enough faults (or blames for a jump, see LossBooks), and leaves enough other
+        learners for the quorum."""
+        name, quorum = commit.learner, self.run.settings.sync.quorum
+        faults = self.faults.get(name, 0)
+        enough = commit.evaluated is not None or faults >= faults_for_quarantine(self.run.num_fragments)
         self.expect(enough, f"{key}: a quarantine after {faults} faults")
         left = len({island.name for island in self.run.all_islands} - self.kept_out - {name})
         self.expect(left >= quorum, f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
@@ -200,6 +205,7 @@ class Books:
         """Enter a checked commit into the books."""
         self._settle_shares(commit)
         self._settle_faults(commit)
+        self.losses.settle(commit)
         if commit.request is not None:
             self.next_request = max(self.next_request, commit.request + 1)
         match commit:

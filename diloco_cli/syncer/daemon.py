@@ -132,9 +132,13 @@ def _log_commit(run: RunFormat, state: RunState, commit: Commit) -> None:
         f"commit {commit.n} {commit.kind}",
         f"slot {commit.slot}" if isinstance(commit, Merge | Skip) else "",
         f"[{names}]" if names else "",
-        f"loss {commit.loss:.4f}" if isinstance(commit, Evaluation) else "",
+        _loss_text(commit) if isinstance(commit, Evaluation) else "",
         f"tokens {state.tokens(run.layout):,}" if isinstance(commit, Merge | Finish) else "",
         commit.reason,
         f"refused: {refused}" if refused else "",
     ]
     say(" ".join(part for part in parts if part))
+
+
+def _loss_text(commit: Evaluation) -> str:
+    return "loss not finite" if commit.loss is None else f"loss {commit.loss:.4f}"

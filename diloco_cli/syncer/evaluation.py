@@ -13,19 +13,23 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from math import isfinite
-from typing import IO
+from typing import IO, Any
 
 import torch
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import environment_with
-from diloco_cli.errors import DataCheckError
+from diloco_cli.errors import DilocoError
+from diloco_cli.paths import run_directory
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.rules.rejudging import LeaveOut
 from diloco_cli.store.port import Store
+from diloco_cli.syncer.arithmetic import Spool
+from diloco_cli.syncer.trials import Repetition, state_at
 from diloco_cli.syncer.versions import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
+from diloco_cli.tensors.flat import unflatten
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
@@ -44,18 +48,24 @@ class EvaluatorProcess:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
 
     def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        return self._ask(evaluation_request(n, outputs, final))
+
+    def try_without(self, trial: LeaveOut) -> bool:
+        return self._ask(trial_request(trial))
+
+    def _ask(self, request: dict[str, Any]) -> bool:
         if self._asked is not None:
             return False
         if self._child is None or self._child.poll() is not None:
             self._child = self._start()
         assert self._child.stdin is not None
         try:
-            self._child.stdin.write(json.dumps({"n": n, "outputs": to_plain(outputs), "final": final}) + "\n")
+            self._child.stdin.write(json.dumps(request) + "\n")
             self._child.stdin.flush()
         except BrokenPipeError:
             self.close()
             return False  # it died just now; the next call starts another
-        self._asked, self._asked_s = n, monotonic_s()
+        self._asked, self._asked_s = request["n"], monotonic_s()
         return True
 
     def result(self) -> Answer | None:
@@ -92,6 +102,14 @@ class EvaluatorProcess:
         return child
 
 
+def evaluation_request(n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> dict[str, Any]:
+    return {"n": n, "outputs": to_plain(outputs), "final": final}
+
+
+def trial_request(trial: LeaveOut) -> dict[str, Any]:
+    return {"n": trial.head, "trial": to_plain(trial)}
+
+
 def _listen(lines: Iterable[str], answers: queue.SimpleQueue[Answer]) -> None:
     for line in lines:
         answer = read_answer(line)
@@ -100,7 +118,8 @@ def _listen(lines: Iterable[str], answers: queue.SimpleQueue[Answer]) -> None:
 
 
 def read_answer(line: str) -> Answer | None:
-    """(n, loss), the loss None unless it is finite; None for a line that is no answer."""
+    """(n, loss), which is not finite if the model's is not; None where the evaluation failed, and for a line that is no
+    answer."""
     try:
         plain = json.loads(line)
         n, loss = plain["n"], plain["loss"]
@@ -108,7 +127,7 @@ def read_answer(line: str) -> Answer | None:
         return None
     if type(n) is not int:
         return None
-    return n, loss if isinstance(loss, float) and isfinite(loss) else None
+    return n, loss if isinstance(loss, float) else None
 
 
 def take_stdout() -> IO[str]:
@@ -136,19 +155,40 @@ def serve_evaluations(run: RunFormat, store: Store, requests: Iterable[str], ans
     """The child's loop: one JSON line in, one out; ends with the requests."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
-    model, data = build_model(run.settings), build_data(run.settings)
-    model.eval()
+    examiner = Examiner(run, store, Spool(run_directory(run.name) / "spool"))
     for line in requests:
         request = json.loads(line)
-        outputs = [from_plain(FragmentVersion, plain) for plain in request["outputs"]]
+        print(json.dumps({"n": request["n"], "loss": examiner.loss_of(request)}), file=answers, flush=True)
+
+
+class Examiner:
+    """Answers requests, with one model into which it loads the parameters that a request is about."""
+
+    def __init__(self, run: RunFormat, store: Store, spool: Spool | None = None) -> None:
+        self.run, self.store, self.spool = run, store, spool
+        self.model, self.data = build_model(run.settings).eval(), build_data(run.settings)
+
+    def loss_of(self, request: dict[str, Any]) -> float | None:
+        """None if the parameters cannot be had: collected by now, damaged, or not to be made again."""
         try:
-            load_versions(run, outputs, store, dict(model.named_parameters()))
-        except DataCheckError:  # collected by now, or damaged: the next request is about newer versions
-            print(json.dumps({"n": request["n"], "loss": None}), file=answers, flush=True)
-            continue
-        sequences = run.settings.evaluation.sequences * (FINAL_FACTOR if request["final"] else 1)
-        loss = held_out_loss(model, data, sequences)
-        print(json.dumps({"n": request["n"], "loss": loss}), file=answers, flush=True)
+            self._load(request)
+        except DilocoError:
+            return None
+        sequences = self.run.settings.evaluation.sequences * (FINAL_FACTOR if request.get("final") else 1)
+        return held_out_loss(self.model, self.data, sequences)
+
+    def _load(self, request: dict[str, Any]) -> None:
+        tensors = dict(self.model.named_parameters())
+        if "trial" not in request:
+            outputs = [from_plain(FragmentVersion, plain) for plain in request["outputs"]]
+            return load_versions(self.run, outputs, self.store, tensors)
+        trial = from_plain(LeaveOut, request["trial"])
+        if not trial.without:
+            return load_versions(self.run, state_at(self.run, self.store, trial.head).outputs, self.store, tensors)
+        made = Repetition(self.run, self.store, trial, self.spool).run_through()
+        for fragment, parameters in zip(self.run.layout.fragments, made, strict=True):
+            unflatten(fragment, parameters, tensors)
+        return None
 
 
 def held_out_loss(model: torch.nn.Module, data: Data, num_sequences: int) -> float:

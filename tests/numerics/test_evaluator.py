@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from math import inf, isnan
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,14 @@ def test_a_model_that_prints_does_not_break_the_pipe(tmp_path: Path) -> None:
     assert all(answer is not None and answer[1] == pytest.approx(expected) for answer in answers)
 
 
-@pytest.mark.parametrize(("model", "max_s"), [("dying", 60.0), ("hanging", 0.5), ("not_a_number", 60.0)])
-def test_an_evaluation_that_dies_or_hangs_or_gives_no_number_counts_as_failed(
-    tmp_path: Path, model: str, max_s: float
-) -> None:
+@pytest.mark.parametrize(("model", "max_s"), [("dying", 60.0), ("hanging", 0.5)])
+def test_an_evaluation_that_dies_or_hangs_counts_as_failed(tmp_path: Path, model: str, max_s: float) -> None:
     assert evaluate(tmp_path / "bucket", model, max_s) == [(0, None)]
+
+
+def test_a_model_whose_loss_is_not_finite_is_told_apart_from_an_evaluator_that_failed(tmp_path: Path) -> None:
+    ((n, loss),) = [answer for answer in evaluate(tmp_path / "bucket", "not_a_number") if answer is not None]
+    assert n == 0 and loss is not None and isnan(loss)
 
 
 def test_the_child_ends_with_its_parent_whatever_it_is_doing() -> None:
@@ -88,6 +92,7 @@ def test_a_line_that_is_no_answer_is_passed_over(line: str) -> None:
     assert read_answer(line) is None
 
 
-def test_an_answer_without_a_finite_loss_is_a_failed_evaluation() -> None:
+def test_an_answer_without_a_number_is_a_failed_evaluation() -> None:
     assert read_answer('{"n": 3, "loss": 1.5}') == (3, 1.5)
-    assert read_answer('{"n": 3, "loss": NaN}') == read_answer('{"n": 3, "loss": "x"}') == (3, None)
+    assert read_answer('{"n": 3, "loss": null}') == read_answer('{"n": 3, "loss": "x"}') == (3, None)
+    assert read_answer('{"n": 3, "loss": Infinity}') == (3, inf)

@@ -10,7 +10,7 @@ from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.ports import Progression, Stepped
+from diloco_cli.protocol.actors.ports import Evaluator, Progression, Stepped
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
@@ -43,15 +43,19 @@ class TimedTraining(DeviceTraining):
 class VirtualFleet:
     """One run, from its beginning."""
 
-    def __init__(self, run: RunFormat, step_s: Seconds, upload_s: Seconds, download_s: Seconds) -> None:
-        self.run, self.world, self.state = run, World(), RunState()
+    def __init__(
+        self, run: RunFormat, step_s: Seconds, upload_s: Seconds, download_s: Seconds,
+        wire: Callable[[RunFormat, str], TensorWire] = lambda run, name: TensorWire(run),
+        evaluator: Callable[[RunFormat, MemoryStore], Evaluator] = lambda run, store: NoEvaluator(),
+    ) -> None:  # fmt: skip
+        self.run, self.world, self.state, self._wire = run, World(), RunState(), wire
         self._step_s, self._upload_s, self._download_s = step_s, upload_s, download_s
         self._numbers, self._uploads, self._downloads = count(), count(), count()
         self.learners: dict[str, Learner] = {}
         self.world.latency_s, self.world.on_end = self._latency_s, self._ended
         self.world.store.create(FORMAT_KEY, encode(run))
         syncer = Syncer(
-            run, self._claim(), TorchArithmetic(run), NoEvaluator(), lambda: "then", self._nonce,
+            run, self._claim(), TorchArithmetic(run), evaluator(run, self.store), lambda: "then", self._nonce,
             on_commit=lambda state, commit: setattr(self, "state", state),
         )  # fmt: skip
         self.world.start("syncer", syncer.serve())
@@ -62,7 +66,7 @@ class VirtualFleet:
     def _start(self, name: str) -> None:
         lanes = VirtualLanes(lambda steps: self.world.start(name, steps))
         self.learners[name] = Learner(
-            self.run, name, self._claim(), TimedTraining(self.run, name, self._step_s), TensorWire(self.run),
+            self.run, name, self._claim(), TimedTraining(self.run, name, self._step_s), self._wire(self.run, name),
             self._nonce, lanes.start,
         )  # fmt: skip
         self.world.start(name, self.learners[name].train())

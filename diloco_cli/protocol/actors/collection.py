@@ -25,6 +25,7 @@ from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_sn
 from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState, faults_for_quarantine, quarantine_reason
+from diloco_cli.protocol.rules.divergence import needed_from
 
 KINDS = ("delta", "weights", "state", "inner", "snapshot")
 PAGE = 256  # keys of one listing
@@ -37,10 +38,11 @@ def kept_commits(run: RunFormat) -> int | None:
     return None if rounds == "all" else rounds * run.num_fragments
 
 
-def next_floor(head: int, floor: int, snapshots: tuple[int, ...], kept: int) -> int | None:
-    """The newest snapshot with at least `kept` commits between it and `head`, but never the newest of all, because that
-    may be damaged. None if no such snapshot lies beyond `floor`."""
-    fitting = [n for n in snapshots[:-1] if floor < n <= head - kept]
+def next_floor(state: RunState, snapshots: tuple[int, ...], kept: int, needed: int | None) -> int | None:
+    """The newest snapshot with at least `kept` commits between it and the head, but never the newest of all, because
+    that may be damaged, and none beyond the commit that is `needed`. None if no such snapshot lies beyond the floor."""
+    last = state.n - kept if needed is None else min(state.n - kept, needed)
+    fitting = [n for n in snapshots[:-1] if state.gc_floor < n <= last]
     return max(fitting, default=None)
 
 
@@ -50,13 +52,16 @@ def floor_in_turn(run: RunFormat, state: RunState) -> Steps[int | None]:
     if kept is None or state.n - kept - state.gc_floor < max(SNAPSHOT_EVERY, kept // 4):
         return None
     snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
-    return next_floor(state.n, state.gc_floor, snapshots, kept)
+    return next_floor(state, snapshots, kept, needed_from(state, run))
 
 
-def floor_by_request(state: RunState) -> Steps[int | str]:
+def floor_by_request(run: RunFormat, state: RunState) -> Steps[int | str]:
     """The highest possible floor, or the reason why there is none."""
     snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
-    floor = next_floor(state.n, state.gc_floor, snapshots, 0)
+    needed = needed_from(state, run)
+    floor = next_floor(state, snapshots, 0, needed)
+    if floor is None and needed is not None and next_floor(state, snapshots, 0, None) is not None:
+        return f"nothing to collect: commit {needed}, the last one that evaluated well, is kept to go back to"
     if floor is None:
         return f"nothing to collect: the second newest snapshot is not beyond commit {state.gc_floor}"
     return floor
@@ -241,8 +246,13 @@ def to_quarantine(state: RunState, run: RunFormat) -> str | None:
     enough = faults_for_quarantine(run.num_fragments)
     if all(known.faults < enough for known in state.learners.values()):
         return None
-    names = {island.name for island in state.with_members(run).all_islands}
-    trusted = [name for name in sorted(names) if state.learner(name).quarantined is None]
+    trusted = trusted_learners(state, run)
     if len(trusted) <= run.settings.sync.quorum:
         return None
     return next((name for name in trusted if state.learner(name).faults >= enough), None)
+
+
+def trusted_learners(state: RunState, run: RunFormat) -> list[str]:
+    """All learners of the run that are not quarantined, sorted."""
+    names = {island.name for island in state.with_members(run).all_islands}
+    return [name for name in sorted(names) if state.learner(name).quarantined is None]

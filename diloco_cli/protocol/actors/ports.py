@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer
+from diloco_cli.protocol.rules.rejudging import LeaveOut
 
 Values = Any
 """The parameters of one fragment as a training port reads and writes them: [n] float32 in the product, one integer in
@@ -67,14 +68,20 @@ class Arithmetic(Protocol):
 
 
 class Evaluator(Protocol):
-    """Evaluates the outer parameters in another process, without delaying a merge."""
+    """Evaluates the outer parameters in another process, without delaying a merge. One evaluation at a time."""
 
     def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
         """Start an evaluation as of commit n; False if one is still under way."""
         ...
 
+    def try_without(self, trial: LeaveOut) -> bool:
+        """Start a trial: repeat recorded merges without the deltas of some learners, and evaluate what they give. False
+        if something is still under way."""
+        ...
+
     def result(self) -> tuple[int, float | None] | None:
-        """A finished evaluation: (n, loss in nats per token), the loss None if it failed."""
+        """A finished evaluation, or trial: (n, or the trial's head; loss in nats per token). The loss is not finite
+        where the model gives no finite one, None if the evaluation failed."""
         ...
 
 

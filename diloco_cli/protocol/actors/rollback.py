@@ -40,11 +40,13 @@ class Return:
         return self.now.tokens(layout) - self.then.tokens(layout)
 
 
-def back_to(then: RunState, outputs: tuple[FragmentVersion, ...], reason: str) -> Rollback:
+def back_to(
+    then: RunState, outputs: tuple[FragmentVersion, ...], reason: str, evaluated: int | None = None
+) -> Rollback:
     """The rollback to the commit of `then`, which may be the newest one; `outputs`: its versions, published anew."""
     known = sorted(then.learners.items())
     shares = tuple((name, one.token_parameters) for name, one in known if one.token_parameters)
-    return Rollback(to=then.n, outputs=outputs, shares=shares, reason=reason)
+    return Rollback(to=then.n, outputs=outputs, shares=shares, reason=reason, evaluated=evaluated)
 
 
 def return_to(

@@ -15,6 +15,7 @@ from msgspec import structs
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, FencedError
 from diloco_cli.protocol.actors.collection import Housekeeper
+from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.merging import Recover, load_delta, merge_commit, write_and_read_back
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
@@ -33,15 +34,16 @@ from diloco_cli.protocol.log.commit_log import (
 )
 from diloco_cli.protocol.log.heartbeats import Cadence
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
-from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
+from diloco_cli.protocol.log.operations import Now, Put, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.rules.divergence import response_to
 from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next, token_weight
 from diloco_cli.protocol.rules.pacing import Pacer
-from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S, pause_s, requests_every_s, watch_every_s
+from diloco_cli.protocol.rules.polling import pause_s, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (
     Grace,
     Pace,
@@ -55,7 +57,6 @@ from diloco_cli.protocol.rules.quorum import (
 
 HEARTBEAT_EVERY_S = 3.0
 OUTCOMES_WAIT_SLOTS = 2
-FINAL_EVALUATION_S = 120.0
 
 
 class Syncer:
@@ -75,7 +76,7 @@ class Syncer:
         because: str = "",
     ) -> None:
         self.run, self.claim, self.because = run, claim, because
-        self.arithmetic, self.evaluator = arithmetic, evaluator
+        self.arithmetic, self.evaluations = arithmetic, Evaluations(run, evaluator)
         self.time_text, self.nonce = time_text, nonce
         self.on_commit, self.heartbeat_facts, self.recover = on_commit, heartbeat_facts, recover
         self.state = RunState()
@@ -88,7 +89,7 @@ class Syncer:
         self.window_from_s = -inf  # of the slot that is due, at the earliest
         self.outcomes_since_s: float | None = None
         self.housekeeper, self.repairer = Housekeeper(run), Repairer(run, arithmetic, recover)
-        self.last_snapshot = self.last_evaluated_slot = self.evaluated_tokens = 0
+        self.last_snapshot = 0
         self.next_request_s = self.next_incarnations_s = 0.0
         self.cadence = Cadence(HEARTBEAT_EVERY_S)
         self.reason = ""
@@ -120,8 +121,7 @@ class Syncer:
             return self.state
         yield from self._take_over()
         while self.state.phase == RunPhase.RUNNING:
-            if self.state.tokens(self.run.layout) >= self.run.settings.train.tokens:
-                yield from self._finish()
+            if self._is_trained and (yield from self._finish()):
                 break
             worked = yield from self._turn()
             yield from self.housekeeper.rest(self.state, 0.0 if worked else pause_s(self.pace.slot_s))
@@ -146,7 +146,7 @@ class Syncer:
             who = ": ".join(filter(None, [f"{self.claim.host} pid {self.claim.pid}", self.because]))
             yield from self._commit(commits.EpochStart(outputs=outputs, reason=who, request=request))
         self.last_snapshot = self.state.n
-        self.last_evaluated_slot = self.state.slot
+        self.evaluations.begin(self.state)
         self.inbox.open(self.state, (yield Now()))
         self.window_from_s = -inf
         self.pacer.begin(self.state.window)
@@ -207,7 +207,9 @@ class Syncer:
             self.next_incarnations_s = now_s + watch_every_s(self.pace.slot_s)
             yield from self.inbox.look_for_incarnations(self.state, now_s)
         yield from self.inbox.poll(self.state, now_s, self.pace.slot_s)
-        yield from self._evaluation()
+        due = yield from self.evaluations.due(self.state, self.epoch, self._pulse)
+        if due is not None:
+            return (yield from self._carry_out(due))
         return (yield from self._slot(now_s))
 
     def _notice_successor(self) -> Steps[None]:
@@ -238,18 +240,6 @@ class Syncer:
 
     def _pulse(self) -> Steps[None]:
         yield from self.send_heartbeat((yield Now()))
-
-    def _evaluation(self) -> Steps[None]:
-        finished = self.evaluator.result()
-        if finished is not None and finished[1] is not None and finished[0] >= self.state.base_floor:
-            tokens = self.evaluated_tokens
-            yield from self._commit(commits.Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
-        every = self.run.settings.evaluation.every * self.run.num_fragments
-        if self.state.slot - self.last_evaluated_slot >= every and self.evaluator.submit(
-            self.state.n, self.state.outputs, False
-        ):
-            self.last_evaluated_slot = self.state.slot
-            self.evaluated_tokens = self.state.tokens(self.run.layout)
 
     def _slot(self, now_s: float) -> Steps[bool]:
         """Decide on the slot that is due. Every offer that is in the bucket when its window closes counts: so all
@@ -355,27 +345,29 @@ class Syncer:
 
     # -- ending, and being seen ---------------------------------------------------------------------------------
 
-    def _finish(self) -> Steps[None]:
-        """The last evaluation, then the `finish` commit that settles every offer that could be found until then."""
+    @property
+    def _is_trained(self) -> bool:
+        """Whether the target is reached, by merges whose loss has not jumped."""
+        reached = self.state.tokens(self.run.layout) >= self.run.settings.train.tokens
+        return reached and response_to(self.state, self.run.settings.evaluation).action == "none"
+
+    def _finish(self) -> Steps[bool]:
+        """The last evaluation, then the `finish` commit that settles every offer that could be found until then. False
+        if that evaluation shows that the loss has jumped: then the run goes on."""
         self._go(SyncerState.FINISHING)
-        started_s: float = yield Now()
-        submitted = False
-        while (now_s := (yield Now())) - started_s < FINAL_EVALUATION_S:
-            yield from self.send_heartbeat(now_s)
-            finished = self.evaluator.result()
-            if submitted and finished is not None:
-                if finished[1] is not None:
-                    tokens = self.state.tokens(self.run.layout)
-                    yield from self._commit(commits.Evaluation(evaluated=finished[0], loss=finished[1], tokens=tokens))
-                break
-            submitted = submitted or self.evaluator.submit(self.state.n, self.state.outputs, True)
-            yield Sleep(POLL_BOUNDS_S[0])
-        yield from self.inbox.empty(self.state, now_s)
+        evaluation = yield from self.evaluations.last(self.state, self._pulse)
+        if evaluation is not None:
+            yield from self._commit(evaluation)
+        if not self._is_trained:
+            self._go(SyncerState.SERVING)
+            return False
+        yield from self.inbox.empty(self.state, (yield Now()))
         yield from self._refuse_all()
         tokens = self.state.tokens(self.run.layout)
         reason = f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
         yield from self._commit(commits.Finish(outcomes=self.inbox.take_outcomes(), reason=reason))
         yield from write_snapshot(self.run, self.state)
+        return True
 
     def _refuse_all(self) -> Steps[None]:
         """Refuse all pending offers because the run is over; the last commit takes the outcomes that are left then."""

@@ -97,17 +97,21 @@ class Membership(Commit, tag="membership", frozen=True, kw_only=True):
 
 
 class Evaluation(Commit, tag="eval", frozen=True, kw_only=True):
-    """The held-out loss, in nats per token, of the versions as of commit `evaluated`, when `tokens` were merged."""
+    """The held-out loss, in nats per token, of the versions as of commit `evaluated`, when `tokens` were merged. None:
+    the model gives no finite loss. `jumped`: it is beyond the bound that the run states; the reason says by what."""
 
     evaluated: int
-    loss: float
+    loss: float | None
     tokens: int
+    jumped: bool = False
 
 
 class Quarantine(Commit, tag="quarantine", frozen=True, kw_only=True):
-    """A learner is kept out."""
+    """A learner is kept out: for its faults, or (`evaluated`) because its deltas alone made the loss of that commit
+    jump."""
 
     learner: str
+    evaluated: int | None = None
 
 
 class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):
@@ -118,11 +122,13 @@ class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):
 
 class Rollback(Commit, tag="rollback", frozen=True, kw_only=True):
     """Every fragment is again what it was after commit `to`. `shares`, sorted: (learner, tokens x parameters of it that
-    still count), as of commit `to`; a learner that is not named has none that count."""
+    still count), as of commit `to`; a learner that is not named has none that count. `evaluated`: the syncer goes back
+    because the loss of that commit had jumped."""
 
     to: int
     outputs: tuple[FragmentVersion, ...]
     shares: tuple[tuple[str, int], ...] = ()
+    evaluated: int | None = None
 
 
 class CollectionFloor(Commit, tag="gc_floor", frozen=True, kw_only=True):
@@ -132,7 +138,10 @@ class CollectionFloor(Commit, tag="gc_floor", frozen=True, kw_only=True):
 
 
 class Stop(Commit, tag="stop", frozen=True, kw_only=True):
-    """The run pauses until a later `epoch_start` resumes it."""
+    """The run pauses until a later `epoch_start` resumes it. `diverged`: the syncer itself stopped it, as people must
+    look at a loss that has jumped."""
+
+    diverged: bool = False
 
 
 class Finish(Commit, tag="finish", frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metr
             return replace(metrics, participation_sum=metrics.participation_sum + share, recent_merges=merges)
         case commits.Skip():
             return replace(metrics, skips=metrics.skips + 1)
-        case commits.Evaluation():
+        case commits.Evaluation() if commit.loss is not None:
             return replace(metrics, losses=_thinned((*metrics.losses, (commit.tokens, commit.loss))))
         case commits.Rollback():
             losses = tuple(point for point in metrics.losses if point[0] <= tokens)
@@ -110,7 +110,7 @@ def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:
             return [("syncer", f"epoch {commit.epoch} starts: {commit.reason}")]
         case commits.Skip() | commits.Finish() | commits.CollectionFloor():
             return [("syncer", commit.reason)]
-        case commits.Refuse():
+        case commits.Refuse() | commits.Evaluation():
             return [("syncer", commit.reason)] if commit.reason else []
         case commits.Membership():
             return [(commit.island.name, commit.reason)]

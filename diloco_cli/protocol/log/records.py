@@ -15,7 +15,7 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 5  # of records: an offer counts for the slot that it names, and for no other
+SCHEMA = 6  # of records: commits say what follows a loss that has jumped
 FORMAT_SCHEMA = 7  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 

@@ -22,6 +22,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, OfferId, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.log.states import RunPhase, phase_after
 from diloco_cli.protocol.log.wire import RecordError
 
@@ -130,6 +131,7 @@ class RunState(Struct, frozen=True):
     fruitless: int = 0
     window: Window | None = None
     moments_from: int | None = None
+    stability: Stability = Stability()
     metrics: Metrics = Metrics()
 
     def with_members(self, run: RunFormat) -> RunFormat:
@@ -184,7 +186,21 @@ def apply(state: RunState, commit: commits.Commit, digest: str, layout: Layout, 
         state = replace(state, next_request=commit.request + 1)
     state = _folded(_settle_outcomes(state, commit), commit, layout)
     state = _adopt_outputs(state, commit.outputs, kept_versions)
-    return replace(state, metrics=metrics_after(state.metrics, commit, state.tokens(layout)))
+    metrics = metrics_after(state.metrics, commit, state.tokens(layout))
+    stability = stability_after(state.stability, commit, _suspects(state, commit))
+    return replace(state, metrics=metrics, stability=stability)
+
+
+def _suspects(state: RunState, commit: commits.Commit) -> tuple[str, ...]:
+    """Learners whose deltas an automatic rollback undoes; none if one of them is held back since: it is blamed."""
+    if not isinstance(commit, commits.Rollback) or commit.evaluated is None:
+        return ()
+    merged = {
+        name: known.quarantined
+        for name, known in sorted(state.learners.items())
+        if any(last.produced > commit.to for last in known.applied.values())
+    }
+    return () if any(out is not None and out > commit.to for out in merged.values()) else tuple(merged)
 
 
 def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState:

@@ -76,12 +76,12 @@ COMMITS: list[Commit] = [
     Skip(**HEADER, slot=6),
     Refuse(**HEADER),
     Membership(**HEADER, island=ISLAND),
-    Evaluation(**HEADER, evaluated=6, loss=2.5, tokens=1024),
-    Quarantine(**HEADER, learner="l1"),
+    Evaluation(**HEADER, evaluated=6, loss=2.5, tokens=1024, jumped=True),
+    Quarantine(**HEADER, learner="l1", evaluated=6),
     Readmit(**HEADER, learner="l1"),
-    Rollback(**HEADER, to=4, outputs=VERSIONS, shares=(("l0", 1024), ("l1", 512))),
+    Rollback(**HEADER, to=4, outputs=VERSIONS, shares=(("l0", 1024), ("l1", 512)), evaluated=6),
     CollectionFloor(**HEADER, floor=5),
-    Stop(**HEADER),
+    Stop(**HEADER, diverged=True),
     Finish(**HEADER),
 ]
 EVENTS = (

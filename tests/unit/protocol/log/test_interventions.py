@@ -267,7 +267,13 @@ def test_hostile_words_are_words_of_the_log() -> None:
 def test_the_floor_is_the_newest_snapshot_that_leaves_enough(
     head: int, floor: int, snapshots: tuple[int, ...], kept: int, expected: int | None
 ) -> None:
-    assert next_floor(head, floor, snapshots, kept) == expected
+    assert next_floor(RunState(n=head, gc_floor=floor), snapshots, kept, needed=None) == expected
+
+
+def test_the_floor_does_not_pass_the_commit_that_a_rollback_may_need() -> None:
+    state = RunState(n=100)
+    assert next_floor(state, (64, 80, 96), 0, needed=79) == 64
+    assert next_floor(state, (64, 80, 96), 0, needed=63) is None
 
 
 @pytest.mark.parametrize("floor", [0, 5, 99])

@@ -1,0 +1,112 @@
+"""Whether an evaluated loss has jumped, and what follows from it: pure decisions on what the log says.
+
+A loss has jumped if it is not finite, or above the best of the last good ones by more than all of
+
+    evaluation.jump          nats (0.25 unless the run says otherwise)
+    RELATIVE                 of that best loss
+    SPREADS                  times their usual change: early losses change fast, short held-out sets are noisy
+
+The first evaluation of a run has nothing to be compared with, and counts as good if it is finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, isfinite
+from statistics import median
+from typing import Literal
+
+from diloco_cli.config.settings import EvaluationSettings
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.stability import Evaluated, Stability
+from diloco_cli.protocol.log.state import RunState
+
+RELATIVE = 0.1
+SPREADS = 3
+MAX_ROLLBACKS = 2  # in a row, without an evaluation that is well beyond where the loss jumped
+PINNED_EVALUATIONS = 4  # times the usual distance of evaluations, for which a good one keeps the past from collection
+
+
+@dataclass(frozen=True)
+class Response:
+    """What the syncer does about a jump: go back to commit `to`, stop the run, or nothing; and why."""
+
+    action: Literal["none", "rollback", "pause"]
+    reason: str = ""
+    to: int = 0
+
+
+def limit_of(good: Sequence[Evaluated], settings: EvaluationSettings) -> float:
+    """The highest loss that is no jump after these good ones."""
+    losses = [at.loss for at in good if at.loss is not None]
+    if not losses:
+        return inf
+    best = min(losses)
+    usual = median(abs(later - earlier) for earlier, later in pairwise(losses)) if len(losses) > 1 else 0.0
+    return best + max(settings.jump, RELATIVE * abs(best), SPREADS * usual)
+
+
+def jumped(loss: float | None, limit: float) -> bool:
+    return loss is None or not isfinite(loss) or loss > limit
+
+
+def jump_of(loss: float | None, good: Sequence[Evaluated], settings: EvaluationSettings) -> str:
+    """How an evaluated loss has jumped, in words; "" if it has not."""
+    limit = limit_of(good, settings)
+    if not jumped(loss, limit):
+        return ""
+    if loss is None or not isfinite(loss):
+        return "the held-out loss is not finite"
+    best = min(at.loss for at in good if at.loss is not None)
+    return f"the held-out loss jumps to {loss:.4g}, from {best:.4g} at best of late; up to {limit:.4g} would be usual"
+
+
+def response_to(state: RunState, settings: EvaluationSettings) -> Response:
+    """What follows from a jump that nothing has followed yet."""
+    known, jump = state.stability, state.stability.jump
+    if jump is None or settings.on_divergence == "warn":
+        return Response("none")
+    good = next((at for at in reversed(known.good) if at.n >= state.gc_floor), None)
+    what = f"the loss of commit {jump.n} has jumped to {_text(jump)}"
+    ways = "go on as it is: diloco resume"
+    if good is not None:
+        what += f", from {_text(good)} at commit {good.n}"
+        ways += f"; go back first: diloco rollback --to {good.n}"
+    if settings.on_divergence == "pause":
+        return Response("pause", f"{what}; {ways}")
+    if good is None:
+        return Response("pause", f"{what}, and no commit that evaluated well is kept to go back to; {ways}")
+    if known.rollbacks >= MAX_ROLLBACKS:
+        return Response("pause", f"{what}, again after going back {known.rollbacks} times; {ways}")
+    return Response("rollback", what, good.n)
+
+
+def _text(at: Evaluated) -> str:
+    return "a number that is not finite" if at.loss is None else f"{at.loss:.4g}"
+
+
+def evaluates_every(run: RunFormat) -> int:
+    """Slots between two evaluations."""
+    return run.settings.evaluation.every * run.num_fragments
+
+
+def needed_from(state: RunState, run: RunFormat) -> int | None:
+    """The commit that a rollback by the syncer may need: collection does not pass it. None: there is none. Good
+    evaluations that lie far back do not count, or the bucket would grow for ever with an evaluator that fails."""
+    known = state.stability
+    if known.rejudging is not None:
+        return known.rejudging.good.n
+    recent = PINNED_EVALUATIONS * evaluates_every(run)
+    return known.good[-1].n if known.good and state.n - known.good[-1].n <= recent else None
+
+
+def unwatched(state: RunState, run: RunFormat) -> str:
+    """Why nobody would notice that the loss jumps, in words; "" while evaluations come."""
+    known: Stability = state.stability
+    last = max((at.n for at in (*known.good, known.jump) if at is not None), default=0)
+    quiet = state.n - max(last, state.base_floor)
+    if known.rejudging is not None or quiet <= PINNED_EVALUATIONS * evaluates_every(run):
+        return ""
+    return f"the loss is not evaluated since commit {last}: until it is, deltas are judged by their norms alone"

@@ -1,0 +1,159 @@
+"""Who made the loss jump: decided from trials, which repeat the recorded merges without the deltas of some learners.
+
+    1  by bisection over the recorded versions, the first commit after the good one whose loss has jumped. Later deltas
+       were made from a damaged model, and would say little about their learners
+    2  the learners are halved again and again, and the merges up to that commit are repeated without each half. A half
+       heals if the loss then stays within the bound, and rises at most half as much. Where exactly one half heals, it
+       has the culprit. Two trials a level: 12 for 64 learners
+    3  trials with the deltas of one learner each: where another one raises the loss as well, the run diverges by
+       itself, and it was chance that one half healed. They also tell a run that diverges everywhere from one with
+       several bad learners
+
+Where trials fail, the norms of the recorded deltas decide, if they name one learner clearly. An honest learner must
+never be held back, so everything that is not clear blames nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from diloco_cli.protocol.log.stability import Rejudging
+from diloco_cli.protocol.rules.divergence import jumped
+
+ALONE = 8  # learners whose deltas are tried alone
+HEALED = 0.5  # of the full rise: what is left of it at most where a trial heals
+LONG, USUAL = 4.0, 2.0  # times the median norm: one learner above LONG, all others within USUAL
+NEW_RUN = "start a run with a lower train.inner.lr or outer.lr: diloco launch"
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """The merges after commit `good` up to commit `head` once more, without the deltas of these learners (sorted). With
+    all of them they give the recorded versions."""
+
+    good: int
+    head: int
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The learner to blame, None for nobody, and why."""
+
+    learner: str | None
+    reason: str
+
+
+Losses = Mapping[LeaveOut, float | None]
+"""The held-out loss after each trial; None where it could not be made."""
+Norms = Mapping[str, float]
+"""The longest delta of each learner among those judged, in medians of its merge."""
+
+
+class _Unknown(Exception):
+    """A trial that must be made first."""
+
+    def __init__(self, trial: LeaveOut) -> None:
+        super().__init__(trial)
+        self.trial = trial
+
+
+class _Failed(Exception):
+    """A trial that could not be made."""
+
+
+def next_step(case: Rejudging, losses: Losses, limit: float, norms: Norms | None = None) -> LeaveOut | Verdict:
+    """The trial to make next, or the verdict. `limit`: the highest loss that is no jump."""
+    try:
+        return _judged(_Case(case, losses, limit))
+    except _Unknown as unknown:
+        return unknown.trial
+    except _Failed:
+        return by_norms(norms or {}, "the trials without single learners could not be made")
+
+
+class _Case:
+    """The case as its trials show it. `onset`: the first commit whose loss has jumped, to `full`."""
+
+    def __init__(self, case: Rejudging, losses: Losses, limit: float) -> None:
+        self.good, self.head, self.names = case.good, case.head, case.names
+        self.losses, self.limit = losses, limit
+        self.onset = self._onset()
+        self.full = self.loss(self.onset)
+
+    def loss(self, head: int, without: tuple[str, ...] = ()) -> float:
+        """Raises _Unknown or _Failed. What is not finite counts as endless."""
+        if head == self.head.n and not without:
+            return inf if self.head.loss is None else self.head.loss
+        trial = LeaveOut(self.good.n, head, tuple(sorted(without)))
+        if trial not in self.losses:
+            raise _Unknown(trial)
+        loss = self.losses[trial]
+        if loss is None:
+            raise _Failed
+        return loss if isfinite(loss) else inf
+
+    def _onset(self) -> int:
+        well, ill = self.good.n, self.head.n
+        while ill - well > 1:
+            middle = (well + ill) // 2
+            if jumped(self.loss(middle), self.limit):
+                ill = middle
+            else:
+                well = middle
+        return ill
+
+    def rises(self, without: tuple[str, ...]) -> bool:
+        """Whether the loss goes on rising without these."""
+        loss, good = self.loss(self.onset, without), self.good.loss or 0.0
+        return jumped(loss, self.limit) if self.full == inf else loss - good > HEALED * (self.full - good)
+
+    def heals(self, without: tuple[str, ...]) -> bool:
+        return not jumped(self.loss(self.onset, without), self.limit) and not self.rises(without)
+
+    def all_but(self, name: str) -> tuple[str, ...]:
+        return tuple(other for other in self.names if other != name)
+
+
+def _judged(case: _Case) -> Verdict:
+    suspect = _suspect(case)
+    others = () if suspect is None else case.all_but(suspect)
+    if suspect is None or any(case.rises(case.all_but(other)) for other in others[:ALONE]):
+        return _nobody(case)
+    losses = f"{case.full:.4g} after commit {case.onset}, {case.loss(case.onset, (suspect,)):.4g} without them"
+    return Verdict(suspect, f"its deltas alone made the loss jump: {losses}, {case.good.loss:.4g} at {case.good.n}")
+
+
+def _suspect(case: _Case) -> str | None:
+    """The only learner without which the loss does not jump."""
+    suspects = case.names
+    while len(suspects) > 1:
+        halves = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+        healing = [half for half in halves if case.heals(half)]
+        if len(healing) != 1:
+            return None
+        suspects = healing[0]
+    return suspects[0] if len(case.names) > 1 else None
+
+
+def _nobody(case: _Case) -> Verdict:
+    tried = case.names[:ALONE]
+    raising = [name for name in tried if case.rises(case.all_but(name))]
+    what = f"the loss jumps to {case.full:.4g} after commit {case.onset}"
+    if 2 * len(raising) > len(tried):
+        most = "each learner" if len(raising) == len(tried) else f"{len(raising)} of {len(tried)} learners, each"
+        return Verdict(None, f"{what} by the deltas of {most} alone: the run diverges everywhere; {NEW_RUN}")
+    if raising:
+        return Verdict(None, f"{what}, and no learner alone is to blame: each by itself, {', '.join(raising)} raise it")
+    return Verdict(None, f"{what}, and no learner alone is to blame: only their deltas together raise it")
+
+
+def by_norms(norms: Norms, why: str) -> Verdict:
+    """The verdict by the norms of the recorded deltas alone; `why`: what else there is not."""
+    longest = sorted(norms, key=lambda name: norms[name])
+    if len(longest) > 1 and norms[longest[-1]] > LONG and norms[longest[-2]] <= USUAL:
+        name = longest[-1]
+        return Verdict(name, f"by norms alone ({why}): its longest delta has {norms[name]:.1f} times the usual norm")
+    return Verdict(None, f"{why}, and the norms of the deltas blame nobody")
