@@ -29,7 +29,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.signing import LOG
+from diloco_cli.signing import OPERATOR
 from diloco_cli.store.port import Created
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World
@@ -100,7 +100,7 @@ class History:
         self._begin()
 
     def _begin(self) -> None:
-        self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run))
+        self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run))
         self.world.on_end = self.supervisor.ended
         usual = self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
         if any(event.kind == SLOW_LINK for event in self.nemesis_events):

@@ -14,7 +14,7 @@ from diloco_cli.digests import digest
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.processes import MAX_DRIFT
-from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, offer_bytes
+from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER
@@ -255,7 +255,7 @@ class Monitor:
         """7: an offer that a learner believes published is in the bucket, with the learner's bytes."""
         learner, incarnation, seq = offer_id
         bucket = self._apart_bucket if learner in self._apart else self.bucket
-        there = None if bucket is None else offer_bytes(bucket, self.run, offer_id)
+        there = None if bucket is None else self.replayer.offer_of(bucket, offer_id, data)
         expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
 
     def on_commit(self, state: RunState, commit: Commit) -> None:

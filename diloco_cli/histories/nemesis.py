@@ -10,7 +10,7 @@ from typing import Any
 from diloco_cli.histories.integers import MOST, NOT_FINITE
 from diloco_cli.histories.liveness import check_restart
 from diloco_cli.histories.monitor import OPERATOR
-from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS, as_learner
+from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import JOINS_HERE
 from diloco_cli.histories.scene import Scene
@@ -37,6 +37,7 @@ class Nemesis:
         self.history = history
         self.stopped = False
         self.joiners: dict[str, Island] = {}
+        self.keys_made: Counter[str] = Counter()  # by signer: keys that replaced an earlier one
         self._away: dict[str, tuple[float, Fault]] = {}
         self._slow: dict[str, float] = {}
         self._leaving: set[str] = set()
@@ -74,7 +75,9 @@ class Nemesis:
         process, island = history.supervisor.new_process(role), self.joiners[role]
 
         def steps() -> Steps[RunState]:
-            known = yield from enter(as_learner(history.run, role), island, process.nonce(), process.time_text())
+            known = yield from enter(
+                history.supervisor.as_learner(role, history.run), island, process.nonce(), process.time_text()
+            )
             return (yield from history.supervisor.learner_steps(process, known))
 
         process.start(steps())

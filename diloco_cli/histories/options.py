@@ -19,11 +19,12 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.config.validation import max_overlap
+from diloco_cli.digests import digest
 from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.signing import Checksummed, Secret, learner_signer
+from diloco_cli.signing import Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
 
 BATCH_TOKENS = 4
@@ -259,12 +260,13 @@ def run_of(options: Options) -> RunFormat:
     )  # fmt: skip
     if not options.signed:
         return run
-    return replace(run, signing=SECRET.signing(run.run_id), keyring=SECRET.keyring(run.run_id))
+    return replace(run, signing=SECRET.signing(), keyring=SECRET.keyring(run.run_id))
 
 
-def as_learner(run: RunFormat, name: str) -> RunFormat:
-    """The run as this learner's processes have it: with this learner's key alone."""
+def with_key(run: RunFormat, signer: str, made: int = 0) -> RunFormat:
+    """The run as a process has it whose machine holds its signer's key number `made`, and no other."""
     if run.signing is None:
         return run
-    secret = Secret(SECRET.certified(run.run_id, [learner_signer(name)]), "a history")
+    private = digest(f"key {made} of {signer}".encode()).rpartition("-")[2]
+    secret = Secret(SECRET.certified(run.run_id, {signer: private}), "a history")
     return replace(run, keyring=secret.keyring(run.run_id))

@@ -12,7 +12,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.decisions import is_over
-from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
@@ -21,6 +21,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, moved
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 from diloco_cli.protocol.rules.quorum import Pace, alive_within_s
+from diloco_cli.signing import LOG
 
 SPREAD = 0.5  # of the patience, drawn at random: two standbys rarely take over at once
 POLL_S = 2.0
@@ -96,6 +97,7 @@ class Standby:
         unserved = yield from self._is_unserved(state)
         dead = yield from self._predecessor_served(state)
         while not is_over(state, began_at):
+            refuse_revoked(self.run, state, LOG)
             heartbeat: bytes | None = yield Get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
             now_s: float = yield Now()
             unserved = not silence.look(state.n, heartbeat, now_s) and unserved
