@@ -277,6 +277,25 @@ class Nemesis:
             return NOT_FINITE
         return 4 * MOST if self._next_is("huge", name) else None
 
+    def _harm(self, event: NemesisEvent) -> None:
+        self._bad["harm", event.target] += BAD_PAYLOADS[event.for_s > 1.0]
+
+    def _diverge(self, event: NemesisEvent) -> None:
+        """All learners' next deltas do harm."""
+        for name in self.history.roles:
+            self._bad["harm", name] += BAD_PAYLOADS[1]
+
+    def harms(self, name: str) -> bool:
+        """Whether this learner's next delta does harm. Such a delta is no reason to refuse anything: no suspect."""
+        if not self._bad["harm", name]:
+            return False
+        self._bad["harm", name] -= 1
+        return True
+
+    def paused(self) -> None:
+        """The syncer has stopped the run itself: operators look at it, and resume it."""
+        self._resume_later(RESUMED_AFTER_S)
+
     def corrupts(self, name: str) -> bool:
         return self._next_is("corrupt", name)
 

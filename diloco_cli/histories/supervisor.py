@@ -6,11 +6,12 @@ from collections import Counter
 from typing import Any
 
 from diloco_cli.errors import DilocoError, FencedError, UsageError
+from diloco_cli.histories.harm import HarmEvaluator
 from diloco_cli.histories.liveness import check_gave_way
 from diloco_cli.histories.monitor import OPERATOR
 from diloco_cli.histories.options import SLOWEST, with_key
 from diloco_cli.histories.ports import LearnerProfile
-from diloco_cli.histories.processes import Process, SlowEvaluator
+from diloco_cli.histories.processes import Process
 from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.log.keys import SYNCER
@@ -63,8 +64,8 @@ class SimulatedSupervisor:
         run = self.as_syncer(process)
         arithmetic = history.actors.arithmetic(run, unfit=history.nemesis.unfit)
         process.serves = served = history.actors.syncer(
-            run, process.claim(), arithmetic, SlowEvaluator(), process.time_text, process.nonce,
-            on_commit=history.monitor.on_commit, because=because,
+            run, process.claim(), arithmetic, HarmEvaluator(history.monitor.harm),
+            process.time_text, process.nonce, on_commit=history.monitor.on_commit, because=because,
         )  # fmt: skip
         return served.serve() if history.region is None else history.region.serve(process, served)
 
@@ -111,6 +112,7 @@ class SimulatedSupervisor:
             lambda: nemesis.leaves(name),
             lambda: nemesis.poison(name),
             lambda: nemesis.corrupts(name),
+            lambda: nemesis.harms(name),
             lambda: nemesis.share(name),
         )
 
