@@ -19,6 +19,8 @@ def stop(
         state = operator_of(opened, timeout_s).stop(state, "diloco stop")
     else:
         talk(f"run {opened.name} is {state.phase} already")
+        if state.phase == "STOPPED" and operator_of(opened).keep_stopped(state):
+            talk("a resume that nobody had carried out yet is withdrawn")
     if as_json:
         print_json("stop", {"run": opened.name, "state": state.phase, "commit": state.n})
     elif state.phase == "STOPPED":

@@ -47,8 +47,10 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
     units = units_here(opened.format, opened.url, region, folder, lambda text: talk(f"warning: {text}"))
     for line in starts_elsewhere(opened.format, opened.url, region):
         talk(line)
-    if syncer_may_start(opened.format, units) and operator_of(opened).withdraw_stop(state):
-        talk("an earlier stop request was never carried out: withdrawn")
+    stopped = state.phase == "STOPPED"
+    if (stopped or syncer_may_start(opened.format, units)) and operator_of(opened).withdraw_stop(state):
+        done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
+        talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     if detach:
         return _detached(opened, region, as_json, command, folder)
     return supervise_run(opened, units, region, command, as_json)

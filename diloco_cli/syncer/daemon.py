@@ -13,6 +13,7 @@ from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.paths import run_directory
+from diloco_cli.protocol.actors.serving import DisplacedError, serving
 from diloco_cli.protocol.actors.standby import counts_of
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_format
@@ -21,6 +22,7 @@ from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartb
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.protocol.regions.regional import home_of, read_after_relays
 from diloco_cli.randomness import nonce
@@ -51,7 +53,18 @@ def serve_run(
     url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, unit: str = SYNCER, because: str = ""
 ) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
-    syncer took over. `unit` and `because`: the unit that serves, and why, for `status`."""
+    syncer took over; after a command, which leaves again, it serves on. `unit` and `because`: the unit that serves, and
+    why, for `status`."""
+    while True:
+        try:
+            return _serve_once(url, stop, claim, rebuild, unit, because)
+        except DisplacedError as error:
+            because = "a command had served in its place"
+            say(f"{utc_now_text()} {error}; serving again")
+        claim = own_claim()
+
+
+def _serve_once(url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, unit: str, because: str) -> int:
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
     meter, store, news, clock = opened(url, stop)
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
@@ -75,7 +88,9 @@ def serve_run(
     over = False
     try:
         with discarding_leftovers([url, *(region.url for region in run.regions)]):
-            perform(syncer.serve(), store, clock, tries_once=meter)
+            state = perform(serving(syncer), store, clock, tries_once=meter)
+        if state.phase == RunPhase.STOPPED and not syncer.epoch:
+            say(f"{utc_now_text()} run {run.name} is stopped; to go on with it: diloco resume {run.name}")
         over = True
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retries of a failing store: that is no failure of this syncer

@@ -12,7 +12,7 @@ from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import FencedError, TryAgainError, UsageError
 from diloco_cli.protocol.actors.request_handler import StandIn
-from diloco_cli.protocol.actors.requests import ask, withdraw_stop
+from diloco_cli.protocol.actors.requests import ask, is_at_rest, withdraw_stop
 from diloco_cli.protocol.actors.standby import LONGER_THAN_USUAL, slowest_s
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit, Refuse
@@ -26,24 +26,15 @@ from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.protocol.regions.regional import Home
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import Clock, perform
+from diloco_cli.signing import OPERATOR
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.regions import RegionServices
 
 SYNCER_ANSWERS_S = 10.0
 LOOK_EVERY_S = 0.1
 REGIONS_WITHIN_S = 10.0
-ANSWERED_BY: dict[RequestKind, str] = {
-    "rollback": "rollback",
-    "gc": "gc_floor",
-    "readmit": "readmit",
-    "revoke": "revoke",
-}
-NAMES: dict[RequestKind, str] = {
-    "rollback": "a rollback",
-    "gc": "garbage collection",
-    "readmit": "a quarantine",
-    "revoke": "revoking a key",
-}
+ANSWERED_BY: dict[RequestKind, str] = {"rollback": "rollback", "gc": "gc_floor", "readmit": "readmit"}
+NAMES: dict[RequestKind, str] = {"rollback": "a rollback", "gc": "garbage collection", "readmit": "a quarantine"}
 Result = TypeVar("Result")
 
 
@@ -63,16 +54,15 @@ class Operator:
         return self._perform(read_log(self.run, known))
 
     def request(
-        self, kind: RequestKind, reason: str = "", *, learner: str | None = None, to: int | None = None,
-        key: str | None = None,
-    ) -> RunState:  # fmt: skip
+        self, kind: RequestKind, reason: str = "", *, learner: str | None = None, to: int | None = None
+    ) -> RunState:
         """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
         before = self.head()
-        number = self._ask(before, kind, reason, learner, to, key)
+        number = self._ask(before, kind, reason, learner, to)
         state = self._answered(before, number)
         if state.next_request <= number:
             self.tell("no syncer answers: doing it from here")
-            state = self._answer_here()
+            state = self._answer_here(number)
         if state.next_request <= number:
             refuse_finished(self.run.name, state, kind)
             raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {self.run.name}")
@@ -84,11 +74,12 @@ class Operator:
     def stop(self, state: RunState, reason: str) -> RunState:
         """The head of the log after the stop. Raises TryAgainError if neither a syncer nor this process could commit
         it."""
-        state = self._answered(state, self.request_stop(reason, state))
+        number = self.request_stop(reason, state)
+        state = self._answered(state, number)
         if state.phase != RunPhase.RUNNING:
             return state
         self.tell("no syncer answers: committing the stop from here")
-        state = self._answer_here()
+        state = self._answer_here(number)
         if state.phase == RunPhase.RUNNING:
             hint = f"diloco status {self.run.name}"
             raise TryAgainError("the run has not begun, or its syncer is busy", hint=hint)
@@ -100,19 +91,30 @@ class Operator:
         return self._ask(state, "stop", reason)
 
     def withdraw_stop(self, state: RunState) -> bool:
-        """A stop request that no syncer has answered (Ctrl-C while the syncer was down) must not stop a run that goes
-        on. True if there was one."""
+        """Before units start: a stopped run goes on only after this, and a stop request that no syncer has answered
+        (Ctrl-C while the syncer was down) must not stop it later. True if there was a stop to withdraw. Raises
+        UsageError if that takes the operator's key, which is not here."""
+        if not self.run.keyring.holds(OPERATOR) and state.phase == RunPhase.STOPPED:
+            if not self._perform(is_at_rest(self.run, state)):
+                return False
+            hint = f"where the operator's key is: diloco resume {self.run.name}"
+            raise UsageError(f"run {self.run.name} is stopped, and only its operator resumes it", hint=hint)
         return self._perform(withdraw_stop(self.run, state, nonce(), utc_now_text()))
 
+    def keep_stopped(self, state: RunState) -> bool:
+        """Of a stopped run: withdraw a resume that nobody has carried out yet. True if there was one."""
+        if self._perform(is_at_rest(self.run, state)):
+            return False
+        self.request_stop("diloco stop", state)
+        return True
+
     def _ask(
-        self, state: RunState, kind: RequestKind, reason: str, learner: str | None = None, to: int | None = None,
-        key: str | None = None,
-    ) -> int:  # fmt: skip
+        self, state: RunState, kind: RequestKind, reason: str, learner: str | None = None, to: int | None = None
+    ) -> int:
         """Write the request and return its number."""
-        asked = ask(
-            state, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, revoke=key, keyring=self.run.keyring
-        )  # fmt: skip
-        return self._perform(asked)
+        return self._perform(
+            ask(state, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=self.run.keyring)
+        )
 
     def _perform(self, steps: Steps[Result]) -> Result:
         return perform(steps, self.store, self.clock)
@@ -139,13 +141,14 @@ class Operator:
     def _heartbeat(self) -> bytes | None:
         return self.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
 
-    def _answer_here(self) -> RunState:
-        """Answer all pending requests; this process serves the log for that long."""
+    def _answer_here(self, number: int) -> RunState:
+        """Answer all pending requests; this process serves the log for that long. A syncer that comes or wakes
+        meanwhile answers what is left."""
         claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
         try:
             state = self._perform(StandIn(self.run, claim, utc_now_text(), nonce).serve())
         except FencedError:
-            return self.head()  # a syncer has come, and goes on with what is left
+            return self._answered(self.head(), number)
         self.tell_regions(state)
         return state
 

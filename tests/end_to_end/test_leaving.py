@@ -7,12 +7,14 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
+from diloco_cli.protocol.actors.standby import PROMPT_S
 from tests.end_to_end.conftest import Playground, playing
 from tests.end_to_end.test_survival import learner
 from tests.waiting import wait_until
@@ -128,3 +130,43 @@ def test_a_machine_that_leaves_with_the_syncer_says_that_none_is_left(playground
             other.communicate(timeout=15)
             serving.kill()
             serving.communicate()
+
+
+def test_a_syncer_that_a_command_took_for_dead_serves_again_when_it_wakes(playground: Playground) -> None:
+    """A rollback by the command itself, while the syncer is paused: before, the run had no syncer for good."""
+    playground.islands("ann")
+    playground.launch(100_000_000)
+    playground.wait_for(lambda s: s["commit"] >= 6)
+    paused = playground.pids()["syncer"]
+    os.kill(paused, signal.SIGSTOP)
+    rolled = playground.run("rollback", "quickstart", "--to", "2", "--yes", "--timeout", "1")
+    assert rolled.returncode == 0 and "no syncer answers: doing it from here" in rolled.stderr, rolled.stderr
+    at = playground.json("status", "quickstart")["commit"]
+    os.kill(paused, signal.SIGCONT)
+    status = playground.wait_for(lambda s: s["commit"] >= at + 4)
+    assert status["syncer"]["epoch"] == 3 and playground.pids()["syncer"] == paused
+    assert "a command claimed epoch 2 while this syncer was silent" in playground.log("syncer")
+    assert playground.run("stop", "quickstart").returncode == 0
+    assert playground.json("verify", "quickstart")["ok"]
+
+
+def test_a_learner_that_comes_back_with_its_standby_leaves_a_stopped_run_stopped(playground: Playground) -> None:
+    playground.islands("ann")
+    playground.launch(100_000_000, "--set", "syncer.on_learners=true", "--set", "syncer.takeover=6 s")
+    playground.wait_for(lambda s: s["commit"] >= 3)
+    assert playground.run("stop", "quickstart").returncode == 0
+    wait_until(lambda: not psutil.pid_exists(playground.pids()["supervisor"]))
+    at = playground.json("status", "quickstart")["commit"]
+    by_hand = [playground.start("learner", "--run", URL, "--name", "ann"), playground.start("syncer", URL)]
+    try:
+        out, _ = by_hand[1].communicate(timeout=60)
+        assert by_hand[1].returncode == 0 and "to go on with it: diloco resume quickstart" in out
+        time.sleep(PROMPT_S + 6 * 1.5 + 2.0)  # a standby that begins, or takes over, would have by then
+        status = playground.json("status", "quickstart")
+        assert (status["state"], status["commit"]) == ("STOPPED", at)
+    finally:
+        by_hand[0].terminate()
+        by_hand[0].communicate(timeout=30)
+    assert playground.run("resume", "quickstart", "--detach").returncode == 0
+    playground.wait_for(lambda s: s["commit"] >= at + 4)
+    assert playground.run("stop", "quickstart").returncode == 0

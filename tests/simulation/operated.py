@@ -10,7 +10,7 @@ import pytest
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.actors.request_handler import StandIn
-from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.actors.requests import ask, withdraw_stop
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
@@ -60,6 +60,12 @@ def asked(fleet: ToyFleet, kind: RequestKind, learner: str | None = None, to: in
     keyring = fleet.run.keyring
     steps = ask(state_of(fleet), kind, fleet.nonce(), "then", "wanted", learner=learner, to=to, keyring=keyring)
     return done(fleet, fleet.world.start("operator", steps))
+
+
+def resumed(fleet: ToyFleet) -> bool:
+    """As `diloco resume` does before it starts units. Whether it had to ask."""
+    steps = withdraw_stop(fleet.run, state_of(fleet), fleet.nonce(), "then")
+    return bool(done(fleet, fleet.world.start("operator", steps)).result)
 
 
 def request(fleet: ToyFleet, kind: RequestKind, learner: str | None = None, to: int | None = None) -> int:

@@ -16,7 +16,7 @@ from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.signing import MAX_TAIL_BYTES
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.operated import asked, command, done, state_of
+from tests.simulation.operated import asked, command, done, resumed, state_of
 from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import BATCH_TOKENS, STEP_S, LearnerProfile, ToyFleet, make_run
 
@@ -191,6 +191,7 @@ def test_a_stop_and_a_resume_leave_the_members_where_they_are() -> None:
     asked(fleet, "stop")
     fleet.finish()
     assert state_of(fleet).phase == "STOPPED"
+    assert resumed(fleet)
     fleet.start()
     assert fleet.world.run(lambda: state_of(fleet).phase == "RUNNING", 10)
     fleet.newcomer("spot")

@@ -6,9 +6,10 @@ import pytest
 
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.requests import ask, withdraw_stop
+from diloco_cli.protocol.actors.serving import DisplacedError
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.operated import asked, done, stand_in, started, state_of
+from tests.simulation.operated import asked, command, done, resumed, stand_in, started, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet, make_run
 
@@ -33,6 +34,7 @@ def test_asking_twice_stops_once_and_a_stopped_run_is_resumed_to_its_end() -> No
     fleet = started(RUN, 3)
     assert [asked(fleet, "stop").result for _ in range(2)] == [0, 1]
     fleet.finish()
+    assert resumed(fleet)
     fleet.start().finish()
     kinds = check(fleet).kinds
     assert kinds[-1] == "finish" and kinds.count("stop") == 1 and state_of(fleet).phase == "FINISHED"
@@ -89,6 +91,37 @@ def test_a_stop_that_races_a_living_syncer_fences_it_whatever_the_moment() -> No
         assert isinstance(syncer.error, FencedError), point
         assert stopper.result.phase == "STOPPED"
         assert check(fleet).kinds[-1] == "stop"
+
+
+def test_a_syncer_that_a_command_took_for_dead_serves_again_when_it_wakes_whatever_the_moment() -> None:
+    for point in range(30, 130, 7):
+        fleet = ToyFleet(make_run(merges=20), World(faults={("syncer", point): Fault.PAUSE})).start()
+        (syncer,) = fleet.living("syncer")
+        assert fleet.world.run(lambda s=syncer: s.paused, 30)  # type: ignore[misc]
+        asked(fleet, "gc")
+        before = state_of(fleet)
+        done(fleet, command(fleet))
+        fleet.world.resume(syncer)
+        fleet.finish()
+        epochs = [record for record in fleet.records() if record["kind"] == "epoch_start"]
+        if before.n >= 0:  # else there was nothing yet that a command could serve
+            assert isinstance(syncer.error, DisplacedError) and syncer.error.exit_status == 75, point
+            assert [record["serves"] for record in epochs] == [True, False, True]
+        assert check(fleet).kinds[-1] == "finish"
+
+
+def test_a_syncer_that_another_one_has_replaced_stays_away_also_if_a_command_came_between() -> None:
+    fleet = started(make_run(merges=20), 3)
+    (first,) = fleet.living("syncer")
+    fleet.world.pause(first)
+    asked(fleet, "gc")
+    done(fleet, command(fleet))
+    later = fleet.syncer("later")
+    fleet.until_commits(fleet.num_commits() + 3)
+    fleet.world.resume(first)
+    fleet.finish()
+    assert type(first.error) is FencedError and later.error is None
+    assert check(fleet).kinds[-1] == "finish"
 
 
 def test_a_stop_without_pause_races_a_living_syncer() -> None:

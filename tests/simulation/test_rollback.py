@@ -19,6 +19,7 @@ from tests.simulation.operated import (
     done,
     note_texts,
     request,
+    resumed,
     run_that_keeps,
     saving,
     started,
@@ -168,6 +169,7 @@ def test_a_stopped_run_is_rolled_back_and_stays_stopped() -> None:
     asked(fleet, "rollback", to=TO)
     state = done(fleet, command(fleet)).result
     assert (state.phase, state.rolled_back_to) == ("STOPPED", TO)
+    assert resumed(fleet)
     fleet.start()
     finishes(fleet)
 

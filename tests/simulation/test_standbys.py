@@ -21,7 +21,7 @@ from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.operated import asked, command, done, state_of
+from tests.simulation.operated import asked, command, done, resumed, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet, make_run
 
@@ -165,12 +165,51 @@ def test_a_stop_sends_standbys_home_and_a_resumed_run_is_served_again() -> None:
     fleet.finish()
     assert fleet.records()[-1]["kind"] == "stop" and fleet.errors() == []
     stopped_s = fleet.world.now_s
+    assert resumed(fleet)
     for name in SYNCERS[1:]:
         fleet.standby(name)
     fleet.start_learners()
     fleet.finish()
     assert fleet.takeovers[-1][0] - stopped_s <= PROMPT_S and "no syncer served" in fleet.takeovers[-1][2]
     assert check(fleet).kinds.count("finish") == 1
+
+
+@pytest.mark.parametrize("on_learners", [True, False])
+def test_no_standby_and_no_syncer_resumes_a_stopped_run_until_an_operator_does(on_learners: bool) -> None:
+    """A learner that comes back on a machine whose owner knows of no stop brings its standby with it."""
+    fleet = StandbyFleet(with_standbys(make_run(merges=30), on_learners=on_learners))
+    fleet.revive = False
+    fleet.standby("standby-1") if on_learners else fleet.syncer()
+    fleet.start_learners()
+    fleet.until_commits(8)
+    asked(fleet, "stop")
+    fleet.finish()
+    stopped, dead = fleet.num_commits(), fleet.newest_claim()["pid"]
+    for name, dead_pid in (("standby-1", None), ("standby-2", dead)):
+        fleet.standby(name, dead_pid)
+    late = fleet.syncer("by-hand")
+    fleet.start_learners()
+    fleet.world.run_for(FIRST_SYNCER_S + 10 * TAKEOVER_S)
+    assert fleet.num_commits() == stopped and late.result.phase == "STOPPED"
+    assert resumed(fleet) and not resumed(fleet), "a second resume finds that it was asked for"
+    fleet.finish(within_s=FIRST_SYNCER_S + 60.0)
+    assert check(fleet).kinds.count("finish") == 1
+
+
+def test_a_stop_that_follows_a_resume_holds_though_nobody_had_carried_the_resume_out() -> None:
+    fleet = StandbyFleet(with_standbys(make_run(merges=30), on_learners=True))
+    fleet.revive = False
+    fleet.standby("standby-1")
+    fleet.start_learners()
+    fleet.until_commits(8)
+    asked(fleet, "stop")
+    fleet.finish()
+    assert resumed(fleet)
+    asked(fleet, "stop")
+    stopped = fleet.num_commits()
+    fleet.standby("standby-1")
+    fleet.world.run_for(10 * TAKEOVER_S)
+    assert fleet.num_commits() == stopped
 
 
 def test_standbys_alone_begin_a_run_at_once_where_learners_host_them() -> None:

@@ -15,6 +15,7 @@ from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.histories.witness import Beliefs
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.actors.serving import DisplacedError, serving
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Steps
@@ -80,14 +81,9 @@ class ToyFleet:
 
     def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
         claim = self.claim()
-        run = self._syncers_run()
-        arithmetic = IntegerArithmetic(run, self._refuse, self._unfit)
-        self.served = syncer = Syncer(run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce)
-        return self.world.start(name, syncer.serve(), delay_s)
-
-    def _syncers_run(self) -> RunFormat:
-        """The run as a syncer's process opens it."""
-        return self.run
+        arithmetic = IntegerArithmetic(self.run, self._refuse, self._unfit)
+        self.served = syncer = Syncer(self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce)
+        return self.world.start(name, serving(syncer), delay_s)
 
     def learner(self, name: str, delay_s: float = 0.0) -> Actor:
         return self._process(name, self.run, lambda learner: learner.train(), delay_s)
@@ -136,7 +132,7 @@ class ToyFleet:
         self._profile(name)
 
         def steps(learner: SimulatedLearner) -> Steps[RunState]:
-            learner.run = yield from enter(replace(learner.run, members=()), island, self.nonce(), "then")
+            learner.run = yield from enter(self.run, island, self.nonce(), "then")
             return (yield from learner.train())
 
         return self._process(name, replace(self.run, members=(island,)), steps)
@@ -194,9 +190,10 @@ class ToyFleet:
         return [key for _, _, key in self.world.writes if key.startswith("commit/")][-3:]
 
     def _ended(self, actor: Actor) -> None:
-        """A crash (no result) or a lost answer is restarted; an error of the code's own is not hidden."""
+        """A crash (no result) or a lost answer is restarted, and a syncer that a command has displaced; an error of the
+        code's own is not hidden."""
         crashed = actor.result is None and (
-            actor.error is None or type(actor.error).__name__ == "StoreUnavailableError"
+            actor.error is None or type(actor.error).__name__ in ("StoreUnavailableError", DisplacedError.__name__)
         )
         process, name = actor.owner, actor.name
         if process is not None:

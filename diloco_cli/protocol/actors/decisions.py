@@ -2,6 +2,7 @@
 
 is_over          the run has ended, for this process
 phase_for        the run's phase, for this process
+may_serve_again  a syncer that was fenced goes on, under a new epoch
 awaits_last      a learner that leaves waits for the outcomes of its last offers
 merge_is_due     `at_tau`: the merge of an own offer is to be adopted before the next step
 waited_for       whether that merge is here, is still to come, or never comes
@@ -46,6 +47,12 @@ def is_over(state: RunState, joined_at: int) -> bool:
 def phase_for(state: RunState, joined_at: int) -> RunPhase:
     """The run's phase for a process that began at commit `joined_at`: RUNNING until the run `is_over` for it."""
     return state.phase if is_over(state, joined_at) else RunPhase.RUNNING
+
+
+def may_serve_again(state: RunState, epoch: int) -> bool:
+    """Whether a syncer of this epoch, which was fenced, may claim another one: it was fenced by a command, which merges
+    nothing and leaves, and no syncer has come since."""
+    return state.epoch > epoch and not state.served and state.phase == RunPhase.RUNNING
 
 
 def awaits_last(awaits_outcomes: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:

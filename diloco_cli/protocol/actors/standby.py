@@ -12,7 +12,8 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.decisions import is_over
-from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
+from diloco_cli.protocol.actors.requests import is_at_rest
+from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
@@ -21,7 +22,6 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, moved
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 from diloco_cli.protocol.rules.quorum import Pace, alive_within_s
-from diloco_cli.signing import LOG
 
 SPREAD = 0.5  # of the patience, drawn at random: two standbys rarely take over at once
 POLL_S = 2.0
@@ -89,37 +89,48 @@ class Standby:
     _next_heartbeat_s: float = field(default=0.0, init=False)
 
     def wait(self) -> Steps[str | None]:
-        """Wait; the reason to take over, or None once the run is over. An older stop does not count."""
+        """Wait; the reason to take over, or None once the run is over. A stop from before this process does not end it;
+        but it serves a stopped run only once `diloco resume` has asked for that."""
         usual_s = takeover_s(self.run)
         silence = Silence(min(POLL_S, usual_s / 5))
         state: RunState = yield from read_log(self.run)
-        began_at = state.n
-        unserved = yield from self._is_unserved(state)
+        began_at, rested = state.n, False
+        unserved = yield from self._begins(state)
         dead = yield from self._predecessor_served(state)
         while not is_over(state, began_at):
-            refuse_revoked(self.run, state, LOG)
+            if (yield from is_at_rest(self.run, state)):
+                rested, state = True, (yield from self._rest(state, silence.poll_s))
+                continue
+            if state.phase == RunPhase.STOPPED and rested:
+                unserved, rested = self.run.settings.syncer.on_learners, False
             heartbeat: bytes | None = yield Get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
             now_s: float = yield Now()
             unserved = not silence.look(state.n, heartbeat, now_s) and unserved
             limit_s = patience_s(usual_s, self.jitter, slowest_s(heartbeat), state.fruitless)
             if unserved:
                 limit_s = PROMPT_S * self.jitter
-            elif state.n < 0 and heartbeat is None:
+            elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
                 limit_s += FIRST_SYNCER_S
             if dead or silence.silent_s >= limit_s:
                 reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead)}"
                 self.doing = moved(STANDBY, self.doing, StandbyState.CLAIMING)
                 yield from self._announce(heartbeat, reason)
                 return reason
-            yield from self._heartbeat(now_s, state, silence.silent_s, limit_s)
+            heard = f"the syncer was heard {silence.silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
+            yield from self._heartbeat(now_s, state, heard)
             yield Sleep(max(SHORTEST_SLEEP_S, min(silence.poll_s, limit_s - silence.silent_s)))
             state = yield from read_log(self.run, state)
         self.doing = moved(STANDBY, self.doing, StandbyState.DONE)
         return None
 
-    def _is_unserved(self, state: RunState) -> Steps[bool]:
-        """Whether no syncer has served since the run began, or since it was stopped, and the run has no syncer unit of
-        its own (`on_learners`): then a standby begins to serve."""
+    def _rest(self, state: RunState, poll_s: float) -> Steps[RunState]:
+        yield from self._heartbeat((yield Now()), state, "the run is stopped: waits for `diloco resume`")
+        yield Sleep(poll_s)
+        return (yield from read_log(self.run, state))
+
+    def _begins(self, state: RunState) -> Steps[bool]:
+        """Whether nobody has served the run yet, or since it was stopped and resumed, and it has no syncer unit of its
+        own (`on_learners`): then a standby begins to serve."""
         if not self.run.settings.syncer.on_learners:
             return False
         if state.n >= 0:
@@ -151,13 +162,12 @@ class Standby:
             last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
             yield Put(standby_heartbeat_key(self.name), encode(last))
 
-    def _heartbeat(self, now_s: float, state: RunState, silent_s: float, limit_s: float) -> Steps[None]:
+    def _heartbeat(self, now_s: float, state: RunState, reason: str) -> Steps[None]:
         if now_s < self._next_heartbeat_s:
             return
         self._next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
-        heard = f"the syncer was heard {silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
         facts = {
-            "state": self.doing, "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": heard,
+            "state": self.doing, "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": reason,
             "unit": self.name, **self.facts(),
         }  # fmt: skip
         yield Put(standby_heartbeat_key(self.name), encode(facts))

@@ -21,7 +21,7 @@ from diloco_cli.protocol.actors.merging import Recover, load_delta, merge_commit
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.actors.repair import Repairer
 from diloco_cli.protocol.actors.request_handler import answer_to
-from diloco_cli.protocol.actors.requests import pending_requests
+from diloco_cli.protocol.actors.requests import is_at_rest, pending_requests
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.commit_log import (
     SNAPSHOT_EVERY,
@@ -99,7 +99,8 @@ class Syncer:
         return self.pacer.pace
 
     def serve(self) -> Steps[RunState]:
-        """Serve until the run is finished or stopped. Raises FencedError when a newer syncer has taken over."""
+        """Serve until the run is finished or stopped; a stopped run is served only after `diloco resume`. Raises
+        FencedError when a newer syncer has taken over."""
         try:
             try:
                 return (yield from self._serve())
@@ -116,7 +117,7 @@ class Syncer:
 
     def _serve(self) -> Steps[RunState]:
         self.state = yield from read_log(self.run)
-        if self.state.phase == RunPhase.FINISHED:
+        if self.state.phase == RunPhase.FINISHED or (yield from is_at_rest(self.run, self.state)):
             self._go(SyncerState.DONE)
             return self.state
         yield from self._take_over()
@@ -234,11 +235,9 @@ class Syncer:
             case commits.Stop():
                 yield from self._refuse_all()
                 answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
-            case commits.Rollback() | commits.Revoke():  # loaded deltas no longer fit, or are not genuine any more
+            case commits.Rollback():  # loaded deltas were re-anchored on versions that are undone
                 self.loaded, self.watch = {}, None
-        done = yield from self._commit(answer)
-        self.inbox.judge_anew(self.state, (yield Now()))
-        return done
+        return (yield from self._commit(answer))
 
     def _pulse(self) -> Steps[None]:
         yield from self.send_heartbeat((yield Now()))
