@@ -10,6 +10,11 @@ def nonce() -> str:
     return os.urandom(16).hex()
 
 
+def new_private_key() -> str:
+    """256 random bits as hexadecimal: an Ed25519 private key, or an operator's secret."""
+    return os.urandom(32).hex()
+
+
 def jitter() -> float:
     """A uniform number in [0, 1): spreads retries."""
     return int.from_bytes(os.urandom(4), "big") / (1 << 32)

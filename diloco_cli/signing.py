@@ -1,21 +1,23 @@
-"""Signatures on records: Ed25519 (RFC 8032) under keys that the run's operator has certified for one role each.
+"""Signatures on records: each signer has a key pair of its own, which the run's operator has certified for one role.
 
-    the operator's secret --+-- operator key      its public half is in FORMAT.json; it certifies all other keys
-                            +-- log               signs the format, epochs, commits and snapshots
-                            +-- operator          signs requests
-                            +-- learner/<name>    signs its incarnations, its offers, and its request to join
+    operator              its public key is in FORMAT.json; signs that, certificates, requests, and the log while no
+                          syncer serves (then without merges)
+    syncer/<name>         a machine that runs a syncer: signs its epochs, and the commits and snapshots of them
+    learner/<name>        signs its incarnations, its offers, and its request to join
 
 A record ends with its signer, the signer's public key, the operator's certificate for that key, and the signature. The
-certificate covers the run's id, the signer and its public key; the signature covers the run's id, the object's key, the
-signer and the record's bytes, which include a nonce. So a record is not valid under another key of the bucket, in
-another run, or for another signer, and whoever knows the operator's public key can check every record: the syncer needs
-no list of learners, and a learner that joins later needs no change of the format.
+certificate covers the run's id, the signer (role and name) and its public key; the signature covers the run's id, the
+object's key, the signer and the record's bytes, which include a nonce (of a long record, their digest). So a record is
+not valid under another key of the bucket, in another run, or for another signer, and whoever knows the operator's
+public key can check every record. A learner that joins, a new machine for the syncer and a new key of either need one
+more certificate, and no change of the run.
 
-A process can sign only as the signers for which it holds a private key. A learner's own machine holds that learner's; a
-machine that hosts a syncer holds the log's too, and is trusted with it. The operator's secret gives all of them.
+A certificate counts until the operator revokes its key, by a commit; a key that was revoked counts for nothing that is
+judged after that commit (protocol/log/authority.py, which also binds each epoch to one key).
 
-Private keys are never written to the bucket, logged or shown. A key that was handed over names the operator's public
-key, so its holder does not depend on what FORMAT.json says. A process without any key believes the one in FORMAT.json.
+Private keys are never written to the bucket, logged or shown, and no machine needs another's. A key file also names the
+operator's public key, so its holder does not depend on what FORMAT.json says; a process without a key believes what it
+saw there first (runtime/known_operators.py).
 
 Records of an unsigned run end with a checksum in the signature's place (`Checksummed`): not every store notices a
 flipped bit, and a commit depends on the one before it.
@@ -26,31 +28,36 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from diloco_cli.digests import digest
+from diloco_cli.ed25519 import is_signature, public_key, signature
 from diloco_cli.errors import DataCheckError, RefusedError, UsageError
 
 ALGORITHM: Literal["ed25519"] = "ed25519"
-LOG = "log"
+LOG = "log"  # what a record of the log must be signed as: by a syncer, or by the operator
 OPERATOR = "operator"
 KEY_VARIABLE = "DILOCO_SIGNING_KEY"
 KEY_FILE_VARIABLE = "DILOCO_SIGNING_KEY_FILE"
 KEY_HINT = f"give it by {KEY_VARIABLE} or {KEY_FILE_VARIABLE}"
 SHORTEST_SECRET = 32  # characters: 128 bits as hexadecimal
 MAX_SECRET = 4096
-CERTIFIED = "certified:"  # what a key begins with that was made of an operator's secret
+CERTIFIED = "certified:"  # what the key of a unit begins with that `launch` starts
+MACHINE = "machine:"  # what a machine's own key begins with
+SYNCERS = "syncer/"
+LONG_BYTES = 64 << 10  # of longer records the digest is signed
 _SIGNER = r"[a-z0-9][a-z0-9/-]{0,79}"
 _PUBLIC, _CODE = "[0-9a-f]{64}", "[0-9a-f]{128}"  # an Ed25519 public or private key, and a signature, in hexadecimal
 _GRANT = re.compile(f"({_SIGNER}):({_PUBLIC}):({_CODE})")
-_OPERATOR = re.compile(_PUBLIC)
+_KEY = re.compile(_PUBLIC)
+_MACHINE = re.compile("(?:syncer|learner)/[a-z0-9][a-z0-9-]{0,62}")
 _SUM_CHARACTERS = 16  # 64 bits: by chance no damage ever passes
 _SUM = re.compile(rb',"sum":"([0-9a-f]{%d})"\}' % _SUM_CHARACTERS)
 _SUM_BYTES = len(b',"sum":""}') + _SUM_CHARACTERS
-_TAIL = re.compile(f',"signature":"({_SIGNER}):({_PUBLIC}):({_CODE}):({_CODE})"}}'.encode())
+_TAIL = re.compile(f',"signature":"({_SIGNER}):({_PUBLIC}):((?:{_CODE})?):({_CODE})"}}'.encode())
 MAX_TAIL_BYTES = 512
 CERTIFICATES = 4096  # remembered: a run has a few signers, and each signs many records
 
@@ -63,6 +70,25 @@ class SignatureError(DataCheckError):
 
 def learner_signer(name: str) -> str:
     return f"learner/{name}"
+
+
+def syncer_signer(name: str) -> str:
+    """`name`: of the machine, or of the unit on it."""
+    return f"{SYNCERS}{name}"
+
+
+def may_sign(signer: str, role: str) -> bool:
+    """Whether a record that must be signed as `role` may be signed by this signer."""
+    return signer == role or (role == LOG and (signer == OPERATOR or signer.startswith(SYNCERS)))
+
+
+def is_machine(signer: str) -> bool:
+    """Whether a key can be certified for this signer: a learner or a syncer of some name."""
+    return _MACHINE.fullmatch(signer) is not None
+
+
+def is_public_key(text: str) -> bool:
+    return _KEY.fullmatch(text) is not None
 
 
 def short_key(public: str) -> str:
@@ -79,21 +105,44 @@ class Signing:
     algorithm: Literal["ed25519"] = ALGORITHM
 
 
+@dataclass(frozen=True)
+class Signature:
+    """Whose signature a record ends with, and that key's public half; both are empty in an unsigned run."""
+
+    signer: str = ""
+    public: str = ""
+
+
+NOBODY = Signature()
+
+
 class Unsigned:
     """For a run without signatures and checksums: bytes stay as they are, and nothing is checked."""
 
     wrong = "is not what was written"  # what a record is that is not authentic
 
-    def sign(self, signer: str, key: str, body: bytes) -> bytes:
+    def sign(self, role: str, key: str, body: bytes) -> bytes:
         """The record to write under this object key."""
         return body
 
-    def authenticates(self, signer: str, key: str, data: bytes) -> bool:
-        """Whether these bytes are what `signer` wrote under this object key, as far as this process can tell."""
+    def signature(self, role: str, key: str, data: bytes) -> Signature | None:
+        """Who wrote these bytes under this object key, if it was one who may sign as `role`; None otherwise."""
+        return NOBODY
+
+    def authenticates(self, role: str, key: str, data: bytes) -> bool:
+        """Whether one who may sign as `role` wrote these bytes under this object key, as far as can be told."""
+        return self.signature(role, key, data) is not None
+
+    def without(self, revoked: Container[str]) -> Unsigned:
+        """As this one, but what these public keys have signed is not authentic: to judge as of a state of the log."""
+        return self
+
+    def holds(self, role: str) -> bool:
         return True
 
-    def holds(self, signer: str) -> bool:
-        return True
+    def public(self, role: str) -> str:
+        """The public half of the key with which this process signs as `role`; empty if it holds none."""
+        return ""
 
 
 class Checksummed(Unsigned):
@@ -105,13 +154,14 @@ class Checksummed(Unsigned):
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id.encode()
 
-    def sign(self, signer: str, key: str, body: bytes) -> bytes:
+    def sign(self, role: str, key: str, body: bytes) -> bytes:
         return b'%b,"sum":"%b"}' % (body[:-1], self._sum(key, body))
 
-    def authenticates(self, signer: str, key: str, data: bytes) -> bool:
+    def signature(self, role: str, key: str, data: bytes) -> Signature | None:
         start = len(data) - _SUM_BYTES
         tail = _SUM.fullmatch(data, start) if start > 0 else None
-        return tail is not None and tail[1] == self._sum(key, data[:start] + b"}")
+        fits = tail is not None and tail[1] == self._sum(key, data[:start] + b"}")
+        return NOBODY if fits else None
 
     def _sum(self, key: str, body: bytes) -> bytes:
         return digest(b"\0".join([self._run_id, key.encode(), body]))[-_SUM_CHARACTERS:].encode()
@@ -130,57 +180,63 @@ class Grant:
 
 class Keyring(Unsigned):
     """What one process needs in one run: the operator's public key to check records, and the private keys that it holds
-    to sign them. With the operator's secret it holds them all."""
+    to sign them. The operator's own needs no certificate."""
 
     wrong = "is not signed by the signer that it needs"
 
     def __init__(
-        self, run_id: str, operator: str, grants: Mapping[str, Grant] | None = None, secret: bytes | None = None
+        self, run_id: str, operator: str, grants: Mapping[str, Grant] | None = None, revoked: Container[str] = ()
     ) -> None:
-        self.run_id, self.operator = run_id, operator
-        self._grants, self._secret = dict(grants or {}), secret
+        self.run_id, self.operator, self.revoked = run_id, operator, revoked
+        self.grants = dict(grants or {})
 
     def __repr__(self) -> str:
         return f"Keyring({self.run_id})"
 
-    def sign(self, signer: str, key: str, body: bytes) -> bytes:
-        """Raises RefusedError without a key for this signer."""
-        if not self.holds(signer):
-            raise RefusedError(f"this process holds no key to sign as {signer}", where=key, hint=KEY_HINT)
+    def sign(self, role: str, key: str, body: bytes) -> bytes:
+        """Raises RefusedError without a key for this role."""
+        signer = self._signer(role)
+        if signer is None:
+            raise RefusedError(f"this process holds no key to sign as {role}", where=key, hint=KEY_HINT)
         if len(body) <= len("{}") or not body.endswith(b"}"):
             raise ValueError("only a record that is an object with fields can be signed")
-        grant = self.grant(signer)
-        code = _signature(grant.private, _record_text(self.run_id, signer, key, body))
+        grant = self.grants[signer]
+        code = signature(grant.private, _record_text(self.run_id, signer, key, body))
         tail = f',"signature":"{signer}:{public_key(grant.private)}:{grant.certificate}:{code}"}}'
         return body[:-1] + tail.encode()
 
-    def authenticates(self, signer: str, key: str, data: bytes) -> bool:
+    def signature(self, role: str, key: str, data: bytes) -> Signature | None:
         start = data.rfind(b',"signature":', max(0, len(data) - MAX_TAIL_BYTES))
         tail = _TAIL.fullmatch(data, start) if start > 0 else None
-        if tail is None or tail[1] != signer.encode():
-            return False
-        public, certificate, code = (part.decode() for part in tail.groups()[1:])
+        if tail is None:
+            return None
+        signer, public, certificate, code = (part.decode() for part in tail.groups())
+        counts = may_sign(signer, role) and public not in self.revoked
+        if not counts or not is_certified(self.operator, self.run_id, signer, public, certificate):
+            return None
         text = _record_text(self.run_id, signer, key, data[:start] + b"}")
-        return is_certified(self.operator, self.run_id, signer, public, certificate) and _is_signature(
-            public, code, text
-        )
+        return Signature(signer, public) if is_signature(public, code, text) else None
 
-    def holds(self, signer: str) -> bool:
-        return self._secret is not None or signer in self._grants
+    def without(self, revoked: Container[str]) -> Unsigned:
+        return Keyring(self.run_id, self.operator, self.grants, revoked) if revoked else self
 
-    def grant(self, signer: str) -> Grant:
-        """This signer's key and certificate, which must be there, or be given by the operator's secret."""
-        if signer not in self._grants and self._secret is not None:
-            private = derived_key(self._secret, self.run_id, signer).hex()
-            text = _certificate_text(self.run_id, signer, public_key(private))
-            self._grants[signer] = Grant(private, _signature(operator_key(self._secret), text))
-        return self._grants[signer]
+    def holds(self, role: str) -> bool:
+        return self._signer(role) is not None
+
+    def public(self, role: str) -> str:
+        signer = self._signer(role)
+        return "" if signer is None else public_key(self.grants[signer].private)
+
+    def _signer(self, role: str) -> str | None:
+        """As whom this process signs where `role` is needed. A machine with a syncer's key signs the log with that."""
+        able = [signer for signer in sorted(self.grants) if may_sign(signer, role)]
+        return able[-1] if able else None  # "operator" comes before "syncer/"
 
     def misfits(self) -> list[str]:
         """The signers whose keys were certified for another run, or by another operator."""
         return [
             signer
-            for signer, grant in sorted(self._grants.items())
+            for signer, grant in sorted(self.grants.items())
             if not is_certified(self.operator, self.run_id, signer, public_key(grant.private), grant.certificate)
         ]
 
@@ -195,101 +251,94 @@ def body_of(data: bytes) -> bytes:
     return data[:start] + b"}" if signed else data
 
 
-def derived_key(secret: bytes, run_id: str, signer: str) -> bytes:
-    """The 32 bytes of a signer's private key for one run. Neither the secret nor another signer's key can be computed
-    from it."""
-    return hmac.new(secret, b"\0".join([b"diloco key", run_id.encode(), signer.encode()]), hashlib.sha256).digest()
-
-
-def operator_key(secret: bytes) -> str:
-    """The private key with which an operator certifies others, the same in all runs."""
-    return hmac.new(secret, b"diloco operator", hashlib.sha256).hexdigest()
-
-
 class Secret:
-    """What one process is given to sign with: an operator's secret, or keys that an operator has made of it. Its text
-    is never shown."""
+    """What one process is given to sign with; its text is never shown. It is one of
+
+    an operator's secret                                any text of 32 characters or more
+    machine:OPERATOR,PRIVATE,SIGNER,...                 a machine's own key, and for whom it is to be certified
+    certified:OPERATOR,SIGNER:PRIVATE:CERTIFICATE,...   keys of one unit, made by `launch` on the operator's machine
+    """
 
     def __init__(self, text: str, where: str) -> None:
         """Raises UsageError, which never quotes the text, if it cannot be a secret."""
         self.where = where
-        self._operator: str | None = None
-        self._grants: dict[str, Grant] = {}
+        self.operator, self._grants = "", dict[str, Grant]()
+        self.own, self.signers = "", tuple[str, ...]()
+        self._root = ""
         if text.startswith(CERTIFIED):
-            self._operator, self._grants = _parsed_keys(text, where)
-        self._secret = text.encode() if self._operator is None else None
+            self.operator, self._grants = _parsed_grants(text, where)
+        elif text.startswith(MACHINE):
+            self.operator, self.own, self.signers = _parsed_machine(text, where)
         if not SHORTEST_SECRET <= len(text) <= MAX_SECRET or not text.isprintable():
             allowed = f"{SHORTEST_SECRET} to {MAX_SECRET} printable characters"
             raise UsageError(f"a signing key has {allowed}", where=where, hint="make one: diloco key new FILE")
+        if not self.operator:
+            self._root = hmac.new(text.encode(), b"diloco operator", hashlib.sha256).hexdigest()
+            self.operator = public_key(self._root)
+            self._grants = {OPERATOR: Grant(self._root, "")}
 
     def __repr__(self) -> str:
         return f"Secret(from {self.where})"
 
     @property
     def is_operators(self) -> bool:
-        """Whether other keys can be made of it."""
-        return self._secret is not None
+        """Whether other keys can be certified with it."""
+        return bool(self._root)
 
-    def keyring(self, run_id: str) -> Keyring:
-        operator = self._operator or public_key(operator_key(self._secret or b""))
-        return Keyring(run_id, operator, self._grants, self._secret)
+    def keyring(self, run_id: str, certificates: Mapping[str, str] | None = None) -> Keyring:
+        """`certificates`, by signer: those that a machine's own key has in this run."""
+        own = {signer: Grant(self.own, code) for signer, code in (certificates or {}).items()}
+        return Keyring(run_id, self.operator, self._grants | own)
 
-    def signing(self, run_id: str) -> Signing:
+    def signing(self) -> Signing:
         """The signing record in FORMAT.json of a new run. Raises UsageError for a key that cannot certify others."""
-        if self._secret is None:
+        if not self.is_operators:
             raise UsageError("only an operator's secret starts a run", where=self.where, hint="diloco key new FILE")
-        return Signing(self.keyring(run_id).operator)
+        return Signing(self.operator)
 
-    def certified(self, run_id: str, signers: Iterable[str]) -> str:
-        """The text of the keys of these signers, to hand over by environment or file. Raises UsageError."""
-        if self._secret is None:
-            raise UsageError("only an operator's secret makes other keys", where=self.where)
-        ring = self.keyring(run_id)
-        grants = [(signer, ring.grant(signer)) for signer in signers]
-        keys = ",".join(f"{signer}:{grant.private}:{grant.certificate}" for signer, grant in grants)
-        return f"{CERTIFIED}{ring.operator},{keys}"
+    def certificate(self, run_id: str, signer: str, public: str) -> str:
+        """The operator's certificate for this public key. Raises UsageError if this is not the operator's secret."""
+        if not self.is_operators:
+            raise UsageError("only the operator's secret certifies keys", where=self.where)
+        return signature(self._root, _certificate_text(run_id, signer, public))
+
+    def certified(self, run_id: str, privates: Mapping[str, str]) -> str:
+        """The text of these private keys, by signer, with certificates: for units that this machine starts."""
+        codes = {signer: self.certificate(run_id, signer, public_key(key)) for signer, key in privates.items()}
+        keys = ",".join(f"{signer}:{privates[signer]}:{code}" for signer, code in codes.items())
+        return f"{CERTIFIED}{self.operator},{keys}"
 
 
-def _parsed_keys(text: str, where: str) -> tuple[str, dict[str, Grant]]:
+def _parsed_grants(text: str, where: str) -> tuple[str, dict[str, Grant]]:
     operator, *keys = text.removeprefix(CERTIFIED).split(",")
     found = [_GRANT.fullmatch(key) for key in keys]
-    if not _OPERATOR.fullmatch(operator) or not found or None in found:
-        raise UsageError("this is not a key as diloco writes it", where=where, hint="diloco key learner")
+    if not is_public_key(operator) or not found or None in found:
+        raise _no_key(where)
     return operator, {match[1]: Grant(match[2], match[3]) for match in found if match is not None}
 
 
-# -- Ed25519 (`cryptography` is imported where it is needed: commands on unsigned runs start faster without it) ---
+def machine_text(operator: str, private: str, signers: tuple[str, ...]) -> str:
+    return f"{MACHINE}{','.join((operator, private, *signers))}"
 
 
-@lru_cache(maxsize=64)
-def public_key(private: str) -> str:
-    """The public half of a private key."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+def _parsed_machine(text: str, where: str) -> tuple[str, str, tuple[str, ...]]:
+    operator, private, signers = [*text.removeprefix(MACHINE).split(",", 2), "", ""][:3]
+    named = tuple(signers.split(","))
+    if not (is_public_key(operator) and is_public_key(private) and all(map(is_machine, named))):
+        raise _no_key(where)
+    return operator, private, named
 
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private)).public_key().public_bytes_raw().hex()
+
+def _no_key(where: str) -> UsageError:
+    return UsageError("this is not a key as diloco writes it", where=where, hint="make one: diloco key request")
 
 
 @lru_cache(maxsize=CERTIFICATES)
 def is_certified(operator: str, run_id: str, signer: str, public: str, certificate: str) -> bool:
     """Whether the operator has certified this public key for this signer in this run."""
-    return _is_signature(operator, certificate, _certificate_text(run_id, signer, public))
-
-
-def _signature(private: str, text: bytes) -> str:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private)).sign(text).hex()
-
-
-def _is_signature(public: str, code: str, text: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(code), text)
-    except (InvalidSignature, ValueError):  # the latter: a public key that is no point of the curve
-        return False
-    return True
+    if signer == OPERATOR:
+        return public == operator
+    return is_signature(operator, certificate, _certificate_text(run_id, signer, public))
 
 
 def _certificate_text(run_id: str, signer: str, public: str) -> bytes:
@@ -297,4 +346,6 @@ def _certificate_text(run_id: str, signer: str, public: str) -> bytes:
 
 
 def _record_text(run_id: str, signer: str, key: str, body: bytes) -> bytes:
-    return b"\0".join([b"diloco record", run_id.encode(), signer.encode(), key.encode(), body])
+    is_long = len(body) > LONG_BYTES
+    what, said = (b"diloco digest", digest(body).encode()) if is_long else (b"diloco record", body)
+    return b"\0".join([what, run_id.encode(), signer.encode(), key.encode(), said])

@@ -1,72 +1,148 @@
-"""`diloco key`: makes an operator's secret, and of it the keys of learners and syncers on other machines."""
+"""`diloco key`: an operator's secret; a key that a machine makes for itself, certified by the operator, and revoked."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
-from diloco_cli.cli.output import talk
-from diloco_cli.cli.run_argument import OpenRun, open_run
-from diloco_cli.errors import UsageError
-from diloco_cli.randomness import nonce
+from diloco_cli.cli.operators import JsonOption, TimeoutOption, open_unfinished, operator_of
+from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.run_argument import OpenRun, foreground_store, open_run
+from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.signing import KEY_FILE_VARIABLE
 
+Role = Literal["learner", "syncer"]
 FILE_HELP = "Where to write it, readable by its owner alone. The key itself is never shown."
 FileArgument = typer.Argument(..., metavar="FILE", help=FILE_HELP)
+RunArgument = typer.Argument(..., metavar="RUN", help="A run's name, its run file, or its bucket URL.")
+RoleArgument = typer.Argument(..., metavar="ROLE", help="What it signs as: learner or syncer.")
+NameArgument = typer.Argument(
+    ..., metavar="NAME", help="Of the learner, also if it has not joined yet, or the machine."
+)
 key = typer.Typer(help="Keys with which records are signed.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @key.command("new")
 def new(file: Path = FileArgument) -> None:
-    """Make an operator's secret, for one or more runs: for the machine that launches them, and no other."""
+    """Make an operator's secret, for one or more runs. It stays on this machine."""
+    from diloco_cli.randomness import new_private_key
     from diloco_cli.runtime.signing_key import write_key
+    from diloco_cli.signing import Secret, short_key
 
-    write_key(file, nonce() + nonce())
+    text = new_private_key()
+    write_key(file, text)
     print(file)
+    talk(f"the operator's public key begins with {short_key(Secret(text, str(file)).operator)}")
     talk(f"next: {KEY_FILE_VARIABLE}={file.absolute()} diloco launch RUN.yaml")
 
 
-RunArgument = typer.Argument(..., metavar="RUN", help="A run's name, its run file, or its bucket URL.")
-
-
-@key.command("learner")
-def learner(
-    run: str = RunArgument,
-    name: str = typer.Argument(..., metavar="LEARNER", help="Its name, also if it has not joined yet."),
-    file: Path = FileArgument,
+@key.command("request")
+def request(
+    run: str = RunArgument, role: Role = RoleArgument, name: str = NameArgument, file: Path = FileArgument
 ) -> None:
-    """Make the key of one learner of a signed run, out of the operator's secret in the environment."""
+    """Make this machine's own key for a signed run; prints its public half, which the operator certifies."""
+    from diloco_cli.ed25519 import public_key
+    from diloco_cli.randomness import new_private_key
+    from diloco_cli.runtime.signing_key import write_key
+    from diloco_cli.signing import machine_text, short_key
+
+    opened = signed_run(run)
+    assert opened.format.signing is not None
+    operator, private = opened.format.signing.operator, new_private_key()
+    write_key(file, machine_text(operator, private, signers_of(opened, role, name)))
+    print(public_key(private))
+    talk(f"{file} trusts the operator's key {short_key(operator)}: let the operator confirm it")
+    words = f"diloco key certify {opened.url} {role} {name} {public_key(private)}"
+    talk(f"next, on the operator's machine: {KEY_FILE_VARIABLE}=OPERATORS_FILE {words}")
+    talk(f"then, here: {KEY_FILE_VARIABLE}={file.absolute()} {start_of(opened, role, name)}")
+
+
+@key.command("certify")
+def certify(
+    run: str = RunArgument,
+    role: Role = RoleArgument,
+    name: str = NameArgument,
+    public: str = typer.Argument(..., metavar="PUBLICKEY", help="As `diloco key request` printed it there."),
+) -> None:
+    """Certify a machine's key for a role and a name in a run, with the operator's secret in the environment."""
+    from diloco_cli.protocol.log.certificates import certificate_record
+    from diloco_cli.runtime.signing_key import signing_secret
+    from diloco_cli.signing import KEY_HINT, is_public_key
+    from diloco_cli.store.port import Created
+
+    opened, secret = signed_run(run), signing_secret()
+    if secret is None or not secret.is_operators:
+        raise UsageError("keys are certified with the operator's secret, which is not there", hint=KEY_HINT)
+    if not is_public_key(public):
+        raise UsageError(f"{public[:64]!a} is no public key (64 hexadecimal digits)", hint="diloco key request, there")
+    signers = signers_of(opened, role, name)
+    for store in [opened.store, *(foreground_store(region.url) for region in opened.format.regions)]:
+        for signer in signers:
+            where, record = certificate_record(opened.format.run_id, secret, signer, public)
+            answer = store.create(where, record)
+            if not isinstance(answer, Created) and answer.data != record:
+                raise DataCheckError("this is not the certificate", where=f"{store.url}/{where}", hint="remove it")
+    if len(signers) > 1:
+        talk(f"{name} hosts a standby syncer, so its owner is trusted with the log")
+    print(f"run {opened.name}: {public} is certified as {' and '.join(signers)}")
+    talk(f"next, on that machine: {KEY_FILE_VARIABLE}=ITS_FILE {start_of(opened, role, name)}")
+
+
+@key.command("revoke")
+def revoke(
+    run: str = RunArgument,
+    which: str = typer.Argument(..., metavar="NAME|PUBLICKEY", help="A name with all its certified keys, or one key."),
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Revoke a key: from one commit on, nothing that it signs counts."""
+    from diloco_cli.signing import is_public_key
+
+    opened, state = open_unfinished(run, "revoke")
+    named = [which] if is_public_key(which) else certified_keys(opened, which)
+    keys = [public for public in named if public not in state.revoked]
+    if not keys:
+        raise UsageError(f"{which!a} names no certified key of run {opened.name} that still counts")
+    for public in keys:
+        state = operator_of(opened, timeout_s).request("revoke", "diloco key revoke", key=public)
+    if as_json:
+        print_json("key revoke", {"run": opened.name, "keys": keys, "commit": state.n})
+    else:
+        print(f"run {opened.name}: {' and '.join(keys)} revoked, as of commit {state.n}")
+        talk("take that machine's credentials for the bucket away, too")
+
+
+def signed_run(run: str) -> OpenRun:
+    opened = open_run(run, at_home=False)
+    if opened.format.signing is None:
+        raise UsageError(f"run {opened.name} is not signed: it has no keys", where=opened.url)
+    return opened
+
+
+def signers_of(opened: OpenRun, role: Role, name: str) -> tuple[str, ...]:
+    """As whom such a machine signs in this run."""
     from diloco_cli.launch.local_units import signers_on
     from diloco_cli.runtime.files import checked_name
+    from diloco_cli.signing import syncer_signer
 
-    checked_name(name, "the name of a learner")
-    opened = open_run(run)
-    hand_over(opened, signers_on(opened.format, name), file)
-    if opened.format.settings.syncer.on_learners:
-        talk(f"{name} hosts a standby syncer, so its owner is trusted with the log")
-    talk(f"next: {KEY_FILE_VARIABLE}={file.absolute()} diloco learner --run {opened.url} --name {name}")
+    checked_name(name, f"the name of a {role}")
+    return signers_on(opened.format, name) if role == "learner" else (syncer_signer(name),)
 
 
-@key.command("syncer")
-def syncer(run: str = RunArgument, file: Path = FileArgument) -> None:
-    """Make the key of a machine that runs a syncer of a signed run. It signs the log, and nothing else."""
-    from diloco_cli.signing import LOG
-
-    opened = open_run(run)
-    hand_over(opened, (LOG,), file)
-    talk(f"next: {KEY_FILE_VARIABLE}={file.absolute()} diloco syncer --run {opened.url}")
+def start_of(opened: OpenRun, role: Role, name: str) -> str:
+    """The command that starts such a process."""
+    if role == "syncer":
+        return f"diloco syncer --run {opened.url}"
+    joins = "" if opened.format.island(name) is not None else " --join"
+    return f"diloco learner --run {opened.url} --name {name}{joins}"
 
 
-def hand_over(opened: OpenRun, signers: tuple[str, ...], file: Path) -> None:
-    """Write the keys of these signers to a new file. Raises UsageError for an unsigned run, or without a secret."""
-    from diloco_cli.runtime.signing_key import signing_secret, write_key
-    from diloco_cli.signing import KEY_HINT
-
-    secret = signing_secret()
-    if opened.format.signing is None:
-        raise UsageError(f"run {opened.name} is not signed: it needs no keys", where=opened.url)
-    if secret is None:
-        raise UsageError("keys are made from the operator's secret, which is not there", hint=KEY_HINT)
-    write_key(file, secret.certified(opened.format.run_id, signers))
-    print(file)
+def certified_keys(opened: OpenRun, name: str) -> list[str]:
+    """The public keys that were certified for a learner or a syncer of this name, by the certificates in the bucket."""
+    found = set[str]()
+    for role in ("learner", "syncer"):
+        prefix = f"certificate/{role}/{name}/"
+        found |= {key.removeprefix(prefix).removesuffix(".json") for key in opened.store.list(prefix)}
+    return sorted(found)

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.signing import LOG
+from diloco_cli.signing import OPERATOR
 from diloco_cli.units import format_duration
 from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 
@@ -68,7 +68,7 @@ class SimulatedFleet:
         self._failures = {name: Draws(self.seed, f"failures of {name}") for name in self.conditions}
         self.world.latency_s, self.world.unreachable_until_s = self._latency_s, self._unreachable_until_s
         self.world.on_end = self._ended
-        self.world.store.create(FORMAT_KEY, self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run)))
+        self.world.store.create(FORMAT_KEY, self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run)))
 
     # -- a history ----------------------------------------------------------------------------------------------
 

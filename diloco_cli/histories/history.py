@@ -29,7 +29,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.signing import LOG
+from diloco_cli.signing import OPERATOR
 from diloco_cli.store.port import Created
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World
@@ -84,7 +84,8 @@ class History:
         )
         self.world.history, self.bucket = self, bucket
         self.monitor = Monitor(bucket, self.run, last_look_s=self._last_look_s)
-        self.beliefs = Beliefs({}, [], self.monitor.on_adoption, self.monitor.on_publication, self.monitor.moments)
+        self.beliefs = Beliefs({}, self.monitor.harm.offers, [], self.monitor.on_adoption, self.monitor.on_publication)
+        self.beliefs.moments = self.monitor.moments
         given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
         self.calls = CallFaults(options, given)
         names = [island.name for island in self.run.islands]
@@ -100,7 +101,7 @@ class History:
         self._begin()
 
     def _begin(self) -> None:
-        self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(LOG, FORMAT_KEY, encode(self.run))
+        self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run))
         self.world.on_end = self.supervisor.ended
         usual = self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
         if any(event.kind == SLOW_LINK for event in self.nemesis_events):
@@ -269,8 +270,12 @@ class History:
         """Note a process's write: later checks of it depend on this."""
         if process.role in self.roles and key.startswith(("offer/", "incarnation/")):
             process.said(key, data, self.monitor.replayer.merges)
-        elif self.healthy is not None and watcher is self.monitor and key.startswith("commit/"):
-            self.healthy.committed(json.loads(data))
+        elif watcher is self.monitor and key.startswith("commit/"):
+            commit = json.loads(data)
+            if self.healthy is not None:
+                self.healthy.committed(commit)
+            elif commit["kind"] == "stop" and commit["diverged"]:
+                self.nemesis.paused()
 
     def _listed_at_s(self) -> float:
         """When listings show a change that is made now."""

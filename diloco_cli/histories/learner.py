@@ -46,4 +46,6 @@ class SimulatedLearner(product.Learner):
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
         if payload and self.profile.corrupts():
             offer = replace(offer, payload_digest=digest(payload + b"?"))
+        elif payload and self.profile.harms():
+            self.witness.seen.harmful.add(offer.id)
         return (yield from super()._publish(offer, payload))

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.histories.client import Bucket
+from diloco_cli.histories.harm import Harm
 from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.processes import MAX_DRIFT
-from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, offer_bytes
+from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER
@@ -100,6 +101,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self.replayer = Replayer(self.bucket, self.run)
+        self.harm = Harm(self.replayer)
         self.floors = self.floors_of(self.bucket)
         self.moments = MomentsWatch(self.replayer)
 
@@ -197,6 +199,7 @@ class Monitor:
         if commit["kind"] == "gc_floor":
             self.check_floor(commit["floor"])
         self._check_blame(commit)
+        self.harm.committed(commit)
         if commit["request"] is not None:
             later = {number: at for number, at in self._asked.items() if number > commit["request"]}
             self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other
@@ -228,11 +231,12 @@ class Monitor:
     def _check_blame(self, commit: Plain) -> None:
         """No learner is refused for a hostile reason, or quarantined, without a cause."""
         for outcome in commit["outcomes"]:
-            fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects
+            blamed = outcome["reason"] == "quarantined" and outcome["learner"] in self.harm.blamed
+            fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects or blamed
             offer = f"offer {outcome['incarnation']}/{outcome['seq']} of {outcome['learner']}"
             text = f"{offer} was refused: {outcome['reason']}"
             expect(fair, BLAME, f"{text}, and nothing was wrong with it")
-        if commit["kind"] == "quarantine":
+        if commit["kind"] == "quarantine" and commit.get("evaluated") is None:
             expect(commit["learner"] in self.suspects, BLAME, f"{commit['learner']} is kept out, and did nothing wrong")
 
     def _check_finish(self, now_s: float) -> None:
@@ -255,7 +259,7 @@ class Monitor:
         """7: an offer that a learner believes published is in the bucket, with the learner's bytes."""
         learner, incarnation, seq = offer_id
         bucket = self._apart_bucket if learner in self._apart else self.bucket
-        there = None if bucket is None else offer_bytes(bucket, self.run, offer_id)
+        there = None if bucket is None else self.replayer.offer_of(bucket, offer_id, data)
         expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
 
     def on_commit(self, state: RunState, commit: Commit) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from diloco_cli.histories.integers import MOST, NOT_FINITE
 from diloco_cli.histories.liveness import check_restart
 from diloco_cli.histories.monitor import OPERATOR
-from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS, as_learner
+from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import JOINS_HERE
 from diloco_cli.histories.scene import Scene
@@ -37,6 +37,7 @@ class Nemesis:
         self.history = history
         self.stopped = False
         self.joiners: dict[str, Island] = {}
+        self.keys_made: Counter[str] = Counter()  # by signer: keys that replaced an earlier one
         self._away: dict[str, tuple[float, Fault]] = {}
         self._slow: dict[str, float] = {}
         self._leaving: set[str] = set()
@@ -74,7 +75,9 @@ class Nemesis:
         process, island = history.supervisor.new_process(role), self.joiners[role]
 
         def steps() -> Steps[RunState]:
-            known = yield from enter(as_learner(history.run, role), island, process.nonce(), process.time_text())
+            known = yield from enter(
+                history.supervisor.as_learner(role, history.run), island, process.nonce(), process.time_text()
+            )
             return (yield from history.supervisor.learner_steps(process, known))
 
         process.start(steps())
@@ -273,6 +276,25 @@ class Nemesis:
         if self._next_is("poison", name):
             return NOT_FINITE
         return 4 * MOST if self._next_is("huge", name) else None
+
+    def _harm(self, event: NemesisEvent) -> None:
+        self._bad["harm", event.target] += BAD_PAYLOADS[event.for_s > 1.0]
+
+    def _diverge(self, event: NemesisEvent) -> None:
+        """All learners' next deltas do harm."""
+        for name in self.history.roles:
+            self._bad["harm", name] += BAD_PAYLOADS[1]
+
+    def harms(self, name: str) -> bool:
+        """Whether this learner's next delta does harm. Such a delta is no reason to refuse anything: no suspect."""
+        if not self._bad["harm", name]:
+            return False
+        self._bad["harm", name] -= 1
+        return True
+
+    def paused(self) -> None:
+        """The syncer has stopped the run itself: operators look at it, and resume it."""
+        self._resume_later(RESUMED_AFTER_S)
 
     def corrupts(self, name: str) -> bool:
         return self._next_is("corrupt", name)

@@ -19,11 +19,12 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.config.validation import max_overlap
+from diloco_cli.digests import digest
 from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.signing import Checksummed, Secret, learner_signer
+from diloco_cli.signing import Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
 
 BATCH_TOKENS = 4
@@ -41,12 +42,16 @@ POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most a
 NemesisKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
     "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
-    "collect", "slow_link",
+    "collect", "slow_link", "harm", "diverge",
 ]  # fmt: skip
 MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
 SLOW_LINK: NemesisKind = "slow_link"  # drawn after all else, so that seeds without it mean what they meant before
-OTHER_KINDS: tuple[NemesisKind, ...] = tuple(kind for kind in get_args(NemesisKind) if kind != SLOW_LINK)
+HARMFUL: tuple[tuple[NemesisKind, ...], ...] = (("harm",),) * 3 + (("diverge",), ("harm", "diverge"))  # likewise
+OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
+    kind for kind in get_args(NemesisKind) if kind not in (SLOW_LINK, "harm", "diverge")
+)
+HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
 
@@ -97,6 +102,7 @@ class Options:
     cold_rounds: int = 0
     cold_learners: int | None = None
     cold_every: int | None = None
+    on_divergence: Literal["rollback", "pause", "warn"] = "rollback"
 
     @property
     def slot_s(self) -> float:
@@ -203,7 +209,21 @@ def drawn_options(seed: int) -> Options:
         cold_learners=draw.choice((None, quorum)),
         cold_every=draw.choice((None, max(1, every // 2))),
     )
-    return _with_slow_links(drawn, draw) if draw.chance(0.1) else drawn
+    return _with_harm(_with_slow_links(drawn, draw) if draw.chance(0.1) else drawn, seed)
+
+
+def _with_harm(options: Options, seed: int) -> Options:
+    """In some histories deltas do harm, in runs that are evaluated every round and last for some evaluations."""
+    draw = Stream(seed, "harm")
+    if not draw.chance(HARM_SHARE):
+        return options
+    events, merges = draw.choice(HARMFUL), draw.whole(*HARMFUL_MERGES)
+    harmful = replace(options, merges=max(merges, options.merges), evaluates_every=1, learners=max(2, options.learners))
+    return replace(
+        harmful,
+        nemesis_events=(*options.nemesis_events, *events),
+        on_divergence=draw.choice(("rollback", "rollback", "rollback", "pause", "warn")),
+    )  # fmt: skip
 
 
 def _with_slow_links(options: Options, draw: Stream) -> Options:
@@ -226,7 +246,7 @@ def run_of(options: Options) -> RunFormat:
             tokens=tokens, batch_tokens=BATCH_TOKENS, inner=InnerSettings(save_every=options.saves_every_rounds)
         ),
         data=DataSettings(shards=options.learners + SPARE_SHARDS),
-        evaluation=EvaluationSettings(every=options.evaluates_every),
+        evaluation=EvaluationSettings(every=options.evaluates_every, on_divergence=options.on_divergence),
         cold_start=ColdStartSettings(options.cold_rounds, options.cold_learners, options.cold_every),
         syncer=SyncerSettings(standbys=options.standbys, takeover_s=options.takeover_s),
         retention=RetentionSettings(rounds=options.kept_rounds, grace_s=GRACE_S),
@@ -259,12 +279,13 @@ def run_of(options: Options) -> RunFormat:
     )  # fmt: skip
     if not options.signed:
         return run
-    return replace(run, signing=SECRET.signing(run.run_id), keyring=SECRET.keyring(run.run_id))
+    return replace(run, signing=SECRET.signing(), keyring=SECRET.keyring(run.run_id))
 
 
-def as_learner(run: RunFormat, name: str) -> RunFormat:
-    """The run as this learner's processes have it: with this learner's key alone."""
+def with_key(run: RunFormat, signer: str, made: int = 0) -> RunFormat:
+    """The run as a process has it whose machine holds its signer's key number `made`, and no other."""
     if run.signing is None:
         return run
-    secret = Secret(SECRET.certified(run.run_id, [learner_signer(name)]), "a history")
+    private = digest(f"key {made} of {signer}".encode()).rpartition("-")[2]
+    secret = Secret(SECRET.certified(run.run_id, {signer: private}), "a history")
     return replace(run, keyring=secret.keyring(run.run_id))

@@ -16,13 +16,15 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing
 @dataclass
 class LearnerProfile:
     """The properties of one learner: its step's time, when it leaves (after a drain of some seconds), the bad payload
-    that it sends in place of a delta (None: the delta), whether its payload has other bytes than its offer names, and
-    the share of its batch that a step takes (below 1 while a part of the island is missing)."""
+    that it sends in place of a delta (None: the delta), whether its payload has other bytes than its offer names,
+    whether its delta does harm, and the share of its batch that a step takes (below 1 while a part of the island is
+    missing)."""
 
     step_s: float = 0.05
     leaves: Callable[[], bool] = lambda: False
     poison: Callable[[], int | str | None] = lambda: None
     corrupts: Callable[[], bool] = lambda: False
+    harms: Callable[[], bool] = lambda: False
     share: Callable[[], float] = lambda: 1.0
 
 

@@ -13,15 +13,13 @@ from diloco_cli.histories.client import Client
 from diloco_cli.histories.stream import Stream
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import FragmentVersion, OfferId, ProcessClaim
-from diloco_cli.protocol.rules.rejudging import LeaveOut
+from diloco_cli.protocol.log.records import OfferId, ProcessClaim
 from diloco_cli.store.retry import MAX_PAUSE_S
 from diloco_cli.virtual.world import Actor, World
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: histories carry no real date
 MAX_OFFSET_S = 1e6
 MAX_DRIFT = 0.2  # of a process's own clock
-EVALUATION_ASKS = 3
 MakeClient = Callable[[Callable[[], float], Callable[[], float]], Client]
 
 
@@ -138,27 +136,3 @@ class Process:
         """This process's wall clock, which may be off by days, and jump."""
         at = START + timedelta(seconds=MAX_OFFSET_S * 2 + self.wall_s + self.world.now_s)
         return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-class SlowEvaluator:
-    """Implements protocol.actors.ports.Evaluator: an answer after a few calls; each third evaluation fails."""
-
-    def __init__(self) -> None:
-        self._n: int | None = None
-        self._asked = 0
-
-    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
-        if self._n is not None:
-            return False
-        self._n, self._asked = n, 0
-        return True
-
-    def try_without(self, trial: LeaveOut) -> bool:
-        return self.submit(trial.head, (), False)
-
-    def result(self) -> tuple[int, float | None] | None:
-        self._asked += 1
-        if self._n is None or self._asked < EVALUATION_ASKS:
-            return None
-        n, self._n = self._n, None
-        return (n, None if n % 3 == 0 else 1.0 / (1 + n))

@@ -16,7 +16,7 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.options import REGION
 from diloco_cli.histories.processes import Process
-from diloco_cli.histories.replayer import OfferId, ViolationError, expect, offer_bytes
+from diloco_cli.histories.replayer import OfferId, ViolationError, expect
 from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, weights_key
@@ -53,7 +53,7 @@ class Region:
         """A syncer with its mirror and its relay; it leaves when the region has the end, or after ENDS_WITHIN_S."""
         leaving = False
         link = RegionLink(
-            self.history.run, REGION, home_of(served), lambda: leaving, lambda line: self._start_again(link.relay),
+            served.run, REGION, home_of(served), lambda: leaving, lambda line: self._start_again(link.relay),
             self.history.actors.mirror, self.history.actors.relay,
         )  # fmt: skip
         read_after_relays(served, {REGION: link})
@@ -124,7 +124,8 @@ class Region:
 
     def check_at_the_end(self, published: dict[OfferId, bytes]) -> None:
         """The region has the whole log and the newest versions; residents' offers are theirs, here and at home."""
-        home, n = self.history.bucket, self.history.monitor.replayer.n
+        home, replayer = self.history.bucket, self.history.monitor.replayer
+        n = replayer.n
         expect(self.mirrored == n + 1, "1", f"the region has {self.mirrored} commits of {n + 1}, and the run is over")
         log = [json.loads(home.objects[commit_key(at)]) for at in range(n + 1)]
         newest = {output["fragment"]: output for commit in log for output in commit.get("outputs", ())}
@@ -132,5 +133,5 @@ class Region:
             key = weights_key(output["fragment"], output["version"], output["epoch"], output["weights_digest"])
             expect(self.bucket.get(key) is not None, "9", f"{key} is not in the region's bucket")
         for offer_id, data in published.items():
-            here, there = (offer_bytes(bucket, self.history.run, offer_id) for bucket in (self.bucket, home))
+            here, there = (replayer.offer_of(bucket, offer_id, data) for bucket in (self.bucket, home))
             expect(here == data and there in (data, None), "7", f"offer {offer_id} has other bytes than it published")

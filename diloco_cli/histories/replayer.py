@@ -10,12 +10,14 @@ It takes in commits one by one as they appear, or reads a bucket from its beginn
     5   every merge has at least K distinct learners
     8   nothing non-finite or over the cap is merged, no payload whose digest differs from its record
     9   nothing that a reader needs is missing
+    keys  each epoch counts under one key; nothing is merged or committed under a key that was revoked before
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,18 +53,25 @@ class ViolationError(AssertionError):
         self.invariant, self.text = invariant, text
 
 
+def signed_by(record: Plain) -> tuple[str, str]:
+    """(Signer, public key) of a record of a signed run, as it says itself."""
+    signer, public, *_ = record.get("signature", ":").split(":")
+    return signer, public
+
+
 def expect(holds: bool, invariant: str, text: str) -> None:
     if not holds:
         raise ViolationError(invariant, text)
 
 
-def offer_bytes(store: Store, run: RunFormat, offer_id: OfferId) -> bytes | None:
-    """An offer's genuine bytes, past any that others have put under its key."""
+def offer_bytes(store: Store, run: RunFormat, offer_id: OfferId, revoked: Set[str] = frozenset()) -> bytes | None:
+    """An offer's genuine bytes, past any that others, or who holds a revoked key, have put under its key."""
     learner, incarnation, seq = offer_id
     key = f"offer/{learner}/{incarnation:08d}/{seq:010d}"
     for place in ("", *(f"-{number}" for number in range(1, PLACES))):
         data = store.get(f"{key}{place}.json")
-        if data is None or run.keyring.authenticates(f"learner/{learner}", f"{key}.json", data):
+        by = None if data is None else run.keyring.signature(f"learner/{learner}", f"{key}.json", data)
+        if data is None or (by is not None and by.public not in revoked):
             return data
     return None
 
@@ -116,6 +125,8 @@ class Replayer:
         self.shares_after: list[dict[str, int]] = []
         self.left: dict[tuple[str, int, int], tuple[int, int]] = {}
         self.returns: dict[int, int] = {}
+        self.revoked: set[str] = set()
+        self.epoch_signer = ("", "")
 
     def read(self) -> Replayer:
         """Read the log to its end from the present position; no commit may lie beyond the end. Behind the newest floor
@@ -140,9 +151,14 @@ class Replayer:
     def check_published(self, offers: dict[OfferId, bytes]) -> Replayer:
         """7: an offer that a learner believes published has that learner's bytes."""
         for (learner, incarnation, seq), data in offers.items():
-            there = offer_bytes(self.store, self.run, (learner, incarnation, seq))
+            there = self.offer_of(self.store, (learner, incarnation, seq), data)
             expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
         return self
+
+    def offer_of(self, store: Store, offer_id: OfferId, data: bytes) -> bytes | None:
+        """The genuine offer there for the holder of the key that signed `data`, revoked since or not."""
+        own = signed_by(json.loads(data))[1]
+        return offer_bytes(store, self.run, offer_id, self.revoked - {own})
 
     def feed(self, data: bytes) -> Plain:
         """The next record's bytes."""
@@ -150,6 +166,7 @@ class Replayer:
         n = self.n + 1
         expect((commit["n"], commit["previous"]) == (n, self.previous), "1", f"the chain breaks at commit {n}")
         self._epoch(commit)
+        self._signer(commit)
         self.n, self.previous = n, digest(data)
         self.kinds.append(commit["kind"])
         expect("finish" not in self.kinds[:-1], "1", f"a {commit['kind']} after the run had finished")
@@ -166,6 +183,9 @@ class Replayer:
             out = commit["kind"] == "quarantine"
             expect((commit["learner"] in self.kept_out) != out, "1", f"commit {n}, a {commit['kind']}, changes nothing")
             self.kept_out ^= {commit["learner"]}
+        if commit["kind"] == "revoke":
+            expect(commit["key"] not in self.revoked, "1", f"commit {n} revokes a key a second time")
+            self.revoked.add(commit["key"])
         if commit["kind"] == "gc_floor":
             expect(
                 self.gc_floor < commit["floor"] < n, "9", f"the floor goes from {self.gc_floor} to {commit['floor']}"
@@ -192,6 +212,21 @@ class Replayer:
         if starts:
             expect(self.store.get(f"epoch/{epoch:010d}.json") is not None, "1", f"epoch {epoch} was never claimed")
         self.epoch = epoch
+
+    def _signer(self, commit: Plain) -> None:
+        """Keys: each epoch has one key, that of its claim; no revoked one; the operator's makes no merges."""
+        if self.run.signing is None:
+            return
+        signer, starts = signed_by(commit), commit["kind"] == "epoch_start"
+        if starts:
+            claim = json.loads(self.store.get(f"epoch/{commit['epoch']:010d}.json") or b"{}")
+            expect(signed_by(claim) == signer, "keys", f"epoch {commit['epoch']} is not begun by whoever claimed it")
+            self.epoch_signer = signer
+        who = f"commit {commit['n']}, a {commit['kind']},"
+        expect(signer == self.epoch_signer, "keys", f"{who} is signed with another key than its epoch's")
+        expect(signer[1] not in self.revoked, "keys", f"{who} is signed with a revoked key")
+        merges = commit["kind"] in ("merge", "skip", "finish") or (starts and commit["serves"])
+        expect(signer[0] != "operator" or not merges, "keys", f"{who} is signed by an operator")
 
     def _membership(self, island: Plain) -> None:
         expect(island["name"] not in self.batches, "1", f"{island['name']} joined twice")
@@ -253,7 +288,8 @@ class Replayer:
         self.ends[learner, fragment] = item["data_end"]
         self.applied.append(AppliedOffer(learner, item["incarnation"], fragment, item["data_start"], item["data_end"]))
         at = f"{learner}/{item['incarnation']:08d}/{item['seq']:010d}"
-        offer = json.loads(offer_bytes(self.store, self.run, (learner, item["incarnation"], item["seq"])) or b"{}")
+        offer_id = (learner, item["incarnation"], item["seq"])
+        offer = json.loads(offer_bytes(self.store, self.run, offer_id, self.revoked) or b"{}")
         expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")
         expect(offer["slot"] == self.slot - 1, "7", f"{who} was made for slot {offer['slot']}, not for {self.slot - 1}")
         payload = self.store.get(f"delta/{at}-{item['payload_digest']}")

@@ -18,7 +18,7 @@ TRANSFER_SHARES = (0.5, 2.0)  # of the time within which an offer can be of use:
 MAX_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
 OF_PROCESSES = frozenset({"kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump"})
 WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
-OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "readmit"})
+OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "readmit", "harm"})
 CHECKED = (  # bytes that may come damaged
     "delta/", "state/", "weights/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
 )  # fmt: skip

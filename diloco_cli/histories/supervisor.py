@@ -6,11 +6,12 @@ from collections import Counter
 from typing import Any
 
 from diloco_cli.errors import DilocoError, FencedError, UsageError
+from diloco_cli.histories.harm import HarmEvaluator
 from diloco_cli.histories.liveness import check_gave_way
 from diloco_cli.histories.monitor import OPERATOR
-from diloco_cli.histories.options import SLOWEST, as_learner
+from diloco_cli.histories.options import SLOWEST, with_key
 from diloco_cli.histories.ports import LearnerProfile
-from diloco_cli.histories.processes import Process, SlowEvaluator
+from diloco_cli.histories.processes import Process
 from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.log.keys import SYNCER
@@ -18,8 +19,10 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import IllegalStateError
+from diloco_cli.signing import learner_signer, syncer_signer
 from diloco_cli.virtual.world import Actor
 
+SYNCER_HOSTS = 2
 STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # a process with one of these is not restarted
 
 
@@ -58,10 +61,11 @@ class SimulatedSupervisor:
 
     def _serve(self, process: Process, because: str = "") -> Steps[RunState]:
         history = self.history
-        arithmetic = history.actors.arithmetic(history.run, unfit=history.nemesis.unfit)
+        run = self.as_syncer(process)
+        arithmetic = history.actors.arithmetic(run, unfit=history.nemesis.unfit)
         process.serves = served = history.actors.syncer(
-            history.run, process.claim(), arithmetic, SlowEvaluator(), process.time_text, process.nonce,
-            on_commit=history.monitor.on_commit, because=because,
+            run, process.claim(), arithmetic, HarmEvaluator(history.monitor.harm),
+            process.time_text, process.nonce, on_commit=history.monitor.on_commit, because=because,
         )  # fmt: skip
         return served.serve() if history.region is None else history.region.serve(process, served)
 
@@ -71,7 +75,7 @@ class SimulatedSupervisor:
 
         def steps() -> Steps[Any]:
             standby = history.actors.standby(
-                history.run, process.claim(), f"s{process.number}", history.draw.uniform()
+                self.as_syncer(process), process.claim(), f"s{process.number}", history.draw.uniform()
             )  # fmt: skip
             if (reason := (yield from standby.wait())) is None:
                 return "the run is over"
@@ -81,13 +85,22 @@ class SimulatedSupervisor:
         self.standing_by.add(process.name)
         process.start(steps())
 
+    def as_syncer(self, process: Process) -> RunFormat:
+        """The run as this process has it: with its machine's own key, if the run is signed."""
+        signer = syncer_signer(f"host-{process.number % SYNCER_HOSTS}")
+        return with_key(self.history.run, signer, self.history.nemesis.keys_made[signer])
+
+    def as_learner(self, name: str, run: RunFormat) -> RunFormat:
+        signer = learner_signer(name)
+        return with_key(run, signer, self.history.nemesis.keys_made[signer])
+
     def start_learner(self, name: str, delay_s: float = 0.0) -> None:
         process = self.new_process(name)
         process.start(self.learner_steps(process, self.history.run), delay_s=delay_s)
 
     def learner_steps(self, process: Process, run: RunFormat) -> Steps[RunState]:
         learner = self.history.actors.learner(
-            as_learner(run, process.role), process.role, process.claim(), process.nonce, self.history.beliefs,
+            self.as_learner(process.role, run), process.role, process.claim(), process.nonce, self.history.beliefs,
             self._profile(process.role), process.start_threads,
         )  # fmt: skip
         return learner.train()
@@ -99,6 +112,7 @@ class SimulatedSupervisor:
             lambda: nemesis.leaves(name),
             lambda: nemesis.poison(name),
             lambda: nemesis.corrupts(name),
+            lambda: nemesis.harms(name),
             lambda: nemesis.share(name),
         )
 

@@ -21,9 +21,11 @@ from diloco_cli.protocol.rules.schedule import beginners
 @dataclass
 class Beliefs:
     """What learners believe: the bytes of every offer whose publication they saw succeed, and their adoptions (learner,
-    version, bytes of its weights). `accounts`: the account of each incarnation."""
+    version, bytes of its weights). `harmful`: offers whose deltas do harm (harm.py). `accounts`: the account of each
+    incarnation."""
 
     offers: dict[OfferId, bytes] = field(default_factory=dict)
+    harmful: set[OfferId] = field(default_factory=set)
     accounts: list[Account] = field(default_factory=list)
     on_adoption: Callable[[str, FragmentVersion, bytes], None] = lambda learner, output, weights: None
     on_publication: Callable[[OfferId, bytes], None] = lambda offer_id, data: None

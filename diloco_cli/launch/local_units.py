@@ -13,9 +13,10 @@ from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.commit_log import require_keys
 from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.randomness import new_private_key
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.runtime.units import UnitSpec, learner_unit, syncer_units
-from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer
+from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer, syncer_signer
 
 
 def units_here(
@@ -31,15 +32,18 @@ def units_here(
     secret = signing_secret()
     serves = region in (None, syncer_region(run))
     learners = [learner_signer(island.name) for island in islands]
-    require_keys(run, secret, (*learners, *([LOG] if serves else [])), url)
+    given = secret is None or not secret.is_operators
+    require_keys(run, secret, (*learners, *([LOG] if serves else [])) if given else (), url)
     units = []
     for island, device in zip(islands, devices_of(islands, warn), strict=True):
         threads = threads_of(island, run.settings.train.threads)
         unit = learner_unit(island.name, run.url_for(island.region, home), threads=threads)
-        own = {**device, **keys_of(run, island.name, secret)}
+        own = {**device, **keys_of(run, signers_on(run, island.name), secret)}
         units.append(replace(unit, environment={**unit.environment, **own}))
     if serves:
-        units += syncer_units(home, run.settings.syncer, threads=1)
+        for unit in syncer_units(home, run.settings.syncer, threads=1):
+            own = keys_of(run, (syncer_signer(unit.name),), secret)
+            units.append(replace(unit, environment={**unit.environment, **own}))
     if not units:
         raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
     modules = module_environment(folder)
@@ -54,7 +58,7 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
             its = run.url_for(island.region, home)
             yield f"{island.name} ({island.infra}): start it there: diloco learner --run {its} --name {island.name}"
             if run.signing is not None:
-                yield f"  with its key, made here: diloco key learner {run.name} {island.name} FILE"
+                yield f"  with a key of its own, made there: diloco key request {its} learner {island.name} FILE"
     if region not in (None, syncer_region(run)) and not run.settings.syncer.on_learners:
         yield f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer --run {home}"
 
@@ -92,16 +96,17 @@ def devices_of(islands: list[Island], warn: Callable[[str], None]) -> list[dict[
     return [{"CUDA_VISIBLE_DEVICES": device[i.name]} if i.name in device else {} for i in islands]
 
 
-def keys_of(run: RunFormat, name: str, secret: Secret | None) -> dict[str, str]:
-    """A learner of a signed run gets its own key in place of the operator's secret."""
+def keys_of(run: RunFormat, signers: tuple[str, ...], secret: Secret | None) -> dict[str, str]:
+    """A unit of a signed run, started on the operator's machine, gets a new key in place of the operator's secret."""
     if run.signing is None or secret is None or not secret.is_operators:
         return {}
-    return {KEY_VARIABLE: secret.certified(run.run_id, signers_on(run, name)), KEY_FILE_VARIABLE: ""}
+    own = new_private_key()
+    return {KEY_VARIABLE: secret.certified(run.run_id, dict.fromkeys(signers, own)), KEY_FILE_VARIABLE: ""}
 
 
 def signers_on(run: RunFormat, learner: str) -> tuple[str, ...]:
-    """Whose keys the machine of a learner needs: the learner's, and the log's if it hosts a syncer."""
-    return (learner_signer(learner), *([LOG] if run.settings.syncer.on_learners else []))
+    """As whom the machine of a learner signs: as the learner, and as a syncer if it hosts one."""
+    return (learner_signer(learner), *([syncer_signer(learner)] if run.settings.syncer.on_learners else []))
 
 
 def module_environment(folder: Path | None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.kernel import usable_cores
-from diloco_cli.signing import LOG, Checksummed, Secret
+from diloco_cli.signing import OPERATOR, Checksummed, Secret
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store
 from diloco_cli.tasks.build import build_model_on_meta
@@ -112,7 +112,7 @@ def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
     """A new run that will be signed, if there is a key. Raises UsageError for a key that was handed over."""
     if secret is None:
         return fresh
-    signing, keyring = secret.signing(fresh.run_id), secret.keyring(fresh.run_id)
+    signing, keyring = secret.signing(), secret.keyring(fresh.run_id)
     return replace(fresh, checksums=False, signing=signing, keyring=keyring)
 
 
@@ -120,7 +120,7 @@ def create_run(
     store: Store, fresh: RunFormat, where: str, secret: Secret | None = None
 ) -> tuple[RunFormat, Literal["created", "existed"]]:
     """Create the run, or find the same run there already. Raises UsageError if other settings hold the name."""
-    answer = store.create(FORMAT_KEY, fresh.keyring.sign(LOG, FORMAT_KEY, encode(fresh)))
+    answer = store.create(FORMAT_KEY, fresh.keyring.sign(OPERATOR, FORMAT_KEY, encode(fresh)))
     if isinstance(answer, Created):
         return fresh, "created"
     there = with_keys(parse_format(answer.data, where), secret, where)

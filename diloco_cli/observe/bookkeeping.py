@@ -19,6 +19,7 @@ from diloco_cli.protocol.log.commits import (
     Merge,
     Quarantine,
     Readmit,
+    Revoke,
     Rollback,
     Skip,
     Stop,
@@ -27,6 +28,7 @@ from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOf
 from diloco_cli.protocol.log.state import faults_after, faults_for_quarantine
 from diloco_cli.protocol.rules.eligibility import max_steps
 from diloco_cli.protocol.rules.merging import rebase_of_next, token_weight
+from diloco_cli.signing import OPERATOR, Signature
 
 Expect = Callable[[bool, str], None]
 
@@ -49,6 +51,8 @@ class Books:
         self.base_floor = self.gc_floor = self.next_request = 0
         self.faults: dict[str, int] = {}
         self.kept_out: set[str] = set()
+        self.revoked: set[str] = set()
+        self.epoch_key = ""
         self.shares: dict[str, int] = {}
         self.shares_after: dict[int, dict[str, int]] = {}
         self.losses = LossBooks(run, expect)
@@ -73,6 +77,22 @@ class Books:
         if commit.request is not None:
             first = commit.request >= self.next_request
             self.expect(first, f"{key}: request {commit.request} is answered a second time")
+
+    def check_signer(self, commit: Commit, by: Signature, claimed: str, key: str) -> None:
+        """Of a signed run: one key an epoch, that of its claim (`claimed`), and none that was revoked before; no
+        operator's in what operators do not ask for."""
+        begins = isinstance(commit, EpochStart)
+        self.epoch_key = by.public if begins else self.epoch_key
+        served = isinstance(commit, Merge | Skip | Quarantine | Finish)
+        served = served or (isinstance(commit, EpochStart) and commit.serves)
+        rules = [
+            (by.public == self.epoch_key, f"is signed with another key than its epoch {commit.epoch} began under"),
+            (not begins or by.public == claimed, f"begins an epoch that another key claimed: epoch {commit.epoch}"),
+            (by.public not in self.revoked, f"is signed by {by.signer} with a key that was revoked before"),
+            (not served or by.signer != OPERATOR, "is signed by the operator, who only answers requests"),
+        ]
+        for holds, otherwise in rules:
+            self.expect(holds, f"{key}: {otherwise}")
 
     def check_outputs(self, commit: Commit, key: str) -> bool:
         """Whether the commit brings the fragments that are due, as versions of its own number."""
@@ -172,6 +192,8 @@ class Books:
                 self.expect((name in self.kept_out) != keeps_out, f"{key}: a second {commit.kind} of {name!a}")
                 if isinstance(commit, Quarantine):
                     self._check_cause(commit, key)
+            case Revoke():
+                self.expect(commit.key not in self.revoked, f"{key}: revokes a key a second time")
             case Rollback():
                 self._check_rollback(commit, key)
             case CollectionFloor():
@@ -217,6 +239,8 @@ class Books:
                 self.kept_out.add(commit.learner)
             case Readmit():
                 self.kept_out.discard(commit.learner)
+            case Revoke():
+                self.revoked.add(commit.key)
             case CollectionFloor():
                 self.gc_floor = max(self.gc_floor, commit.floor)
         for output in commit.outputs:

@@ -23,6 +23,7 @@ from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
 from diloco_cli.protocol.log.keys import (
     commit_key,
     delta_key,
+    epoch_key,
     max_fragment_bytes,
     offer_key,
     snapshot_key,
@@ -34,7 +35,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer,
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.runtime.driver import SystemClock, perform
-from diloco_cli.signing import LOG, SignatureError, learner_signer
+from diloco_cli.signing import LOG, NOBODY, SignatureError, learner_signer
 from diloco_cli.store.port import BadKeyError, Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.norms import ScaleBooks
@@ -88,12 +89,15 @@ class LogVerifier:
         self.found.floor = self.floor()
         while (data := self.store.get(commit_key(self.found.commits), MAX_RECORD_BYTES)) is not None:
             key = commit_key(self.found.commits)
-            self._expect_signed(LOG, key, data)
+            by = self.run.keyring.signature(LOG, key, data)
+            self._expect(by is not None, f"{key} {self.run.keyring.wrong}")
             try:
                 commit = decode(Commit, data, key)
             except RecordError as error:
                 self.found.mismatches.append(f"{error}; the replay ends here")
                 break
+            if by is not None and by != NOBODY:
+                self.books.check_signer(commit, by, self._claimed(commit), key)
             previous = self.digests[-1] if self.digests else ""
             chained = commit.n == self.found.commits and commit.previous == previous
             self._expect(chained, f"{key}: hash chain broken: it does not follow the commit before it")
@@ -124,6 +128,13 @@ class LogVerifier:
         if commit.n == self.found.floor > 0:
             for versions in self.books.versions.values():
                 self._check_output(versions[-1], False)
+
+    def _claimed(self, commit: Commit) -> str:
+        """The public key that claimed the epoch which a commit begins."""
+        key = epoch_key(commit.epoch)
+        data = self._present(key, MAX_RECORD_BYTES) if isinstance(commit, EpochStart) else None
+        by = None if data is None else self.run.keyring.signature(LOG, key, data)
+        return "" if by is None else by.public
 
     # -- one merge ----------------------------------------------------------------------------------------------
 
@@ -199,9 +210,10 @@ class LogVerifier:
         data, signer = self._present(key, MAX_RECORD_BYTES), learner_signer(item.learner)
         if data is None:
             return None
-        if not self.run.keyring.authenticates(signer, key, data):
-            data = genuine_of(lambda at: self.store.get(at, MAX_RECORD_BYTES), self.run.keyring, signer, key) or data
-        self._expect_signed(signer, key, data)
+        keyring = self.run.keyring.without(self.books.revoked)
+        if not keyring.authenticates(signer, key, data):
+            data = genuine_of(lambda at: self.store.get(at, MAX_RECORD_BYTES), keyring, signer, key) or data
+        self._expect(keyring.authenticates(signer, key, data), f"{key} {keyring.wrong}")
         try:
             offer = decode(Offer, data, key)
         except RecordError as error:
@@ -282,8 +294,8 @@ class LogVerifier:
             return None
         return data
 
-    def _expect_signed(self, signer: str, key: str, data: bytes) -> None:
-        self._expect(self.run.keyring.authenticates(signer, key, data), f"{key} {self.run.keyring.wrong}")
+    def _expect_signed(self, role: str, key: str, data: bytes) -> None:
+        self._expect(self.run.keyring.authenticates(role, key, data), f"{key} {self.run.keyring.wrong}")
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:

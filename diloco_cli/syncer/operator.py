@@ -33,8 +33,18 @@ from diloco_cli.syncer.regions import RegionServices
 SYNCER_ANSWERS_S = 10.0
 LOOK_EVERY_S = 0.1
 REGIONS_WITHIN_S = 10.0
-ANSWERED_BY: dict[RequestKind, str] = {"rollback": "rollback", "gc": "gc_floor", "readmit": "readmit"}
-NAMES: dict[RequestKind, str] = {"rollback": "a rollback", "gc": "garbage collection", "readmit": "a quarantine"}
+ANSWERED_BY: dict[RequestKind, str] = {
+    "rollback": "rollback",
+    "gc": "gc_floor",
+    "readmit": "readmit",
+    "revoke": "revoke",
+}
+NAMES: dict[RequestKind, str] = {
+    "rollback": "a rollback",
+    "gc": "garbage collection",
+    "readmit": "a quarantine",
+    "revoke": "revoking a key",
+}
 Result = TypeVar("Result")
 
 
@@ -54,11 +64,12 @@ class Operator:
         return self._perform(read_log(self.run, known))
 
     def request(
-        self, kind: RequestKind, reason: str = "", *, learner: str | None = None, to: int | None = None
-    ) -> RunState:
+        self, kind: RequestKind, reason: str = "", *, learner: str | None = None, to: int | None = None,
+        key: str | None = None,
+    ) -> RunState:  # fmt: skip
         """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
         before = self.head()
-        number = self._ask(before, kind, reason, learner, to)
+        number = self._ask(before, kind, reason, learner, to, key)
         state = self._answered(before, number)
         if state.next_request <= number:
             self.tell("no syncer answers: doing it from here")
@@ -109,12 +120,14 @@ class Operator:
         return True
 
     def _ask(
-        self, state: RunState, kind: RequestKind, reason: str, learner: str | None = None, to: int | None = None
-    ) -> int:
+        self, state: RunState, kind: RequestKind, reason: str, learner: str | None = None, to: int | None = None,
+        key: str | None = None,
+    ) -> int:  # fmt: skip
         """Write the request and return its number."""
-        return self._perform(
-            ask(state, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, keyring=self.run.keyring)
-        )
+        asked = ask(
+            state, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, revoke=key, keyring=self.run.keyring
+        )  # fmt: skip
+        return self._perform(asked)
 
     def _perform(self, steps: Steps[Result]) -> Result:
         return perform(steps, self.store, self.clock)

@@ -6,8 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.launch.new_run import create_run, signed
-from diloco_cli.signing import Secret
+from diloco_cli.protocol.log.commit_log import read_format
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.signing import LOG, Secret, short_key
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import NANO, make_bucket
 from tests.cli.conftest import Diloco
@@ -25,17 +30,59 @@ def test_a_key_is_written_once_and_never_shown(diloco: Diloco, tmp_path: Path) -
     assert (tmp_path / "run.key").read_text().strip() == secret
 
 
-def test_a_learners_key_is_made_from_the_operators_secret_and_commands_need_the_key_that_fits(
+def test_three_commands_certify_a_key_that_another_machine_made(diloco: Diloco, tmp_path: Path) -> None:
+    """Each prints the next one. The private key never leaves its file, nor the operator's secret."""
+    diloco("key", "new", "run.key")
+    secret = Secret((tmp_path / "run.key").read_text().strip(), "TEST")
+    url = make_bucket(tmp_path / "nano", signed(NANO, secret))
+    asked = diloco("key", "request", url, "learner", "home", "home.key", **{FILE: ""})
+    assert asked.returncode == 0, asked.stderr
+    public, own = asked.stdout.strip(), (tmp_path / "home.key").read_text().strip()
+    assert (tmp_path / "home.key").stat().st_mode & 0o777 == 0o600
+    assert own.startswith(f"machine:{secret.operator},") and short_key(secret.operator) in asked.stderr
+    certify = next(line for line in asked.stderr.splitlines() if "diloco key certify" in line).partition("diloco ")[2]
+    assert certify == f"key certify {url} learner home {public}"
+
+    early = diloco("stop", url, "--timeout", "0", **{FILE: "home.key"})
+    assert early.returncode in (2, 8) and "no key to sign as operator" in early.stderr
+    assert diloco("learner", "--run", url, "--name", "home", "--join", **{FILE: "home.key"}).returncode == 2
+    certified = diloco(*certify.split(), **{FILE: "run.key"})
+    assert certified.returncode == 0 and f"diloco learner --run {url} --name home --join" in certified.stderr
+    assert diloco(*certify.split(), **{FILE: "home.key"}).returncode == 2, "only the operator certifies"
+
+    run = opened_with(tmp_path / "nano", own)
+    assert run.keyring.holds("learner/home") and not run.keyring.holds(LOG)
+    private = own.split(",")[1]
+    for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.name != "home.key"):
+        assert private not in path.read_text(errors="replace"), path
+    assert private not in asked.stdout + asked.stderr
+
+
+def opened_with(bucket: Path, key: str) -> RunFormat:
+    clock = SystemClock(monotonic_s, sleep_s, lambda: None)
+    return perform(read_format("u", Secret(key, "TEST")), LocalStore(bucket), clock)
+
+
+def test_where_learners_host_standbys_a_learners_key_is_certified_for_the_log_too_and_that_is_said(
     diloco: Diloco, tmp_path: Path
 ) -> None:
+    diloco("key", "new", "run.key")
+    secret = Secret((tmp_path / "run.key").read_text().strip(), "TEST")
+    hosting = replace(NANO, settings=replace(NANO.settings, syncer=SyncerSettings(on_learners=True)))
+    url = make_bucket(tmp_path / "nano", signed(hosting, secret))
+    public = diloco("key", "request", url, "learner", "iowa", "iowa.key").stdout.strip()
+    said = diloco("key", "certify", url, "learner", "iowa", public, **{FILE: "run.key"})
+    assert "its owner is trusted with the log" in said.stderr
+    ring = opened_with(tmp_path / "nano", (tmp_path / "iowa.key").read_text().strip()).keyring
+    assert ring.holds("learner/iowa") and ring.holds(LOG)
+
+
+def test_commands_need_the_key_that_fits(diloco: Diloco, tmp_path: Path) -> None:
     diloco("key", "new", "run.key")
     diloco("key", "new", "other.key")
     secret = Secret((tmp_path / "run.key").read_text().strip(), "TEST")
     url = make_bucket(tmp_path / "nano", signed(NANO, secret))
-    made = diloco("key", "learner", url, "iowa", "iowa.key", **{FILE: "run.key"})
-    assert (made.returncode, made.stdout) == (0, "iowa.key\n"), made.stderr
-    assert (tmp_path / "iowa.key").read_text().strip() == secret.certified("id", ["learner/iowa"])
-
+    diloco("key", "request", url, "learner", "iowa", "iowa.key")
     for key, status in (("run.key", 0), ("iowa.key", 0), ("", 0), ("other.key", 2)):
         read = diloco("status", url, "--json", **{FILE: key})
         assert read.returncode == status, (key, read.stdout)

@@ -96,7 +96,8 @@ def _records() -> list[Parser]:
         SyncerHeartbeat: SyncerHeartbeat("MERGING", 1, 3, "host"),
         Request: Request(0, "stop", "n", "t", "enough"),
     }
-    signing = Secret("0123456789abcdef0123456789abcdef", "TEST").keyring(RUN.run_id)
+    own = Secret("0123456789abcdef0123456789abcdef", "TEST").certified(RUN.run_id, {"learner/l0": "a1" * 32})
+    signing = Secret(own, "TEST").keyring(RUN.run_id)
     signed = signing.sign("learner/l0", "k", encode(honest))
     return [
         Parser("signed record", lambda data: signing.authenticates("learner/l0", "k", data), (signed,)),

@@ -27,7 +27,8 @@ EVERY_KIND = [
     "FORMAT.json", "epoch/0000000001.json", "incarnation/{}/00000001.json", "offer/{}/00000001/0000000000.json",
     "delta/{}/00000001/0000000000-x", "inner/{}/00000001/000000000001-x", "state/0000/000000000001-0000000001-x",
     "weights/0000/000000000001-0000000001-x", "commit/000000000001.json", "snapshot/000000000001.json",
-    "request/0000000000.json", "heartbeat/{}.json", "heartbeat/syncer.json", "heartbeat/standby/a.json",
+    "request/0000000000.json", "certificate/learner/{}/00.json",
+    "heartbeat/{}.json", "heartbeat/syncer.json", "heartbeat/standby/a.json",
     "hint/head.json", "doctor-1/x", "elsewhere",
 ]  # fmt: skip
 
@@ -111,6 +112,11 @@ def test_nobody_replaces_or_deletes_the_log_or_what_others_claimed(role: Role) -
     touched = {key.partition("/")[0] for verb in ("put", "delete") for key in may(role, verb)}
     assert touched <= {"heartbeat", "hint", "delta", "weights", "state", "inner", "snapshot", "doctor-1"}
     assert "commit/000000000001.json" in may(role, "get")
+
+
+def test_operators_alone_leave_certificates() -> None:
+    roles: tuple[Role, ...] = ("learner", "syncer", "operator", "reader")
+    assert [role for role in roles if "certificate/learner/iowa/00.json" in may(role, "create")] == ["operator"]
 
 
 def test_a_reader_reads() -> None:

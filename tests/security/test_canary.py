@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from diloco_cli.signing import LOG, OPERATOR, Secret
+from diloco_cli.signing import Secret
 from tests.end_to_end.conftest import Playground
 
 SECRETS = {
@@ -59,15 +59,16 @@ class SeenWords:
     argv: set[str] = field(default_factory=set)
     listening: set[str] = field(default_factory=set)
     tokens: set[str] = field(default_factory=set)
-    learners_keys: set[str] = field(default_factory=set)
+    units_keys: set[str] = field(default_factory=set)
 
 
-def derived_keys(run_format: Path) -> list[str]:
-    """The run is signed, because a key is in the environment; what its learner was given is a secret too."""
+def private_keys(run_format: Path, handed: set[str]) -> list[str]:
+    """The run is signed, because a key is in the environment; what its units were given is secret too."""
     run = json.loads(run_format.read_bytes())
     assert run["signing"]["algorithm"] == "ed25519"
-    keyring = Secret(SECRETS["DILOCO_SIGNING_KEY"], "TEST").keyring(run["run_id"])
-    return [keyring.grant(signer).private for signer in ("learner/iowa", LOG, OPERATOR)]
+    rings = [Secret(text, "TEST").keyring(run["run_id"]) for text in (SECRETS["DILOCO_SIGNING_KEY"], *handed)]
+    assert {signer for ring in rings for signer in ring.grants} == {"operator", "learner/iowa", "syncer/syncer"}
+    return [grant.private for ring in rings for grant in ring.grants.values()]
 
 
 def watch(launch: subprocess.Popen[str], home: Path) -> SeenWords:
@@ -77,8 +78,8 @@ def watch(launch: subprocess.Popen[str], home: Path) -> SeenWords:
         with suppress(psutil.Error, FileNotFoundError):
             for process in [psutil.Process(launch.pid), *psutil.Process(launch.pid).children(recursive=True)]:
                 seen.argv.update(process.cmdline())
-                if "learner" in process.cmdline():
-                    seen.learners_keys.add(process.environ()["DILOCO_SIGNING_KEY"].partition(":")[0])
+                if {"learner", "syncer"} & set(process.cmdline()):
+                    seen.units_keys.add(process.environ()["DILOCO_SIGNING_KEY"])
                 seen.listening.update(str(c.laddr) for c in process.net_connections() if c.status == psutil.CONN_LISTEN)
             for path in home.rglob("units/*.json"):
                 assert path.stat().st_mode & 0o777 == 0o600
@@ -96,10 +97,11 @@ def test_no_secret_is_ever_written_said_or_shown_and_no_port_is_open(playground:
     seen = watch(launch, playground.directory / ".diloco")
     said = "".join(launch.communicate())
     assert launch.returncode == 0, said
-    canaries = [*CANARIES, *derived_keys(playground.directory / "quickstart" / "bucket" / "quickstart" / "FORMAT.json")]
+    run_format = playground.directory / "quickstart" / "bucket" / "quickstart" / "FORMAT.json"
+    canaries = [*CANARIES, *private_keys(run_format, seen.units_keys)]
     assert any("learner" in word for word in seen.argv), "the run's processes were seen"
     assert seen.listening == set()
-    assert seen.learners_keys == {"certified"}, "a learner is given a key of its own, never the operator's secret"
+    assert {key.partition(":")[0] for key in seen.units_keys} == {"certified"}, "never the operator's secret"
 
     for words in (
         ["status", "quickstart", "--json"],

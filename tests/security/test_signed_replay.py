@@ -15,7 +15,7 @@ from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.harness import copy_of, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
-from tests.security.signed import as_learner, as_reader, signed_run
+from tests.security.signed import as_fleet, as_learner, as_reader, signed_run
 
 OFFER_AT, COMMIT_AT = offer_key("l0", 1, 0), commit_key(1)
 
@@ -24,7 +24,7 @@ OFFER_AT, COMMIT_AT = offer_key("l0", 1, 0), commit_key(1)
 def finished() -> tuple[RunFormat, Store]:
     sync = SyncSettings(every=4, fragments=2, overlap=0, adoption="at_tau", quorum=2)
     run = signed_run(make_run(2, 2, sync, OuterSettings("nesterov", 0.7, 0.9), CONSTANT))
-    return run, run_to_end(run)[0]
+    return run, run_to_end(as_fleet(run))[0]
 
 
 def damaged(bucket: Store, key: str, old: bytes, new: bytes) -> MemoryStore:
@@ -55,5 +55,5 @@ def test_an_offer_that_was_changed_where_the_log_does_not_look_is_found_by_its_s
 
 def test_a_commit_without_its_signature_is_found(finished: tuple[RunFormat, Store]) -> None:
     run, bucket = finished
-    forged = damaged(bucket, COMMIT_AT, b',"signature":"log:', b',"signed":"log:')
+    forged = damaged(bucket, COMMIT_AT, b',"signature":"syncer', b',"signed":"syncer')
     assert f"{COMMIT_AT} is not signed by the signer that it needs" in LogVerifier(forged, run).replay().mismatches

@@ -14,7 +14,7 @@ from diloco_cli.config.codec import to_plain
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError, UsageError
-from diloco_cli.launch.local_units import keys_of
+from diloco_cli.launch.local_units import keys_of, signers_on
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys
@@ -32,9 +32,20 @@ from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.signing_key import signing_secret, write_key
-from diloco_cli.signing import LOG, OPERATOR, UNSIGNED, Secret, SignatureError, derived_key, learner_signer
+from diloco_cli.signing import LOG, LONG_BYTES, OPERATOR, UNSIGNED, Secret, SignatureError, learner_signer
 from diloco_cli.store.memory import MemoryStore
-from tests.security.signed import SECRET, SignedFleet, as_learner, as_reader, key_of, signed_run
+from tests.security.signed import (
+    HOST,
+    SECRET,
+    SignedFleet,
+    as_learner,
+    as_reader,
+    as_syncer,
+    key_for,
+    key_of,
+    private_key,
+    signed_run,
+)
 from tests.security.test_strangers import poll
 from tests.simulation.operated import asked, done, frequent_snapshots, state_of
 from tests.simulation.toy import ToyFleet, make_run
@@ -63,11 +74,12 @@ def relabelled(data: bytes, signer: str = "learner/l0") -> bytes:
 def self_certified(signer: str) -> RunFormat:
     """The run as a forger opens it that certifies its own key."""
     forger = Secret("a forger's secret, 32 letters or more", "TEST")
-    own = Secret(forger.certified(RUN.run_id, [signer]), "TEST")
+    own = Secret(forger.certified(RUN.run_id, {signer: private_key("forger")}), "TEST")
     return replace(RUN, keyring=own.keyring(RUN.run_id))
 
 
-FORMAT = signed(RUN, LOG, FORMAT_KEY, RUN)
+FORMAT = signed(RUN, OPERATOR, FORMAT_KEY, RUN)
+SYNCER = as_syncer(RUN)
 
 
 @pytest.mark.usefixtures("frequent_snapshots")
@@ -85,7 +97,7 @@ def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_wri
             signer = learner_signer(rest[0]) if kind in ("incarnation", "offer") else LOG
             data = store.get(key) or b""
             assert run.keyring.authenticates(signer, key, data), key
-            assert json.loads(data)["signature"].startswith(f"{signer}:")
+            assert json.loads(data)["signature"].startswith(f"{HOST if signer == LOG else signer}:")
             counted[kind] += 1
     assert min(counted.values()) >= 1 and counted["offer"] >= 8
     assert plain.kinds() == fleet.kinds()
@@ -98,7 +110,7 @@ def test_in_a_signed_run_every_record_has_the_signature_of_whoever_must_have_wri
         (lambda: signed(L0, "learner/l0", AT, OFFER), True),
         (lambda: encode(OFFER), False),
         (lambda: signed(L1, "learner/l1", AT, OFFER), False),
-        (lambda: signed(RUN, LOG, AT, OFFER), False),
+        (lambda: signed(SYNCER, LOG, AT, OFFER), False),
         (lambda: relabelled(signed(L1, "learner/l1", AT, OFFER)), False),
         (lambda: signed(self_certified("learner/l0"), "learner/l0", AT, OFFER), False),
         (lambda: signed(L0, "learner/l0", offer_key("l0", 1, 1), OFFER), False),
@@ -131,24 +143,25 @@ def test_an_offer_counts_only_with_its_own_learners_signature(forged: Sealed, co
     [
         encode,
         lambda record: signed(L0, "learner/l0", commit_key(0), record),
-        lambda record: signed(RUN, LOG, commit_key(1), record),
-        lambda record: relabelled(signed(L0, "learner/l0", commit_key(0), record), "log"),
-        lambda record: signed(OTHER_RUN, LOG, commit_key(0), record),
+        lambda record: signed(SYNCER, LOG, commit_key(1), record),
+        lambda record: relabelled(signed(L0, "learner/l0", commit_key(0), record), HOST),
+        lambda record: relabelled(signed(L0, "learner/l0", commit_key(0), record), "operator"),
+        lambda record: signed(as_syncer(OTHER_RUN), LOG, commit_key(0), record),
     ],
-    ids=["unsigned", "a learner's", "of another key", "a learner's in the log's name", "of another run"],
+    ids=["unsigned", "a learner's", "of another key", "a learner's as a syncer", "as the operator", "of another run"],
 )
 def test_a_commit_that_no_syncer_signed_is_refused_by_everybody(forged: Callable[[object], bytes]) -> None:
     record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
     for run in (RUN, L0):
         with pytest.raises(SignatureError, match="not signed"):
             fold(run, RunState(), forged(record))
-        assert fold(run, RunState(), signed(RUN, LOG, commit_key(0), record)).n == 0
+        assert fold(run, RunState(), signed(SYNCER, LOG, commit_key(0), record)).n == 0
 
 
 def test_who_holds_no_key_reads_and_checks_a_signed_log_and_cannot_write_it() -> None:
     keyless = as_reader(RUN)
     record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
-    assert fold(keyless, RunState(), signed(RUN, LOG, commit_key(0), record)).n == 0
+    assert fold(keyless, RunState(), signed(SYNCER, LOG, commit_key(0), record)).n == 0
     with pytest.raises(SignatureError):
         fold(keyless, RunState(), encode(record))
     for reader in (keyless, L0):
@@ -181,7 +194,7 @@ def test_only_an_operator_stops_a_run() -> None:
     as_l0 = as_learner(fleet.run, "l0")
     with pytest.raises(RefusedError, match="operator"):
         done(fleet, fleet.world.start("l0", ask(state_of(fleet), "stop", "n", "then", keyring=as_l0.keyring)))
-    for number, (writer, signer) in enumerate(((as_l0, "learner/l0"), (fleet.run, LOG))):
+    for number, (writer, signer) in enumerate(((as_l0, "learner/l0"), (as_syncer(fleet.run), LOG))):
         key = request_key(number)
         fleet.world.store.create(key, signed(writer, signer, key, Request(number, "stop", "n", "then")))
     assert fleet.world.run(lambda: state_of(fleet).next_request == 2, 30)
@@ -210,18 +223,20 @@ def test_a_forged_claim_takes_nobodys_place() -> None:
 # -- keys -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_learner_holds_one_key_and_can_compute_no_other() -> None:
-    for signer in ("learner/l1", OPERATOR, LOG):
-        with pytest.raises(RefusedError):
-            L0.keyring.sign(signer, AT, encode(OFFER))
-        assert not L0.keyring.holds(signer) and RUN.keyring.holds(signer)
-    texts = [key_of(run_id, name) for run_id in ("a", "b") for name in ("l0", "l1")]
-    assert len({private for text in texts for private in privates_of(text)}) == 4
-    assert len({text.split(",")[0] for text in texts}) == 1, "one operator"
-    with pytest.raises(UsageError):
-        Secret(texts[0], "TEST").certified("a", ["learner/l1"])
-    with pytest.raises(UsageError):
-        Secret(texts[0], "TEST").signing("a")
+def test_a_key_signs_as_its_own_signer_and_certifies_nobody() -> None:
+    for run, own in ((L0, "learner/l0"), (SYNCER, LOG), (RUN, OPERATOR)):
+        for role in {"learner/l0", "learner/l1", OPERATOR, LOG} - {own} - ({LOG} if run is RUN else set()):
+            with pytest.raises(RefusedError):
+                run.keyring.sign(role, AT, encode(OFFER))
+            assert not run.keyring.holds(role)
+        assert run.keyring.holds(own)
+    handed = Secret(key_of("a", "l0"), "TEST")
+    for asks in (handed.signing, lambda: handed.certificate("a", "learner/l1", "b" * 64)):
+        with pytest.raises(UsageError):
+            asks()
+
+
+VARIABLE = "DILOCO_SIGNING_KEY"
 
 
 def privates_of(text: str) -> list[str]:
@@ -230,13 +245,9 @@ def privates_of(text: str) -> list[str]:
 
 
 def test_a_syncers_key_signs_the_log_and_checks_all_learners() -> None:
-    run = replace(RUN, keyring=Secret(SECRET.certified(RUN.run_id, [LOG]), "TEST").keyring(RUN.run_id))
     record = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs)
-    assert fold(L0, RunState(), signed(run, LOG, commit_key(0), record)).n == 0
-    assert run.keyring.authenticates("learner/l9", AT, signed(as_learner(RUN, "l9"), "learner/l9", AT, OFFER))
-    for signer in (OPERATOR, "learner/l0"):
-        with pytest.raises(RefusedError):
-            run.keyring.sign(signer, AT, encode(OFFER))
+    assert fold(L0, RunState(), signed(SYNCER, LOG, commit_key(0), record)).n == 0
+    assert SYNCER.keyring.authenticates("learner/l9", AT, signed(as_learner(RUN, "l9"), "learner/l9", AT, OFFER))
 
 
 def test_a_record_is_signed_as_documented() -> None:
@@ -249,13 +260,25 @@ def test_a_record_is_signed_as_documented() -> None:
         return Ed25519PrivateKey.from_private_bytes(hmac.new(secret, text, "sha256").digest())
 
     secret = b"0123456789abcdef0123456789abcdef"
-    operator, own = by_hand(b"diloco operator"), by_hand(b"diloco key\0id\0learner/l0")
+    operator, own = by_hand(b"diloco operator"), by_hand(b"any")
     public = own.public_key().public_bytes_raw().hex()
     certificate = operator.sign(b"diloco certificate\0id\0learner/l0\0" + public.encode()).hex()
     code = own.sign(b'diloco record\0id\0learner/l0\0offer/x\0{"nonce":"n"}').hex()
-    signed_by_it = Secret(secret.decode(), "TEST").keyring("id").sign("learner/l0", "offer/x", b'{"nonce":"n"}')
+    text = Secret(secret.decode(), "TEST").certified("id", {"learner/l0": own.private_bytes_raw().hex()})
+    signed_by_it = Secret(text, "TEST").keyring("id").sign("learner/l0", "offer/x", b'{"nonce":"n"}')
     assert signed_by_it == f'{{"nonce":"n","signature":"learner/l0:{public}:{certificate}:{code}"}}'.encode()
-    assert derived_key(secret, "id", "learner/l0") == own.private_bytes_raw()
+    body = b'{"nonce":"%b"}' % (b"n" * LONG_BYTES)
+    code = own.sign(b"diloco digest\0id\0learner/l0\0offer/x\0" + digest(body).encode()).hex()
+    assert Secret(text, "TEST").keyring("id").sign("learner/l0", "offer/x", body).endswith(f':{code}"}}'.encode())
+
+
+@pytest.mark.parametrize("length", [100, LONG_BYTES - 12, LONG_BYTES, 3 * LONG_BYTES])
+def test_a_change_anywhere_in_a_record_of_any_length_is_seen(length: int) -> None:
+    key, body = commit_key(7), b'{"nonce":"%b"}' % (b"n" * length)
+    data = SYNCER.keyring.sign(LOG, key, body)
+    assert RUN.keyring.authenticates(LOG, key, data)
+    for place in (11, len(body) // 2, len(body) - 3):
+        assert not RUN.keyring.authenticates(LOG, key, data[:place] + b"x" + data[place + 1 :])
 
 
 def open_format(data: bytes, secret: Secret | None, *signs_as: str) -> RunFormat:
@@ -273,30 +296,46 @@ def test_the_format_names_the_operators_public_key_and_holds_no_other() -> None:
     assert signing == {"algorithm": "ed25519", "operator": L0.keyring.operator}
     assert privates_of(key_of(RUN.run_id, "l0"))[0].encode() not in data
     assert "keyring" not in to_plain(RUN) and "32 letters" not in repr(RUN) + repr(SECRET) + repr(RUN.keyring)
-    assert open_format(data, SECRET, LOG, OPERATOR) == RUN
+    assert open_format(data, SECRET, OPERATOR) == RUN
     assert open_format(data, Secret(key_of(RUN.run_id, "l0"), "T"), "learner/l0").keyring.holds("learner/l0")
     assert not open_format(data, None).keyring.holds(LOG)
     hostile = json.loads(encode(RUN)) | {"keyring": {"secret": "mine"}}
-    assert not parse_format(RUN.keyring.sign(LOG, FORMAT_KEY, encode(hostile)), "u").keyring.holds(LOG)
+    assert not parse_format(RUN.keyring.sign(OPERATOR, FORMAT_KEY, encode(hostile)), "u").keyring.holds(LOG)
 
 
 @pytest.mark.parametrize(
     ("data", "secret", "signs_as", "reason"),
     [
         (FORMAT, None, (LOG,), "no key for log"),
+        (FORMAT, "the run's own secret, 32 letters or more", (LOG,), "signs no merges"),
         (FORMAT, key_of(RUN.run_id, "l0"), (LOG,), "no key for log"),
         (FORMAT, key_of(RUN.run_id, "l1"), ("learner/l0",), "no key for learner/l0"),
         (FORMAT, key_of("another", "l0"), (), "not the one"),
         (FORMAT, "x" * 40, (), "not the one"),
         (encode(TOY), "x" * 40, (LOG,), "not signed"),
     ],
-    ids=["no key", "a learner as syncer", "another's key", "another run's key", "another secret", "switched off"],
+    ids=[
+        "no key",
+        "the operator's",
+        "a learner as syncer",
+        "another's key",
+        "another run's key",
+        "another secret",
+        "switched off",
+    ],
 )
 def test_a_daemon_whose_key_does_not_fit_its_run_does_not_start(
     data: bytes, secret: str | None, signs_as: tuple[str, ...], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):
         open_format(data, None if secret is None else Secret(secret, "T"), *signs_as)
+
+
+def test_only_the_operator_signs_a_format() -> None:
+    """A learner or a syncer that signs another one anew convinces nobody, with a key or without."""
+    for run, role in ((L0, "learner/l0"), (SYNCER, LOG)):
+        with pytest.raises(SignatureError):
+            parse_format(run.keyring.sign(role, FORMAT_KEY, encode(RUN)), "u")
 
 
 def test_a_format_that_a_stranger_changed_is_refused() -> None:
@@ -308,16 +347,26 @@ def test_a_format_that_a_stranger_changed_is_refused() -> None:
 def test_a_format_that_a_stranger_signed_anew_is_refused_by_whoever_holds_a_key() -> None:
     """Without one the operator that FORMAT.json names is believed."""
     stranger = Secret("a stranger's secret, 32 letters or more", "TEST")
-    forged = replace(TOY, checksums=False, signing=stranger.signing(TOY.run_id))
-    data = stranger.keyring(TOY.run_id).sign(LOG, FORMAT_KEY, encode(forged))
-    for text in (key_of(RUN.run_id, "l0"), SECRET.certified(RUN.run_id, [LOG])):
+    forged = replace(TOY, checksums=False, signing=stranger.signing())
+    data = stranger.keyring(TOY.run_id).sign(OPERATOR, FORMAT_KEY, encode(forged))
+    for text in (key_of(RUN.run_id, "l0"), key_for(RUN.run_id, HOST)):
         with pytest.raises(UsageError, match="not the one"):
             with_keys(parse_format(data, "u"), Secret(text, "TEST"), "u")
     assert open_format(data, None).signing == forged.signing
 
 
 @pytest.mark.parametrize(
-    "text", ["short", "x" * 31, "x" * 5000, "x" * 40 + "\n\x1b[2J", "certified:" + "a" * 64, "certified:l0:x"]
+    "text",
+    [
+        "short",
+        "x" * 31,
+        "x" * 5000,
+        "x" * 40 + "\n\x1b[2J",
+        "certified:" + "a" * 64,
+        "certified:l0:x",
+        "machine:" + "a" * 64,
+        f"machine:{'a' * 64},{'b' * 64},boss/x",
+    ],
 )
 def test_what_is_no_key_is_refused_and_never_quoted(text: str) -> None:
     with pytest.raises(UsageError) as refused:
@@ -345,12 +394,14 @@ def test_a_key_file_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_launched_learner_gets_its_own_key_in_place_of_the_operators_secret() -> None:
-    assert keys_of(RUN, "l0", SECRET) == {"DILOCO_SIGNING_KEY": key_of(RUN.run_id, "l0"), "DILOCO_SIGNING_KEY_FILE": ""}
+    plain, handed = (Secret(keys_of(RUN, signers_on(RUN, "l0"), SECRET)[VARIABLE], "TEST") for _ in range(2))
+    assert plain.keyring(RUN.run_id).public("learner/l0") != handed.keyring(RUN.run_id).public("learner/l0")
+    assert not plain.keyring(RUN.run_id).holds(LOG) and not plain.is_operators
     hosting = replace(RUN, settings=replace(RUN.settings, syncer=SyncerSettings(on_learners=True)))
-    handed = Secret(keys_of(hosting, "l0", SECRET)["DILOCO_SIGNING_KEY"], "TEST")
-    ring = handed.keyring(RUN.run_id)
+    ring = Secret(keys_of(hosting, signers_on(hosting, "l0"), SECRET)[VARIABLE], "TEST").keyring(RUN.run_id)
     assert ring.holds("learner/l0") and ring.holds(LOG) and not ring.holds(OPERATOR), "its standby signs the log"
-    assert keys_of(TOY, "l0", SECRET) == keys_of(RUN, "l0", None) == keys_of(RUN, "l0", handed) == {}
+    own = signers_on(RUN, "l0")
+    assert keys_of(TOY, own, SECRET) == keys_of(RUN, own, None) == keys_of(RUN, own, handed) == {}
 
 
 def test_a_log_whose_middle_was_replaced_ends_a_reader() -> None:

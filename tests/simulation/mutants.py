@@ -10,10 +10,12 @@ from diloco_cli.histories.liveness import COLLECTS_BELOW
 from diloco_cli.histories.options import SLOW_LINK, Options
 from diloco_cli.histories.outcome import Actors
 from diloco_cli.protocol.actors.collection import Collector
+from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.simulation import mutant_collectors as collectors
+from tests.simulation import mutant_evaluations as evaluations
 from tests.simulation import mutant_learners as learners
 from tests.simulation import mutant_logs as logs
 from tests.simulation import mutant_syncers as syncers
@@ -46,6 +48,10 @@ class Mutant:
 
     def lasting(self, options: Options) -> Options:
         return options if self.longer is None else replace(options, merges=self.longer)
+
+
+def _evaluating(kind: type[Evaluations]) -> Actors:
+    return Actors(syncer=evaluations.with_evaluations(kind))
 
 
 def _suffers(*kinds: str) -> Callable[[Options], bool]:
@@ -151,6 +157,13 @@ OF_SYNCERS: dict[str, Mutant] = {
     "relayed before its payload": Mutant(
         Actors(relay=syncers.OfferBeforePayload), frozenset("9"), lambda options: options.apart > 0
     ),
+    "somebody blamed for a jump": Mutant(
+        _evaluating(evaluations.BlamesSomebody), frozenset({"blame"}), _suffers("harm", "diverge")
+    ),
+    "rolled back for ever": Mutant(
+        _evaluating(evaluations.RollsBackForEver), frozenset({"divergence"}), _suffers("diverge")
+    ),
+    "every rise a jump": Mutant(_evaluating(evaluations.Jumpy), frozenset({"divergence"}), _suffers("harm")),
     "newcomers not read": Mutant(_reading(syncers.OfTheLaunchOnly), frozenset({"4", "liveness"}), _JOINS),
     "newcomers not answered": Mutant(Actors(syncer=syncers.AdmitsNobody), frozenset({"liveness"}), _JOINS, longer=LONG),
 }

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.errors import RefusedError
 from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.options import as_learner, drawn_options, run_of
+from diloco_cli.histories.options import drawn_options, run_of, with_key
 from diloco_cli.signing import LOG, OPERATOR, learner_signer
 
 SEEDS = range(0, 60, 3)
@@ -36,7 +36,7 @@ def test_whatever_befalls_a_signed_run_breaks_nothing_and_every_record_is_signed
 
 
 def test_a_learner_has_its_own_key_and_nobody_elses() -> None:
-    run = as_learner(run_of(replace(drawn_options(0), signed=True, learners=2)), "l0")
+    run = with_key(run_of(replace(drawn_options(0), signed=True, learners=2)), learner_signer("l0"))
     assert run.keyring.holds(learner_signer("l0"))
     for other in (LOG, OPERATOR, learner_signer("l1")):
         with pytest.raises(RefusedError):

@@ -81,9 +81,14 @@ class ToyFleet:
 
     def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
         claim = self.claim()
-        arithmetic = IntegerArithmetic(self.run, self._refuse, self._unfit)
-        self.served = syncer = Syncer(self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce)
+        run = self._syncers_run()
+        arithmetic = IntegerArithmetic(run, self._refuse, self._unfit)
+        self.served = syncer = Syncer(run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce)
         return self.world.start(name, serving(syncer), delay_s)
+
+    def _syncers_run(self) -> RunFormat:
+        """The run as a syncer's process opens it."""
+        return self.run
 
     def learner(self, name: str, delay_s: float = 0.0) -> Actor:
         return self._process(name, self.run, lambda learner: learner.train(), delay_s)
@@ -132,7 +137,7 @@ class ToyFleet:
         self._profile(name)
 
         def steps(learner: SimulatedLearner) -> Steps[RunState]:
-            learner.run = yield from enter(self.run, island, self.nonce(), "then")
+            learner.run = yield from enter(replace(learner.run, members=()), island, self.nonce(), "then")
             return (yield from learner.train())
 
         return self._process(name, replace(self.run, members=(island,)), steps)

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "diloco_cli"
 LAYERS: list[set[str]] = [
-    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots", "signing"},
+    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots"}
+    | {"ed25519", "signing"},
     {"config"},
     {"store", "tensors", "protocol", "faults"},
     {"runtime", "virtual", "plan", "tasks"},

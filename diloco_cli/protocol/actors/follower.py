@@ -14,7 +14,7 @@ from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.observer import Incarnation
 from diloco_cli.protocol.actors.ports import Values
-from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
@@ -24,6 +24,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.polling import expected_slot_s, fence_check_every_s, next_request_s
+from diloco_cli.signing import Unsigned, learner_signer
 
 HEARTBEAT_EVERY_S = 3.0
 SLEEP_BOUNDS_S = (0.02, 0.5)
@@ -58,6 +59,11 @@ class Follower:
         self.trouble = ""
         self.unreadable: frozenset[int] = frozenset()
         self.leaves = False
+
+    @property
+    def keyring(self) -> Unsigned:
+        """To judge what others with this learner's name have written, as of the newest known commit."""
+        return self._learner.run.keyring.without(self.state.revoked)
 
     def take(self) -> Mail | None:
         try:
@@ -97,6 +103,7 @@ class Follower:
         self._looked_s = asked_s
         news, seen_s = self.state.n > known.n, (yield Now())
         if news:
+            refuse_revoked(self._learner.run, self.state, learner_signer(self._learner.name))
             self.found_s, self.head = seen_s, (self.state, since_s, seen_s)
         if self.state.base_floor > known.base_floor:
             yield from self._look_for_rollback(seen_s)
@@ -159,7 +166,7 @@ class Follower:
     def follow(self) -> Steps[None]:
         """Follow until the learner leaves. Raises FencedError when a newer incarnation has its place."""
         next_heartbeat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
-        claims = ClaimWatch(self._learner.run.keyring, self._learner.name, self._learner.joined.incarnation)
+        claims = ClaimWatch(self.keyring, self._learner.name, self._learner.joined.incarnation)
         while not self.leaves:
             now_s: float = yield Now()
             if now_s >= next_heartbeat_s:
@@ -167,6 +174,7 @@ class Follower:
                 yield from self.send_heartbeat()
             if now_s >= next_fence_s:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
+                claims.keyring = self.keyring
                 if (yield from claims.look()) is not None:
                     mine = f"incarnation {self._learner.joined.incarnation} of {self._learner.name}"
                     raise FencedError(f"a newer process has taken the place of {mine}")

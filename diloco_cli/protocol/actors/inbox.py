@@ -105,14 +105,25 @@ class Inbox:
     withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
     claimed: Callable[[str], int] = lambda learner: 0
     claims: dict[str, ClaimWatch] = field(default_factory=dict)
+    _revoked: int = 0  # keys, in the state for which the mailboxes were opened
     _sorted_for: RunState | None = None  # the state for which sort_out was last done, if no offer came since
 
     def open(self, state: RunState, now_s: float) -> None:
         """Start from the log's state. Every island counts as heard now, because a new syncer cannot know better."""
+        self._revoked = len(state.revoked)
         for island in state.with_members(self.run).all_islands:
             known = state.learner(island.name)
             self.heard_s[island.name] = now_s
             self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
+
+    def judge_anew(self, state: RunState, now_s: float) -> None:
+        """Once a key is revoked, what it has signed is as if it were not there, also what was read before: start again,
+        as another syncer would."""
+        if self._revoked != len(state.revoked):
+            self.mailboxes.clear()
+            self.claims.clear()
+            self.outcomes.clear()
+            self.open(state, now_s)
 
     def _box(self, learner: str, incarnation: int) -> Mailbox:
         return self.mailboxes.setdefault((learner, incarnation), Mailbox(learner, incarnation))
@@ -123,6 +134,7 @@ class Inbox:
 
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
         """Look for new incarnations of all islands, also of those that have joined since."""
+        self.judge_anew(state, now_s)
         for island in state.with_members(self.run).all_islands:
             watch = self._watch(island.name, state)
             known = watch.newest
@@ -137,8 +149,9 @@ class Inbox:
 
     def _watch(self, learner: str, state: RunState) -> ClaimWatch:
         if learner not in self.claims:
+            keyring = self.run.keyring.without(state.revoked)
             newest = max((number for name, number in self.mailboxes if name == learner), default=0)
-            self.claims[learner] = ClaimWatch(self.run.keyring, learner, max(newest, state.learner(learner).floor))
+            self.claims[learner] = ClaimWatch(keyring, learner, max(newest, state.learner(learner).floor))
         return self.claims[learner]
 
     def _retire(self, learner: str, newest: Mailbox, now_s: float) -> None:
@@ -151,6 +164,7 @@ class Inbox:
     def poll(self, state: RunState, now_s: float, slot_s: float, everywhere: bool = False) -> Steps[bool]:
         """Fetch offers that have appeared. Where slots are long, only from the mailboxes that are due; with
         `everywhere` from all. A mailbox asked at `now_s` is not asked again. False if no mailbox was asked."""
+        self.judge_anew(state, now_s)
         always = everywhere or slot_s < SHORT_SLOT_S
         boxes = [b for b in self.mailboxes.values() if b.asked_s < now_s and b.held_until_s <= now_s]
         due = [box for box in boxes if always or now_s >= box.next_request_s]
@@ -185,7 +199,7 @@ class Inbox:
         for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
             if self.withheld(box.learner, box.incarnation, box.next_seq):
                 return False
-            found = yield from box.look(self.run.keyring, now_s, slot_s)
+            found = yield from box.look(self.run.keyring.without(state.revoked), now_s, slot_s)
             if found.data is None and not found.damaged:
                 return False
             self._receive(box, found.data, state)

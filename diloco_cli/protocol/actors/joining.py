@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
-from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.keys import (
     delta_key,
     max_fragment_bytes,
@@ -59,11 +59,13 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     while not state.outputs:
         yield Sleep(WAIT_FOR_GENESIS_S)
         state = yield from read_log(run, state)
+    refuse_revoked(run, state, learner_signer(learner))
     known = state.learner(learner)
-    incarnation = yield from claim_incarnation(run.keyring, learner, claim, known.floor)
+    keyring = run.keyring.without(state.revoked)
+    incarnation = yield from claim_incarnation(keyring, learner, claim, known.floor)
     offers: list[Offer] = []
     for earlier in predecessors(max(1, known.floor), incarnation):
-        last = yield from _newest_offer(run, learner, earlier, known.next_seq if earlier == known.floor else 0)
+        last = yield from _newest_offer(keyring, learner, earlier, known.next_seq if earlier == known.floor else 0)
         offers += [] if last is None else [last]
     head = (yield from read_log(run, state)) if offers else state  # an earlier process may have gone on for long
     inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
@@ -78,12 +80,12 @@ def predecessors(floor: int, incarnation: int) -> list[int]:
     return [*range(floor, min(floor + 1, newest.start)), *newest]
 
 
-def _newest_offer(run: RunFormat, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
+def _newest_offer(keyring: Unsigned, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
     """The last offer of an incarnation: offers are dense, so the walk starts at the last one known to be settled."""
     newest: Offer | None = None
     seq = max(0, settled - 1)
     while True:
-        found = yield from next_offer(run.keyring, learner, incarnation, seq, most=MAX_PLACES)
+        found = yield from next_offer(keyring, learner, incarnation, seq, most=MAX_PLACES)
         if found.data is None and not found.damaged:
             return newest
         with suppress(RecordError):  # the syncer refuses a bad offer; the next one may be good

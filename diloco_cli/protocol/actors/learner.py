@@ -305,7 +305,7 @@ class Learner:
         return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
-        return (yield from publish(offer, payload, self.run.keyring))
+        return (yield from publish(offer, payload, self.follower.keyring))
 
     # -- wait ---------------------------------------------------------------------------------------------------
 

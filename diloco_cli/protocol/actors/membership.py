@@ -18,12 +18,13 @@ from dataclasses import replace
 from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors.requests import ask
-from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.keys import is_name
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.signing import learner_signer
 
 LOOK_AGAIN_S = 0.5
 ASK_ANEW_S = 60.0  # with the same bytes, which count as the same request: it may have been overlooked
@@ -81,6 +82,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
     before = _refusals(state, island)
     relayed = run.region_store(island.region) is not None  # then the request has another number at home
     refuse_unless_running(run, state)
+    refuse_revoked(run, state, learner_signer(island.name))
     while state.with_members(run).island(island.name) is None:
         hopeless = refusal_of_island(island, state.with_members(run))
         if hopeless is not None:

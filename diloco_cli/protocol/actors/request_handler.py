@@ -15,11 +15,14 @@ from diloco_cli.protocol.actors.membership import as_admitted, refusal_of_island
 from diloco_cli.protocol.actors.requests import MAX_REASON, Pending, pending_requests
 from diloco_cli.protocol.actors.rollback import published_anew, return_to
 from diloco_cli.protocol.log.commit_log import Pulse, append, claim_epoch, no_pulse, read_log
-from diloco_cli.protocol.log.commits import Commit, EpochStart, Membership, Readmit, Refuse, Stop
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Membership, Readmit, Refuse, Revoke, Stop
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import Island, ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.signing import is_public_key
+
+MAX_KEY = 64  # characters shown of what is no key
 
 
 def answer_to(run: RunFormat, state: RunState, epoch: int, pending: Pending, pulse: Pulse) -> Steps[Commit]:
@@ -39,6 +42,8 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
             return _admitted(run, state, request.island)
         case "readmit":
             return _readmitted(state, request)
+        case "revoke":
+            return _revoked(run, state, request)
         case "rollback":
             return (yield from _rolled_back(run, state, epoch, request, pulse))
         case "gc":
@@ -65,6 +70,17 @@ def _readmitted(state: RunState, request: Request) -> Commit:
     if state.learner(name).quarantined is None:
         return refuse(f"{name!a} is not quarantined")
     return Readmit(learner=name, reason=(request.reason or "by request")[:MAX_REASON])
+
+
+def _revoked(run: RunFormat, state: RunState, request: Request) -> Commit:
+    key = request.key or ""
+    if run.signing is None:
+        return refuse("this run is not signed: it has no keys")
+    if not is_public_key(key) or key in state.revoked:
+        return refuse("it is revoked already" if key in state.revoked else f"{key[:MAX_KEY]!a} is no public key")
+    if key == run.signing.operator:
+        return refuse("the operator's own key cannot be revoked: start a new run under another one")
+    return Revoke(key=key, reason=(request.reason or "by request")[:MAX_REASON])
 
 
 def _rolled_back(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Commit]:

@@ -49,12 +49,12 @@ def pending_requests(run: RunFormat, state: RunState) -> Steps[Pending | None]:
 
     A later `resume` withdraws a stop, with any requests between them. Bytes that are no request, or not signed as a
     request of that kind must be, are ignored."""
-    first = yield from _asked(run, state.next_request)
+    first = yield from _asked(run, state, state.next_request)
     if first is None:
         return None
     if first.is_alone:
         return Pending(first.number, None, "", first.request)
-    asked = yield from _all_asked(run, state.next_request, [first])
+    asked = yield from _all_asked(run, state, [first])
     together = list(takewhile(lambda one: not one.is_alone, asked))
     stop, last = _stop_that_holds(asked), together[-1]
     if stop is not None and stop.number <= last.number:
@@ -69,30 +69,30 @@ def _stop_that_holds(asked: list[_Asked]) -> _Asked | None:
     return next((one for one in asked if one.is_a("stop") and one.number > resumed), None)
 
 
-def _all_asked(run: RunFormat, first: int, known: list[_Asked]) -> Steps[list[_Asked]]:
-    """The requests from number `first` on; `known` ones are not read again, as a second read might differ."""
+def _all_asked(run: RunFormat, state: RunState, known: list[_Asked]) -> Steps[list[_Asked]]:
+    """The requests without an answer; `known` ones are not read again, as a second read might differ."""
     found = list(known)
-    while (one := (yield from _asked(run, first + len(found)))) is not None:
+    while (one := (yield from _asked(run, state, state.next_request + len(found)))) is not None:
         found.append(one)
     return found
 
 
-def _asked(run: RunFormat, number: int) -> Steps[_Asked | None]:
+def _asked(run: RunFormat, state: RunState, number: int) -> Steps[_Asked | None]:
     key = request_key(number)
     for _ in range(LOOKS):
         data = yield Get(key, MAX_RECORD_BYTES)
         if data is None:
             return None
-        asked = _read(run, number, key, data)
+        asked = _read(run, state, number, key, data)
         if asked.request is not None:
             break
     return asked
 
 
-def _read(run: RunFormat, number: int, key: str, data: bytes) -> _Asked:
+def _read(run: RunFormat, state: RunState, number: int, key: str, data: bytes) -> _Asked:
     try:
         request = decode(Request, data, key)
-        if not is_signed_request(run.keyring, request, key, data):
+        if not is_signed_request(run.keyring.without(state.revoked), request, key, data):
             raise RecordError(f"it {run.keyring.wrong}")
     except RecordError as error:
         return _Asked(number, None, f"request {number}: {error}"[:MAX_REASON])
@@ -111,12 +111,13 @@ def is_signed_request(keyring: Unsigned, request: Request, key: str, data: bytes
 
 def ask(
     state: RunState, kind: RequestKind, nonce: str, time: str, reason: str = "", *,
-    island: Island | None = None, learner: str | None = None, to: int | None = None, keyring: Unsigned = UNSIGNED,
+    island: Island | None = None, learner: str | None = None, to: int | None = None, revoke: str | None = None,
+    keyring: Unsigned = UNSIGNED,
 ) -> Steps[int]:  # fmt: skip
     """Write a request under the next free number, which is returned."""
     number = state.next_request
     while True:
-        key, request = request_key(number), Request(number, kind, nonce, time, reason, island, learner, to)
+        key, request = request_key(number), Request(number, kind, nonce, time, reason, island, learner, to, revoke)
         signers = signers_of(kind, island)
         signer = next((signer for signer in signers if keyring.holds(signer)), signers[0])
         mine = keyring.sign(signer, key, encode(request))
@@ -127,7 +128,7 @@ def ask(
 
 def withdraw_stop(run: RunFormat, state: RunState, nonce: str, time: str) -> Steps[bool]:
     """Before a run goes on: withdraw its stop, carried out or not. True if there was one that nobody had withdrawn."""
-    asked = yield from _all_asked(run, state.next_request, [])
+    asked = yield from _all_asked(run, state, [])
     stopped = state.phase == RunPhase.STOPPED and not any(one.is_a("resume") for one in asked)
     if not stopped and _stop_that_holds(asked) is None:
         return False
@@ -140,5 +141,5 @@ def is_at_rest(run: RunFormat, state: RunState) -> Steps[bool]:
     for whatever reason that process was started."""
     if state.phase != RunPhase.STOPPED:
         return False
-    asked = yield from _all_asked(run, state.next_request, [])
+    asked = yield from _all_asked(run, state, [])
     return not any(one.is_a("resume") for one in asked) or _stop_that_holds(asked) is not None

@@ -13,7 +13,7 @@ from typing import Any
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.requests import is_at_rest
-from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
@@ -22,6 +22,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, moved
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
 from diloco_cli.protocol.rules.quorum import Pace, alive_within_s
+from diloco_cli.signing import LOG
 
 SPREAD = 0.5  # of the patience, drawn at random: two standbys rarely take over at once
 POLL_S = 2.0
@@ -98,6 +99,7 @@ class Standby:
         unserved = yield from self._begins(state)
         dead = yield from self._predecessor_served(state)
         while not is_over(state, began_at):
+            refuse_revoked(self.run, state, LOG)
             if (yield from is_at_rest(self.run, state)):
                 rested, state = True, (yield from self._rest(state, silence.poll_s))
                 continue

@@ -235,9 +235,11 @@ class Syncer:
             case commits.Stop():
                 yield from self._refuse_all()
                 answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
-            case commits.Rollback():  # loaded deltas were re-anchored on versions that are undone
+            case commits.Rollback() | commits.Revoke():  # loaded deltas no longer fit, or are not genuine any more
                 self.loaded, self.watch = {}, None
-        return (yield from self._commit(answer))
+        done = yield from self._commit(answer)
+        self.inbox.judge_anew(self.state, (yield Now()))
+        return done
 
     def _pulse(self) -> Steps[None]:
         yield from self.send_heartbeat((yield Now()))

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import FencedError, NotFoundError, UsageError
+from diloco_cli.ed25519 import public_key
+from diloco_cli.errors import FencedError, NotFoundError, RefusedError, UsageError
+from diloco_cli.protocol.log.certificates import own_keyring
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
@@ -28,6 +30,7 @@ from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, 
 from diloco_cli.signing import (
     KEY_HINT,
     LOG,
+    OPERATOR,
     Checksummed,
     Keyring,
     Secret,
@@ -75,6 +78,8 @@ def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, .
             break
     assert data is not None
     run = with_keys(parse_format(data, where), secret, where)
+    if run.signing is not None and secret is not None and secret.own:
+        run = replace(run, keyring=(yield from own_keyring(run.run_id, secret)))
     if signs_as:
         require_keys(run, secret, signs_as, where)
     return run
@@ -105,12 +110,12 @@ def parse_format(data: bytes, where: str) -> RunFormat:
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
     if run.signing is not None:
         keyring = Keyring(run.run_id, run.signing.operator)
-        if not keyring.authenticates(LOG, FORMAT_KEY, data):
+        if not keyring.authenticates(OPERATOR, FORMAT_KEY, data):
             raise SignatureError(f"the run's format {keyring.wrong}", where=f"{where}/{FORMAT_KEY}")
         return replace(run, keyring=keyring)
     checksums = Checksummed(run.run_id)
     signed = run.checksums or body_of(data) != data
-    if signed and not (run.checksums and checksums.authenticates(LOG, FORMAT_KEY, data)):
+    if signed and not (run.checksums and checksums.authenticates(OPERATOR, FORMAT_KEY, data)):
         raise RecordError(f"the run's format {checksums.wrong}", where=f"{where}/{FORMAT_KEY}")
     return replace(run, keyring=checksums) if run.checksums else run
 
@@ -140,7 +145,21 @@ def require_keys(run: RunFormat, secret: Secret | None, signers: tuple[str, ...]
     missing = [signer for signer in signers if not run.keyring.holds(signer)]
     if missing:
         what = f"run {run.name} is signed, and this process has no key for {' and '.join(missing)}"
-        raise UsageError(what, where=where, hint=KEY_HINT)
+        raise UsageError(what, where=where, hint=missing_hint(secret, where))
+    if secret is not None and secret.is_operators and LOG in signers:
+        what = "the operator's secret signs no merges: a syncer has a key of its own"
+        raise UsageError(
+            what, where=secret.where, hint=f"diloco resume {where}, which makes one, or diloco key request"
+        )
+
+
+def missing_hint(secret: Secret | None, where: str) -> str:
+    if secret is None:
+        return f"{KEY_HINT}; to make one: diloco key request"
+    if not secret.own:
+        return "to make one: diloco key request"
+    role, _, name = secret.signers[0].partition("/")
+    return f"ask its operator for: diloco key certify {where} {role} {name} {public_key(secret.own)}"
 
 
 def kept_versions(run: RunFormat) -> int:
@@ -185,9 +204,10 @@ def create_signed(
 def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     """One more record's bytes, checked and applied. Raises SignatureError where they are not what a syncer wrote."""
     key = commit_key(state.n + 1)
-    if not run.keyring.authenticates(LOG, key, data):
+    by = run.keyring.signature(LOG, key, data)
+    if by is None:
         raise SignatureError(f"this commit {run.keyring.wrong}", where=key, hint=RESTORE_HINT)
-    return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run))
+    return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run), by)
 
 
 def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
@@ -286,6 +306,7 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     If another record has taken the number, that record is folded instead; one of a higher epoch ends this syncer with
     FencedError. So after every call the returned state is that of the log, also where another syncer wrote the commit.
     """
+    refuse_revoked(run, state, LOG)
     record = structs.replace(draft, n=state.n + 1, previous=state.digest)
     key = commit_key(record.n)
     data = run.keyring.sign(LOG, key, encode(record))
@@ -296,6 +317,17 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     theirs = fold(run, state, there)
     fence(theirs, draft.epoch)
     return theirs, False
+
+
+def refuse_revoked(run: RunFormat, state: RunState, role: str) -> None:
+    """Raises RefusedError if the key with which this process signs as `role` has been revoked."""
+    since = state.revoked.get(run.keyring.public(role)) if state.revoked else None
+    if since is not None:
+        raise RefusedError(
+            f"this machine's key for {role} was revoked by commit {since}",
+            where=run.name,
+            hint="make another one and have it certified: diloco key request",
+        )
 
 
 def fence(state: RunState, epoch: int) -> None:

@@ -120,6 +120,12 @@ class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):
     learner: str
 
 
+class Revoke(Commit, tag="revoke", frozen=True, kw_only=True):
+    """The public key `key` counts for nothing that is judged after this commit."""
+
+    key: str
+
+
 class Rollback(Commit, tag="rollback", frozen=True, kw_only=True):
     """Every fragment is again what it was after commit `to`. `shares`, sorted: (learner, tokens x parameters of it that
     still count), as of commit `to`; a learner that is not named has none that count. `evaluated`: the syncer goes back

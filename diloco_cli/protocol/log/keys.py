@@ -11,6 +11,7 @@
     commit/<n>.json                              the log: create-once, numbered without gaps, never deleted
     snapshot/<n>.json                            create-once: the folded log up to commit n
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
+    certificate/<role>/<name>/<public key>.json  create-once: an operator certifies the key of a machine
     request/<r>.json                             create-once: an operator's intent, or an island that asks to join
     heartbeat/<unit>.json, heartbeat/standby/<name>.json, hint/head.json
                                                  overwritten now and then: hints, never trusted for safety
@@ -111,6 +112,11 @@ def read_delta_key(key: str) -> tuple[str, int, int] | None:
     """(learner, incarnation, seq), or None if it is no such key."""
     found = _DELTA.fullmatch(key)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def certificate_key(signer: str, public: str) -> str:
+    """`signer`: role and name, as `learner/iowa`."""
+    return f"certificate/{signer}/{public}.json"
 
 
 def request_key(number: int) -> str:

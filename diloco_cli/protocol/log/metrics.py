@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diloco_cli.protocol.log import commits
+from diloco_cli.signing import short_key
 
 RECENT_MERGES = 10
 RECENT_NOTES = 20
@@ -118,6 +119,8 @@ def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:
             return [(commit.learner, f"quarantined: {commit.reason}")]
         case commits.Readmit():
             return [(commit.learner, f"readmitted: {commit.reason}")]
+        case commits.Revoke():
+            return [("syncer", f"revoked the key {short_key(commit.key)}: {commit.reason}")]
         case commits.Rollback():
             return [("syncer", f"rolled back to commit {commit.to}: {commit.reason}")]
         case commits.Stop():

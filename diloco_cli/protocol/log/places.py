@@ -138,9 +138,9 @@ class ClaimWatch:
 
 @dataclass(frozen=True)
 class FoundOffer:
-    """What lies under an offer's number: its bytes (None: nothing genuine yet) and its place, as in PlacedRecord. `damaged`:
-    only bytes that are not genuine, though the learner has published the next offer, and so this one. `flooded`: as
-    many objects of others lie there as one look passes over."""
+    """What lies under an offer's number: its bytes (None: nothing genuine yet) and its place, as in PlacedRecord.
+    `damaged`: only bytes that are not genuine, though the learner has published the next offer, and so this one.
+    `flooded`: as many objects of others lie there as one look passes over."""
 
     data: bytes | None
     place: int = 0

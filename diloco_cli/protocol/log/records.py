@@ -15,11 +15,11 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 6  # of records: commits say what follows a loss that has jumped, snapshots whether a syncer serves
-FORMAT_SCHEMA = 7  # of FORMAT.json: the one that this version reads and writes
+SCHEMA = 6  # of records: revoked keys, one key an epoch, what follows a loss that has jumped, whether a syncer serves
+FORMAT_SCHEMA = 8  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 
-RequestKind = Literal["stop", "resume", "join", "readmit", "rollback", "gc"]
+RequestKind = Literal["stop", "resume", "join", "readmit", "rollback", "gc", "revoke"]
 
 
 def fragment_of_slot(slot: int, num_fragments: int) -> int:
@@ -286,7 +286,8 @@ class FragmentVersion:
 class Request:
     """A request, answered by the syncer with a commit that names it. `resume` withdraws a stop that was requested and
     not carried out yet; `join` comes from an island that wants to take part; `readmit` ends the quarantine of
-    `learner`; `rollback` brings the parameters back to those after commit `to`."""
+    `learner`; `rollback` brings the parameters back to those after commit `to`; `revoke` ends what the public key `key`
+    counts for."""
 
     number: int
     kind: RequestKind
@@ -296,3 +297,4 @@ class Request:
     island: Island | None = None
     learner: str | None = None
     to: int | None = None
+    key: str | None = None

@@ -20,11 +20,14 @@ from msgspec.structs import replace
 
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
+from diloco_cli.protocol.log.authority import AuthorityError, contradiction
+from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, OfferId, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.log.states import RunPhase, phase_after
 from diloco_cli.protocol.log.wire import RecordError
+from diloco_cli.signing import NOBODY, Signature
 
 FEWEST_FAULTS = 8
 ROUNDS_OF_FAULTS = 2
@@ -109,6 +112,9 @@ class RunState(Struct, frozen=True):
     this one need may be deleted (0: none are). `moments_from`: if later rollbacks undid no merge, the newest rollback
     that did (None: `base_floor` is that one).
 
+    `revoked`: the public keys that commits have revoked, each with its commit. `epoch_key`: the public key under which
+    the present epoch counts; empty in an unsigned run (see authority.py).
+
     `window`: the window of the newest merge, None before the first merge.
     `fruitless`: syncers that have begun to serve since the newest merge (or the first versions) without a merge.
     `served`: whether the newest epoch is a syncer's; that of a command ends with the command.
@@ -134,6 +140,8 @@ class RunState(Struct, frozen=True):
     window: Window | None = None
     moments_from: int | None = None
     stability: Stability = Stability()
+    revoked: dict[str, int] = field(default_factory=dict)
+    epoch_key: str = ""
     metrics: Metrics = Metrics()
 
     def with_members(self, run: RunFormat) -> RunFormat:
@@ -176,14 +184,19 @@ class RunState(Struct, frozen=True):
         return self.metrics.participation_sum / self.merges if self.merges else None
 
 
-def apply(state: RunState, commit: commits.Commit, digest: str, layout: Layout, kept_versions: int) -> RunState:
-    """The state after one more commit. Raises RecordError if the record does not continue this log.
+def apply(
+    state: RunState, commit: commits.Commit, digest: str, layout: Layout, kept_versions: int, by: Signature = NOBODY
+) -> RunState:
+    """The state after one more commit, signed `by`. Raises RecordError if the record does not continue this log.
 
     `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
     """
+    wrong = contradiction(state.epoch, state.epoch_key, state.revoked, commit, by)
+    if wrong is not None:
+        raise AuthorityError(f"this {commit.kind} {wrong}", commit_key(commit.n))
     phase = _next_phase(state, commit)
     _check_outputs(state, commit, len(layout.fragments))
-    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch, phase=phase)
+    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch, phase=phase, epoch_key=by.public)
     if commit.request is not None:
         state = replace(state, next_request=commit.request + 1)
     state = _folded(_settle_outcomes(state, commit), commit, layout)
@@ -219,6 +232,8 @@ def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState
             return replace(state, members=(*state.members, commit.island))
         case commits.Quarantine() | commits.Readmit():
             return _keep_out_or_readmit(state, commit)
+        case commits.Revoke():
+            return replace(state, revoked={commit.key: commit.n} | state.revoked)
         case commits.Rollback():
             return _roll_back(state, commit)
         case commits.CollectionFloor():

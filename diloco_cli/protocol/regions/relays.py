@@ -40,7 +40,7 @@ from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.mirrors import HeadOf
 from diloco_cli.protocol.rules.eligibility import has_possible_size, is_well_formed
 from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S, pause_s, watch_every_s
-from diloco_cli.signing import learner_signer
+from diloco_cli.signing import Unsigned, learner_signer
 from diloco_cli.store.port import Created
 
 HEARTBEATS_EVERY_S = 3.0
@@ -82,6 +82,7 @@ class Relay:
     _heartbeats: dict[str, bytes] = field(default_factory=dict)
     _after_request: str = ""
     _lists_again_s: float = 0.0
+    _revoked: int = 0
     _answered: dict[str, None] = field(default_factory=dict)  # the last requests that need nothing more from here
 
     def serve(self) -> Steps[None]:
@@ -116,6 +117,10 @@ class Relay:
         box = self.boxes.get((learner, incarnation))
         return box is None or seq >= box.next_seq
 
+    @property
+    def _keyring(self) -> Unsigned:
+        return self.run.keyring.without(self.head().revoked)
+
     def _learners(self, state: RunState) -> list[str]:
         return [island.name for island in state.with_members(self.run).all_islands if island.region == self.region]
 
@@ -124,11 +129,15 @@ class Relay:
     def _incarnations(self, now_s: float) -> Steps[None]:
         """Look for new incarnations, and carry home the claims of those whose offers are asked for."""
         state = self.head()
+        if self._revoked != len(state.revoked):  # what a revoked key wrote is as if it were not there
+            self._revoked = len(state.revoked)
+            for found in (self.boxes, self.claims, self.unheard):
+                found.clear()
         for name in self._learners(state):
             known = state.learner(name)
             floor = max(1, known.floor)
             newest = max((number for learner, number in self.boxes if learner == name), default=floor - 1)
-            watch = self.claims.setdefault(name, ClaimWatch(self.run.keyring, name, newest))
+            watch = self.claims.setdefault(name, ClaimWatch(self._keyring, name, newest))
             yield from there(watch.look())
             for number in kept_mailboxes(newest, watch.newest):
                 box = Box(name, number, known.next_seq if number == known.floor else 0, now_s)
@@ -210,7 +219,7 @@ class Relay:
         island = request.island
         if request.kind != "join" or island is None or island.region != self.region:
             return None
-        return request if is_signed_request(self.run.keyring, request, key, data) else None
+        return request if is_signed_request(self._keyring, request, key, data) else None
 
     # -- offers ---------------------------------------------------------------------------------------------------
 
@@ -235,7 +244,7 @@ class Relay:
         if box.next_seq - settled >= MAX_PENDING_ROUNDS * self.run.num_fragments:
             return False  # a flood must not fill the home bucket
         key = offer_key(box.learner, box.incarnation, box.next_seq)
-        found = yield from there(box.look(self.run.keyring, now_s, self.pace()))
+        found = yield from there(box.look(self._keyring, now_s, self.pace()))
         if found.damaged:
             yield from self._carry_damaged(key)
         elif found.data is None or not (yield from self._carry_sound(box, key, found.data)):
@@ -255,7 +264,7 @@ class Relay:
         return at_home == data or (yield from self._agree_on_record(box, key))
 
     def _read(self, box: Box, key: str) -> Steps[bytes | None]:
-        return (yield from read_placed(self.run.keyring, learner_signer(box.learner), key)).data
+        return (yield from read_placed(self._keyring, learner_signer(box.learner), key)).data
 
     def _carry_damaged(self, key: str) -> Steps[None]:
         """Only at home can such an offer get its outcome."""
@@ -285,7 +294,7 @@ class Relay:
     def _carry_record(self, box: Box, key: str, data: bytes) -> Steps[bool]:
         """Write a claim or an offer at home, past objects of others; False if home holds another one of its learner."""
         try:
-            at_home = yield from create_placed(self.run.keyring, learner_signer(box.learner), key, data)
+            at_home = yield from create_placed(self._keyring, learner_signer(box.learner), key, data)
         except OccupiedError as error:
             return self._give_up(box, str(error))
         return at_home == data or (yield from self._agree_on_record(box, key))

@@ -20,13 +20,14 @@ from typing import Literal
 
 from diloco_cli.config.settings import EvaluationSettings
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.stability import Evaluated, Stability
+from diloco_cli.protocol.log.stability import Evaluated
 from diloco_cli.protocol.log.state import RunState
 
 RELATIVE = 0.1
 SPREADS = 3
 MAX_ROLLBACKS = 2  # in a row, without an evaluation that is well beyond where the loss jumped
-PINNED_EVALUATIONS = 4  # times the usual distance of evaluations, for which a good one keeps the past from collection
+OVERDUE = 4  # times the usual distance of evaluations: so old a good one does not keep the past from collection
+OTHER_COMMITS = 16  # between two evaluations, beside merges and as many others
 
 
 @dataclass(frozen=True)
@@ -92,21 +93,24 @@ def evaluates_every(run: RunFormat) -> int:
     return run.settings.evaluation.every * run.num_fragments
 
 
+def overdue_after(run: RunFormat) -> int:
+    """Commits after which an evaluation is long overdue."""
+    return OVERDUE * (2 * evaluates_every(run) + OTHER_COMMITS)
+
+
 def needed_from(state: RunState, run: RunFormat) -> int | None:
     """The commit that a rollback by the syncer may need: collection does not pass it. None: there is none. Good
     evaluations that lie far back do not count, or the bucket would grow for ever with an evaluator that fails."""
     known = state.stability
     if known.rejudging is not None:
         return known.rejudging.good.n
-    recent = PINNED_EVALUATIONS * evaluates_every(run)
-    return known.good[-1].n if known.good and state.n - known.good[-1].n <= recent else None
+    return known.good[-1].n if known.good and state.n - known.good[-1].n <= overdue_after(run) else None
 
 
 def unwatched(state: RunState, run: RunFormat) -> str:
     """Why nobody would notice that the loss jumps, in words; "" while evaluations come."""
-    known: Stability = state.stability
+    known = state.stability
     last = max((at.n for at in (*known.good, known.jump) if at is not None), default=0)
-    quiet = state.n - max(last, state.base_floor)
-    if known.rejudging is not None or quiet <= PINNED_EVALUATIONS * evaluates_every(run):
+    if known.rejudging is not None or state.n - max(last, state.base_floor) <= overdue_after(run):
         return ""
     return f"the loss is not evaluated since commit {last}: until it is, deltas are judged by their norms alone"

@@ -105,22 +105,19 @@ class _Case:
                 well = middle
         return ill
 
-    def rises(self, without: tuple[str, ...]) -> bool:
-        """Whether the loss goes on rising without these."""
-        loss, good = self.loss(self.onset, without), self.good.loss or 0.0
-        return jumped(loss, self.limit) if self.full == inf else loss - good > HEALED * (self.full - good)
-
     def heals(self, without: tuple[str, ...]) -> bool:
-        return not jumped(self.loss(self.onset, without), self.limit) and not self.rises(without)
+        """Whether the loss neither jumps nor goes on rising without these."""
+        loss, good = self.loss(self.onset, without), self.good.loss or 0.0
+        return not jumped(loss, self.limit) and loss - good <= HEALED * (self.full - good)
 
-    def all_but(self, name: str) -> tuple[str, ...]:
-        return tuple(other for other in self.names if other != name)
+    def harms_alone(self, name: str) -> bool:
+        return not self.heals(tuple(other for other in self.names if other != name))
 
 
 def _judged(case: _Case) -> Verdict:
     suspect = _suspect(case)
-    others = () if suspect is None else case.all_but(suspect)
-    if suspect is None or any(case.rises(case.all_but(other)) for other in others[:ALONE]):
+    others = [name for name in case.names if name != suspect]
+    if suspect is None or any(case.harms_alone(name) for name in others[:ALONE]):
         return _nobody(case)
     losses = f"{case.full:.4g} after commit {case.onset}, {case.loss(case.onset, (suspect,)):.4g} without them"
     return Verdict(suspect, f"its deltas alone made the loss jump: {losses}, {case.good.loss:.4g} at {case.good.n}")
@@ -140,7 +137,7 @@ def _suspect(case: _Case) -> str | None:
 
 def _nobody(case: _Case) -> Verdict:
     tried = case.names[:ALONE]
-    raising = [name for name in tried if case.rises(case.all_but(name))]
+    raising = [name for name in tried if case.harms_alone(name)]
     what = f"the loss jumps to {case.full:.4g} after commit {case.onset}"
     if 2 * len(raising) > len(tried):
         most = "each learner" if len(raising) == len(tried) else f"{len(raising)} of {len(tried)} learners, each"

@@ -66,6 +66,7 @@ def test_after_the_end_of_a_run_its_log_does_not_go_on_but_for_an_epoch_after_a_
         "membership": {"island": None},
         "quarantine": {"learner": "l0"},
         "readmit": {"learner": "l0"},
+        "revoke": {"key": "a1" * 32},
         "rollback": {"to": 0, "outputs": genesis().outputs},
         "gc_floor": {"floor": 1},
     }

@@ -76,7 +76,8 @@ def test_the_longest_record_is_read_also_when_it_is_signed() -> None:
         return {"reason": "x" * length}
 
     longest = MAX_RECORD_BYTES - MAX_TAIL_BYTES - len(encode(record(0)))
-    signed = Secret("x" * 32, "TEST").keyring("id").sign(SIGNER, "key", encode(record(longest)))
+    own = Secret(Secret("x" * 32, "TEST").certified("id", {SIGNER: "a1" * 32}), "TEST")
+    signed = own.keyring("id").sign(SIGNER, "key", encode(record(longest)))
     assert decode_plain(signed, "here")["reason"] == "x" * longest
     with pytest.raises(RecordError, match="more than"):
         encode(record(longest + 1))

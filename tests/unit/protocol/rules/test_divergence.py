@@ -13,10 +13,10 @@ from diloco_cli.protocol.log.stability import Evaluated, Rejudging, Stability
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import (
     MAX_ROLLBACKS,
-    evaluates_every,
     jump_of,
     limit_of,
     needed_from,
+    overdue_after,
     response_to,
     unwatched,
 )
@@ -101,7 +101,7 @@ def test_where_there_is_nothing_to_go_back_to_the_run_pauses(good: tuple[Evaluat
 
 
 def test_collection_keeps_what_a_rollback_may_need_but_not_for_ever() -> None:
-    far = 10 + 4 * evaluates_every(RUN)
+    far = 10 + overdue_after(RUN)
     known = Stability(good=losses(2.0))
     assert needed_from(RunState(n=far, stability=known), RUN) == 10
     assert needed_from(RunState(n=far + 1, stability=known), RUN) is None
@@ -115,7 +115,7 @@ def replace_open(known: Stability) -> Stability:
 
 
 def test_people_are_told_while_no_evaluation_comes() -> None:
-    far = 10 + 4 * evaluates_every(RUN)
+    far = 10 + overdue_after(RUN)
     assert unwatched(RunState(n=far, stability=Stability(good=losses(2.0))), RUN) == ""
     told = unwatched(RunState(n=far + 1, stability=Stability(good=losses(2.0))), RUN)
     assert told == "the loss is not evaluated since commit 10: until it is, deltas are judged by their norms alone"

@@ -1,0 +1,232 @@
+"""Which key may sign what in the log, and from which commit on: epochs of one key, revoked keys, operators' epochs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from diloco_cli.digests import digest
+from diloco_cli.errors import RefusedError
+from diloco_cli.protocol.actors.inbox import Inbox
+from diloco_cli.protocol.actors.request_handler import StandIn
+from diloco_cli.protocol.actors.requests import ask
+from diloco_cli.protocol.log.authority import AuthorityError
+from diloco_cli.protocol.log.commit_log import append, fold
+from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, placed_key
+from diloco_cli.protocol.log.places import ClaimWatch
+from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.signing import LOG, Unsigned
+from diloco_cli.store.memory import MemoryStore
+from tests.security.signed import HOST, SignedFleet, as_learner, as_signer, as_syncer, signed_run
+from tests.security.test_strangers import poll, read
+from tests.simulation.operated import done, stand_in, state_of
+from tests.simulation.toy import make_run
+from tests.unit.protocol.records import RUN as TOY
+from tests.unit.protocol.records import commit, genesis, offer
+
+RUN = signed_run(TOY)
+SYNCER, OTHER, RENEWED = as_syncer(RUN), as_syncer(RUN, "other"), as_syncer(RUN, made="second")
+OPERATOR_KEY, FIRST_KEY, OTHER_KEY = (run.keyring.public(LOG) for run in (RUN, SYNCER, OTHER))
+
+
+def after(state: RunState, writer: RunFormat, kind: str, **fields: Any) -> RunState:
+    """The log with one more commit, as everybody folds it."""
+    key = commit_key(state.n + 1)
+    data = writer.keyring.sign(LOG, key, encode(commit(state, kind, **fields)))
+    return fold(as_learner(RUN, "l0"), state, data)
+
+
+def began(writer: RunFormat = SYNCER) -> RunState:
+    return after(RunState(), writer, "epoch_start", outputs=genesis(RUN).outputs, epoch=1)
+
+
+def test_commits_of_an_epoch_count_only_under_the_key_that_began_it() -> None:
+    state = began()
+    assert state.epoch_key == FIRST_KEY
+    assert after(state, SYNCER, "skip", slot=0).slot == 1
+    for writer in (OTHER, RENEWED, RUN):
+        with pytest.raises(AuthorityError, match="another key than epoch 1 began under"):
+            after(state, writer, "skip", slot=0)
+    state = after(state, OTHER, "epoch_start", epoch=2)
+    assert after(state, OTHER, "skip", slot=0).slot == 1
+    with pytest.raises(AuthorityError, match="another key"):
+        after(state, SYNCER, "skip", slot=0)
+
+
+@pytest.mark.parametrize(("writer", "epoch"), [(SYNCER, 1), (OTHER, 1), (OTHER, 0)])
+def test_an_epoch_that_has_begun_does_not_begin_again(writer: RunFormat, epoch: int) -> None:
+    """Or whoever holds another syncer's key could take a living epoch over without a claim."""
+    with pytest.raises(AuthorityError, match="begins epoch"):
+        after(began(), writer, "epoch_start", epoch=epoch)
+
+
+def test_only_an_epoch_start_begins_an_epoch() -> None:
+    with pytest.raises(AuthorityError, match="epoch 2"):
+        after(began(), SYNCER, "skip", slot=0, epoch=2)
+
+
+def test_under_the_operators_key_nothing_is_merged() -> None:
+    state = began()
+    with pytest.raises(AuthorityError, match="serves merges under the operator's key"):
+        after(state, RUN, "epoch_start", epoch=2)
+    state = after(state, RUN, "epoch_start", epoch=2, serves=False)
+    for kind, fields in (
+        ("skip", {"slot": 0}), ("finish", {}), ("quarantine", {"learner": "l0"}),
+        ("eval", {"evaluated": 0, "loss": 1.0, "tokens": 1}),
+    ):  # fmt: skip
+        with pytest.raises(AuthorityError, match="only answers requests"):
+            after(state, RUN, kind, **fields)
+    assert after(state, RUN, "stop").phase == "STOPPED"
+    assert after(state, RUN, "revoke", key=FIRST_KEY).revoked == {FIRST_KEY: 2}
+
+
+def test_a_revoked_syncers_epoch_ends_with_the_commit_that_says_so() -> None:
+    state = after(began(), SYNCER, "revoke", key=FIRST_KEY)
+    assert state.revoked == {FIRST_KEY: 1}
+    for kind, fields in (("skip", {"slot": 0}), ("epoch_start", {"epoch": 2})):
+        with pytest.raises(AuthorityError, match="a key that commit 1 revoked"):
+            after(state, SYNCER, kind, **fields)
+    renewed = after(state, RENEWED, "epoch_start", epoch=2)
+    assert after(renewed, RENEWED, "skip", slot=0).slot == 1
+
+
+def test_what_a_key_signed_before_it_was_revoked_counts_on() -> None:
+    state = after(after(began(), SYNCER, "skip", slot=0), SYNCER, "revoke", key=FIRST_KEY)
+    assert (state.slot, state.n) == (1, 2)
+
+
+def test_a_process_whose_key_is_revoked_writes_nothing_more_and_says_so() -> None:
+    state = after(began(), SYNCER, "revoke", key=FIRST_KEY)
+    with pytest.raises(RefusedError, match="was revoked by commit 1") as refused:
+        next(append(SYNCER, state, commit(state, "skip", slot=0)))
+    assert "diloco key request" in (refused.value.hint or "")
+
+
+# -- learners -------------------------------------------------------------------------------------------------------
+
+
+def test_offers_of_a_revoked_key_are_as_if_they_were_not_there() -> None:
+    """Those that were read before are let go, and what has no outcome yet is read again: no outcome names them, so they
+    raise no floor, and the learner's next key may use their numbers."""
+    old, new, at = as_learner(RUN, "l0"), as_learner(RUN, "l0", "second"), offer_key("l0", 1, 0)
+    before = genesis()
+    store, inbox = MemoryStore(), Inbox(RUN)
+    theirs, own = (replace(offer(before), payload_digest=digest(b""), nonce=nonce) for nonce in ("old", "new"))
+    store.create(at, old.keyring.sign("learner/l0", at, encode(theirs)))
+    inbox.open(before, 0.0)
+    poll(store, inbox)
+    assert [box.pending for box in inbox.mailboxes.values() if box.pending] == [[theirs]]
+    later = structs.replace(before, revoked={old.keyring.public("learner/l0"): 1})
+    inbox.judge_anew(later, 1.0)
+    read(store, inbox.poll(later, 2.0, 0.0))
+    assert not any(box.pending for box in inbox.mailboxes.values()) and inbox.outcomes == []
+    store.create(placed_key(at, 1), new.keyring.sign("learner/l0", at, encode(own)))
+    read(store, inbox.poll(later, 3.0, 0.0))
+    assert [box.pending for box in inbox.mailboxes.values() if box.pending] == [[own]] and inbox.outcomes == []
+
+
+def test_a_revoked_keys_claim_ends_no_process_of_the_learner() -> None:
+    run = signed_run(make_run())
+    fleet = SignedFleet(run)
+    old, new = as_learner(run, "l0"), as_learner(run, "l0", "second")
+    key = incarnation_key("l0", 2)
+    claim = ProcessClaim(2, "n", "host", 1, "then", "test")
+    fleet.world.store.create(key, old.keyring.sign("learner/l0", key, encode(claim)))
+
+    def replaced(keyring: Unsigned) -> bool:
+        return done(fleet, fleet.world.start("l0", ClaimWatch(keyring, "l0", 1).look())).result is not None
+
+    assert replaced(new.keyring) and not replaced(new.keyring.without({old.keyring.public("learner/l0")}))
+
+
+def revoke(fleet: SignedFleet, run: RunFormat, role: str) -> int:
+    """As an operator asks; the number of the request."""
+    steps = ask(
+        state_of(fleet), "revoke", fleet.nonce(), "then", revoke=run.keyring.public(role), keyring=fleet.run.keyring
+    )  # fmt: skip
+    number: int = done(fleet, fleet.world.start("operator", steps)).result
+    return number
+
+
+def until_answered(fleet: SignedFleet, number: int) -> None:
+    assert fleet.world.run(lambda: state_of(fleet).next_request > number, 30)
+
+
+def test_a_learner_goes_on_under_a_new_key_and_its_old_one_ends() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
+    old = as_learner(fleet.run, "l0")
+    until_answered(fleet, revoke(fleet, old, "learner/l0"))
+    assert fleet.world.run(lambda: not fleet.living("l0"), 30)
+    assert [type(error) for error in fleet.errors()] == [RefusedError]
+    fleet.made["l0"] = "second"
+    fleet.learner("l0")
+    fleet.finish()
+    since = next(record["n"] for record in fleet.records() if record["kind"] == "revoke")
+    merged = [r for r in fleet.records()[since:] for item in r.get("inputs", ()) if item["learner"] == "l0"]
+    assert merged and fleet.kinds()[-1] == "finish"
+
+
+def test_a_syncer_whose_key_is_revoked_leaves_and_another_goes_on() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
+    until_answered(fleet, revoke(fleet, as_syncer(fleet.run), LOG))
+    assert fleet.world.run(lambda: not fleet.living("syncer"), 30)
+    fleet.made["syncer"] = "second"
+    fleet.syncer()
+    fleet.finish()
+    assert [type(error) for error in fleet.errors()] == [RefusedError] and fleet.kinds()[-1] == "finish"
+    kinds = fleet.kinds()
+    assert kinds[kinds.index("revoke") + 1] == "epoch_start", "nothing came between"
+
+
+def test_an_operator_revokes_a_syncer_that_does_not_answer_by_a_command_of_its_own() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
+    fleet.restart = False
+    frozen = fleet.living("syncer")[0]
+    fleet.world.pause(frozen)
+    revoke(fleet, as_syncer(fleet.run), LOG)
+    done(fleet, fleet.world.start("operator", stand_in(fleet)))
+    state = state_of(fleet)
+    assert as_syncer(fleet.run).keyring.public(LOG) in state.revoked and state.epoch_key == OPERATOR_KEY
+    fleet.world.resume(frozen)
+    fleet.made["syncer"] = "second"
+    fleet.syncer(delay_s=1.0)
+    fleet.finish()
+    assert {type(error).__name__ for error in fleet.errors()} <= {"FencedError", "DisplacedError", "RefusedError"}
+
+
+@pytest.mark.parametrize(
+    ("key", "refused"), [("x", "no public key"), (None, "no public key"), (OPERATOR_KEY, "operator's own key")]
+)
+def test_what_cannot_be_revoked_is_refused_with_the_reason(key: str | None, refused: str) -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(3)
+    steps = ask(state_of(fleet), "revoke", fleet.nonce(), "then", revoke=key, keyring=fleet.run.keyring)
+    until_answered(fleet, done(fleet, fleet.world.start("operator", steps)).result)
+    assert any(refused in record["reason"] for record in fleet.records() if record["kind"] == "refuse")
+
+
+def test_only_the_operator_revokes() -> None:
+    fleet = SignedFleet(signed_run()).start().until_commits(3)
+    for run in (as_learner(fleet.run, "l0"), as_syncer(fleet.run)):
+        with pytest.raises(RefusedError):
+            next(ask(state_of(fleet), "revoke", "n", "then", revoke="a" * 64, keyring=run.keyring))
+
+
+def test_an_operators_stand_in_signs_as_the_operator() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
+    fleet.restart = False
+    fleet.kill("syncer")
+    done(fleet, fleet.world.start("operator", ask(
+        state_of(fleet), "stop", fleet.nonce(), "then", keyring=fleet.run.keyring)))  # fmt: skip
+    done(fleet, fleet.world.start("operator", StandIn(fleet.run, fleet.claim(), "then", fleet.nonce).serve()))
+    mine = [record for record in fleet.records() if record["signature"].startswith("operator:")]
+    assert [(record["kind"], record.get("serves")) for record in mine] == [("epoch_start", False), ("stop", None)]
+
+
+def test_a_machine_with_a_key_of_its_own_signs_the_log_with_that() -> None:
+    assert len({OPERATOR_KEY, FIRST_KEY, OTHER_KEY}) == 3
+    assert as_signer(RUN, HOST).keyring.public(LOG) == FIRST_KEY

@@ -1,0 +1,87 @@
+"""Histories in which deltas of usual size do harm, and only the held-out loss shows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diloco_cli.histories.campaign import lived
+from diloco_cli.histories.options import Options, drawn_options
+from diloco_cli.histories.outcome import HistoryResult
+from diloco_cli.histories.script import CallFault, NemesisEvent, Script
+from diloco_cli.virtual.faulty_calls import Fault, Injected
+
+BAD, SEED = "l1", 11
+MANY = 2.0  # an event that lasts longer than 1 s is of many offers
+
+
+def options(**changes: Any) -> Options:
+    """Three learners in a quiet run that is evaluated every round."""
+    quiet = replace(
+        drawn_options(SEED).without_faults(), learners=3, syncers=1, standbys=0, fragments=2, quorum=1, apart=0,
+        merges=50, mixing="replace", adoption="on_arrival", feedback=False, overlap="auto", local_steps="measured",
+        steps_a_slot=2, step_s=0.1, slowest=1.0, latency_s=0.001, evaluates_every=1, faulty_share=0.9, signed=False,
+        cold_rounds=0, snapshot_every=4, kept_rounds=2, skip_after_s=2.0,
+    )  # fmt: skip
+    return replace(quiet, **changes)
+
+
+def harmed(*calls: CallFault, kinds: tuple[str, ...] = ("harm",), **changes: Any) -> tuple[HistoryResult, list[Any]]:
+    """Harm is done after about 10 merges. The result, and what the log says beside merges."""
+    events = tuple(NemesisEvent(2.0, kind, BAD, MANY) for kind in kinds)  # type: ignore[arg-type]
+    result = lived(SEED, options(**changes), script=Script(calls, events))
+    return result, [json.loads(data) for data in result.log if b'"kind":"merge"' not in data]
+
+
+def of(kind: str, log: list[Any]) -> list[Any]:
+    return [commit for commit in log if commit["kind"] == kind]
+
+
+def test_the_log_goes_back_the_harmful_learner_alone_is_held_back_and_the_run_finishes() -> None:
+    result, log = harmed()
+    assert result.violation is None
+    first, *_ = of("rollback", log)
+    assert first["evaluated"] is not None
+    assert next(commit["learner"] for commit in of("quarantine", log)) == BAD
+    assert not of("stop", log) and log[-1]["kind"] == "finish"
+
+
+def test_harm_by_all_blames_nobody_and_pauses_the_run_until_operators_resume_it() -> None:
+    result, log = harmed(kinds=("diverge",))
+    assert result.violation is None
+    stops = of("stop", log)
+    assert stops and all(stop["diverged"] for stop in stops) and not of("quarantine", log)
+    assert "the run diverges everywhere" in stops[0]["reason"] and log[-1]["kind"] == "finish"
+
+
+@pytest.mark.parametrize("how", ["pause", "warn"])
+def test_with_pause_the_run_stops_and_with_warn_it_goes_on(how: str) -> None:
+    result, log = harmed(on_divergence=how)
+    assert result.violation is None and any(commit["jumped"] for commit in of("eval", log))
+    assert not of("rollback", log) and not of("quarantine", log)
+    assert bool(of("stop", log)) == (how == "pause")
+
+
+def crashes(step: int) -> list[CallFault]:
+    """A crash of the syncer at each `step`-th of its operations, from the harm to the verdict."""
+    result, _ = harmed()
+    return [
+        CallFault("syncer.1", number, Injected(kind))
+        for number in range(0, result.per_actor["syncer.1"], step)
+        for kind in (Fault.CRASH, Fault.CRASH_AFTER)
+    ]
+
+
+@pytest.mark.parametrize("step", [151, pytest.param(5, marks=pytest.mark.long)])
+def test_the_syncer_may_die_anywhere_and_the_right_learner_is_held_back_all_the_same(step: int) -> None:
+    blamed, points = 0, crashes(step)
+    for crash in points:
+        result, log = harmed(crash)
+        assert result.violation is None, (crash.describe(), result.violation)
+        names = {commit["learner"] for commit in of("quarantine", log)}
+        assert names <= {BAD}
+        blamed += bool(names)
+    assert blamed >= 0.9 * len(points), "an evaluation now and then comes too late for it"
