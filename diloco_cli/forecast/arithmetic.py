@@ -4,12 +4,22 @@ Nothing is trained, and the protocol's own code makes all decisions."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.ports import Merged
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, fragment_of_slot
 from diloco_cli.protocol.rules.rejudging import LeaveOut
+
+
+@dataclass(frozen=True)
+class UsualDelta:
+    """Implements protocol.actors.ports.LoadedDelta: as long as any delta of its steps."""
+
+    payload: bytes
+    norm: float
 
 
 class TraceArithmetic:
@@ -36,11 +46,11 @@ class TraceArithmetic:
         self._current[fragment] = state
 
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
-        return self._refuse(offer) or (payload,)
+        return self._refuse(offer) or UsualDelta(payload, sqrt(offer.steps))
 
-    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged:
+    def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged:
         fragment = fragment_of_slot(slot, self._num_fragments)
-        inputs = b";".join(b"%s*%r" % (delta[0], weight) for delta, weight in deltas)
+        inputs = b";".join(b"%s*%r" % (delta.payload, weight) for delta, weight, _ in deltas)
         return self._version(fragment, self._current[fragment] + inputs)
 
     def settled(self, fragment: int) -> Merged:

@@ -12,9 +12,8 @@ from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
-MOST = 1 << 4000
-"""The norm cap, far above honest deltas. Those can grow by oscillation: with 16 learners whose deltas were re-anchored
-on a version later than their own, they reached 2^80 in 247 merges, and in the longest histories 2^400 in 1,000."""
+MOST = 1 << 50
+"""A payload with a greater number counts as not finite. Honest deltas stay far below it."""
 COARSE = 8  # with error feedback, a payload names a multiple of this
 
 
@@ -48,6 +47,11 @@ def outer_step(parameter: int, momentum: int, deltas: list[tuple[int, float]]) -
     mean = sum(delta * int(weight) for delta, weight in deltas) // sum(int(weight) for _, weight in deltas)
     moved = momentum // 2 + mean
     return parameter - mean - moved // 2, moved
+
+
+def scaled(delta: int, scale: float) -> int:
+    """A delta that the norm clip has shortened."""
+    return delta if scale == 1.0 else int(delta * scale)
 
 
 def numbers(data: bytes, kind: str) -> list[int]:
@@ -106,19 +110,23 @@ class IntegerArithmetic:
         if text == NOT_FINITE:
             return "non_finite"
         delta = int(text)
+        if abs(delta) > MOST:
+            return "non_finite"
+        norm = abs(delta) * offer.steps / offer.tokens  # of the mean gradients: what a batch's size does not change
         if decoded_base is not None:
             delta += numbers(self.current[offer.fragment], "state")[0] - numbers(decoded_base, "weights")[0]
-        return "norm_cap" if abs(delta) > MOST else Delta(delta, offer)
+        return Delta(delta, offer, norm)
 
-    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
+    def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
-        late = {place: self.unfit(delta.offer) for place, (delta, _) in enumerate(deltas)}
+        late = {place: self.unfit(delta.offer) for place, (delta, _, _) in enumerate(deltas)}
         unfit = {place: reason for place, reason in late.items() if reason is not None}
         if unfit:
             return Refused(unfit)
         parameter, momentum = numbers(self.current[fragment], "state")
-        merged = self._version(fragment, *outer_step(parameter, momentum, deltas))
-        return replace(merged, agreement=agreement([int(delta) for delta, _ in deltas]))
+        weighed = [(scaled(int(delta), scale), weight) for delta, weight, scale in deltas]
+        merged = self._version(fragment, *outer_step(parameter, momentum, weighed))
+        return replace(merged, agreement=agreement([int(delta) for delta, _, _ in deltas]))
 
     def settled(self, fragment: int) -> Merged:
         state = self.current[fragment]
@@ -130,11 +138,12 @@ class IntegerArithmetic:
 
 
 class Delta(int):
-    """A delta that remembers its offer."""
+    """Implements protocol.actors.ports.LoadedDelta: a delta that remembers its offer and its norm."""
 
     offer: Offer
+    norm: float
 
-    def __new__(cls, value: int, offer: Offer) -> Delta:
+    def __new__(cls, value: int, offer: Offer, norm: float) -> Delta:
         made = super().__new__(cls, value)
-        made.offer = offer
+        made.offer, made.norm = offer, norm
         return made

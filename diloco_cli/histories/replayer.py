@@ -29,6 +29,7 @@ from diloco_cli.histories.integers import (
     numbers,
     outer_step,
     rounded,
+    scaled,
     state_bytes,
     weights_bytes,
 )
@@ -261,7 +262,7 @@ class Replayer:
         expect(len(names) >= quorum == commit["quorum"], "5", f"{len(names)} inputs, quorum {quorum}")
         expect(commit["tokens"] == sum(item["tokens"] for item in commit["inputs"]), "4", "tokens do not add up")
         self.merges += 1
-        deltas = [(self._input(item, fragment), item["weight"]) for item in commit["inputs"]]
+        deltas = [(scaled(self._input(item, fragment), item["scale"]), item["weight"]) for item in commit["inputs"]]
         before = self.versions[fragment][-1]
         parameter, momentum = outer_step(before.parameter, before.momentum, deltas)
         self.versions[fragment].append(Version(commit["n"], parameter, momentum, "", "", ""))

@@ -24,10 +24,12 @@ from diloco_cli.protocol.log.commits import (
     Skip,
     Stop,
 )
+from diloco_cli.protocol.log.norms import NOTHING, Norms, norms_after
 from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import faults_after, faults_for_quarantine
 from diloco_cli.protocol.rules.eligibility import max_steps
 from diloco_cli.protocol.rules.merging import rebase_of_next, token_weight
+from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.signing import OPERATOR, Signature
 
 Expect = Callable[[bool, str], None]
@@ -53,6 +55,7 @@ class Books:
         self.kept_out: set[str] = set()
         self.revoked: set[str] = set()
         self.epoch_key = ""
+        self.norms: Norms = {}
         self.shares: dict[str, int] = {}
         self.shares_after: dict[int, dict[str, int]] = {}
         self.losses = LossBooks(run, expect)
@@ -156,19 +159,37 @@ class Books:
         island = self.run.island(item.learner)
         batch = 0 if island is None else island.batch_tokens
         possible = 0 < item.tokens < MAX_EXACT and 0 < item.steps < MAX_EXACT
-        weight = token_weight(item.tokens, item.steps, self.run.settings.sync.weight) if possible else 0.0
         span = item.data_end - item.data_start
-        clip = self.run.settings.sync.clip
-        clipped = item.scale == 1 or (clip != "none" and 0 < item.scale < 1)
         return [
             (island is not None, "comes from a learner that the run does not have"),
             (possible, f"counts {item.tokens} tokens in {item.steps} steps"),
             (item.steps <= max_steps(self.run), f"counts {item.steps} steps, more than an offer can hold"),
             (item.tokens == item.steps * batch, f"counts {item.tokens} tokens in {item.steps} steps of {batch}"),
             (item.tokens == span, f"counts {item.tokens} tokens in a data range of {span}"),
-            (item.weight == weight, f"has weight {item.weight} instead of {weight}"),
-            (clipped, f"is scaled by {item.scale}, where sync.clip is {clip}"),
         ]
+
+    def check_judgement(self, commit: Merge | Skip, key: str) -> None:
+        """Checks which deltas of the slot were refused for their norm, and how the others were weighed and scaled, by
+        the norms that the log states."""
+        sync, fragment = self.run.settings.sync, fragment_of_slot(commit.slot, self.run.num_fragments)
+        refused = [one for one in commit.outcomes if one.norm is not None]
+        deltas = [
+            JudgedDelta(one.learner, max(1, one.steps), one.norm, token_weight(one.tokens, one.steps, sync.weight))
+            for one in commit.inputs
+        ] + [JudgedDelta(one.learner, one.steps or 1, one.norm or 0.0) for one in refused]
+        judgement = judge(self.norms.get(fragment, NOTHING), deltas, sync)
+        for item, verdict in zip(commit.inputs, judgement.verdicts, strict=False):
+            who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
+            self.expect(not verdict.refused, f"{who} is merged, and {verdict.refused}")
+            weight, scale = (item.weight, item.scale) if verdict.refused else (verdict.weight, verdict.scale)
+            self.expect(item.weight == weight, f"{who} has weight {item.weight} instead of {weight}")
+            self.expect(item.scale == scale, f"{who} is scaled by {item.scale}, where its norm gives {scale}")
+        for outcome, verdict in zip(refused, judgement.verdicts[len(commit.inputs) :], strict=True):
+            who = f"{key}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
+            self.expect(bool(verdict.refused), f"{who} is refused for a norm that is usual")
+            self.expect(outcome.fragment == fragment, f"{who} is judged in a slot of fragment {fragment}")
+        step = getattr(commit, "step", judgement.step)
+        self.expect(step == judgement.step, f"{key}: shortened by {step} instead of {judgement.step}")
 
     def check_outcomes(self, commit: Commit, key: str) -> None:
         for outcome in commit.outcomes:
@@ -177,6 +198,10 @@ class Books:
             self.expect(offer_id not in self.applied, f"{who} is refused and was applied")
             known = self.run.island(outcome.learner) is not None
             self.expect(known, f"{who} comes from a learner that the run does not have")
+            judged = outcome.reason == "norm_cap" and isinstance(commit, Merge | Skip)
+            stated = outcome.norm is not None and outcome.steps is not None
+            self.expect(stated == judged or not stated, f"{who}: {outcome.reason} with a norm, in a {commit.kind}")
+            self.expect(stated or outcome.reason != "norm_cap", f"{who} is refused for a norm that is not stated")
             self.refused.add(offer_id)
 
     def check_kind(self, commit: Commit, key: str) -> None:
@@ -228,6 +253,7 @@ class Books:
         self._settle_shares(commit)
         self._settle_faults(commit)
         self.losses.settle(commit)
+        self.norms = norms_after(self.norms, commit, self.run.num_fragments)
         if commit.request is not None:
             self.next_request = max(self.next_request, commit.request + 1)
         match commit:

@@ -1,7 +1,9 @@
 """`diloco verify`: replays the log from the bucket alone and compares every digest.
 
-It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py; norms.py for the norm
-cap and the clip), recomputes each merge from the deltas that the log names, and demands bit-identical outer parameters.
+It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py), measures the norms of
+all deltas that were judged by their norm, recomputes each merge from the deltas that the log names, and demands
+bit-identical outer parameters. Norms are sums whose last bits differ between machines, so they must agree to one part
+in a million; what the log decided by the norms that it states must follow from them exactly, behind its floor too.
 Damage is listed, never raised: if a merge cannot be recomputed, the replay goes on from the bucket's bytes.
 
 If garbage was collected, the replay starts from the versions as of the floor; before it, it checks the chain and every
@@ -10,7 +12,8 @@ rule, which need the log alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import isclose
 
 import torch
 
@@ -19,7 +22,7 @@ from diloco_cli.digests import digest
 from diloco_cli.observe.bookkeeping import Books, disagreements
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, Snapshot, read_log
-from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge, Skip
 from diloco_cli.protocol.log.keys import (
     commit_key,
     delta_key,
@@ -31,16 +34,17 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.places import genuine_of
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import LOG, NOBODY, SignatureError, learner_signer
 from diloco_cli.store.port import BadKeyError, Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.norms import ScaleBooks
 from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.payload import PayloadError
+
+TOLERANCE = 1e-6  # relative, of a norm
 
 
 @dataclass
@@ -79,10 +83,9 @@ class LogVerifier:
     def __init__(self, store: Store, run: RunFormat) -> None:
         torch.set_num_threads(1)
         self.store, self.run = store, run
-        self.arithmetic = TorchArithmetic(run, check_norms=False)
+        self.arithmetic = TorchArithmetic(run)
         self.found = Replay()
         self.books = Books(run, self._expect)
-        self.scales = ScaleBooks(run.settings.sync.clip)
         self.digests: list[str] = []
 
     def replay(self) -> Replay:
@@ -114,11 +117,14 @@ class LogVerifier:
     def _replay_commit(self, commit: Commit, key: str) -> None:
         self.found.offers_rejected += len(commit.outcomes)
         self.found.epochs += isinstance(commit, EpochStart)
-        self.scales.note(commit)
         self.books.check_order(commit, key)
         self.books.check_kind(commit, key)
         due = self.books.check_outputs(commit, key)
         computed = isinstance(commit, Merge) and self._replay_merge(commit, key, due)
+        if isinstance(commit, Merge | Skip):
+            self.books.check_judgement(commit, key)
+            if commit.n > self.found.floor:
+                self._measure_refused(commit)
         self.books.check_outcomes(commit, key)
         kept = commit.n > self.found.floor or self.found.floor == 0
         for output in commit.outputs:
@@ -148,11 +154,11 @@ class LogVerifier:
         self.found.offers_applied += len(commit.inputs)
         possible = [self.books.check_input(item, output.fragment, key) for item in commit.inputs]
         if commit.n <= self.found.floor:
-            self.scales.merged(output.fragment, commit.inputs, [None] * len(commit.inputs))
             return False
         deltas = self._deltas(commit) if all(possible) else list[DeltaSource | None]([None] * len(possible))
-        for wrong in self.scales.merged(output.fragment, commit.inputs, deltas):
-            self._expect(False, f"{key}: {wrong}")
+        for item, delta in zip(commit.inputs, deltas, strict=True):
+            if delta is not None:
+                self._check_norm(item, delta, key)
         merged = self._recomputed(commit, deltas)
         if merged is None:
             self._expect(False, f"{key}: this merge cannot be recomputed")
@@ -170,8 +176,11 @@ class LogVerifier:
         return [self._delta(item, commit.outputs[0].fragment) for item in commit.inputs]
 
     def _recomputed(self, commit: Merge, deltas: list[DeltaSource | None]) -> Merged | None:
-        weights = [item.weight for item in commit.inputs]
-        sound = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if delta is not None]
+        sound = [
+            (delta, item.weight, item.scale)
+            for delta, item in zip(deltas, commit.inputs, strict=True)
+            if delta is not None
+        ]
         if not sound or len(sound) != len(deltas):
             return None
         slot, fragment = commit.slot, commit.outputs[0].fragment
@@ -202,7 +211,38 @@ class LogVerifier:
         if isinstance(delta, str):
             self.found.mismatches.append(f"{payload_at}: {delta}")
             return None
-        return replace(delta, scale=item.scale)
+        return delta
+
+    def _check_norm(self, item: MergedOffer | Outcome, delta: DeltaSource, key: str) -> None:
+        stated = item.norm or 0.0
+        who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
+        self._expect(isclose(stated, delta.norm, rel_tol=TOLERANCE), f"{who} has the norm {delta.norm}, not {stated}")
+
+    def _measure_refused(self, commit: Merge | Skip) -> None:
+        """Check the stated norms of refused deltas, where their payloads are still there: nothing else needs these."""
+        fragment = fragment_of_slot(commit.slot, self.run.num_fragments)
+        for outcome in commit.outcomes:
+            delta = self._refused_delta(outcome, fragment) if outcome.norm is not None else None
+            if delta is not None:
+                self._check_norm(outcome, delta, commit_key(commit.n))
+
+    def _refused_delta(self, outcome: Outcome, fragment: int) -> DeltaSource | None:
+        try:
+            key = offer_key(outcome.learner, outcome.incarnation, outcome.seq)
+            offer = decode(Offer, self.store.get(key, MAX_RECORD_BYTES) or b"", key)
+            max_bytes = max_fragment_bytes(self.run.layout, fragment)
+            payload = self.store.get(delta_key(*offer.id, offer.payload_digest), max_bytes)
+        except (RecordError, BadKeyError):
+            return None
+        current, base = self.books.versions[fragment][-1], self.books.version(fragment, offer.base)
+        whole = payload is not None and digest(payload) == offer.payload_digest and offer.fragment == fragment
+        if base is None or not whole or not self.arithmetic.holds(fragment, current.state_digest):
+            return None
+        weights = None if base is current else self.store.get(_weights_key(base), max_bytes)
+        if base is not current and (weights is None or digest(weights) != base.weights_digest):
+            return None
+        delta = self.arithmetic.read_delta(offer, payload or b"", weights)
+        return None if isinstance(delta, str) else delta
 
     def _offer(self, item: MergedOffer, fragment: int) -> Offer | None:
         """The offer that the log names, if it is there and says what the log says."""

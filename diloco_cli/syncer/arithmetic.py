@@ -13,6 +13,7 @@ import os
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,6 @@ from diloco_cli.layout import make_layout
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.rules.schedule import outer_at
-from diloco_cli.syncer.norms import NormCap
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.codecs import codec
@@ -80,13 +80,12 @@ class FragmentState:
 class TorchArithmetic:
     """Implements protocol.actors.ports.Arithmetic."""
 
-    def __init__(self, run: RunFormat, *, check_norms: bool = True, spool: Spool | None = None) -> None:
-        self.run, self.check_norms, self.spool = run, check_norms, spool
+    def __init__(self, run: RunFormat, *, spool: Spool | None = None) -> None:
+        self.run, self.spool = run, spool
         self.sync = run.settings.sync
         self.weights_codec = codec(self.sync.weights_codec)
         self._current: dict[int, FragmentState] = {}
         self._candidates: dict[int, FragmentState] = {}
-        self._norms = NormCap(self.sync.clip)
         self._formats = delta_formats(run.layout, self.sync)
 
     def initial(self) -> list[Merged]:
@@ -125,31 +124,28 @@ class TorchArithmetic:
         form, current = self._formats[offer.fragment], self._current[offer.fragment]
         try:
             read, norms = form.open(self._kept(payload))
+            made = None
             if decoded_base is not None:
                 spec = self.weights_codec.spec(form.cut.size)
                 base = self.weights_codec.reader(views(self._kept(decoded_base), spec))
+                made = float(np.linalg.norm(measured_norms(form.cut, read)))
                 read, norms = anchored_anew(read, base, current.parameters), None
         except PayloadError:
             return "bad_payload"
-        source = DeltaSource(
-            read, measured_norms(form.cut, read) if norms is None else norms, claimed=norms is not None
-        )
-        if not np.isfinite(source.norms).all():
+        found = measured_norms(form.cut, read) if norms is None else norms
+        source = DeltaSource(read, found, claimed=norms is not None, made=made)
+        if not np.isfinite(source.norms).all() or not isfinite(source.norm):
             return "non_finite"
-        if (source.norms < 0).any():
-            return "bad_norms"
-        if not self.check_norms:
-            return source
-        scale = self._norms.scale(offer.fragment, float(np.linalg.norm(source.norms)))
-        return "norm_cap" if scale is None else replace(source, scale=scale)
+        return "bad_norms" if (source.norms < 0).any() else source
 
     def _kept(self, data: bytes) -> bytes | memoryview:
         return data if self.spool is None else self.spool.keep(data)
 
-    def merge(self, slot: int, deltas: list[tuple[DeltaSource, float]]) -> Merged | Refused:
+    def merge(self, slot: int, deltas: list[tuple[DeltaSource, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
-        sources, weights = [source for source, _ in deltas], [weight for _, weight in deltas]
+        sources = [replace(source, scale=scale) for source, _, scale in deltas]
+        weights = [weight for _, weight, _ in deltas]
         compare = self.sync.mixing == "adaptive"
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
         blank = Blank(state_spec(form.cut.size))
@@ -163,11 +159,7 @@ class TorchArithmetic:
             return Refused(merging.unsound)
         if not finite:
             return Refused(dict.fromkeys(range(len(deltas)), "non_finite"))  # finite deltas can overflow together
-        for source in sources:
-            self._norms.accept(fragment, source.scale * float(np.linalg.norm(source.norms)))
-        version = self._version(fragment, blank)
-        scales = tuple(source.scale for source in sources)
-        return replace(version, agreement=merging.agreement, scales=scales if set(scales) != {1.0} else ())
+        return replace(self._version(fragment, blank), agreement=merging.agreement)
 
     def _version(self, fragment: int, blank: Blank) -> Merged:
         weights = self.weights_codec.to_bytes(blank.tensors["parameters"])

@@ -8,7 +8,6 @@ for bit.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -43,7 +42,7 @@ class Repetition:
 
     def __init__(self, run: RunFormat, store: Store, trial: LeaveOut, spool: Spool | None = None) -> None:
         self.run, self.store, self.trial, self.spool = run, store, trial, spool
-        self.arithmetic = TorchArithmetic(run, check_norms=False, spool=spool)
+        self.arithmetic = TorchArithmetic(run, spool=spool)
         self.start = state_at(run, store, trial.good)
         self.current: dict[int, int] = {}
         self._weights: dict[tuple[int, int], bytes | memoryview] = {}
@@ -79,7 +78,7 @@ class Repetition:
         fragment = commit.outputs[0].fragment
         left = [item for item in commit.inputs if item.learner not in self.trial.without]
         if left:
-            deltas = [(self._delta(item, fragment), item.weight) for item in left]
+            deltas = [(self._delta(item, fragment), item.weight, item.scale) for item in left]
             merged = self.arithmetic.merge(commit.slot, deltas)
             if isinstance(merged, Refused):
                 raise DataCheckError(f"cannot be repeated: {merged.reasons}", where=commit_key(commit.n))
@@ -105,7 +104,7 @@ class Repetition:
         delta = self.arithmetic.read_delta(offer, payload, base)
         if isinstance(delta, str):
             raise DataCheckError(f"cannot be repeated: {delta}", where=key)
-        return replace(delta, scale=item.scale)
+        return delta
 
     def _base(self, fragment: int, version: int) -> bytes:
         """The weights of an older version: the trial's own, or recorded ones from before the good commit."""

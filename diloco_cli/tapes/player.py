@@ -9,7 +9,7 @@ machine with the same torch. In memory: a replica per learner, and the deltas an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -58,7 +58,7 @@ class Player:
         self.data = data if data is not None else build_data(self.run.settings)
         needs = needs_of(tape)
         self.world = TapeWorld(tape, needs, Versions(tape, needs))
-        self.arithmetic = TorchArithmetic(self.run, check_norms=False)
+        self.arithmetic = TorchArithmetic(self.run)
         self.tracks = {(track.learner, track.incarnation): track for track in tape.tracks}
         self.performers: dict[TrackId, Performer] = {}
         self.played = 0
@@ -107,7 +107,7 @@ class Player:
         losses = tuple(self.world.sent[offer].loss for offer, _ in merge.inputs)
         scales = merge.scales or (1.0,) * len(merge.inputs)
         deltas = [
-            (self._delta(offer, merge, scale), weight)
+            (self._delta(offer, merge), weight, scale)
             for (offer, weight), scale in zip(merge.inputs, scales, strict=True)
         ]
         merged = self.arithmetic.merge(merge.slot, deltas)
@@ -126,7 +126,7 @@ class Player:
         self.current[fragment], self.states[fragment] = version, merged.state
         return state_digest
 
-    def _delta(self, offer: OfferId, merge: TapeMerge, scale: float) -> DeltaSource:
+    def _delta(self, offer: OfferId, merge: TapeMerge) -> DeltaSource:
         """The delta as the syncer reads it: re-anchored if its base is not the fragment's current version."""
         sent = self.world.sent.pop(offer)
         if sent.fragment != merge.fragment:
@@ -138,7 +138,7 @@ class Player:
         self.world.versions.used(merge.fragment, sent.base)
         if isinstance(delta, str):
             raise RunFailedError(f"merge {merge.n} of this tape cannot take {offer}: {delta}")
-        return replace(delta, scale=scale)
+        return delta
 
     # -- performing ---------------------------------------------------------------------------------------------
 

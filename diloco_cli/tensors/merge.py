@@ -61,12 +61,19 @@ def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
 @dataclass(frozen=True)
 class DeltaSource:
     """One learner's delta: `read` decodes a chunk of it, `norms` [num_norms] are finite. `claimed`: the norms are the
-    learner's claim and not checked yet. `scale` shortens the whole delta (norm clip)."""
+    learner's claim and not checked yet. `scale` shortens the whole delta. `made`: the norm of the delta as its learner
+    made it, where it was re-anchored since."""
 
     read: Read
     norms: Norms
     claimed: bool = False
     scale: float = 1.0
+    made: float | None = None
+
+    @property
+    def norm(self) -> float:
+        """Of the whole delta as its learner made it, not scaled."""
+        return float(np.linalg.norm(self.norms)) if self.made is None else self.made
 
 
 class Merging:

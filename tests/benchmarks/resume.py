@@ -67,7 +67,7 @@ def _next(run: RunFormat, state: RunState) -> Commit:
     inputs = tuple(
         MergedOffer(
             island.name, 1, seq, state.outputs[fragment].version, BATCH * slot, BATCH * (slot + 1), BATCH, 1, 1e6,
-            name, 4000, 1.0,
+            name, 4000, 1.0, norm=1.0,
         )
         for island in run.islands[:2]
     )  # fmt: skip

@@ -14,10 +14,10 @@ from diloco_cli.learner.wire import TensorWire
 from diloco_cli.observe.replay import verified
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Rollback, Stop
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.rules import norms
 from diloco_cli.protocol.rules.rejudging import LeaveOut
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from diloco_cli.syncer import norms
 from diloco_cli.syncer.evaluation import Examiner, evaluation_request, trial_request
 from diloco_cli.syncer.trials import Repetition, state_at
 from diloco_cli.syncer.versions import state_spec
@@ -68,7 +68,7 @@ class Flipped(TensorWire):
 
 
 def the_run(rounds: int, evaluation: EvaluationSettings, outer: OuterSettings | None = None) -> RunFormat:
-    sync = SyncSettings(every=4, fragments=2, quorum=1)
+    sync = SyncSettings(every=4, fragments=2, quorum=1, max_step="none")
     inner = InnerSettings("adamw", lr=0.01, warmup_steps=0, schedule="constant", save_every=1)
     run = make_run(3, rounds, sync, outer or OuterSettings("nesterov", 0.7, 0.5), inner)
     return replace(run, settings=replace(run.settings, evaluation=evaluation))

@@ -11,6 +11,7 @@ from msgspec import structs
 from diloco_cli.digests import digest
 from diloco_cli.histories.client import Client
 from diloco_cli.histories.integers import Delta, IntegerArithmetic
+from diloco_cli.protocol.actors.candidates import Loader
 from diloco_cli.protocol.actors.inbox import Inbox, Mailbox
 from diloco_cli.protocol.actors.merging import make_resident
 from diloco_cli.protocol.actors.ports import Merged
@@ -101,7 +102,7 @@ def with_inbox(inbox: type[Inbox]) -> type[Syncer]:
     class MutantSyncer(Syncer):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self.inbox = inbox(self.run, withheld=self.inbox.withheld)
+            self.inbox = self.loader.inbox = inbox(self.run, withheld=self.inbox.withheld)
 
     return MutantSyncer
 
@@ -132,14 +133,25 @@ class OneWatermarkALearner(Inbox):
 # -- payloads -----------------------------------------------------------------------------------------------------
 
 
-class NoDigests(Syncer):
+def with_loader(loader: type[Loader]) -> type[Syncer]:
+    """A syncer that reads and judges candidates so."""
+
+    class LoadingSyncer(Syncer):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.loader = loader(self.run, self.arithmetic, self.inbox, self.recover)
+
+    return LoadingSyncer
+
+
+class NoDigests(Loader):
     """Merges a payload whatever its bytes are."""
 
-    def _load_candidates(self, fragment: int) -> Steps[list[Offer]]:
+    def load(self, state: RunState) -> Steps[list[Offer]]:
         sound = []
-        for offer in self.inbox.candidates(fragment):
+        for offer in self.inbox.candidates(state.slot):
             if offer.id not in self.loaded:
-                loaded = yield from self._load(offer)
+                loaded = yield from self._load(state, offer)
                 if loaded is None or isinstance(loaded, str):
                     self.inbox.drop(offer, loaded or "missing_payload")
                     continue
@@ -147,14 +159,14 @@ class NoDigests(Syncer):
             sound.append(offer)
         return sound
 
-    def _load(self, offer: Offer) -> Steps[Any]:
-        yield from make_resident(self.run, self.arithmetic, self.state.outputs[offer.fragment], self.recover)
+    def _load(self, state: RunState, offer: Offer) -> Steps[Any]:
+        yield from make_resident(self.run, self.arithmetic, state.outputs[offer.fragment], self.recover)
         payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest), MAX_RECORD_BYTES)
-        base = self.state.version(offer.fragment, offer.base)
+        base = state.version(offer.fragment, offer.base)
         if payload is None or base is None:
             return None
         weights = None
-        if base != self.state.outputs[offer.fragment]:
+        if base != state.outputs[offer.fragment]:
             key = weights_key(base.fragment, base.version, base.epoch, base.weights_digest)
             weights = yield Get(key, MAX_RECORD_BYTES)
         try:
@@ -167,7 +179,7 @@ class Gullible(IntegerArithmetic):
     """Merges what is not a number."""
 
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
-        return Delta(7, offer) if payload == b"delta:nan" else super().read_delta(offer, payload, decoded_base)
+        return Delta(7, offer, 7.0) if payload == b"delta:nan" else super().read_delta(offer, payload, decoded_base)
 
 
 class NoReadBack(Syncer):

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.histories.integers import IntegerArithmetic, numbers, state_bytes
+from diloco_cli.protocol.actors.candidates import Candidates, Loader
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.merging import load_delta
@@ -41,7 +42,7 @@ class ForAnySlot(Inbox):
 class OneIsEnough(Syncer):
     """Merges whatever is there, without the quorum."""
 
-    def _present(self, now_s: float) -> Steps[tuple[list[Offer], SlotFacts]]:
+    def _present(self, now_s: float) -> Steps[tuple[Candidates, SlotFacts]]:
         present, facts = yield from super()._present(now_s)
         return present, replace(facts, quorum=1)
 
@@ -49,7 +50,7 @@ class OneIsEnough(Syncer):
 class NoPatience(Syncer):
     """Merges as soon as the quorum is there, and waits for nobody else."""
 
-    def _present(self, now_s: float) -> Steps[tuple[list[Offer], SlotFacts]]:
+    def _present(self, now_s: float) -> Steps[tuple[Candidates, SlotFacts]]:
         present, facts = yield from super()._present(now_s)
         return present, replace(facts, alive=min(facts.alive, facts.quorum), passed=0)
 
@@ -89,20 +90,18 @@ def asking_once(steps: Steps[Any]) -> Steps[Any]:
         answer = known[operation]
 
 
-class BelievesOneRead(Syncer):
+class BelievesOneRead(Loader):
     """Takes bytes that were damaged on their way for what the learner has written."""
 
-    def _load_candidates(self, slot: int) -> Steps[list[Offer]]:
-        for offer in self.inbox.candidates(slot):
+    def load(self, state: RunState) -> Steps[list[Offer]]:
+        for offer in self.inbox.candidates(state.slot):
             if offer.id not in self.loaded:
-                loaded = yield from asking_once(
-                    load_delta(self.run, self.arithmetic, self.state, offer, self.recover)
-                )  # fmt: skip
+                loaded = yield from asking_once(load_delta(self.run, self.arithmetic, state, offer, self.recover))
                 if isinstance(loaded, str):
                     self.inbox.drop(offer, loaded)
                 else:
                     self.loaded[offer.id] = loaded
-        return [offer for offer in self.inbox.candidates(slot) if offer.id in self.loaded]
+        return [offer for offer in self.inbox.candidates(state.slot) if offer.id in self.loaded]
 
 
 class KeepsOutTheLate(Syncer):

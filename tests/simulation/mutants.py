@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from diloco_cli.histories.liveness import COLLECTS_BELOW
 from diloco_cli.histories.options import SLOW_LINK, Options
 from diloco_cli.histories.outcome import Actors
+from diloco_cli.protocol.actors.candidates import Loader
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
@@ -27,6 +28,10 @@ def _books(progress: type[Progress]) -> Actors:
 
 def _reading(inbox: type[Inbox]) -> Actors:
     return Actors(syncer=logs.with_inbox(inbox))
+
+
+def _loading(loader: type[Loader]) -> Actors:
+    return Actors(syncer=logs.with_loader(loader))
 
 
 def _collecting(collector: type[Collector]) -> Actors:
@@ -109,7 +114,7 @@ OF_THE_LOG: dict[str, Mutant] = {
     "deleted slots": Mutant(Actors(syncer=logs.Tidy), frozenset("1")),
     "412 taken as lost": Mutant(Actors(client=logs.TakesOwnForLost), frozenset("16")),
     "ambiguous taken as success": Mutant(Actors(client=logs.TakesDoubtForSuccess), frozenset("1467")),
-    "hash not checked": Mutant(Actors(syncer=logs.NoDigests), frozenset("8"), _suffers("corrupt")),
+    "hash not checked": Mutant(_loading(logs.NoDigests), frozenset("8"), _suffers("corrupt")),
     "non-finite not checked": Mutant(Actors(arithmetic=logs.Gullible), frozenset("8"), _suffers("poison")),
     "no read-back": Mutant(  # a torn state in the log is missing, or stops everybody for good
         Actors(syncer=logs.NoReadBack),
@@ -149,7 +154,7 @@ OF_SYNCERS: dict[str, Mutant] = {
     "not re-anchored": Mutant(Actors(arithmetic=syncers.NotReanchored), frozenset("3")),
     "momentum lost at a takeover": Mutant(Actors(arithmetic=syncers.NoMomentum), frozenset("3")),
     "one damaged read believed": Mutant(
-        Actors(syncer=syncers.BelievesOneRead), frozenset({"blame"}), _damages_reads, longer=LONG, since=533
+        _loading(syncers.BelievesOneRead), frozenset({"blame"}), _damages_reads, longer=LONG, since=533
     ),
     "quarantined for being late": Mutant(
         Actors(syncer=syncers.KeepsOutTheLate), frozenset({"blame"}), lambda options: options.learners > 1

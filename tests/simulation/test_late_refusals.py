@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ def finished(monkeypatch: pytest.MonkeyPatch, run: RunFormat, unfit: Unfit) -> t
     attempts: list[tuple[str, ...]] = []
     merge = IntegerArithmetic.merge
 
-    def noted(self: IntegerArithmetic, fragment: int, deltas: list[tuple[int, float]]) -> Merged | Refused:
-        attempts.append(tuple(delta.offer.learner for delta, _ in deltas))  # type: ignore[attr-defined]
+    def noted(self: IntegerArithmetic, fragment: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
+        attempts.append(tuple(delta.offer.learner for delta, _, _ in deltas))
         return merge(self, fragment, deltas)
 
     monkeypatch.setattr(IntegerArithmetic, "merge", noted)

@@ -15,7 +15,7 @@ from tests.studies.launched import BATCH_TOKENS
 
 def commit(at_s: float, *learners: str, outcomes: tuple[Outcome, ...] = (), seq: int = 0) -> Commit:
     """A merge of the offers `seq` of these learners; of none, a refusal."""
-    inputs = tuple(MergedOffer(name, 1, seq, 0, 0, 0, 0, 0, 1.0, "", 0) for name in learners)
+    inputs = tuple(MergedOffer(name, 1, seq, 0, 0, 0, 0, 0, 1.0, "", 0, norm=1.0) for name in learners)
     time = datetime.fromtimestamp(at_s, UTC).isoformat()
     if not inputs:
         return Refuse(time=time, outcomes=outcomes)

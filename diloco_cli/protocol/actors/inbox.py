@@ -28,6 +28,11 @@ MAX_PORTIONS = 16  # of one mailbox at the run's end: a flood of offers must not
 MAX_OUTCOMES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a commit longer than a record may be
 
 
+def in_order(outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
+    """As a commit lists them."""
+    return tuple(sorted(outcomes, key=lambda one: (one.learner, one.incarnation, one.seq)))
+
+
 @dataclass
 class PolledMailbox:
     """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next.
@@ -293,7 +298,7 @@ class Inbox:
         """The outcomes for one commit; those that it cannot hold go with the next."""
         waiting = list(dict.fromkeys(self.outcomes))
         taken, self.outcomes = waiting[:MAX_OUTCOMES_A_COMMIT], waiting[MAX_OUTCOMES_A_COMMIT:]
-        return tuple(sorted(taken, key=lambda f: (f.learner, f.incarnation, f.seq)))
+        return in_order(taken)
 
     def refuse_all(self, reason: str) -> None:
         for box in self.mailboxes.values():

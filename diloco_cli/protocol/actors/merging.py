@@ -1,22 +1,16 @@
-"""Reads and checks deltas, versions and payloads for the arithmetic, and writes versions and reads them back.
-`merge_commit` makes the commit of a merge.
-"""
+"""Reads and checks deltas, versions and payloads for the arithmetic, and writes versions and reads them back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.actors.ports import Arithmetic, Merged
-from diloco_cli.protocol.log.commits import Merge
+from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta
 from diloco_cli.protocol.log.keys import delta_key, max_fragment_bytes, state_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Get, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, OfferId, Outcome, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.merging import as_logged
-from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 from diloco_cli.store.port import Created
 
 READS = 3  # of a payload, before it is called damaged
@@ -26,7 +20,7 @@ Recover = Callable[[FragmentVersion], bytes | None]
 
 def load_delta(
     run: RunFormat, arithmetic: Arithmetic, state: RunState, offer: Offer, recover: Recover
-) -> Steps[Any | str]:
+) -> Steps[LoadedDelta | str]:
     """An offer's delta, ready to merge at this head, or the reason of its refusal."""
     current = state.outputs[offer.fragment]
     yield from make_resident(run, arithmetic, current, recover)
@@ -84,34 +78,3 @@ def write_and_read_back(key: str, data: bytes) -> Steps[None]:
     seen = yield Get(key, len(data))
     if not isinstance(answer, Created) or seen != data:
         raise DataCheckError("the store holds other bytes than were written", where=key, hint="diloco doctor URL")
-
-
-def merge_commit(
-    offers: Sequence[Offer], weights: Mapping[OfferId, float], merged: Merged, output: FragmentVersion,
-    facts: SlotFacts, grace: Grace, slot_s: float, opens_in_s: float, reason: str, outcomes: tuple[Outcome, ...],
-) -> Merge:  # fmt: skip
-    """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
-    scales = merged.scales or [1.0] * len(offers)
-    return Merge(
-        slot=output.slot,
-        inputs=tuple(_input(o, weights[o.id], scale) for o, scale in zip(offers, scales, strict=True)),
-        outputs=(output,),
-        outcomes=outcomes,
-        tokens=sum(offer.tokens for offer in offers),
-        quorum=facts.quorum,
-        alive=facts.alive,
-        grace_s=round(grace.seconds, 6),
-        grace_used_s=round(facts.now_s - window_start_s(facts), 6),
-        opens_s=round(opens_in_s, 6),
-        slot_s=round(slot_s, 6),
-        agreement=as_logged(merged.agreement),
-        reason=reason,
-    )
-
-
-def _input(offer: Offer, weight: float, scale: float) -> MergedOffer:
-    return MergedOffer(
-        offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
-        offer.tokens, offer.steps, weight, offer.payload_digest, offer.payload_bytes,
-        offer.timings.step_s, scale,
-    )  # fmt: skip

@@ -19,13 +19,11 @@ the histories, nothing in simulations of time alone."""
 class Merged:
     """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
 
-    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it.
-    `scales`: the factor of each delta (norm clip), in their order; empty if none was scaled."""
+    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it."""
 
     state: bytes
     weights: bytes
     agreement: float | None = None
-    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,14 @@ class Refused:
     be merged without them."""
 
     reasons: dict[int, str]
+
+
+class LoadedDelta(Protocol):
+    """A delta as the arithmetic holds it, ready to merge. `norm`: of the delta as its learner made it, before it was
+    re-anchored; by the norms that its payload claims, or as measured. A merge finds claims that are false."""
+
+    @property
+    def norm(self) -> float: ...
 
 
 class Arithmetic(Protocol):
@@ -49,13 +55,13 @@ class Arithmetic(Protocol):
 
     def restore(self, fragment: int, state_digest: str, state: bytes) -> None: ...
 
-    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> LoadedDelta | str:
         """A delta ready to merge, re-anchored if the base's weights are given; or the reason of its refusal."""
         ...
 
-    def merge(self, slot: int, deltas: list[tuple[Any, float]]) -> Merged | Refused:
-        """The next version of this slot's fragment from (delta, weight) pairs; or those that only the merge shows to be
-        unfit."""
+    def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
+        """The next version of this slot's fragment from (delta, weight, scale) each; or those that only the merge shows
+        to be unfit."""
         ...
 
     def settled(self, fragment: int) -> Merged:

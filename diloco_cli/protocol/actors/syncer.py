@@ -14,10 +14,11 @@ from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, FencedError
+from diloco_cli.protocol.actors.candidates import Candidates, Loader, merge_commit, skip_commit
 from diloco_cli.protocol.actors.collection import Housekeeper
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.merging import Recover, load_delta, merge_commit, write_and_read_back
+from diloco_cli.protocol.actors.merging import Recover, write_and_read_back
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.actors.repair import Repairer
 from diloco_cli.protocol.actors.request_handler import answer_to
@@ -35,13 +36,13 @@ from diloco_cli.protocol.log.commit_log import (
 from diloco_cli.protocol.log.heartbeats import Cadence
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Put, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.divergence import response_to
-from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next, token_weight
+from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
 from diloco_cli.protocol.rules.pacing import Pacer
 from diloco_cli.protocol.rules.polling import pause_s, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (
@@ -83,7 +84,7 @@ class Syncer:
         self.epoch = 0
         self.doing = SyncerState.READING
         self.inbox = Inbox(run)
-        self.loaded: dict[tuple[str, int, int], Any] = {}
+        self.loader = Loader(run, arithmetic, self.inbox, recover)
         self.pacer = Pacer(run)
         self.watch: Watch | None = None
         self.window_from_s = -inf  # of the slot that is due, at the earliest
@@ -236,7 +237,7 @@ class Syncer:
                 yield from self._refuse_all()
                 answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
             case commits.Rollback() | commits.Revoke():  # loaded deltas no longer fit, or are not genuine any more
-                self.loaded, self.watch = {}, None
+                self.loader.loaded, self.watch = {}, None
         done = yield from self._commit(answer)
         self.inbox.judge_anew(self.state, (yield Now()))
         return done
@@ -251,7 +252,7 @@ class Syncer:
             self.run.settings.sync.overlap, self.pace, self.run.settings.sync.grace.gamma
         )  # fmt: skip
         while True:
-            present, facts = yield from self._present(now_s)
+            candidates, facts = yield from self._present(now_s)
             decision = decide_slot(facts, grace, sync.skip_after_s)
             closes = decision.action != "wait" and facts.present < facts.expected
             if not (closes and (yield from self.inbox.poll(self.state, now_s, self.pace.slot_s, everywhere=True))):
@@ -261,28 +262,27 @@ class Syncer:
             return (yield from self._settle_waiting_outcomes(now_s))
         if decision.action == "skip":
             outcomes = self.inbox.take_outcomes()
-            done = yield from self._commit(
-                commits.Skip(slot=self.state.slot, reason=decision.reason, outcomes=outcomes)
-            )
+            done = yield from self._commit(skip_commit(candidates, self.state.slot, decision.reason, outcomes))
             self.window_from_s += self.pace.slot_s
             self.inbox.sort_out(self.state)
         else:
-            done = yield from self._merge(present, facts, grace, decision.reason)
+            done = yield from self._merge(candidates, facts, grace, decision.reason)
         self.watch = None
         return done
 
-    def _present(self, now_s: float) -> Steps[tuple[list[Offer], SlotFacts]]:
-        """The offers for the slot that is due, and the facts for the decision on it."""
+    def _present(self, now_s: float) -> Steps[tuple[Candidates, SlotFacts]]:
+        """The offers for the slot that is due, and the facts for the decision on it. A learner whose offer is too long
+        has passed the slot by."""
         slot, inbox = self.state.slot, self.inbox
         self.watch = self.watch or Watch(now_s, self.window_from_s)
-        present = yield from self._load_candidates(slot)
-        self.loaded = {offer.id: self.loaded[offer.id] for offer in present}
+        candidates = yield from self.loader.candidates(self.state)
         alive, ahead = self._alive(now_s), inbox.ahead(slot)
-        passed = (alive & ahead) - {offer.learner for offer in present}
+        refused = {outcome.learner for outcome in candidates.refused}
+        passed = (alive & (ahead | refused)) - candidates.learners
         facts = self.watch.look(
-            len(present), len(alive), self.run.settings.sync.quorum, bool(ahead), now_s, len(passed)
+            len(candidates.fit), len(alive), self.run.settings.sync.quorum, bool(ahead), now_s, len(passed)
         )  # fmt: skip
-        return present, facts
+        return candidates, facts
 
     def _settle_waiting_outcomes(self, now_s: float) -> Steps[bool]:
         """Outcomes go into the next merge's commit; if no merge comes soon, they get a commit of their own: a learner
@@ -304,26 +304,12 @@ class Syncer:
 
     # -- merging ------------------------------------------------------------------------------------------------
 
-    def _load_candidates(self, slot: int) -> Steps[list[Offer]]:
-        """The offers for this slot whose payloads are loaded and valid; the others are refused."""
-        sound = []
-        for offer in self.inbox.candidates(slot):
-            if offer.id not in self.loaded:
-                loaded = yield from load_delta(self.run, self.arithmetic, self.state, offer, self.recover)
-                if isinstance(loaded, str):
-                    self.inbox.drop(offer, loaded)
-                    continue
-                self.loaded[offer.id] = loaded
-            sound.append(offer)
-        return sound
-
-    def _merge(self, offers: list[Offer], facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
+    def _merge(self, candidates: Candidates, facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
         self._go(SyncerState.MERGING)
         fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
-        sync = self.run.settings.sync
-        weights = {o.id: token_weight(o.tokens, o.steps, sync.weight) for o in offers}
         slot, version = self.state.slot, self.state.n + 1
-        merged = self.arithmetic.merge(slot, [(self.loaded[o.id], weights[o.id]) for o in offers])
+        offers = [one.offer for one in candidates.fit]
+        merged = self.arithmetic.merge(slot, [(one.delta, one.weight, one.scale) for one in candidates.fit])
         if isinstance(merged, Refused):  # the next turn decides anew on the offers that are left
             for place, why in merged.reasons.items():
                 self.inbox.drop(offers[place], why)
@@ -334,14 +320,14 @@ class Syncer:
         opens_in_s = opens_s - (yield Now())
         told_slot_s, outcomes = self.pacer.told_slot_s, self.inbox.take_outcomes()
         mine = yield from self._commit(
-            merge_commit(offers, weights, merged, output, facts, grace, told_slot_s, opens_in_s, reason, outcomes)
+            merge_commit(candidates, merged, output, facts, grace, told_slot_s, opens_in_s, reason, outcomes)
         )
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)
             self.pacer.merged(offers, facts, (yield Now()))
             self.window_from_s = opens_s
             self.inbox.forget(offers)
-        self.loaded = {}
+        self.loader.loaded = {}
         self.inbox.sort_out(self.state)
         self._go(SyncerState.SERVING)
         return True

@@ -60,7 +60,8 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
 
     `grace_s`: how long this merge could wait after its quorum, of which it waited `grace_used_s`; the window of the
     next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine
-    between the deltas, where the run's settings ask for it.
+    between the deltas, where the run's settings ask for it. `step`: the factor by which the whole merge was shortened
+    (`sync.max_step`); it is in the inputs' scales.
     """
 
     slot: int
@@ -74,6 +75,7 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
     opens_s: float = 0.0
     slot_s: float = 0.0
     agreement: float | None = None
+    step: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.inputs:

@@ -15,7 +15,8 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 6  # of records: revoked keys, one key an epoch, what follows a loss that has jumped, whether a syncer serves
+SCHEMA = 6  # of records: norms, revoked keys, one key an epoch, what follows a jump of the loss, whether a syncer serves
+FORMAT_SCHEMA = 8  # of FORMAT.json: the one that this version reads and writes
 FORMAT_SCHEMA = 8  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 
@@ -239,7 +240,8 @@ OfferId = tuple[str, int, int]
 class MergedOffer:
     """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
 
-    `scale`: what its delta was multiplied by, below 1 where the norm clip shortened it."""
+    `norm`: of its delta as the learner made it, before it was re-anchored or scaled. `scale`: what it was multiplied
+    by, below 1 where it or the whole merge was shortened (protocol/rules/norms.py)."""
 
     learner: str
     incarnation: int
@@ -254,17 +256,21 @@ class MergedOffer:
     payload_bytes: int
     step_s: float = 0.0
     scale: float = 1.0
+    norm: float = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an offer that no merge used."""
+    """What became of an offer that no merge used. `norm`, `steps`: of its delta, where it was refused for its norm in
+    the commit of its slot (None: its norm was not judged)."""
 
     learner: str
     incarnation: int
     seq: int
     fragment: int
     reason: str
+    norm: float | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Track:
 class TapeMerge:
     """One merge of the log. `inputs`: (learner, incarnation, seq) and weight, in the order of reduction. `n` is the
     commit's number, and so the version it made; `tokens`: merged tokens of the run after it. `state_digest`: of the
-    version's bytes, where known. `scales`: the norm clip's factor of each delta; empty if it scaled none."""
+    version's bytes, where known. `scales`: the factor of each delta (rules/norms.py); empty if none was scaled."""
 
     n: int
     slot: int

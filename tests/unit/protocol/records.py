@@ -62,7 +62,7 @@ def genesis(run: RunFormat = RUN) -> RunState:
 def applied(learner: str = "l0", seq: int = 0, **fields: Any) -> MergedOffer:
     defaults: dict[str, Any] = {
         "incarnation": 1, "base": 0, "data_start": 0, "data_end": 8, "tokens": 8, "steps": 2, "weight": 32.0,
-        "payload_digest": "d", "payload_bytes": 1,
+        "payload_digest": "d", "payload_bytes": 1, "norm": 1.0,
     }  # fmt: skip
     return MergedOffer(learner=learner, seq=seq, **{**defaults, **fields})
 

@@ -50,13 +50,13 @@ GOLDEN = Path(__file__).parent / "golden"
 TIME = "2026-01-02T03:04:05.678Z"
 HEADER: dict[str, Any] = {
     "n": 7, "epoch": 2, "nonce": "c0ffee", "previous": "blake3-1111", "time": TIME, "software": "diloco 1.2.3",
-    "reason": "why", "request": 3, "outcomes": (Outcome("l1", 2, 3, 1, "norm_cap"),),
+    "reason": "why", "request": 3, "outcomes": (Outcome("l1", 2, 3, 1, "norm_cap", 12.5, 32),),
 }  # fmt: skip
 VERSIONS = (
     FragmentVersion(0, 7, 5, 2, "blake3-2222", "blake3-3333"),
     FragmentVersion(1, 7, 5, 2, "blake3-4444", "blake3-5555", True),
 )
-INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5)
+INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5, norm=1.25)
 ISLAND = Island("iowa", "us", 4, 12, 100.5, 0.125, "h100", 8, micro_batch_tokens=2)
 COMMITS: list[Commit] = [
     EpochStart(**HEADER, outputs=VERSIONS, serves=False),
@@ -73,6 +73,7 @@ COMMITS: list[Commit] = [
         opens_s=-0.125,
         slot_s=1.5,
         agreement=0.75,
+        step=0.5,
     ),
     Skip(**HEADER, slot=6),
     Refuse(**HEADER),

@@ -1,0 +1,152 @@
+"""The offers for the slot that is due: their payloads are read, and then judged together by their norms.
+
+Nothing is refused for its norm before the slot's commit: who else offers decides on it too (protocol/rules/norms.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diloco_cli.protocol.actors.inbox import Inbox, in_order
+from diloco_cli.protocol.actors.merging import Recover, load_delta
+from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta, Merged
+from diloco_cli.protocol.log.commits import Merge, Skip
+from diloco_cli.protocol.log.norms import NOTHING, logged_norm
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import (
+    FragmentVersion,
+    MergedOffer,
+    Offer,
+    OfferId,
+    Outcome,
+    RunFormat,
+    fragment_of_slot,
+)
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.merging import as_logged, token_weight
+from diloco_cli.protocol.rules.norms import JudgedDelta, judge
+from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
+
+REASONS_TOLD = 3  # in one commit
+
+
+@dataclass(frozen=True)
+class FitOffer:
+    """An offer that may be merged, with all that its merge needs and the log states."""
+
+    offer: Offer
+    delta: LoadedDelta
+    norm: float
+    weight: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A slot's offers with sound payloads, sorted by learner: those that `fit`, and the outcomes of those that are
+    refused if the slot is decided now; `reasons` says why. `step`: the factor by which the merge is shortened."""
+
+    fit: tuple[FitOffer, ...] = ()
+    refused: tuple[Outcome, ...] = ()
+    reasons: tuple[str, ...] = ()
+    step: float = 1.0
+
+    @property
+    def learners(self) -> set[str]:
+        """Of those that fit."""
+        return {one.offer.learner for one in self.fit}
+
+    def told(self, reason: str) -> str:
+        """The reason of the slot's commit, with those of the refusals."""
+        more = len(self.reasons) - REASONS_TOLD
+        return "; ".join((reason, *self.reasons[:REASONS_TOLD], *([f"and {more} more"] if more > 0 else [])))
+
+
+@dataclass
+class Loader:
+    """Reads the candidates' payloads, each once, and keeps them until the slot is decided."""
+
+    run: RunFormat
+    arithmetic: Arithmetic
+    inbox: Inbox
+    recover: Recover
+    loaded: dict[OfferId, LoadedDelta] = field(default_factory=dict)
+
+    def candidates(self, state: RunState) -> Steps[Candidates]:
+        """Of the slot that is due; offers whose payload is not sound are dropped from the inbox."""
+        offers = yield from self.load(state)
+        self.loaded = {offer.id: self.loaded[offer.id] for offer in offers}
+        return judged(self.run, state, offers, self.loaded)
+
+    def load(self, state: RunState) -> Steps[list[Offer]]:
+        """The offers whose payloads are there and sound."""
+        sound = []
+        for offer in self.inbox.candidates(state.slot):
+            if offer.id not in self.loaded:
+                delta = yield from load_delta(self.run, self.arithmetic, state, offer, self.recover)
+                if isinstance(delta, str):
+                    self.inbox.drop(offer, delta)
+                    continue
+                self.loaded[offer.id] = delta
+            sound.append(offer)
+        return sound
+
+
+def judged(run: RunFormat, state: RunState, offers: list[Offer], loaded: Mapping[OfferId, LoadedDelta]) -> Candidates:
+    """The offers judged together, by the very norms that the log will state."""
+    sync = run.settings.sync
+    known = state.norms.get(fragment_of_slot(state.slot, run.num_fragments), NOTHING)
+    deltas = [
+        JudgedDelta(o.learner, o.steps, logged_norm(loaded[o.id].norm), token_weight(o.tokens, o.steps, sync.weight))
+        for o in offers
+    ]
+    judgement = judge(known, deltas, sync)
+    fit, refused, reasons = [], [], []
+    for offer, delta, verdict in zip(offers, deltas, judgement.verdicts, strict=True):
+        if verdict.refused:
+            refused.append(Outcome(*offer.id, offer.fragment, "norm_cap", delta.norm, delta.steps))
+            reasons.append(verdict.refused)
+        else:
+            fit.append(FitOffer(offer, loaded[offer.id], delta.norm, verdict.weight, verdict.scale))
+    return Candidates(tuple(fit), tuple(refused), tuple(reasons), judgement.step)
+
+
+def merge_commit(
+    candidates: Candidates, merged: Merged, output: FragmentVersion, facts: SlotFacts, grace: Grace,
+    slot_s: float, opens_in_s: float, reason: str, outcomes: tuple[Outcome, ...],
+) -> Merge:  # fmt: skip
+    """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
+    return Merge(
+        slot=output.slot,
+        inputs=tuple(_input(one) for one in candidates.fit),
+        outputs=(output,),
+        outcomes=in_order(outcomes + candidates.refused),
+        tokens=sum(one.offer.tokens for one in candidates.fit),
+        quorum=facts.quorum,
+        alive=facts.alive,
+        grace_s=round(grace.seconds, 6),
+        grace_used_s=round(facts.now_s - window_start_s(facts), 6),
+        opens_s=round(opens_in_s, 6),
+        slot_s=round(slot_s, 6),
+        agreement=as_logged(merged.agreement),
+        step=candidates.step,
+        reason=candidates.told(reason),
+    )
+
+
+def skip_commit(candidates: Candidates, slot: int, reason: str, outcomes: tuple[Outcome, ...]) -> Skip:
+    return Skip(
+        slot=slot,
+        reason=candidates.told(reason),
+        outcomes=in_order(outcomes + candidates.refused),
+    )
+
+
+def _input(one: FitOffer) -> MergedOffer:
+    offer = one.offer
+    return MergedOffer(
+        offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
+        offer.tokens, offer.steps, one.weight, offer.payload_digest, offer.payload_bytes,
+        offer.timings.step_s, one.scale, norm=one.norm,
+    )  # fmt: skip

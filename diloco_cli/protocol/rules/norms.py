@@ -1,0 +1,101 @@
+"""Which deltas of a slot are too long, and how far the others are scaled: from the log's memory and from each other.
+
+A delta is refused (`norm_cap`) if it is longer than CAP times one of these, each for the steps that it holds:
+
+    the reference   the median over learners of the usual norm of each that is known (protocol/log/norms.py)
+    the company     the median of the slot's other deltas, if there are at least two others
+
+Of an even number the greater of the two in the middle counts. So while more than half of the learners are honest,
+nothing is merged that is longer than CAP times an honest learner's usual delta for the steps that it claims. Where a
+single other learner is known, the company decides instead of it, if there is one: nobody alone says what is usual. In
+the first rounds of fewer than three learners nothing is refused.
+
+`sync.clip` scales a delta down that is longer than so many times the reference; `sync.max_share` bounds what one
+learner weighs; `sync.max_step` scales a whole merge down that is longer than so many times the fragment's newest ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.protocol.log.norms import FragmentNorms, longest, merged_length, upper_median
+from diloco_cli.protocol.rules.merging import bounded_weights
+
+CAP = 8.0
+COMPANY = 3  # deltas in a slot, from which on they are compared with each other
+FEWEST_MERGES = 4  # of a fragment, from which on a merge's length is compared with them
+
+
+@dataclass(frozen=True)
+class JudgedDelta:
+    """A delta as the log states it: of one learner, of so many steps, with the weight that its tokens give."""
+
+    learner: str
+    steps: int
+    norm: float
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class DeltaVerdict:
+    """What becomes of one delta: it is multiplied by `scale` and weighs `weight`, or is refused for this reason."""
+
+    scale: float = 1.0
+    weight: float = 0.0
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdicts on a slot's deltas, in their order. `step`: the factor by which the whole merge is shortened; it is
+    in the scales."""
+
+    verdicts: tuple[DeltaVerdict, ...]
+    step: float = 1.0
+
+
+def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSettings) -> Judgement:
+    """`known`: the memory of the fragment as of the commit before. Exact, from logged figures alone. Steps are at least
+    one."""
+    by_name = {name: (one.norm, one.steps) for name, one in known.usual.items() if one.known}
+    verdicts = []
+    for place, delta in enumerate(deltas):
+        company = [(d.norm, d.steps) for d in (*deltas[:place], *deltas[place + 1 :])] if len(deltas) >= COMPANY else []
+        by_another = len(by_name) == 1 and delta.learner not in by_name
+        reference = [] if by_another and company else by_name.values()
+        verdicts.append(_verdict(delta, _usual(reference, delta.steps), _usual(company, delta.steps), sync))
+    fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
+    weights = bounded_weights([deltas[place].weight for place in fit], sync.max_share)
+    length = merged_length(
+        (deltas[place].norm, verdicts[place].scale, weight) for place, weight in zip(fit, weights, strict=True)
+    )
+    step = step_factor(known, length, sync)
+    for place, weight in zip(fit, weights, strict=True):
+        verdicts[place] = DeltaVerdict(verdicts[place].scale * step, weight)
+    return Judgement(tuple(verdicts), step)
+
+
+def step_factor(known: FragmentNorms, length: float, sync: SyncSettings) -> float:
+    """By how much a merge of this length is shortened; 1: not at all."""
+    usual = upper_median(known.merged)
+    if sync.max_step == "none" or usual is None or len(known.merged) < FEWEST_MERGES:
+        return 1.0
+    return 1.0 if length <= sync.max_step * usual else sync.max_step * usual / length
+
+
+def _usual(measured: Iterable[tuple[float, int]], in_steps: int) -> float | None:
+    return upper_median(longest(norm, steps, in_steps) for norm, steps in measured)
+
+
+def _verdict(delta: JudgedDelta, usual: float | None, others: float | None, sync: SyncSettings) -> DeltaVerdict:
+    for what, measure in (("this fragment's usual delta", usual), ("the slot's other deltas", others)):
+        if measure and delta.norm > CAP * measure:
+            times = f"{delta.norm / measure:.3g} times as long as {what}"
+            return DeltaVerdict(
+                refused=f"{delta.learner}'s delta of {delta.steps} steps is {times}; {CAP:g} are allowed"
+            )
+    if sync.clip == "none" or not usual or delta.norm <= sync.clip * usual:
+        return DeltaVerdict()
+    return DeltaVerdict(sync.clip * usual / delta.norm)

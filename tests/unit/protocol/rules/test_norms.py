@@ -1,0 +1,149 @@
+"""Deltas judged by their norms: against what the log remembers, and together with the others of their slot."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.protocol.log.norms import NOTHING, FragmentNorms, Usual
+from diloco_cli.protocol.rules.norms import CAP, FEWEST_MERGES, JudgedDelta, Judgement, judge
+
+H = 16
+
+
+def known(*norms: float, steps: int = H, merged: tuple[float, ...] = ()) -> FragmentNorms:
+    """Of learners l0, l1, ..."""
+    return FragmentNorms({f"l{i}": Usual(norm, steps, 9, 8) for i, norm in enumerate(norms)}, {}, merged)
+
+
+def judged(memory: FragmentNorms, *norms: float, steps: int = H, **sync: Any) -> Judgement:
+    """Deltas of l0, l1, ... with equal weights."""
+    deltas = [JudgedDelta(f"l{i}", steps, norm, 1.0) for i, norm in enumerate(norms)]
+    return judge(memory, deltas, SyncSettings(**sync))
+
+
+def refused(memory: FragmentNorms, *norms: float, **options: Any) -> list[int]:
+    verdicts = judged(memory, *norms, **options).verdicts
+    return [place for place, verdict in enumerate(verdicts) if verdict.refused]
+
+
+# -- the reference ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_longer_than_the_cap_times_the_usual_is_refused_and_why_is_said() -> None:
+    memory = known(1.0, 1.0, 1.0)
+    assert refused(memory, CAP, CAP * 1.01) == [1]
+    verdict = judged(memory, 1.0, 45.2).verdicts[1]
+    assert (
+        verdict.refused == "l1's delta of 16 steps is 45.2 times as long as this fragment's usual delta; 8 are allowed"
+    )
+
+
+def test_one_of_three_that_was_long_before_moves_no_bound() -> None:
+    for own in (1e-9, 1.0, 50.0):
+        assert refused(known(1.0, 1.1, own), 1.0, 1.0, 1.2 * CAP) == [2]
+
+
+def test_of_two_the_longer_one_counts_so_that_short_ones_have_nobody_refused() -> None:
+    assert refused(known(1.0, 1e-9), 1.0, 1e-9) == [] and refused(known(1.0, 1e-9), CAP * 1.01, 1e-9) == [0]
+
+
+def test_a_minority_moves_the_bound_by_no_more_than_the_honest_differ() -> None:
+    draw = random.Random(3)
+    for _ in range(300):
+        honest = [draw.uniform(0.5, 2.0) for _ in range(draw.randrange(2, 20))]
+        hostile = [10 ** draw.uniform(-9, 9) for _ in range(len(honest) - 1)]
+        memory, long = known(*honest, *hostile), CAP * max(honest) * 1.001
+        deltas = [JudgedDelta(f"l{i}", H, norm, 1.0) for i, norm in enumerate(honest)]
+        deltas += [JudgedDelta(f"l{len(honest) + i}", H, long, 1.0) for i in range(len(hostile))]
+        verdicts = judge(memory, deltas, SyncSettings()).verdicts
+        assert [bool(verdict.refused) for verdict in verdicts] == [False] * len(honest) + [True] * len(hostile)
+
+
+def test_batches_of_too_long_deltas_are_all_refused_at_once() -> None:
+    """4 of 16, and 8 of 64, whatever they agree on."""
+    for hostile, learners in ((4, 16), (8, 64)):
+        norms = [1000.0] * hostile + [1.0] * (learners - hostile)
+        assert refused(known(*[1.0] * learners), *norms) == list(range(hostile))
+        assert refused(NOTHING, *norms) == list(range(hostile)), "without a reference too"
+
+
+# -- company ------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_reference_three_in_a_slot_are_compared_with_each_other() -> None:
+    assert refused(NOTHING, 1.0, 1.2, 1000.0) == [2]
+    assert "the slot's other deltas" in judged(NOTHING, 1.0, 1.2, 1000.0).verdicts[2].refused
+    assert refused(NOTHING, 1.0, 1e-9, 1.2) == []
+
+
+def test_two_have_no_majority() -> None:
+    assert refused(NOTHING, 1.0, 1000.0) == [] and refused(NOTHING, 1000.0) == []
+
+
+def test_the_only_learner_that_is_known_decides_on_others_where_there_is_no_company() -> None:
+    memory = FragmentNorms({"l9": Usual(1.0, H, 9, 8)})
+    assert refused(memory, 100.0, 100.0) == [0, 1]
+    assert refused(memory, 100.0, 100.0, 100.0) == [], "three that agree know better than one"
+    assert refused(memory, 100.0, 100.0, 1.0, 1000.0) == [3]
+
+
+def test_a_learner_of_one_merge_is_not_known_yet() -> None:
+    assert refused(FragmentNorms({"l0": Usual(1.0, H, 0, 1)}), 100.0) == []
+
+
+# -- steps --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 2, H, 3 * H, 8 * H])
+@pytest.mark.parametrize("power", [0.5, 0.75, 1.0])
+def test_an_honest_delta_of_any_number_of_steps_is_fit(steps: int, power: float) -> None:
+    """Slow and fast islands, and one that brings all that it made in an outage, in one slot and against the log."""
+    norm = (steps / H) ** power
+    assert refused(known(1.0, 1.0, 1.0), 1.0, 1.0) == []
+    deltas = [JudgedDelta("l0", H, 1.0, 1.0), JudgedDelta("l1", H, 1.0, 1.0), JudgedDelta("l2", steps, norm, 1.0)]
+    for memory in (NOTHING, known(1.0, 1.0, 1.0)):
+        assert not any(verdict.refused for verdict in judge(memory, deltas, SyncSettings()).verdicts)
+
+
+def test_a_claim_of_more_steps_allows_no_more_than_these_could_make() -> None:
+    memory = known(1.0, 1.0, 1.0)
+    assert refused(memory, 4 * CAP * 1.01, steps=4 * H) == [0] and refused(memory, 4 * CAP * 0.99, steps=4 * H) == []
+
+
+# -- scales and weights -------------------------------------------------------------------------------------------
+
+
+def test_the_clip_scales_down_to_so_many_times_the_usual() -> None:
+    scales = [verdict.scale for verdict in judged(known(1.0, 1.0), 1.0, 4.0, clip=2.0).verdicts]
+    assert scales == [1.0, 0.5] and judged(known(1.0, 1.0), 4.0).verdicts[0].scale == 1.0
+    assert judged(NOTHING, 4.0, clip=2.0).verdicts[0].scale == 1.0
+
+
+def test_a_merge_longer_than_so_many_usual_ones_is_shortened_as_a_whole() -> None:
+    memory = known(1.0, 1.0, 1.0, merged=(1.0,) * FEWEST_MERGES)
+    found = judged(memory, 3.0, 3.0, 6.0, max_step=2.0)
+    assert found.step == 0.5 and [verdict.scale for verdict in found.verdicts] == [0.5] * 3
+    assert judged(memory, 3.0, 3.0, 6.0, max_step="none").step == judged(memory, 2.0, 2.0, max_step=2.0).step == 1.0
+    few = known(1.0, 1.0, merged=(1.0,) * (FEWEST_MERGES - 1))
+    assert judged(few, 6.0, 6.0, max_step=2.0).step == 1.0
+
+
+def test_refused_deltas_neither_lengthen_nor_weigh_in_the_merge() -> None:
+    memory = known(1.0, 1.0, 1.0, merged=(1.0,) * FEWEST_MERGES)
+    found = judged(memory, 1.0, 1.0, 1e6, max_share=0.5)
+    assert found.step == 1.0 and [verdict.weight for verdict in found.verdicts] == [1.0, 1.0, 0.0]
+
+
+def test_no_learner_weighs_more_than_its_share() -> None:
+    deltas = [JudgedDelta("l0", H, 1.0, 1.0), JudgedDelta("l1", H, 1.0, 8.0), JudgedDelta("l2", H, 1.0, 1.0)]
+    weights = [verdict.weight for verdict in judge(NOTHING, deltas, SyncSettings(max_share=0.5)).verdicts]
+    assert weights == [1.0, 2.0, 1.0]
+    assert [v.weight for v in judge(NOTHING, deltas, SyncSettings()).verdicts] == [1.0, 8.0, 1.0]
+
+
+def test_deltas_of_zero_are_fit_and_say_nothing_of_others() -> None:
+    assert refused(NOTHING, 0.0, 0.0, 1.0) == [] and refused(known(1.0, 1.0), 0.0, 1.0) == []
