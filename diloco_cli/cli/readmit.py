@@ -16,7 +16,7 @@ def readmit(
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """End a learner's quarantine: its offers are merged again."""
+    """End a learner's quarantine: its offers are merged again. What norms of deltas are usual is learned anew."""
     opened, state = open_unfinished(run, "readmit")
     kept_out = sorted(name for name, known in state.learners.items() if known.quarantined is not None)
     if learner not in kept_out:

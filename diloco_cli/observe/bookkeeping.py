@@ -51,7 +51,7 @@ class Books:
         self.duplicates = 0
         self.finished = self.stopped = False
         self.base_floor = self.gc_floor = self.next_request = 0
-        self.faults: dict[str, int] = {}
+        self.faults: dict[str, float] = {}
         self.kept_out: set[str] = set()
         self.revoked: set[str] = set()
         self.epoch_key = ""
@@ -231,7 +231,7 @@ class Books:
         name, quorum = commit.learner, self.run.settings.sync.quorum
         faults = self.faults.get(name, 0)
         enough = commit.evaluated is not None or faults >= faults_for_quarantine(self.run.num_fragments)
-        self.expect(enough, f"{key}: a quarantine after {faults} faults")
+        self.expect(enough, f"{key}: a quarantine after {faults:g} faults")
         left = len({island.name for island in self.run.all_islands} - self.kept_out - {name})
         self.expect(left >= quorum, f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
 

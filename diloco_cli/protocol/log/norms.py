@@ -13,7 +13,7 @@ several rounds at once.
 
 The memory is taken to be out of date, and begins anew from what was refused, when most of the learners that have
 offered of late, at least two, were refused in two rounds or more with deltas of about one norm; or when the only one
-that is remembered at all was, in ALONE rounds.
+that is remembered at all was, in ALONE rounds. An operator who readmits a learner (diloco readmit) begins it anew.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from collections.abc import Iterable
 from math import sqrt
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
-from diloco_cli.protocol.log.commits import Commit, Merge, Skip
+from diloco_cli.protocol.log.commits import Commit, Merge, Readmit, Skip
 from diloco_cli.protocol.log.records import MergedOffer, Outcome, fragment_of_slot
 
 SETTLED = 2  # merges of a fragment before a learner's norm is known
@@ -106,6 +105,8 @@ def upper_median(values: Iterable[float]) -> float | None:
 
 def norms_after(norms: Norms, commit: Commit, num_fragments: int) -> Norms:
     """The memory after one more commit. All code that judges norms uses this function."""
+    if isinstance(commit, Readmit):
+        return {fragment: FragmentNorms(merged=known.merged) for fragment, known in norms.items()}
     if not isinstance(commit, Merge | Skip):
         return norms
     refused = [outcome for outcome in commit.outcomes if outcome.norm is not None]
@@ -164,15 +165,3 @@ def _anew(known: FragmentNorms, now: int) -> FragmentNorms:
             agreed = [(norm, name) for norm, name in firm[start:] if norm <= AGREE * firm[start][0]]
             return FragmentNorms({name: Usual(norm, 1, now, SETTLED) for norm, name in agreed})
     return known
-
-
-def forgotten(norms: Norms, learner: str) -> Norms:
-    """Without what is remembered of one learner."""
-    return {
-        fragment: replace(
-            known,
-            usual={name: one for name, one in known.usual.items() if name != learner},
-            refused={name: one for name, one in known.refused.items() if name != learner},
-        )
-        for fragment, known in norms.items()
-    }

@@ -15,8 +15,7 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 6  # of records: norms, revoked keys, one key an epoch, what follows a jump of the loss, whether a syncer serves
-FORMAT_SCHEMA = 8  # of FORMAT.json: the one that this version reads and writes
+SCHEMA = 6  # of records: norms, revoked keys, one key an epoch, jumps of the loss, whether a syncer serves
 FORMAT_SCHEMA = 8  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 

@@ -5,9 +5,11 @@
 Quarantine: a learner with many bad offers is kept out by a commit until an operator readmits it. Every bad offer is
 refused in any case, so a quarantine protects no parameter. It keeps the syncer from counting, awaiting and reading a
 learner that cannot be trusted, and `status` shows it. Each refusal for a reason in HOSTILE is one fault, and each offer
-that a merge applied takes one fault back; as many faults as two rounds have offers give a quarantine of the learner and
-of all its later incarnations. The number is so high because harmless changes (momentum wiped, another learning rate)
-may make the norm cap refuse each fragment's deltas for a while. A readmitted learner begins with 0 faults.
+that a merge applied takes PAID_BACK of one back: good offers between bad ones clear nobody, and what happens to an
+honest learner now and then adds up to nothing. As many faults as three rounds have offers give a quarantine of the
+learner and of all its later incarnations. The number is so high because harmless changes (momentum wiped, another
+learning rate) may have each fragment's deltas refused for their norm for two rounds. A readmitted learner begins with
+0 faults.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from diloco_cli.protocol.log.wire import RecordError
 from diloco_cli.signing import NOBODY, Signature
 
 FEWEST_FAULTS = 8
-ROUNDS_OF_FAULTS = 2
+ROUNDS_OF_FAULTS = 3  # more than the norms need to begin anew (norms.py)
+PAID_BACK = 1 / 16  # of a fault, by each merged offer; exact in binary
 # Reasons that no honest learner causes. A bad signature is not one: a forged offer must not quarantine the learner that
 # it names. Offers that are late, old, overlapping or superseded come from every learner now and then.
 HOSTILE = frozenset({
@@ -41,22 +44,22 @@ HOSTILE = frozenset({
 ROLLBACKS_KEPT = 16
 
 
-def faults_after(faults: int, commit: commits.Commit, learner: str) -> int:
+def faults_after(faults: float, commit: commits.Commit, learner: str) -> float:
     """A learner's faults after one more commit, from its offers that the commit refuses and applies. All code that
     counts faults uses this function."""
     if isinstance(commit, commits.Quarantine | commits.Readmit) and commit.learner == learner:
         return 0
     num_applied = sum(item.learner == learner for item in commit.inputs)
     num_hostile = sum(outcome.learner == learner and outcome.reason in HOSTILE for outcome in commit.outcomes)
-    return max(0, faults - num_applied) + num_hostile
+    return max(0.0, faults - num_applied * PAID_BACK) + num_hostile
 
 
 def faults_for_quarantine(num_fragments: int) -> int:
     return max(FEWEST_FAULTS, ROUNDS_OF_FAULTS * num_fragments)
 
 
-def quarantine_reason(faults: int) -> str:
-    return f"{faults} offers too many that no honest learner makes"
+def quarantine_reason(faults: float) -> str:
+    return f"{faults:.0f} offers too many that no honest learner makes"
 
 
 class Applied(Struct, frozen=True):
@@ -83,7 +86,7 @@ class LearnerRecord(Struct, frozen=True):
     refused: int = 0
     data_end: int = 0
     step_s: float = 0.0
-    faults: int = 0
+    faults: float = 0.0
     quarantined: int | None = None
 
     def has_outcome(self, seq: int) -> bool:

@@ -179,11 +179,11 @@ def test_without_a_rollback_a_version_is_adopted_as_the_run_says(mixing: str) ->
 
 @pytest.mark.parametrize(
     ("faults", "reasons", "num_applied", "expected"),
-    [(0, ["bad_record"], 0, 1), (3, ["superseded", "run_over", "unknown_base"], 0, 3), (3, [], 2, 1), (1, [], 5, 0),
-     (2, ["norm_cap", "non_finite"], 1, 3), (0, ["before_rollback", "quarantined", "data_overlap"], 0, 0)],
+    [(0, ["bad_record"], 0, 1), (3, ["superseded", "run_over", "unknown_base"], 0, 3), (3, [], 4, 2.75), (1, [], 20, 0),
+     (2, ["norm_cap", "non_finite"], 1, 3.9375), (0, ["before_rollback", "quarantined", "data_overlap"], 0, 0)],
 )  # fmt: skip
-def test_faults_are_counted_and_merged_offers_take_them_back(
-    faults: int, reasons: list[str], num_applied: int, expected: int
+def test_faults_are_counted_and_merged_offers_take_small_parts_of_them_back(
+    faults: int, reasons: list[str], num_applied: int, expected: float
 ) -> None:
     outcomes = tuple(Outcome(name, 1, seq, 0, why) for seq, why in enumerate(reasons) for name in ("l0", "l1"))
     inputs = tuple(applied("l0", seq) for seq in range(num_applied))
@@ -211,8 +211,22 @@ def test_the_log_and_a_verifiers_books_count_the_same_faults() -> None:
         assert state.learner("l0").faults == books.faults["l0"], kind
 
 
-def test_how_many_faults_are_two_rounds_of_offers_and_at_least_eight() -> None:
-    assert [faults_for_quarantine(fragments) for fragments in (1, 4, 5, 24)] == [8, 8, 10, 48]
+@pytest.mark.parametrize(("good", "kept_out"), [(1, True), (4, True), (16, False), (100, False)])
+def test_good_offers_between_bad_ones_delay_a_quarantine_and_one_bad_in_many_never_brings_it(
+    good: int, kept_out: bool
+) -> None:
+    faults = 0.0
+    for n in range(1000):
+        faults = faults_after(faults, commit(genesis(), "refuse", outcomes=(Outcome("l0", 1, n, 0, "norm_cap"),)), "l0")
+        if faults >= 8:
+            break
+        for seq in range(good):
+            faults = faults_after(faults, commit(genesis(), "merge", inputs=(applied("l0", seq),)), "l0")
+    assert (faults >= 8) == kept_out
+
+
+def test_how_many_faults_are_three_rounds_of_offers_and_at_least_eight() -> None:
+    assert [faults_for_quarantine(fragments) for fragments in (1, 2, 4, 24)] == [8, 8, 12, 72]
 
 
 def with_faults(name: str, count: int, state: RunState | None = None) -> RunState:

@@ -8,7 +8,7 @@ import msgspec
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.commit_log import Snapshot
-from diloco_cli.protocol.log.commits import EpochStart, Merge, Refuse, Skip
+from diloco_cli.protocol.log.commits import EpochStart, Merge, Readmit, Refuse, Skip
 from diloco_cli.protocol.log.norms import (
     ALONE,
     FOLLOWS,
@@ -211,6 +211,12 @@ def test_two_of_two_that_agree_do_and_one_of_two_does_not() -> None:
 def test_the_only_learner_of_a_run_does_after_more_rounds() -> None:
     log = usual("a")
     assert log.rounds(ALONE + 1, a=100.0) == [{"a"}] * ALONE + [set()]
+
+
+def test_an_operator_who_readmits_somebody_begins_it_anew() -> None:
+    log = usual("a", "b")
+    log.norms = norms_after(log.norms, Readmit(learner="b"), 1)
+    assert log.round(a=100.0, b=1.0) == set() and len(log.memory.merged) == MERGES_KEPT
 
 
 def test_a_merge_in_between_ends_a_learners_refusals() -> None:
