@@ -101,12 +101,12 @@ def revoke(
     from diloco_cli.signing import is_public_key
 
     opened, state = open_unfinished(run, "revoke")
-    named = [which] if is_public_key(which) else certified_keys(opened, which)
+    named = certified_keys(opened, which) or ({which: None} if is_public_key(which) else {})
     keys = [public for public in named if public not in state.revoked]
     if not keys:
         raise UsageError(f"{which!a} names no certified key of run {opened.name} that still counts")
     for public in keys:
-        state = operator_of(opened, timeout_s).request("revoke", "diloco key revoke", key=public)
+        state = operator_of(opened, timeout_s).request("revoke", "diloco key revoke", key=public, learner=named[public])
     if as_json:
         print_json("key revoke", {"run": opened.name, "keys": keys, "commit": state.n})
     else:
@@ -139,10 +139,13 @@ def start_of(opened: OpenRun, role: Role, name: str) -> str:
     return f"diloco learner --run {opened.url} --name {name}{joins}"
 
 
-def certified_keys(opened: OpenRun, name: str) -> list[str]:
-    """The public keys that were certified for a learner or a syncer of this name, by the certificates in the bucket."""
-    found = set[str]()
-    for role in ("learner", "syncer"):
-        prefix = f"certificate/{role}/{name}/"
-        found |= {key.removeprefix(prefix).removesuffix(".json") for key in opened.store.list(prefix)}
-    return sorted(found)
+def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:
+    """The public keys that were certified for this name, or this one key, by the certificates in the bucket; each with
+    the learner whose it is (None: a syncer's)."""
+    found: dict[str, str | None] = {}
+    for key in opened.store.list("certificate/"):
+        _, role, name, file = key.split("/")
+        public = file.removesuffix(".json")
+        if which in (name, public) and (role == "learner" or public not in found):
+            found[public] = name if role == "learner" else None
+    return found

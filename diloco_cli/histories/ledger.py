@@ -11,7 +11,8 @@ reason. Only data lost with the end of an incarnation may lack both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from diloco_cli.histories.replayer import AppliedOffer, Replayer, expect
@@ -68,15 +69,19 @@ def max_lost(run: RunFormat, batch_tokens: int) -> int:
     return (sync.drift_rounds + sync.staleness_rounds + 2) * sync.every * batch_tokens
 
 
-def check_outcomes(accounts: Iterable[Account], replayer: Replayer, fragments: int, most: int) -> int:
+def check_outcomes(accounts: Sequence[Account], replayer: Replayer, fragments: int, most: int) -> int:
     """4: raises at the first range with no outcome, or with two, and if more than `most` tokens were lost with an
     incarnation. Returns the tokens lost in this way, of the fragment with the largest number."""
     applied: dict[tuple[str, int], list[AppliedOffer]] = {}
     for item in replayer.applied:
         applied.setdefault((item.learner, item.incarnation), []).append(item)
-    lost = [0] * fragments
+    lost, numbers = [0] * fragments, Counter((account.learner, account.incarnation) for account in accounts)
     for account in accounts:
-        mine = applied.pop((account.learner, account.incarnation), [])
+        number = account.learner, account.incarnation
+        if not numbers[number] > 1 or _covers(account, applied.get(number, [])):
+            mine = applied.pop(number, [])
+        else:  # processes under two keys have the same number, and one of the keys is revoked
+            mine = []
         for fragment in range(fragments):
             here = _check_fragment(account, fragment, [item for item in mine if item.fragment == fragment])
             who = f"{account.learner} {account.incarnation}, fragment {fragment}"
@@ -84,6 +89,11 @@ def check_outcomes(accounts: Iterable[Account], replayer: Replayer, fragments: i
             lost[fragment] += here
     expect(not applied, "4", f"{sorted(applied)} merged what no such process has ever processed")
     return max(lost)
+
+
+def _covers(account: Account, applied: list[AppliedOffer]) -> bool:
+    """Whether the incarnation has processed all that was applied of it."""
+    return _tokens(account.processed).issuperset(at for item in applied for at in range(item.start, item.end))
 
 
 def _check_fragment(account: Account, fragment: int, applied: list[AppliedOffer]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_cli.errors import FencedError, UsageError
+from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.monitor import check_folded
 from diloco_cli.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
@@ -101,10 +101,11 @@ class Healthy:
         return role in replayer.kept_out or process.incarnation < newest
 
     def left(self, process: Process, error: BaseException | None) -> None:
-        """exit: without faults no process ends with an error, except one whose place is taken, and an island that would
-        join a run that is over or stopped."""
+        """exit: without faults no process ends with an error, except one whose place is taken or whose key is revoked,
+        and an island that would join a run that is over or stopped."""
         joiner = process.role in self.history.nemesis.joiners and process.status == UsageError.exit_status
-        if process.status in GOOD_ENDS or joiner:
+        revoked = isinstance(error, RefusedError | TryAgainError) and self.history.monitor.replayer.revoked
+        if process.status in GOOD_ENDS or joiner or revoked:
             return
         excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + MAX_PAUSE_S
         expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
@@ -171,7 +172,7 @@ def check_gave_way(history: Scene, process: Process) -> None:
         bucket = history.region.bucket
     kind = "epoch/" if process.role == SYNCER else f"incarnation/{process.role}/"
     newest = max((key for key in bucket.objects if key.startswith(kind)), default="")
-    there = newest != "" and int(newest[len(kind) : -len(".json")]) > own
+    there = newest != "" and int(newest[len(kind) :].partition(".")[0].partition("-")[0]) > own
     expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
 
 

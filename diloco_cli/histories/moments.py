@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.histories.client import Bucket
-from diloco_cli.histories.replayer import Replayer, expect
+from diloco_cli.histories.replayer import Replayer, expect, signed_by
 
 FRESH = -1  # the commit of moments that were never saved
 
@@ -35,6 +35,7 @@ class Promise:
     incarnation: int
     base: int
     key: str
+    signed_by: str
 
 
 @dataclass
@@ -56,12 +57,12 @@ class MomentsWatch:
         if kind == "inner":
             self.saved.add(key)
         elif kind == "incarnation":
-            self._came_to_be(learner, int(rest[0].partition(".")[0]), bucket)
+            self._came_to_be(learner, int(rest[0][:8]), bucket)
         elif kind == "offer":
             offer = json.loads(data)
             inner = offer["inner"]
             expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which was never saved")
-            promise = None if inner is None else Promise(int(rest[0]), offer["base"], inner)
+            promise = None if inner is None else Promise(int(rest[0]), offer["base"], inner, signed_by(offer)[1])
             self.named.setdefault(learner, {})[int(rest[0])] = promise
             if inner is not None:
                 self.known.setdefault(learner, set()).add(inner)
@@ -87,6 +88,8 @@ class MomentsWatch:
         or a collection has come since, it may have none.)"""
         promise, bucket = self.promised.get((learner, incarnation), (None, None))
         if promise is None or bucket is None or promise.base < self.replayer.base_floor:
+            return
+        if promise.signed_by in self.replayer.revoked:  # then nothing of it counts
             return
         fits = bucket.get(promise.key) is None
         if moments is not None:

@@ -15,7 +15,7 @@ from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.harm import Harm
 from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.processes import MAX_DRIFT
-from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect
+from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, signed_by
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER
@@ -96,6 +96,7 @@ class Monitor:
     _apart_bucket: Bucket | None = None
     _prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _fresh: dict[OfferId, tuple[int, float]] = field(default_factory=dict)
+    _signed_by: dict[OfferId, str] = field(default_factory=dict)  # the public keys
     _asked: dict[int, tuple[int, float]] = field(default_factory=dict)
     _serving: tuple[int, float] = (0, 0.0)
 
@@ -130,7 +131,7 @@ class Monitor:
     def _offered(self, key: str, offer: Plain, now_s: float) -> None:
         """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame."""
         _, learner, text, name = key.split("/")
-        incarnation, seq = int(text), int(name.partition(".")[0])
+        incarnation, seq, key_of = int(text), int(name[:10]), signed_by(offer)[1]
         payload = (
             f"delta/{learner}/{text}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
             or not offer["payload_bytes"]
@@ -138,7 +139,9 @@ class Monitor:
         honest = learner not in self.suspects and incarnation >= self.replayer.floors[learner]
         expect(payload or not honest, "9", f"{key} is there before its payload")
         due = self.replayer.merges + max(0, offer["slot"] - self.replayer.slot)
-        self._fresh[learner, incarnation, seq] = due, now_s
+        if key_of not in self.replayer.revoked:
+            self._fresh[learner, incarnation, seq] = due, now_s
+            self._signed_by[learner, incarnation, seq] = key_of
 
     def put(self, role: str, key: str) -> None:
         self.check_place(role, key)
@@ -205,6 +208,8 @@ class Monitor:
             self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other
         for item in (*commit.get("inputs", ()), *commit["outcomes"]):
             self._fresh.pop((item["learner"], item["incarnation"], item["seq"]), None)
+        if commit["kind"] == "revoke":  # what it has signed is as if it were not there: nothing tells its outcome
+            self._fresh = {offer: at for offer, at in self._fresh.items() if self._signed_by[offer] != commit["key"]}
         if commit["kind"] == "epoch_start":
             self._serving = self.replayer.merges, now_s
         if not self.healthy:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diloco_cli.histories.integers import MOST, NOT_FINITE
+from diloco_cli.histories.key_events import KeyEvents
 from diloco_cli.histories.liveness import check_restart
 from diloco_cli.histories.monitor import OPERATOR
 from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
@@ -37,6 +38,7 @@ class Nemesis:
         self.history = history
         self.stopped = False
         self.joiners: dict[str, Island] = {}
+        self.keys = KeyEvents(history)
         self.keys_made: Counter[str] = Counter()  # by signer: keys that replaced an earlier one
         self._away: dict[str, tuple[float, Fault]] = {}
         self._slow: dict[str, float] = {}
@@ -58,6 +60,7 @@ class Nemesis:
         self._leaving.clear()
         self._bad.clear()
         self._partial_until_s.clear()
+        self.keys.remove()
         self.readmit()
 
     def readmit(self) -> None:
@@ -101,6 +104,7 @@ class Nemesis:
 
     def _kill_all(self, event: NemesisEvent) -> None:
         history = self.history
+        self.keys.remove()
         for role in sorted({process.role for process in history.supervisor.processes}):
             self.crash(role)
         if history.monitor.replayer.n >= 0:
@@ -185,6 +189,14 @@ class Nemesis:
     def _asked(self, process: Process, state: RunState, kind: RequestKind, **fields: Any) -> Steps[int]:
         keyring = self.history.run.keyring
         return ask(state, kind, process.nonce(), process.time_text(), "asked", keyring=keyring, **fields)
+
+    def _rotate(self, event: NemesisEvent) -> None:
+        """A machine gets another key; the operator revokes the old one, which its processes may still use."""
+        learner = None if event.target == SYNCER else event.target
+        self._ask("revoke", revoke=self.keys.replace(event.target, event.which), learner=learner)
+
+    def _steal(self, event: NemesisEvent) -> None:
+        self.keys.steal(event.target, event.which)
 
     def _stop(self, event: NemesisEvent) -> None:
         """The serving syncer is asked to stop; after a while the run is resumed."""

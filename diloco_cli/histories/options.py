@@ -42,15 +42,16 @@ POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most a
 NemesisKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
     "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
-    "collect", "slow_link", "harm", "diverge",
+    "collect", "slow_link", "harm", "diverge", "rotate", "steal",
 ]  # fmt: skip
 MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
 SLOW_LINK: NemesisKind = "slow_link"  # drawn after all else, so that seeds without it mean what they meant before
 HARMFUL: tuple[tuple[NemesisKind, ...], ...] = (("harm",),) * 3 + (("diverge",), ("harm", "diverge"))  # likewise
 OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
-    kind for kind in get_args(NemesisKind) if kind not in (SLOW_LINK, "harm", "diverge")
+    kind for kind in get_args(NemesisKind) if kind not in (SLOW_LINK, "harm", "diverge", "rotate", "steal")
 )
+OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -209,7 +210,14 @@ def drawn_options(seed: int) -> Options:
         cold_learners=draw.choice((None, quorum)),
         cold_every=draw.choice((None, max(1, every // 2))),
     )
-    return _with_harm(_with_slow_links(drawn, draw) if draw.chance(0.1) else drawn, seed)
+    return _with_keys(_with_harm(_with_slow_links(drawn, draw) if draw.chance(0.1) else drawn, seed), seed)
+
+
+def _with_keys(options: Options, seed: int) -> Options:
+    """In most signed histories keys are replaced and revoked, in many there is a thief of keys."""
+    draw = Stream(seed, "keys")
+    events = OF_KEYS[: draw.whole(0, len(OF_KEYS))] if options.signed else ()
+    return replace(options, nemesis_events=(*options.nemesis_events, *events))
 
 
 def _with_harm(options: Options, seed: int) -> Options:

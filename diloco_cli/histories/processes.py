@@ -88,9 +88,9 @@ class Process:
         kind, _, number, *name = key.partition(".")[0].split("/")
         self.heard_merges = merges
         if kind == "incarnation":
-            self.incarnation = int(number)
+            self.incarnation = int(number[:8])
         elif kind == "offer":
-            self.offered = (self.role, int(number), int(name[0]))
+            self.offered = (self.role, int(number), int(name[0][:10]))
             self.offers += 1
             self.offered_of[json.loads(data)["fragment"]] = merges
 

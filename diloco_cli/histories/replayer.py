@@ -187,6 +187,8 @@ class Replayer:
         if commit["kind"] == "revoke":
             expect(commit["key"] not in self.revoked, "1", f"commit {n} revokes a key a second time")
             self.revoked.add(commit["key"])
+            if commit["learner"] is not None:
+                self.floors[commit["learner"]] = max(commit["floor"], self.floors[commit["learner"]])
         if commit["kind"] == "gc_floor":
             expect(
                 self.gc_floor < commit["floor"] < n, "9", f"the floor goes from {self.gc_floor} to {commit['floor']}"

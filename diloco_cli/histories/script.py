@@ -16,7 +16,9 @@ MAX_PAUSE_S = (0.1, 0.5, 2.0, 10.0)
 SLOW_WITHIN = 0.2  # of the fault phase: one link becomes slow in it, and stays so
 TRANSFER_SHARES = (0.5, 2.0)  # of the time within which an offer can be of use: what a large object takes there
 MAX_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
-OF_PROCESSES = frozenset({"kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump"})
+OF_PROCESSES = frozenset({
+    "kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump", "rotate", "steal",
+})  # fmt: skip
 WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
 OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "readmit", "harm"})
 CHECKED = (  # bytes that may come damaged

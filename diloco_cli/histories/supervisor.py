@@ -26,6 +26,11 @@ SYNCER_HOSTS = 2
 STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # a process with one of these is not restarted
 
 
+def syncers_signer(number: int) -> str:
+    """As whom the syncer's `number`-th process signs: as its machine."""
+    return syncer_signer(f"host-{number % SYNCER_HOSTS}")
+
+
 class SimulatedSupervisor:
     """The supervisor of all roles. `standing_by`: the standbys."""
 
@@ -87,7 +92,7 @@ class SimulatedSupervisor:
 
     def as_syncer(self, process: Process) -> RunFormat:
         """The run as this process has it: with its machine's own key, if the run is signed."""
-        signer = syncer_signer(f"host-{process.number % SYNCER_HOSTS}")
+        signer = syncers_signer(process.number)
         return with_key(self.history.run, signer, self.history.nemesis.keys_made[signer])
 
     def as_learner(self, name: str, run: RunFormat) -> RunFormat:

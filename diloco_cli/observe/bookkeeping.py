@@ -267,6 +267,8 @@ class Books:
                 self.kept_out.discard(commit.learner)
             case Revoke():
                 self.revoked.add(commit.key)
+                if commit.learner is not None:
+                    self.floors[commit.learner] = max(commit.floor, self.floors.get(commit.learner, 0))
             case CollectionFloor():
                 self.gc_floor = max(self.gc_floor, commit.floor)
         for output in commit.outputs:

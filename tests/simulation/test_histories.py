@@ -59,6 +59,7 @@ DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have draw
     "quarantine": lambda options: "poison" in options.nemesis_events and options.fewest_faults < 8,
     "slow link": lambda options: SLOW_LINK in options.nemesis_events,
     "harm": lambda options: "harm" in options.nemesis_events and options.on_divergence == "rollback",
+    "revoked key": lambda options: "rotate" in options.nemesis_events,
     "long": lambda options: options.merges >= LONG_MERGES[0],
 }
 OF_EACH, OF_LONG = 8, 2
@@ -102,6 +103,7 @@ def shown(options: Options, outcome: HistoryResult) -> set[str]:
         "quarantine": "quarantine" in kinds,
         "slow link": any("slow_link" in what.split() for _, what, _ in outcome.tail),
         "harm": any(commit["kind"] == "rollback" and commit["evaluated"] is not None for commit in commits),
+        "revoked key": "revoke" in kinds,
         "long": len(commits) >= LONG_MERGES[0],
     }
     return {name for name, is_so in facts.items() if is_so}

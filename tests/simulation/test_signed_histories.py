@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import pytest
 
 from diloco_cli.errors import RefusedError
 from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.options import drawn_options, run_of, with_key
-from diloco_cli.signing import LOG, OPERATOR, learner_signer
+from diloco_cli.histories.key_events import STOLEN_NONCE
+from diloco_cli.histories.options import OF_KEYS, Options, drawn_options, run_of, with_key
+from diloco_cli.protocol.log import state
+from diloco_cli.signing import LOG, OPERATOR, Keyring, learner_signer
 
 SEEDS = range(0, 60, 3)
 
@@ -33,6 +36,46 @@ def test_whatever_befalls_a_signed_run_breaks_nothing_and_every_record_is_signed
                 assert keyring.authenticates(signers[kind], key, data), key
                 seen[kind] += 1
     assert seen.keys() == {"commit", "offer", "request"}
+
+
+def with_thieves(seed: int) -> Options:
+    """A signed history in which keys are replaced and revoked, and a thief goes on with old ones."""
+    options = drawn_options(seed)
+    others = tuple(kind for kind in options.nemesis_events if kind not in OF_KEYS)
+    return replace(options, signed=True, nemesis_events=(*others, *OF_KEYS))
+
+
+def test_keys_are_replaced_and_revoked_and_what_a_thief_of_old_ones_writes_counts_for_nothing() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        outcome = lived(seed, with_thieves(seed))
+        assert outcome.violation is None, (seed, outcome.violation)
+        seen.update(json.loads(data)["kind"] for data in outcome.log)
+        seen.update(text.split()[1] for _, text, _ in outcome.tail if text.startswith("a thief wrote"))
+        assert not any(STOLEN_NONCE.encode() in data for data in outcome.log)
+    assert seen["revoke"] >= 40 and seen["thief"] >= 10
+
+
+def any_key(*facts: object) -> None:
+    """In place of authority.contradiction: whoever is certified may sign any commit."""
+    return
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "instead", "found"),
+    [
+        (state, "contradiction", any_key, {"1", "keys", "exit", "6"}),
+        (Keyring, "without", lambda self, revoked: self, {"keys", "exit", "liveness", "4", "7"}),
+    ],
+    ids=["whose commit it is", "whose offer it is"],
+)
+def test_histories_catch_a_reader_that_does_not_ask(
+    where: object, name: str, instead: object, found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, instead)
+    broken = (lived(seed, with_thieves(seed)).violation for seed in range(60))
+    violation = next((violation for violation in broken if violation is not None), None)
+    assert violation is not None and violation.invariant in found, violation
 
 
 def test_a_learner_has_its_own_key_and_nobody_elses() -> None:

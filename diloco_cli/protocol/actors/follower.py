@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from diloco_cli.errors import FencedError
+from diloco_cli.errors import FencedError, TryAgainError
 from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.observer import Incarnation
@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
-from diloco_cli.protocol.log.places import ClaimWatch
+from diloco_cli.protocol.log.places import ClaimWatch, newest_claim
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
@@ -53,6 +53,7 @@ class Follower:
         self._mail: deque[Mail] = deque()  # at most one: put by the follower, taken by the training
         self._fetched: dict[int, int] = {}
         self._looked_s = 0.0
+        self._num_revoked = 0  # keys, when this incarnation's number was checked last
         self.state = RunState()
         self.head = (self.state, 0.0, 0.0)  # the state, and two times between which its commit appeared
         self.found_s: float | None = None
@@ -178,6 +179,7 @@ class Follower:
                 if (yield from claims.look()) is not None:
                     mine = f"incarnation {self._learner.joined.incarnation} of {self._learner.name}"
                     raise FencedError(f"a newer process has taken the place of {mine}")
+                yield from self._check_number()
             if now_s >= next_look_s:
                 if (yield from self.look()):
                     next_look_s = yield Now()
@@ -190,6 +192,19 @@ class Follower:
                 next_look_s = min(next_look_s, asked_s + DRAINS_LOOK_S)
             low, high = SLEEP_BOUNDS_S
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
+
+    def _check_number(self) -> Steps[None]:
+        """Once a key is revoked, its claims are as if they were not there. If they passed this incarnation's number by,
+        or it came right after one of theirs, the syncer does not ask for its offers: another number is needed.
+        Raises TryAgainError."""
+        if len(self.state.revoked) == self._num_revoked:
+            return
+        name, own = self._learner.name, self._learner.joined.incarnation
+        floor = self.state.learner(name).floor
+        newest = (yield from newest_claim(self.keyring, name, floor)) if floor < own else None
+        if floor != own and (newest is None or newest.number < own):
+            raise TryAgainError(f"incarnation {own} of {name} stands beside claims under a key that is revoked since")
+        self._num_revoked = len(self.state.revoked)
 
     def _slot_s(self) -> float:
         """The expected time between two commits: as the log states it, limited by the learner's own measurement."""

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
-from diloco_cli.protocol.log.places import MAX_PLACES, claim_incarnation, create_placed, next_offer
+from diloco_cli.protocol.log.places import MAX_PLACES, claim_incarnation, create_placed, newest_claim, next_offer
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
@@ -63,6 +63,8 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     known = state.learner(learner)
     keyring = run.keyring.without(state.revoked)
     incarnation = yield from claim_incarnation(keyring, learner, claim, known.floor)
+    while state.revoked and (beyond := (yield from newest_claim(keyring, learner, incarnation))) is not None:
+        incarnation = yield from claim_incarnation(keyring, learner, claim, beyond.number)  # it filled a gap
     offers: list[Offer] = []
     for earlier in predecessors(max(1, known.floor), incarnation):
         last = yield from _newest_offer(keyring, learner, earlier, known.next_seq if earlier == known.floor else 0)

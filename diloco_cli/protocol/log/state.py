@@ -240,7 +240,7 @@ def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState
         case commits.Quarantine() | commits.Readmit():
             return _keep_out_or_readmit(state, commit)
         case commits.Revoke():
-            return replace(state, revoked={commit.key: commit.n} | state.revoked)
+            return _revoke(state, commit)
         case commits.Rollback():
             return _roll_back(state, commit)
         case commits.CollectionFloor():
@@ -339,6 +339,14 @@ def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.R
     faults = faults_after(known.faults, commit, commit.learner)
     changed = replace(known, faults=faults, quarantined=commit.n if keeps_out else None)
     return replace(state, learners={**state.learners, commit.learner: changed})
+
+
+def _revoke(state: RunState, commit: commits.Revoke) -> RunState:
+    learners = dict(state.learners)
+    if commit.learner is not None and commit.floor > state.learner(commit.learner).floor:
+        known = state.learner(commit.learner)
+        learners[commit.learner] = replace(known, floor=commit.floor, next_seq=0, settled=())
+    return replace(state, revoked={commit.key: commit.n} | state.revoked, learners=learners)
 
 
 def _roll_back(state: RunState, commit: commits.Rollback) -> RunState:

@@ -137,7 +137,7 @@ class Relay:
             known = state.learner(name)
             floor = max(1, known.floor)
             newest = max((number for learner, number in self.boxes if learner == name), default=floor - 1)
-            watch = self.claims.setdefault(name, ClaimWatch(self._keyring, name, newest))
+            watch = self.claims.setdefault(name, ClaimWatch(self._keyring, name, max(newest, known.floor)))
             yield from there(watch.look())
             for number in kept_mailboxes(newest, watch.newest):
                 box = Box(name, number, known.next_seq if number == known.floor else 0, now_s)

@@ -28,6 +28,7 @@ class MonitorBooks:
     def __init__(self) -> None:
         self.n, self.merges, self.slot = -1, 0, 0
         self.floors: Counter[str] = Counter()
+        self.revoked: set[str] = set()
 
     def feed(self, data: bytes) -> Plain:
         commit: Plain = json.loads(data)
