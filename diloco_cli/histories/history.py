@@ -216,6 +216,7 @@ class History:
         for role in (SYNCER, *self.roles):
             self.supervisor.revive(role)
         self.nemesis.readmit()
+        self.nemesis.resume_if_stopped()
         healthy.check()
         self.world.call_at(self.world.now_s + TEND_EVERY_S, lambda: self._tend(healthy))
 
@@ -274,7 +275,7 @@ class History:
             commit = json.loads(data)
             if self.healthy is not None:
                 self.healthy.committed(commit)
-            elif commit["kind"] == "stop" and commit["diverged"]:
+            if commit["kind"] == "stop" and commit["diverged"]:
                 self.nemesis.paused()
 
     def _listed_at_s(self) -> float:

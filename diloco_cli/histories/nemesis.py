@@ -232,6 +232,11 @@ class Nemesis:
         self._operate(lambda process, state: withdraw_stop(run, state, process.nonce(), process.time_text()))
         self.history.world.call_at(self.history.world.now_s + RESUMED_AFTER_S, self._start_all)
 
+    def resume_if_stopped(self) -> None:
+        """Operators look after a run that stays stopped: the command that was to resume it may have died."""
+        if self.history.monitor.replayer.kinds[-1:] == ["stop"]:
+            self._resume()
+
     def _start_all(self) -> None:
         self.stopped = False
         for role in (SYNCER, *self.history.roles):
