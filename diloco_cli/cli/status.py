@@ -77,7 +77,7 @@ def status(
     if exit_code and current.state in DEGRADED:
         error = DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
     if as_json:
-        print_json("status", to_plain(current), warnings=clock_warnings(current), error=error)
+        print_json("status", to_plain(current), warnings=warnings_of(current), error=error)
     else:
         _print(current)
         if error is not None:
@@ -90,6 +90,10 @@ def clock_warnings(current: Status) -> list[str]:
     if current.clock_skew_s is None:
         return []
     return [f"the store's clock is {current.clock_skew_s:.0f} s ahead of this machine's: ages follow the store's"]
+
+
+def warnings_of(current: Status) -> list[str]:
+    return [*clock_warnings(current), *([current.divergence] if current.divergence else [])]
 
 
 def _print(current: Status) -> None:

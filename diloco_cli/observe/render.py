@@ -92,6 +92,7 @@ def status_text(status: Status) -> str:
         name = "(syncer)" if standby.name == "syncer" else escaped(standby.name)  # its unit, which serves no more
         rows.append((name, escaped(standby.state), "", _age(standby.heard_s), *[""] * 6, note))
     lines = [f"run {status.run}   {status.state}   {headline(status)}", pulse(status), *_aligned(rows)]
+    lines += [f"loss: {escaped(status.divergence)}"] if status.divergence else []
     lines += [mirror_line(mirror) for mirror in status.mirrors]
     if status.recent:
         lines.append("recent:")

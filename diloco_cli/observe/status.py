@@ -10,6 +10,7 @@ from diloco_cli.protocol.log.metrics import MergeNote, Note
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.rules.divergence import concern
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 30.0
@@ -111,7 +112,8 @@ class MirrorStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The fields of `status --json`. Tokens are merged tokens; loss is of the outer parameters, nats per token."""
+    """The fields of `status --json`. Tokens are merged tokens; loss is of the outer parameters, nats per token;
+    `divergence`: what people should know of it, "" if it is well."""
 
     run: str
     state: str
@@ -134,6 +136,7 @@ class Status:
     clock_skew_s: float | None = None
     standbys: list[StandbyStatus] = field(default_factory=list)
     mirrors: list[MirrorStatus] = field(default_factory=list)
+    divergence: str = ""
 
 
 def status_of(facts: RunFacts) -> Status:
@@ -166,6 +169,7 @@ def status_of(facts: RunFacts) -> Status:
         clock_skew_s=facts.clock_skew_s,
         standbys=standbys,
         mirrors=[_mirror(facts, store) for store in run.regions],
+        divergence=concern(state, run),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.render import mirror_line
+from diloco_cli.observe.render import escaped, mirror_line
 from diloco_cli.observe.status import MirrorStatus, status_of, wall_seconds
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.units import format_duration, format_size
@@ -53,6 +53,7 @@ class Summary:
     learners: list[LearnerSummary]
     syncer: SyncerSummary
     mirrors: list[MirrorStatus] = field(default_factory=list)
+    divergence: str = ""
 
 
 def summary_of(facts: RunFacts) -> Summary:
@@ -92,6 +93,7 @@ def summary_of(facts: RunFacts) -> Summary:
         learners=learners,
         syncer=SyncerSummary(state.epoch),
         mirrors=status.mirrors,
+        divergence=status.divergence,
     )
 
 
@@ -112,6 +114,7 @@ def summary_text(summary: Summary) -> str:
     lines = [
         f"run {summary.run} {summary.state} in {format_duration(summary.wall_s)}",
         f"  loss           {loss}",
+        *([f"                 {escaped(summary.divergence)}"] if summary.divergence else []),
         f"  tokens         {summary.tokens:,} merged",
     ]
     lines += [

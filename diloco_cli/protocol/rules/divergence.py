@@ -6,7 +6,8 @@ A loss has jumped if it is not finite, or above the best of the last good ones b
     RELATIVE                 of that best loss
     SPREADS                  times their usual change: early losses change fast, short held-out sets are noisy
 
-The first evaluation of a run has nothing to be compared with, and counts as good if it is finite.
+A loss that is no higher than the newest good one has not jumped: a rollback brings that very loss back. The first
+evaluation of a run has nothing to be compared with, and counts as good if it is finite.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from diloco_cli.config.settings import EvaluationSettings
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.stability import Evaluated
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import RunPhase
 
 RELATIVE = 0.1
 SPREADS = 3
@@ -46,7 +48,7 @@ def limit_of(good: Sequence[Evaluated], settings: EvaluationSettings) -> float:
         return inf
     best = min(losses)
     usual = median(abs(later - earlier) for earlier, later in pairwise(losses)) if len(losses) > 1 else 0.0
-    return best + max(settings.jump, RELATIVE * abs(best), SPREADS * usual)
+    return max(best + max(settings.jump, RELATIVE * abs(best), SPREADS * usual), losses[-1])
 
 
 def jumped(loss: float | None, limit: float) -> bool:
@@ -107,10 +109,24 @@ def needed_from(state: RunState, run: RunFormat) -> int | None:
     return known.good[-1].n if known.good and state.n - known.good[-1].n <= overdue_after(run) else None
 
 
-def unwatched(state: RunState, run: RunFormat) -> str:
-    """Why nobody would notice that the loss jumps, in words; "" while evaluations come."""
-    known = state.stability
-    last = max((at.n for at in (*known.good, known.jump) if at is not None), default=0)
-    if known.rejudging is not None or state.n - max(last, state.base_floor) <= overdue_after(run):
+def concern(state: RunState, run: RunFormat) -> str:
+    """What people should know of the run's loss now, in words; "" if it is well."""
+    known, jump = state.stability, state.stability.jump
+    if known.paused:
+        told = next((note.text for note in reversed(state.metrics.notes) if note.kind == "stop"), "")
+        return f"the run pauses, as its loss has jumped; {told}"
+    if known.rejudging is not None:
+        good, head, names = known.rejudging.good, known.rejudging.head, ", ".join(known.rejudging.names)
+        what = f"the loss of commit {head.n} has jumped to {_text(head)}, from {_text(good)} at commit {good.n}"
+        return f"{what}; gone back there, and the deltas of {names} are re-judged"
+    if jump is not None:
+        return f"the loss of commit {jump.n} has jumped to {_text(jump)} (evaluation.on_divergence)"
+    return _unwatched(state, run)
+
+
+def _unwatched(state: RunState, run: RunFormat) -> str:
+    """Why nobody would notice that the loss jumps; "" while evaluations come."""
+    last = max((at.n for at in state.stability.good), default=0)
+    if state.phase != RunPhase.RUNNING or state.n - max(last, state.base_floor) <= overdue_after(run):
         return ""
     return f"the loss is not evaluated since commit {last}: until it is, deltas are judged by their norms alone"

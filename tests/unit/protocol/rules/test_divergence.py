@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import EvaluationSettings
+from diloco_cli.protocol.log.metrics import Metrics, Note
 from diloco_cli.protocol.log.stability import Evaluated, Rejudging, Stability
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import (
     MAX_ROLLBACKS,
+    concern,
     jump_of,
     limit_of,
     needed_from,
     overdue_after,
     response_to,
-    unwatched,
 )
 from tests.unit.protocol.records import RUN
 
@@ -41,6 +42,7 @@ def state(**stability: Any) -> RunState:
         ((8.0,), 8.7),  # within 10 %
         ((6.0, 4.5, 3.2, 3.0, 2.8), 3.8),  # early: losses change by 0.75 from one to the next
         ((3.0, 3.2, 2.9, 3.15, 3.0), 3.5),  # a short held-out set is noisy
+        ((0.7, 0.6, 0.7, 0.6, 1.2), 1.2),  # after a rollback the newest good one comes back
     ],
 )
 def test_a_healthy_loss_is_no_jump(good: tuple[float, ...], loss: float) -> None:
@@ -116,7 +118,16 @@ def replace_open(known: Stability) -> Stability:
 
 def test_people_are_told_while_no_evaluation_comes() -> None:
     far = 10 + overdue_after(RUN)
-    assert unwatched(RunState(n=far, stability=Stability(good=losses(2.0))), RUN) == ""
-    told = unwatched(RunState(n=far + 1, stability=Stability(good=losses(2.0))), RUN)
+    assert concern(RunState(n=far, stability=Stability(good=losses(2.0))), RUN) == ""
+    told = concern(RunState(n=far + 1, stability=Stability(good=losses(2.0))), RUN)
     assert told == "the loss is not evaluated since commit 10: until it is, deltas are judged by their norms alone"
-    assert unwatched(RunState(n=far + 1, base_floor=far, stability=Stability(good=losses(2.0))), RUN) == ""
+    assert concern(RunState(n=far + 1, base_floor=far, stability=Stability(good=losses(2.0))), RUN) == ""
+
+
+def test_people_are_told_of_a_jump_of_a_re_judgement_and_of_a_pause() -> None:
+    assert "the loss of commit 50 has jumped to 9.5" in concern(state(good=losses(2.0), jump=JUMP), RUN)
+    judged = concern(RunState(n=60, stability=replace_open(Stability(good=losses(2.0)))), RUN)
+    assert judged.endswith("from 2 at commit 10; gone back there, and the deltas of l0, l1 are re-judged")
+    notes = Metrics(notes=(Note("then", "stop", "syncer", "stopped: how to go on"),))
+    paused = RunState(n=60, stability=Stability(paused=True), metrics=notes)
+    assert concern(paused, RUN) == "the run pauses, as its loss has jumped; stopped: how to go on"
