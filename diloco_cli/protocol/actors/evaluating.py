@@ -130,7 +130,7 @@ class Evaluations:
             self.case, self.since_s = case, now_s
             self.losses, self.failed = {}, Counter()
         if now_s - self.since_s > REJUDGED_WITHIN_S:
-            step: LeaveOut | Verdict = by_norms({}, f"no verdict came within {REJUDGED_WITHIN_S / 60:.0f} minutes")
+            step: LeaveOut | Verdict = by_norms(case, f"no verdict came within {REJUDGED_WITHIN_S / 60:.0f} minutes")
         else:
             step = next_step(case, self.losses, limit_of(state.stability.good, self.settings))
         if isinstance(step, LeaveOut):

@@ -7,12 +7,14 @@ follows, rules/rejudging.py who is blamed). Whether an evaluation has jumped is 
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diloco_cli.protocol.log import commits
+from diloco_cli.protocol.log.norms import longest, upper_median
 
 GOOD_KEPT = 5
+LONG = 2.0  # times the median norm of a merge's other deltas, for the steps that each holds
 
 
 class Evaluated(Struct, frozen=True):
@@ -25,18 +27,20 @@ class Evaluated(Struct, frozen=True):
 
 class Rejudging(Struct, frozen=True):
     """The deltas merged after `good` and up to `head`, whose loss jumped, are re-judged: those of the learners `names`,
-    sorted."""
+    sorted. `long`: see Stability."""
 
     good: Evaluated
     head: Evaluated
     names: tuple[str, ...]
+    long: dict[str, float] = field(default_factory=dict)
 
 
 class Stability(Struct, frozen=True):
     """`good`: the newest evaluations without a jump, the newest last; `jump`: the newest evaluation, if it has jumped
     and no rollback or stop has followed; `rejudging`: the open question. `rollbacks`: so many times the syncer has gone
     back without an evaluation that was well beyond `beyond` tokens, where the loss last jumped. `paused`: the syncer
-    has stopped the run for this, and nobody has resumed it."""
+    has stopped the run for this, and nobody has resumed it. `long`: of learners with deltas of more than LONG times the
+    usual norm in their merge, the most, since the newest good evaluation; `long_before`: since the one before."""
 
     good: tuple[Evaluated, ...] = ()
     jump: Evaluated | None = None
@@ -44,11 +48,16 @@ class Stability(Struct, frozen=True):
     rollbacks: int = 0
     beyond: int = 0
     paused: bool = False
+    long: dict[str, float] = field(default_factory=dict)
+    long_before: dict[str, float] = field(default_factory=dict)
 
 
 def stability_after(known: Stability, commit: commits.Commit, suspects: tuple[str, ...] = ()) -> Stability:
     """After one more commit. `suspects`, for a rollback that answers a jump: whose deltas are to be re-judged."""
     match commit:
+        case commits.Merge():
+            long = _long(commit)
+            return replace(known, long=_most(known.long, long)) if long else known
         case commits.Evaluation():
             return _evaluated(known, commit)
         case commits.Rollback():
@@ -67,18 +76,18 @@ def _evaluated(known: Stability, commit: commits.Evaluation) -> Stability:
     if commit.jumped:
         return replace(known, jump=at)
     beyond = commit.tokens > known.beyond
-    return replace(
-        known, good=(*known.good, at)[-GOOD_KEPT:], jump=None, rollbacks=0 if beyond else known.rollbacks
-    )  # fmt: skip
+    good, rollbacks = (*known.good, at)[-GOOD_KEPT:], 0 if beyond else known.rollbacks
+    return replace(known, good=good, jump=None, rollbacks=rollbacks, long={}, long_before=known.long)
 
 
 def _rolled_back(known: Stability, commit: commits.Rollback, suspects: tuple[str, ...]) -> Stability:
     """Evaluations of undone merges no longer count."""
     jump, good = known.jump, tuple(at for at in known.good if at.n <= commit.to)
-    known = replace(known, good=good, jump=None)
+    long = _most(known.long_before, known.long)
+    known = replace(known, good=good, jump=None, long={}, long_before={})
     if commit.evaluated is None or jump is None:
         return known
-    rejudging = Rejudging(good[-1], jump, suspects) if good and suspects else None
+    rejudging = Rejudging(good[-1], jump, suspects, long) if good and suspects else None
     return replace(
         known, rollbacks=known.rollbacks + 1, beyond=max(known.beyond, jump.tokens), rejudging=rejudging
     )  # fmt: skip
@@ -88,3 +97,18 @@ def _resumed(known: Stability) -> Stability:
     """People have decided: they went back, or accept the loss as it is, which nothing before it is compared with."""
     good = known.good if known.jump is None else ()
     return Stability(good=good)
+
+
+def _long(merge: commits.Merge) -> dict[str, float]:
+    """How many times as long as usual in this merge a learner's delta is, of each that is more than LONG times."""
+    found = {}
+    for item in merge.inputs:
+        others = (other for other in merge.inputs if other is not item)
+        usual = upper_median(longest(other.norm, other.steps, item.steps) for other in others)
+        if usual and item.norm > LONG * usual:
+            found[item.learner] = item.norm / usual
+    return found
+
+
+def _most(known: dict[str, float], more: dict[str, float]) -> dict[str, float]:
+    return {name: max(known.get(name, 0.0), more.get(name, 0.0)) for name in sorted({*known, *more})}

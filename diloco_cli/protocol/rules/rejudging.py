@@ -24,7 +24,7 @@ from diloco_cli.protocol.rules.divergence import jumped
 
 ALONE = 8  # learners whose deltas are tried alone
 HEALED = 0.5  # of the full rise: what is left of it at most where a trial heals
-LONG, USUAL = 4.0, 2.0  # times the median norm: one learner above LONG, all others within USUAL
+TOO_LONG = 4.0  # times the usual norm: by norms alone one learner is to blame above this, if no other is even long
 NEW_RUN = "start a run with a lower train.inner.lr or outer.lr: diloco launch"
 
 
@@ -48,8 +48,6 @@ class Verdict:
 
 Losses = Mapping[LeaveOut, float | None]
 """The held-out loss after each trial; None where it could not be made."""
-Norms = Mapping[str, float]
-"""The longest delta of each learner among those judged, in medians of its merge."""
 
 
 class _Unknown(Exception):
@@ -64,14 +62,14 @@ class _Failed(Exception):
     """A trial that could not be made."""
 
 
-def next_step(case: Rejudging, losses: Losses, limit: float, norms: Norms | None = None) -> LeaveOut | Verdict:
+def next_step(case: Rejudging, losses: Losses, limit: float) -> LeaveOut | Verdict:
     """The trial to make next, or the verdict. `limit`: the highest loss that is no jump."""
     try:
         return _judged(_Case(case, losses, limit))
     except _Unknown as unknown:
         return unknown.trial
     except _Failed:
-        return by_norms(norms or {}, "the trials without single learners could not be made")
+        return by_norms(case, "the trials without single learners could not be made")
 
 
 class _Case:
@@ -147,10 +145,10 @@ def _nobody(case: _Case) -> Verdict:
     return Verdict(None, f"{what}, and no learner alone is to blame: only their deltas together raise it")
 
 
-def by_norms(norms: Norms, why: str) -> Verdict:
+def by_norms(case: Rejudging, why: str) -> Verdict:
     """The verdict by the norms of the recorded deltas alone; `why`: what else there is not."""
-    longest = sorted(norms, key=lambda name: norms[name])
-    if len(longest) > 1 and norms[longest[-1]] > LONG and norms[longest[-2]] <= USUAL:
-        name = longest[-1]
-        return Verdict(name, f"by norms alone ({why}): its longest delta has {norms[name]:.1f} times the usual norm")
+    long = sorted(case.long)
+    if len(long) == 1 and len(case.names) > 1 and long[0] in case.names and case.long[long[0]] > TOO_LONG:
+        times = f"its longest delta has {case.long[long[0]]:.1f} times the usual norm"
+        return Verdict(long[0], f"by norms alone ({why}): {times}")
     return Verdict(None, f"{why}, and the norms of the deltas blame nobody")

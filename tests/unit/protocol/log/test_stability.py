@@ -8,7 +8,7 @@ from diloco_cli.protocol.log.stability import GOOD_KEPT, Evaluated, Rejudging
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import decode, encode
 from tests.unit.protocol.log.test_interventions import after_merges
-from tests.unit.protocol.records import applied, follow, merge, output
+from tests.unit.protocol.records import applied, follow, genesis, merge, output
 
 
 def evaluated(state: RunState, loss: float | None, jumped: bool = False, tokens: int | None = None) -> RunState:
@@ -102,3 +102,17 @@ def test_a_stop_for_any_other_reason_leaves_an_open_re_judgement_to_the_next_syn
 def test_a_loss_that_is_not_finite_is_in_no_curve() -> None:
     state = evaluated(after_merges(1), None, jumped=True)
     assert state.metrics.losses == () and state.stability.jump == Evaluated(1, None, 100)
+
+
+def test_a_re_judgement_remembers_whose_deltas_were_long_since_the_good_evaluation() -> None:
+    state = evaluated(after_merges(2), 1.6)
+    state = merge(state, applied("l0", 2, base=1, data_start=16, data_end=24, norm=1.0), applied("l1", 0, norm=6.0))
+    assert state.stability.long == {"l1": 6.0}
+    state = gone_back(evaluated(state, 9.5, jumped=True), 2)
+    assert state.stability.rejudging is not None and state.stability.rejudging.long == {"l1": 6.0}
+    assert state.stability.long == {}
+
+
+def test_steps_explain_a_longer_delta() -> None:
+    state = merge(genesis(), applied("l0", 0, norm=1.0, steps=2), applied("l1", 0, norm=4.0, steps=8, tokens=32))
+    assert state.stability.long == {}

@@ -85,19 +85,25 @@ def test_a_loss_that_is_not_finite_is_judged_as_well(head: float | None) -> None
     assert verdict.learner == "l02"
 
 
-CASE = Rejudging(Evaluated(1, 1.6, 0), Evaluated(2, 9.0, 0), ("l0", "l1", "l2"))
+def case_with(names: tuple[str, ...], **long: float) -> Rejudging:
+    return Rejudging(Evaluated(1, 1.6, 0), Evaluated(2, 9.0, 0), names, long)
+
+
+ALL = ("l0", "l1", "l2")
 
 
 def test_where_trials_fail_the_norms_decide_if_they_name_one_clearly() -> None:
-    first = next_step(CASE, {}, LIMIT)
+    case = case_with(ALL, l1=7.5)
+    first = next_step(case, {}, LIMIT)
     assert isinstance(first, LeaveOut)
-    clear = next_step(CASE, {first: None}, LIMIT, {"l0": 1.0, "l1": 7.5, "l2": 1.3})
-    assert isinstance(clear, Verdict) and clear.learner == "l1" and "by norms alone" in clear.reason
-    unclear = next_step(CASE, {first: None}, LIMIT, {"l0": 3.0, "l1": 7.5, "l2": 1.3})
-    assert isinstance(unclear, Verdict) and unclear.learner is None
-    none = next_step(CASE, {first: None}, LIMIT)
-    assert isinstance(none, Verdict) and none.learner is None and "norms of the deltas blame nobody" in none.reason
+    clear = next_step(case, {first: None}, LIMIT)
+    assert isinstance(clear, Verdict) and clear.learner == "l1"
+    assert "by norms alone" in clear.reason and "7.5 times the usual norm" in clear.reason
 
 
-def test_one_learner_s_norms_have_nothing_to_be_compared_with() -> None:
-    assert by_norms({"l0": 50.0}, "no trials").learner is None
+@pytest.mark.parametrize(
+    ("names", "long"), [(ALL, {}), (ALL, {"l1": 3.9}), (ALL, {"l0": 2.1, "l1": 7.5}), (("l1",), {"l1": 7.5})]
+)
+def test_norms_that_name_nobody_clearly_blame_nobody(names: tuple[str, ...], long: dict[str, float]) -> None:
+    verdict = by_norms(case_with(names, **long), "no trials")
+    assert verdict == Verdict(None, "no trials, and the norms of the deltas blame nobody")
