@@ -8,6 +8,9 @@
     .diloco/<run>/spool/                   deltas that a syncer has fetched and not merged yet, in files without names
 
 All of it may be lost without harm to the run: the bucket alone is enough to go on.
+
+    $DILOCO_HOME/.operators/<digest>.json  or ~/.local/state/diloco/operators/<digest>.json, for all directories: the
+                                           operator's key that the run at an address was first seen with
 """
 
 from __future__ import annotations
@@ -25,6 +28,15 @@ def home_directory() -> Path:
 
 def run_directory(run: str) -> Path:
     return home_directory() / run
+
+
+def user_state_directory(kind: str) -> Path:
+    """Not in the current directory, which may be a stranger's: $DILOCO_HOME, else the user's own state."""
+    home = environment_value("DILOCO_HOME")
+    if home is not None:
+        return Path(home).absolute() / f".{kind}"
+    state = environment_value("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "diloco" / kind
 
 
 def templates_directory() -> Path:

@@ -27,6 +27,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What tests have this machine believe or consent to is not noted among what its user did."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Sums that are compared bit for bit are rounded in one order, as in a syncer."""

@@ -91,13 +91,17 @@ def open_run(text: str | None, box: Deadline | None = None, at_home: bool = True
 
 
 def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
+    from diloco_cli.cli.output import talk
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.driver import SystemClock, perform
+    from diloco_cli.runtime.known_operators import check_operator
     from diloco_cli.runtime.signing_key import signing_secret
 
     store = foreground_store(known.url, box)
     clock = SystemClock(monotonic_s, sleep_s, lambda: None)
-    run = perform(read_format(known.url, signing_secret()), store, clock)
+    secret = signing_secret()
+    run = perform(read_format(known.url, secret), store, clock)
+    check_operator(run, known.url, secret, talk)
     return OpenRun(run.name, known.url, store, run, clock)
 
 

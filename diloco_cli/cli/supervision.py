@@ -26,6 +26,7 @@ from diloco_cli.launch.local_units import (
 from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.ending import Participants, SupervisionEvent, SupervisionResult, last_words
+from diloco_cli.runtime.known_operators import trust_of
 from diloco_cli.runtime.logs import StoreWords
 from diloco_cli.runtime.supervisor import WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec
@@ -45,6 +46,7 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
         print_summary(opened, command, as_json)
         return 0
     units = units_here(opened.format, opened.url, region, folder, lambda text: talk(f"warning: {text}"))
+    talk(f"run {opened.name} is {trust_of(opened.format)}")
     for line in starts_elsewhere(opened.format, opened.url, region):
         talk(line)
     stopped = state.phase == "STOPPED"

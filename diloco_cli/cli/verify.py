@@ -26,6 +26,7 @@ def verify(
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest."""
     from diloco_cli.observe.replay import verified
+    from diloco_cli.runtime.known_operators import trust_of
 
     opened = open_run(run)
     found = verified(opened.store, opened.format)
@@ -46,6 +47,7 @@ def verify(
         print(f"commits 0 to {found.floor}: chain and rules; states and deltas of then may have been collected")
         later = f"{found.floor + 1} to {found.commits - 1}"
         print(f"commits {later}: replayed, from the versions as of commit {found.floor}")
+    print(trust_of(opened.format))
     for region in regions:
         late = f", {region.behind} commits behind" if region.behind else ""
         print(f"region {region.region}: {region.commits} commits{late}, {region.objects} objects compared")

@@ -28,8 +28,9 @@ from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import StopSignal, own_claim, say
 from diloco_cli.runtime.driver import Lanes, SystemClock, perform
+from diloco_cli.runtime.known_operators import check_operator
 from diloco_cli.runtime.signing_key import signing_secret
-from diloco_cli.signing import learner_signer
+from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store, retrying_text
@@ -76,6 +77,9 @@ def run_learner(
     meter = MeteredStore(_behind_its_link(bare, island))
     store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))
     hosts = host_syncer or run.settings.syncer.on_learners
+    if hosts and not run.keyring.holds(LOG):
+        hosts = False
+        say(f"{utc_now_text()} {name}: hosts no standby syncer: its key is not certified for one")
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
             _learn(run, island, store, meter, device, stop, news)
@@ -181,7 +185,9 @@ def _run_with_island(
 ) -> RunFormat:
     """The run, with the members of its log if the launch did not know this island."""
     store, _ = background_store(bare, stop.wait, stop.is_set, _log_of(name))
-    run = perform(read_format(bare.url, signing_secret(), (learner_signer(name),)), store, clock)
+    secret = signing_secret()
+    run = perform(read_format(bare.url, secret, (learner_signer(name),)), store, clock)
+    check_operator(run, bare.url, secret, say)
     if run.island(name) is not None:
         return run
     if newcomer is None:

@@ -79,7 +79,7 @@ LEFT = frozenset({"LEARNER", "STATE", "IN LAST 10", "NOTE"})
 
 
 def status_text(status: Status) -> str:
-    """The whole screen as plain text: two lines, a row per unit, and the newest notes."""
+    """The whole screen as plain text: two lines, a row per unit, whom the run trusts, and the newest notes."""
     rows = [COLUMNS, *(_learner_cells(learner) for learner in status.learners)]
     if status.syncer is not None:
         who = "" if status.syncer.unit == "syncer" else f" by {escaped(status.syncer.unit)}"
@@ -94,6 +94,7 @@ def status_text(status: Status) -> str:
     lines = [f"run {status.run}   {status.state}   {headline(status)}", pulse(status), *_aligned(rows)]
     lines += [f"loss: {escaped(status.divergence)}"] if status.divergence else []
     lines += [mirror_line(mirror) for mirror in status.mirrors]
+    lines += [status.trust] if status.trust else []
     if status.recent:
         lines.append("recent:")
         lines += [f"{_clock(e.time)}  {escaped(e.unit)}: {escaped(e.text)}" for e in status.recent[:RECENT_LINES]]

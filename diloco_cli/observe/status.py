@@ -11,6 +11,7 @@ from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, frag
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.rules.divergence import concern
+from diloco_cli.runtime.known_operators import trust_of
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 30.0
@@ -137,6 +138,7 @@ class Status:
     standbys: list[StandbyStatus] = field(default_factory=list)
     mirrors: list[MirrorStatus] = field(default_factory=list)
     divergence: str = ""
+    trust: str = ""
 
 
 def status_of(facts: RunFacts) -> Status:
@@ -170,6 +172,7 @@ def status_of(facts: RunFacts) -> Status:
         standbys=standbys,
         mirrors=[_mirror(facts, store) for store in run.regions],
         divergence=concern(state, run),
+        trust=trust_of(run),
     )
 
 

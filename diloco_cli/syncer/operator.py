@@ -70,7 +70,7 @@ class Operator:
         """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
         before = self.head()
         number = self._ask(before, kind, reason, learner, to, key)
-        state = self._answered(before, number)
+        state = self._answered(before, number, patient=kind != "revoke")
         if state.next_request <= number:
             self.tell("no syncer answers: doing it from here")
             state = self._answer_here(number)
@@ -132,9 +132,9 @@ class Operator:
     def _perform(self, steps: Steps[Result]) -> Result:
         return perform(steps, self.store, self.clock)
 
-    def _answered(self, state: RunState, number: int) -> RunState:
+    def _answered(self, state: RunState, number: int, patient: bool = True) -> RunState:
         """Wait as long as a syncer lives: its heartbeat changes every few seconds, also while it copies a large
-        model."""
+        model. Not `patient`: no longer than a syncer may be silent, for it may be its own key that is to be revoked."""
         heartbeat, heard_s = self._heartbeat(), self.clock.now_s()
         silence_s = max_silence_s(self.timeout_s, heartbeat)
         if silence_s > SYNCER_ANSWERS_S:
@@ -143,7 +143,7 @@ class Operator:
             self.clock.sleep_s(LOOK_EVERY_S)
             state = self.head(state)
             now = self._heartbeat()
-            if now != heartbeat:
+            if patient and now != heartbeat:
                 heartbeat, heard_s = now, self.clock.now_s()
         return state
 

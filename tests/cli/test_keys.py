@@ -9,8 +9,10 @@ from pathlib import Path
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.launch.new_run import create_run, signed
-from diloco_cli.protocol.log.commit_log import read_format
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.commit_log import append, read_format
+from diloco_cli.protocol.log.commits import EpochStart
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import LOG, Secret, short_key
 from diloco_cli.store.local import LocalStore
@@ -18,6 +20,7 @@ from tests.cli.bucket import NANO, make_bucket
 from tests.cli.conftest import Diloco
 
 FILE = "DILOCO_SIGNING_KEY_FILE"
+CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)
 
 
 def test_a_key_is_written_once_and_never_shown(diloco: Diloco, tmp_path: Path) -> None:
@@ -59,8 +62,7 @@ def test_three_commands_certify_a_key_that_another_machine_made(diloco: Diloco, 
 
 
 def opened_with(bucket: Path, key: str) -> RunFormat:
-    clock = SystemClock(monotonic_s, sleep_s, lambda: None)
-    return perform(read_format("u", Secret(key, "TEST")), LocalStore(bucket), clock)
+    return perform(read_format("u", Secret(key, "TEST")), LocalStore(bucket), CLOCK)
 
 
 def test_where_learners_host_standbys_a_learners_key_is_certified_for_the_log_too_and_that_is_said(
@@ -118,3 +120,54 @@ def test_access_prints_a_policy_for_the_clouds_own_tools(diloco: Diloco) -> None
     assert "arn:aws:s3:::bucket/runs/nano/offer/iowa/*" in json.dumps(json.loads(printed.stdout))
     refused = diloco("bucket-policy", "s3://bucket/runs/nano", "boss")
     assert refused.returncode == 2 and "learner, syncer, operator, reader" in refused.stderr
+
+
+def test_a_revoked_key_counts_from_the_commit_on_that_a_command_makes_where_no_syncer_answers(
+    diloco: Diloco, tmp_path: Path
+) -> None:
+    diloco("key", "new", "run.key")
+    secret = Secret((tmp_path / "run.key").read_text().strip(), "TEST")
+    operators = signed(NANO, secret)
+    url, operator = make_bucket(tmp_path / "nano", operators), {FILE: "run.key"}
+    public = diloco("key", "request", url, "learner", "iowa", "iowa.key").stdout.strip()
+    diloco("key", "certify", url, "learner", "iowa", public, **operator)
+    begin(LocalStore(tmp_path / "nano"), operators, secret)
+
+    done = diloco("key", "revoke", url, "iowa", "--timeout", "0", **operator)
+    assert done.returncode == 0 and public in done.stdout, done.stderr
+    log = [json.loads(path.read_text()) for path in sorted((tmp_path / "nano" / "commit").iterdir())]
+    assert [record["kind"] for record in log] == ["epoch_start", "epoch_start", "revoke"]
+    assert (log[-1]["key"], log[-1]["signature"].partition(":")[0]) == (public, "operator")
+    again = diloco("key", "revoke", url, "iowa", "--timeout", "0", **operator)
+    assert again.returncode == 2 and "no certified key" in again.stderr
+    for key in ("", "iowa.key"):
+        assert diloco("key", "revoke", url, public, "--timeout", "0", **{FILE: key}).returncode in (2, 8)
+
+
+def begin(store: LocalStore, run: RunFormat, secret: Secret) -> None:
+    """Commit 0, as a syncer with a key of its own would make it."""
+    text = secret.certified(run.run_id, {"syncer/host": "a1" * 32})
+    own = replace(run, keyring=Secret(text, "TEST").keyring(run.run_id))
+    output = FragmentVersion(0, 0, -1, 1, "blake3-" + "0" * 64, "blake3-" + "1" * 64)
+    perform(append(own, RunState(), EpochStart(epoch=1, outputs=(output,))), store, CLOCK)
+
+
+def test_without_a_key_the_operator_seen_first_is_believed_aloud_and_no_other_later(
+    diloco: Diloco, tmp_path: Path
+) -> None:
+    diloco("key", "new", "run.key")
+    secret = Secret((tmp_path / "run.key").read_text().strip(), "TEST")
+    url, home = make_bucket(tmp_path / "nano", signed(NANO, secret)), {"DILOCO_HOME": str(tmp_path / "home")}
+    first, second = (diloco("status", url, **home) for _ in range(2))
+    assert short_key(secret.operator) in first.stderr and "first time" in first.stderr and "first" not in second.stderr
+    assert f"signed: whom the operator's key {short_key(secret.operator)} has certified" in second.stdout
+    (tmp_path / "nano" / "FORMAT.json").unlink()
+    create_run(LocalStore(tmp_path / "nano"), signed(NANO, Secret("x" * 40, "TEST")), "u")
+    forged = diloco("status", url, **home)
+    assert forged.returncode == 8 and short_key(secret.operator) in forged.stderr and "rm " in forged.stderr
+
+
+def test_a_run_that_is_not_signed_says_whom_it_trusts(diloco: Diloco, tmp_path: Path) -> None:
+    url = make_bucket(tmp_path / "nano")
+    for command in ("status", "verify"):
+        assert "not signed: whoever may write into the bucket is trusted" in diloco(command, url).stdout
