@@ -21,11 +21,13 @@ from diloco_cli.protocol.log.commit_log import state_after
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key, max_fragment_bytes, offer_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import MergedOffer, Offer, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.protocol.rules.rejudging import LeaveOut
 from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
 from diloco_cli.tensors.merge import DeltaSource
@@ -96,7 +98,9 @@ class Repetition:
 
     def _delta(self, item: MergedOffer, fragment: int) -> DeltaSource:
         key = offer_key(item.learner, item.incarnation, item.seq)
-        offer = decode(Offer, self.store.get(key, MAX_RECORD_BYTES) or b"", key)
+        signer = learner_signer(item.learner)
+        data = genuine_of(lambda at: self.store.get(at, MAX_RECORD_BYTES), self.run.keyring, signer, key)
+        offer = decode(Offer, data or b"", key)
         payload = _now(self.store, read_payload(offer))
         if isinstance(payload, str) or offer.payload_digest != item.payload_digest:
             raise DataCheckError("its payload is not the one that was merged", where=key)

@@ -115,6 +115,7 @@ class Evaluations:
                 self.run, found.then.outputs, state.n + 1, state.slot - 1, epoch, pulse
             )  # fmt: skip
             if not isinstance(outputs, str):
+                self.unreadable = 0
                 return back_to(found.then, outputs, response.reason, evaluated=jump.n)
             problem = outputs
         self.unreadable += 1

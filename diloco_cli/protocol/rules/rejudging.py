@@ -137,6 +137,9 @@ def _nobody(case: _Case) -> Verdict:
     tried = case.names[:ALONE]
     raising = [name for name in tried if case.harms_alone(name)]
     what = f"the loss jumps to {case.full:.4g} after commit {case.onset}"
+    if len(case.names) < 2:
+        only = f"by the deltas of {', '.join(case.names)}, the only ones since: there is nobody to compare them with"
+        return Verdict(None, f"{what} {only}; if they are honest, {NEW_RUN}")
     if 2 * len(raising) > len(tried):
         most = "each learner" if len(raising) == len(tried) else f"{len(raising)} of {len(tried)} learners, each"
         return Verdict(None, f"{what} by the deltas of {most} alone: the run diverges everywhere; {NEW_RUN}")

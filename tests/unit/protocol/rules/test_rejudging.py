@@ -69,7 +69,7 @@ def test_deltas_that_raise_the_loss_only_together_blame_nobody() -> None:
 
 def test_a_learner_by_itself_is_compared_with_nobody() -> None:
     verdict, trials = judged(1, bad("l00"))
-    assert verdict.learner is None and "diverges everywhere" in verdict.reason
+    assert verdict.learner is None and "by the deltas of l00, the only ones since" in verdict.reason
     assert not [trial for trial in trials if trial.without]
 
 
