@@ -1,6 +1,10 @@
-"""`python -m diloco_cli` is `diloco`."""
+"""`python -m diloco_cli` is `diloco`: like that command it imports nothing from the working directory."""
 
-from diloco_cli.cli.main import main
+import sys
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    from diloco_cli.cli.main import main
+
     main()

@@ -11,6 +11,8 @@ All of it may be lost without harm to the run: the bucket alone is enough to go 
 
     $DILOCO_HOME/.operators/<digest>.json  or ~/.local/state/diloco/operators/<digest>.json, for all directories: the
                                            operator's key that the run at an address was first seen with
+    $DILOCO_HOME/.consent/<digest>.json    or ~/.local/state/diloco/consent/<digest>.json, for all directories: this
+                                           machine's consent to what the run format with that digest names
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _become(words: list[str], folder: str, environment: dict[str, str], place: s
     os.chdir(folder)
     for number, path in enumerate((os.devnull, f"{place}/out", f"{place}/err")):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
-    sys.argv, sys.path[0] = ["diloco", *words], folder
+    sys.argv, sys.path[0] = ["diloco", *words], str(Path(sys.executable).parent)
     try:
         main()
     except SystemExit as ended:  # without the end of the interpreter, which would copy all that was loaded

@@ -63,13 +63,13 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
         signed,
     )
     from diloco_cli.layout import layout_warning
+    from diloco_cli.runtime.consent import NamedHere, named_in_files, search_last
     from diloco_cli.runtime.runs import remember_run
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import join_url
-    from diloco_cli.tasks.build import search_first
     from diloco_cli.tasks.check import check_task, is_worth_a_try
 
-    search_first(folder)
+    search_last(folder)
     url = join_url(plan.inventory.store.url, plan.run.name)
     shares, slower = shares_here(plan, region)
     if slower is not None:
@@ -94,7 +94,8 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
     known = remember_run(run.name, url)
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
-    return go_on(open_known_run(known), region, detach, as_json, "launch", folder)
+    named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
+    return go_on(open_known_run(known), region, detach, as_json, "launch", named)
 
 
 def _trusted_store(url: str) -> Store:

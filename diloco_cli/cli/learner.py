@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration
 
@@ -19,6 +20,8 @@ def learner(
     region: str | None = typer.Option(None, "--region", help="With --join: its region; default: the run's home."),
     batch_tokens: str | None = typer.Option(None, "--batch-tokens", help="With --join: default: train.batch_tokens."),
     host_syncer: bool = typer.Option(False, "--host-syncer", help="Keep a standby syncer beside it, as a child."),
+    allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
     from diloco_cli.learner.daemon import Newcomer, run_learner
@@ -27,4 +30,5 @@ def learner(
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
     newcomer = Newcomer(region, batch) if join else None
-    sys.exit(run_learner(run, name, device, parse_duration(drain), newcomer, host_syncer))
+    here = named_here(allow_code, allow_store)
+    sys.exit(run_learner(run, name, device, parse_duration(drain), newcomer, host_syncer, here))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from diloco_cli.cli.consent import AllowCode, named_here
 from diloco_cli.cli.export import refuse_place, writing_to
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.clock import monotonic_s
@@ -24,6 +26,7 @@ def replay(
     device: str = typer.Option("cpu", "--device", help="Where to compute."),
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what is on the tape; play nothing."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+    allow_code: list[str] = AllowCode,
 ) -> None:
     """Play a tape on this one process; exit status 11 if a merge gives other parameters than the tape knows."""
     from diloco_cli.tapes.files import read_tape
@@ -36,16 +39,17 @@ def replay(
     if dry_run:
         _say_tape(tape, tape_file, as_json)
         return
-    sys.exit(_play(tape, tape_file, output, device, as_json))
+    from diloco_cli.runtime.consent import consented
+
+    run = consented(tape.run, str(tape_file), named_here(allow_code))
+    sys.exit(_play(replace(tape, run=run), tape_file, output, device, as_json))
 
 
 def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: bool) -> int:
     from diloco_cli.learner.daemon import choose_device
     from diloco_cli.syncer.versions import save_parameters
     from diloco_cli.tapes.player import Player
-    from diloco_cli.tasks.build import search_first
 
-    search_first(path.parent)
     started_s, different = monotonic_s(), None
     player = Player(tape, device=choose_device(device))
     for merge in player.merges():

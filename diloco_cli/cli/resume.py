@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.cli.run_argument import RunArgument, is_run_file, open_run
 
 
@@ -15,6 +16,8 @@ def resume(
     region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
     detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+    allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
 ) -> None:
     """Go on with a run from its bucket alone; living units are adopted. Ctrl-C ends what runs here; the run goes on."""
     from diloco_cli.cli.supervision import go_on
@@ -22,5 +25,5 @@ def resume(
 
     opened = open_run(run, at_home=False)
     remember_run(opened.name, opened.url)
-    folder = Path(run).parent if run is not None and is_run_file(run) else None
-    sys.exit(go_on(opened, region, detach, as_json, "resume", folder))
+    here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
+    sys.exit(go_on(opened, region, detach, as_json, "resume", here))

@@ -166,9 +166,9 @@ def _with_real_tensors(found: _Subject) -> RunFormat:
     if found.plan is None:
         return found.run
     from diloco_cli.launch.new_run import layout_of
-    from diloco_cli.tasks.build import search_first
+    from diloco_cli.runtime.consent import search_last
 
-    search_first(found.folder)
+    search_last(found.folder)
     return replace(found.run, layout=layout_of(found.plan.run))
 
 

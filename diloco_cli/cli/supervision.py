@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from diloco_cli.cli.operators import operator_of
@@ -18,13 +17,13 @@ from diloco_cli.cli.status import read_status
 from diloco_cli.errors import DilocoError
 from diloco_cli.launch.local_units import (
     background_command,
-    module_environment,
     starts_elsewhere,
     syncer_may_start,
     units_here,
 )
 from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.runtime.consent import NamedHere, consented, stores_of
 from diloco_cli.runtime.ending import Participants, SupervisionEvent, SupervisionResult, last_words
 from diloco_cli.runtime.known_operators import trust_of
 from diloco_cli.runtime.logs import StoreWords
@@ -37,15 +36,17 @@ SCREEN_EVERY_S = 1.0
 QUIET_EVENTS = frozenset({"started", "done"})
 
 
-def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, folder: Path | None) -> int:
-    """Start (or adopt) what runs here, and watch it, or leave that to a background process. In `folder` units look
-    for the modules of entrypoints."""
+def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, here: NamedHere) -> int:
+    """Start (or adopt) what runs here, and watch it, or leave that to a background process. `here`: what this machine
+    consents to; it is remembered for its units."""
     state = head_of(opened)
     if state.phase == "FINISHED":
         talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
         print_summary(opened, command, as_json)
         return 0
-    units = units_here(opened.format, opened.url, region, folder, lambda text: talk(f"warning: {text}"))
+    units = units_here(opened.format, opened.url, region, lambda text: talk(f"warning: {text}"))
+    needs_code = state.n < 0 or any(unit.kind == "learner" for unit in units)
+    consented(opened.format, opened.url, here, stores_of(opened.format), code=needs_code)
     talk(f"run {opened.name} is {trust_of(opened.format)}")
     for line in starts_elsewhere(opened.format, opened.url, region):
         talk(line)
@@ -54,14 +55,14 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     if detach:
-        return _detached(opened, region, as_json, command, folder)
+        return _detached(opened, region, as_json, command)
     return supervise_run(opened, units, region, command, as_json)
 
 
-def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, folder: Path | None) -> int:
+def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str) -> int:
     from diloco_cli.runtime.detach import start_detached
 
-    identity = start_detached(opened.name, background_command(opened.url, region), module_environment(folder))
+    identity = start_detached(opened.name, background_command(opened.url, region))
     if as_json:
         print_json(
             command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}

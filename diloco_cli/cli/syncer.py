@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,22 +22,24 @@ def syncer(
     name: str | None = typer.Option(None, "--name", help="With --standby: its name in `status`; default: standby."),
     instead_of: int | None = typer.Option(None, "--instead-of", hidden=True, help="Pid of its dead predecessor here."),
     hosted: bool = typer.Option(False, "--hosted", hidden=True, help="Leave when stdin closes, work at low priority."),
+    allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
 ) -> None:
     """Run the syncer: merges offers and writes the commit log of the run at URL."""
     if (url is None) == (run is None):
         raise UsageError("which run? give its URL once", hint="diloco syncer gs://my-bucket/runs/my-run")
-    place = url or run or ""
+    place, here = url or run or "", named_here(allow_code, allow_store)
     if not standby:
         if name is not None or hosted or instead_of is not None:
             raise UsageError("--name, --hosted and --instead-of belong to a standby", hint="add --standby")
         from diloco_cli.syncer.daemon import run_syncer
 
-        sys.exit(run_syncer(place, _rebuilt))
+        sys.exit(run_syncer(place, _rebuilt, here))
     from diloco_cli.runtime.files import checked_name
     from diloco_cli.syncer.standby import run_standby
 
     called = checked_name(name or "standby", "name of a standby")
-    sys.exit(run_standby(place, called, instead_of, hosted, _rebuilt))
+    sys.exit(run_standby(place, called, instead_of, hosted, _rebuilt, here))
 
 
 def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | None:

@@ -13,7 +13,8 @@ RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 @dataclass(frozen=True)
 class ModelSettings:
     """A preset, a user's `module:function`, a Hugging Face name or folder (random weights), or (for `plan` and
-    `simulate` alone) plain numbers. `sequence` may stand beside `huggingface`: tokens in a training sequence."""
+    `simulate` alone) plain numbers. `sequence` may stand beside `huggingface`: tokens in a training sequence. `args`
+    are an entrypoint's; in the format of a run with a Hugging Face model, the content of its config.json."""
 
     preset: str | None = None
     entrypoint: str | None = None
@@ -182,7 +183,8 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """run.yaml. `inventory` is a path relative to the run file."""
+    """run.yaml. `inventory` is a path relative to the run file. `consented`: this machine lets the code run that they
+    name; False for settings out of a bucket or a tape until it has consented (runtime/consent.py)."""
 
     name: str
     version: int = 1
@@ -196,6 +198,7 @@ class RunSettings:
     syncer: SyncerSettings = field(default_factory=SyncerSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    consented: bool = field(default=True, compare=False, repr=False, metadata={"local": True})
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,26 @@ to start on others."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.commit_log import require_keys
 from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.randomness import new_private_key
+from diloco_cli.runtime.child import diloco_command
+from diloco_cli.runtime.consent import format_digest
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.runtime.units import UnitSpec, learner_unit, syncer_units
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer, syncer_signer
 
 
 def units_here(
-    run: RunFormat, url: str, region: str | None, folder: Path | None, warn: Callable[[str], None]
+    run: RunFormat, url: str, region: str | None, warn: Callable[[str], None]
 ) -> list[UnitSpec]:  # fmt: skip
-    """The learners of `region` (or of all regions) whose islands are local, and the syncers in the home region. In
-    `folder` units look for the modules of entrypoints."""
+    """The learners of `region` (or of all regions) whose islands are local, and the syncers in the home region."""
     regions = sorted({island.region for island in run.islands} | {syncer_region(run)})
     if region is not None and region not in regions:
         raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
@@ -46,8 +45,7 @@ def units_here(
             units.append(replace(unit, environment={**unit.environment, **own}))
     if not units:
         raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
-    modules = module_environment(folder)
-    return [replace(unit, environment={**unit.environment, **modules}) for unit in units]
+    return units
 
 
 def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[str]:
@@ -56,17 +54,26 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
     for island in run.islands:
         if island.infra != "local" and region in (None, island.region):
             its = run.url_for(island.region, home)
-            yield f"{island.name} ({island.infra}): start it there: diloco learner --run {its} --name {island.name}"
+            words = f"--run {its} --name {island.name}"
+            words += _consent(run, stores=run.settings.syncer.on_learners)
+            yield f"{island.name} ({island.infra}): start it there: diloco learner {words}"
             if run.signing is not None:
                 yield f"  with a key of its own, made there: diloco key request {its} learner {island.name} FILE"
     if region not in (None, syncer_region(run)) and not run.settings.syncer.on_learners:
-        yield f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer --run {home}"
+        words = f"--run {home}{_consent(run, stores=True)}"
+        yield f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer {words}"
+
+
+def _consent(run: RunFormat, *, stores: bool) -> str:
+    """The words by which another machine consents to what the run's format names, if the process there needs any."""
+    needed = code_of(run.settings) or (stores and run.regions)
+    return f" --allow-code {format_digest(run)}" if needed else ""
 
 
 def background_command(url: str, region: str | None) -> tuple[str, ...]:
     """The process that supervises these units in the background."""
     chosen = () if region is None else (f"--region={region}",)
-    return (sys.executable, "-m", "diloco_cli", "resume", url, *chosen)
+    return diloco_command("resume", url, *chosen)
 
 
 def syncer_may_start(run: RunFormat, units: list[UnitSpec]) -> bool:
@@ -107,11 +114,3 @@ def keys_of(run: RunFormat, signers: tuple[str, ...], secret: Secret | None) -> 
 def signers_on(run: RunFormat, learner: str) -> tuple[str, ...]:
     """As whom the machine of a learner signs: as the learner, and as a syncer if it hosts one."""
     return (learner_signer(learner), *([syncer_signer(learner)] if run.settings.syncer.on_learners else []))
-
-
-def module_environment(folder: Path | None) -> dict[str, str]:
-    """Lets units find the modules of entrypoints that lie beside the run file."""
-    if folder is None:
-        return {}
-    earlier = environment_value("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(folder.absolute()), *([earlier] if earlier else [])])}

@@ -24,7 +24,7 @@ from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.signing import OPERATOR, Checksummed, Secret
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store
-from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.tasks.build import build_model_on_meta, carried
 from diloco_cli.tensors.flat import parameter_facts
 
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens")
@@ -72,6 +72,7 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
 
 def make_format(settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...]) -> RunFormat:
     """FORMAT.json of a new run at `url`."""
+    settings = carried(settings)
     layout = layout_of(settings)
     overlap, every, fragments = settings.sync.overlap, settings.sync.every, len(layout.fragments)
     problem = None if overlap == "auto" else overlap_problem(overlap, every, fragments)

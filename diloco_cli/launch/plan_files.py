@@ -94,15 +94,16 @@ def _is_plan(file: Path) -> bool:
 
 def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
     """The facts of a run's model, built once and counted, without memory where it allows that, if it is a user's own;
-    `folder` is where modules that the run file names are looked for first."""
+    `folder` is where modules that the run file names are looked for last."""
     if run.model.huggingface and not run.model.parameters:
         return _facts_of_huggingface(run.model.huggingface, run.model.sequence, folder)
     if not run.model.entrypoint or run.model.parameters:
         return model_facts(run.model)
-    from diloco_cli.tasks.build import build_model_on_meta, search_first
+    from diloco_cli.runtime.consent import search_last
+    from diloco_cli.tasks.build import build_model_on_meta
     from diloco_cli.tensors.flat import parameter_facts
 
-    search_first(folder)
+    search_last(folder)
     return facts_from_parameters(parameter_facts(build_model_on_meta(run)), _sequence(run))
 
 

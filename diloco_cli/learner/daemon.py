@@ -26,6 +26,7 @@ from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.consent import NamedHere, consented, stores_of
 from diloco_cli.runtime.daemon import StopSignal, own_claim, say
 from diloco_cli.runtime.driver import Lanes, SystemClock, perform
 from diloco_cli.runtime.known_operators import check_operator
@@ -53,17 +54,27 @@ class Newcomer:
 
 def run_learner(
     url: str, name: str, device: str | None, drain_s: float = 0.0, newcomer: Newcomer | None = None,
-    host_syncer: bool = False,
+    host_syncer: bool = False, here: NamedHere = NamedHere(),
 ) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others.
 
     On a signal it leaves at once, or drains for at most `drain_s`. A `newcomer` first asks to be admitted to the run.
-    `host_syncer`: start a standby beside it, also if the run's settings do not ask for one on every learner.
+    `host_syncer`: start a standby beside it, also if the run's settings do not ask for one on every learner. `here`:
+    what this machine consents to.
     """
     stop = StopSignal(drain_s)
     stop.hear_signals()
     bare, clock = open_store(url), _hasty(stop)
-    run = _run_with_island(bare, clock, stop, name, device, newcomer)
+    store, _ = background_store(bare, stop.wait, stop.is_set, _log_of(name))
+    secret = signing_secret()
+    run = perform(read_format(bare.url, secret, (learner_signer(name),)), store, clock)
+    check_operator(run, bare.url, secret, say)
+    hosts = host_syncer or run.settings.syncer.on_learners
+    if hosts and not run.keyring.holds(LOG):
+        hosts = False
+        say(f"{utc_now_text()} {name}: hosts no standby syncer: its key is not certified for one")
+    run = consented(run, url, here, stores_of(run) if hosts else ())
+    run = _with_island(run, store, clock, name, device, newcomer)
     island = run.island(name)
     if island is None:
         names = ", ".join(i.name for i in run.all_islands)
@@ -76,10 +87,6 @@ def run_learner(
     torch.set_num_threads(max(run.settings.train.threads, cores))
     meter = MeteredStore(_behind_its_link(bare, island))
     store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))
-    hosts = host_syncer or run.settings.syncer.on_learners
-    if hosts and not run.keyring.holds(LOG):
-        hosts = False
-        say(f"{utc_now_text()} {name}: hosts no standby syncer: its key is not certified for one")
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
             _learn(run, island, store, meter, device, stop, news)
@@ -180,22 +187,18 @@ def _end_if_asked(stop: StopSignal) -> None:
         raise TerminatedError("stopped by a signal")
 
 
-def _run_with_island(
-    bare: Store, clock: SystemClock, stop: StopSignal, name: str, device: str | None, newcomer: Newcomer | None
+def _with_island(
+    run: RunFormat, store: Store, clock: SystemClock, name: str, device: str | None, newcomer: Newcomer | None
 ) -> RunFormat:
     """The run, with the members of its log if the launch did not know this island."""
-    store, _ = background_store(bare, stop.wait, stop.is_set, _log_of(name))
-    secret = signing_secret()
-    run = perform(read_format(bare.url, secret, (learner_signer(name),)), store, clock)
-    check_operator(run, bare.url, secret, say)
     if run.island(name) is not None:
         return run
     if newcomer is None:
         return perform(read_log(run), store, clock).with_members(run)
     check_batch(run, newcomer.batch_tokens or run.settings.train.batch_tokens)
     say(f"{utc_now_text()} {name}: asks to join run {run.name}")
-    island = _island_of(run, str(parse_url(bare.url)), name, device, newcomer)
-    refuse_another_regions_bucket(run, island, bare.url)
+    island = _island_of(run, str(parse_url(store.url)), name, device, newcomer)
+    refuse_another_regions_bucket(run, island, store.url)
     return perform(enter(run, island, nonce(), utc_now_text()), store, clock)
 
 

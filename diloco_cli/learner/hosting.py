@@ -7,13 +7,13 @@ with the learner's process, however that ends, because that holds the other end 
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.environment import environment_with
+from diloco_cli.runtime.child import diloco_command
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 60.0
@@ -23,7 +23,7 @@ KILLED_AFTER_S = 1.0
 
 
 def standby_command(url: str, name: str, dead_pid: int | None) -> list[str]:
-    words = [sys.executable, "-m", "diloco_cli", "syncer", f"--run={url}", "--standby", f"--name={name}", "--hosted"]
+    words = [*diloco_command("syncer", f"--run={url}", "--standby", f"--name={name}", "--hosted")]
     return words if dead_pid is None else [*words, f"--instead-of={dead_pid}"]
 
 

@@ -22,7 +22,8 @@ from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError
 from diloco_cli.learner.micro_batch import micro_batch_here
 from diloco_cli.learner.replica import Replica
-from diloco_cli.tasks.build import build_data, build_model, search_first
+from diloco_cli.runtime.consent import search_last
+from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import parameter_facts
 
 WARM_UP_STEPS = 3
@@ -61,7 +62,7 @@ def _say(answers: IO[str], answer: Mapping[str, object]) -> None:
 
 def _replica(order: dict[str, object]) -> Replica:
     run = from_plain(RunSettings, order["settings"])
-    search_first(Path(str(order["folder"])))
+    search_last(Path(str(order["folder"])))
     torch.set_num_threads(int(str(order["threads"])))
     device = torch.device(str(order["device"]))
     shard, num_shards = int(str(order["shard"])), int(str(order["num_shards"]))

@@ -14,13 +14,22 @@ from typing import Any
 from diloco_cli.environment import environment_with
 
 
+def python_command(module: str, *words: str) -> tuple[str, ...]:
+    """`python -m MODULE WORD...` that imports nothing from the working directory, which may be a stranger's."""
+    return (sys.executable, "-P", "-m", module, *words)
+
+
+def diloco_command(*words: str) -> tuple[str, ...]:
+    return python_command("diloco_cli", *words)
+
+
 class Child:
     """`python -m MODULE WORD...`, which ends by itself at the end of its stdin: see `end_all`. `apart`: in a session of
     its own, so that only the parent gets Ctrl-C, and without stderr. `env`: added to the present environment."""
 
     def __init__(self, module: str, *words: str, apart: bool = False, env: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
+            python_command(module, *words),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if apart else None,

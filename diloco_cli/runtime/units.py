@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.child import diloco_command
 from diloco_cli.runtime.files import NO_SPACE_ERRNOS, checked_name, make_directory
 from diloco_cli.runtime.identity import identify
 from diloco_cli.runtime.kernel import TOKEN_VARIABLE
@@ -30,7 +30,6 @@ from diloco_cli.runtime.registry import UnitRecord, log_path, write_unit
 Kind = Literal["learner", "syncer"]
 SYNCER = "syncer"
 DRAIN_S = 3.5  # for a learner's last offers after SIGTERM: a machine leaves within 10 s (ending.StopPolicy)
-_PROGRAM = (sys.executable, "-m", "diloco_cli")
 MAX_LOG_BYTES = 16 * 1024 * 1024
 TRY_AGAIN_ERRNOS = frozenset({11, 12, 23, 24})  # EAGAIN, ENOMEM, ENFILE, EMFILE
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -57,12 +56,12 @@ class UnitSpec:
 
 def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
     """A learner's unit. `--name=VALUE` is one word, so that a value can never become an option."""
-    command = (*_PROGRAM, "learner", f"--drain={DRAIN_S:g}s", f"--run={run_url}", f"--name={name}")
+    command = diloco_command("learner", f"--drain={DRAIN_S:g}s", f"--run={run_url}", f"--name={name}")
     return UnitSpec(name, "learner", command, thread_environment(threads))
 
 
 def syncer_unit(run_url: str, *, threads: int) -> UnitSpec:
-    command = (*_PROGRAM, "syncer", f"--run={run_url}")
+    command = diloco_command("syncer", f"--run={run_url}")
     return UnitSpec(SYNCER, "syncer", command, thread_environment(threads))
 
 

@@ -125,6 +125,14 @@ def split_url(url: str) -> tuple[str, str]:
     return str(StoreUrl(parsed.scheme, parsed.place, outer)), name
 
 
+def is_beside(url: str, other: str) -> bool:
+    """Whether `url` lies in the same bucket as `other`, or in or below the directory that `other` lies in."""
+    one, two = parse_url(url), parse_url(other)
+    if one.scheme != "file" or two.scheme != "file":
+        return (one.scheme, one.place) == (two.scheme, two.place)
+    return Path(os.path.normpath(one.place)).is_relative_to(os.path.normpath(Path(two.place).parent))
+
+
 def _allowed() -> str:
     return "stores are gs://bucket/prefix, s3://bucket/prefix, file:///directory, a plain path, memory://name"
 

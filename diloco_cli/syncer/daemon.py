@@ -19,13 +19,15 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Finish, Merge, Skip
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import RecordError, decode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.regional import home_of, read_after_relays
+from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.consent import NamedHere, consented, format_digest, stores_of
 from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
@@ -35,40 +37,45 @@ from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
-from diloco_cli.syncer.evaluation import EvaluatorProcess
+from diloco_cli.syncer.evaluation import EvaluationOff, EvaluatorProcess
 from diloco_cli.syncer.regions import RegionServices
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 """The bytes of a damaged or lost state, made anew from the log (observe/rebuild.py); None where that cannot be done."""
 
 
-def run_syncer(url: str, rebuild: Rebuild) -> int:
+def run_syncer(url: str, rebuild: Rebuild, here: NamedHere = NamedHere()) -> int:
     """Claims the next epoch and serves the run; see `serve_run`."""
     stop = StopSignal()
     stop.hear_signals()
-    return serve_run(url, stop, own_claim(), rebuild)
+    return serve_run(url, stop, own_claim(), rebuild, here)
 
 
 def serve_run(
-    url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, unit: str = SYNCER, because: str = ""
+    url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, here: NamedHere, unit: str = SYNCER,
+    because: str = "",
 ) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
-    syncer took over; after a command, which leaves again, it serves on. `unit` and `because`: the unit that serves, and
-    why, for `status`."""
+    syncer took over; after a command, which leaves again, it serves on. `here`: what this machine consents to. `unit`
+    and `because`: the unit that serves, and why, for `status`."""
     while True:
         try:
-            return _serve_once(url, stop, claim, rebuild, unit, because)
+            return _serve_once(url, stop, claim, rebuild, here, unit, because)
         except DisplacedError as error:
             because = "a command had served in its place"
             say(f"{utc_now_text()} {error}; serving again")
         claim = own_claim()
 
 
-def _serve_once(url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, unit: str, because: str) -> int:
+def _serve_once(
+    url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, here: NamedHere, unit: str, because: str
+) -> int:
     torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
     meter, store, news, clock = opened(url, stop)
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
-    evaluator = EvaluatorProcess(url)
+    begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
+    run = consented(run, url, here, stores_of(run), code=begins)
+    evaluator = _evaluator(run, url)
     syncer = Syncer(
         run,
         claim,
@@ -101,6 +108,16 @@ def _serve_once(url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuil
     if regions.services:
         _heartbeat_unless_it_fails(syncer, meter, clock)  # with the regions' final state
     return 0
+
+
+def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | EvaluationOff:
+    """None where this machine has not consented to the model's code: that is no reason not to merge."""
+    named = ", ".join(map(str, code_of(run.settings)))
+    if run.settings.consented or not named:
+        return EvaluatorProcess(url)
+    say(f"{utc_now_text()} no evaluations here: this machine has not consented to {named}; to have them, start this")
+    say(f"{utc_now_text()} syncer with --allow-code MODULE or --allow-code {format_digest(run)}")
+    return EvaluationOff()
 
 
 def _earlier_mirrors(store: Store) -> tuple[MirrorHeartbeat, ...]:

@@ -9,7 +9,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -24,6 +23,7 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.rules.rejudging import LeaveOut
+from diloco_cli.runtime.child import diloco_command
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import Spool
 from diloco_cli.syncer.trials import Repetition, state_at
@@ -93,9 +93,12 @@ class EvaluatorProcess:
                 child.stdin.close()
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "diloco_cli", "evaluator", "--run", self._url]
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment_with(OMP_NUM_THREADS="1")
+            diloco_command("evaluator", "--run", self._url),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment_with(OMP_NUM_THREADS="1"),
         )
         self._answers = queue.SimpleQueue()  # a queue per child: late answers of an earlier child are dropped
         threading.Thread(target=_listen, args=(child.stdout, self._answers), daemon=True).start()
@@ -108,6 +111,28 @@ def evaluation_request(n: int, outputs: tuple[FragmentVersion, ...], final: bool
 
 def trial_request(trial: LeaveOut) -> dict[str, Any]:
     return {"n": trial.head, "trial": to_plain(trial)}
+
+
+class EvaluationOff:
+    """Implements protocol.actors.ports.Evaluator where the model's code may not run: every evaluation fails at once."""
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        self._asked = n
+        return True
+
+    def try_without(self, trial: LeaveOut) -> bool:
+        self._asked = trial.head
+        return True
+
+    def result(self) -> Answer | None:
+        asked, self._asked = self._asked, None
+        return None if asked is None else (asked, None)
+
+    def close(self) -> None:
+        """There is no process to end."""
 
 
 def _listen(lines: Iterable[str], answers: queue.SimpleQueue[Answer]) -> None:

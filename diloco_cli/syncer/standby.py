@@ -12,8 +12,11 @@ from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.log.commit_log import read_format
+from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import ProcessClaim
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.randomness import jitter
+from diloco_cli.runtime.consent import NamedHere, consented, stores_of
 from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
 from diloco_cli.runtime.driver import perform
 from diloco_cli.runtime.signing_key import signing_secret
@@ -28,11 +31,13 @@ LEAVE_S = 5.0  # what a syncer may still finish when its host has gone
 STDIN = 0
 
 
-def run_standby(url: str, name: str, instead_of: int | None, hosted: bool, rebuild: Rebuild) -> int:
+def run_standby(
+    url: str, name: str, instead_of: int | None, hosted: bool, rebuild: Rebuild, here: NamedHere = NamedHere()
+) -> int:
     """Exit status: 0 when the run is over. Raises what a syncer raises once it has taken over.
 
     `name`: the standby's; `instead_of`: the pid of its dead predecessor on this host; `hosted`: by a learner's
-    process; it then runs at low priority, and ends when that process ends.
+    process; it then runs at low priority, and ends when that process ends. `here`: what this machine consents to.
     """
     stop = StopSignal()
     stop.hear_signals()
@@ -40,17 +45,19 @@ def run_standby(url: str, name: str, instead_of: int | None, hosted: bool, rebui
         os.nice(NICENESS)
         threading.Thread(target=_leave_with_host, args=(stop,), name="host", daemon=True).start()
     claim = own_claim()
-    reason = _wait(url, name, instead_of, claim, stop)
+    reason = _wait(url, name, instead_of, claim, stop, here)
     if reason is None:
         say(f"{utc_now_text()} {name}: the run is over")
         return 0
     say(f"{utc_now_text()} {reason}")
     from diloco_cli.syncer.daemon import serve_run  # torch: only now
 
-    return serve_run(url, stop, claim, rebuild, name, reason)
+    return serve_run(url, stop, claim, rebuild, here, name, reason)
 
 
-def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop: StopSignal) -> str | None:
+def _wait(
+    url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop: StopSignal, here: NamedHere
+) -> str | None:
     meter, store, _, clock = opened(url, stop, f"{name}: ")
     process = psutil.Process()
 
@@ -63,6 +70,8 @@ def _wait(url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop
 
     try:
         run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
+        begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None
+        consented(run, url, here, stores_of(run), code=begins)  # or what it needs would be refused at the takeover
         say(f"{utc_now_text()} {name}: stands by for run {run.name}")
         return perform(Standby(run, claim, name, jitter(), instead_of, facts).wait(), store, clock)
     except (StoreError, NoSpaceError):

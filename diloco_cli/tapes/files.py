@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from diloco_cli.config.codec import from_plain, parse_object, to_plain
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
 from diloco_cli.protocol.log.keys import is_name
+from diloco_cli.protocol.log.records import not_consented
 from diloco_cli.protocol.log.tape import TAPE_SCHEMA, Tape
 from diloco_cli.runtime.files import NO_SPACE_ERRNOS
 from diloco_cli.tapes.needs import needs_of
@@ -63,6 +65,7 @@ def read_tape(path: Path) -> Tape:
         )
     try:
         tape = from_plain(Tape, plain)
+        tape = replace(tape, run=not_consented(tape.run))
         _check_names(tape)
         needs_of(tape)
     except UsageError as error:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 
 from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.errors import DilocoError, UsageError, suggestion
+from diloco_cli.errors import RefusedError, UsageError, suggestion
 from diloco_cli.tasks import huggingface, models
 from diloco_cli.tasks.data import ByteText, Digits
 
@@ -36,7 +35,7 @@ def build_model(run: RunSettings) -> nn.Module:
     torch.manual_seed(run.train.seed)
     settings = run.model
     if settings.entrypoint:
-        model = _call(settings.entrypoint, settings.args, "model.entrypoint")
+        model = _call(run, settings.entrypoint, settings.args, "model.entrypoint")
         if not isinstance(model, nn.Module):
             kind = type(model).__name__
             raise UsageError(
@@ -48,6 +47,7 @@ def build_model(run: RunSettings) -> nn.Module:
             )
         return model
     if settings.huggingface:
+        _refuse_unless(run.consented or bool(settings.args), settings.huggingface, "model.huggingface")
         return huggingface.build(settings)
     return models.build(shape_of(run))
 
@@ -64,12 +64,20 @@ def shape_of(run: RunSettings) -> Shape:
     return MODEL_PRESETS[preset]
 
 
+def carried(run: RunSettings) -> RunSettings:
+    """The settings with all that other machines need: the config of a Hugging Face model, so that none of them looks
+    for a folder or asks the Hub."""
+    if not run.model.huggingface or run.model.args:
+        return run
+    return replace(run, model=replace(run.model, args=huggingface.read_config_of(run.model)))
+
+
 def build_model_on_meta(run: RunSettings) -> nn.Module:
     """Names and shapes only. A user's model that cannot be built so is built on the CPU."""
     try:
         with torch.device("meta"):
             return build_model(run)
-    except DilocoError:
+    except UsageError:
         if not run.model.entrypoint:
             raise
         return build_model(run)
@@ -78,7 +86,7 @@ def build_model_on_meta(run: RunSettings) -> nn.Module:
 def build_data(run: RunSettings) -> Data:
     settings = run.data
     if settings.entrypoint:
-        data = _call(settings.entrypoint, settings.args, "data.entrypoint")
+        data = _call(run, settings.entrypoint, settings.args, "data.entrypoint")
         missing = [name for name in ("batch", "held_out") if not callable(getattr(data, name, None))]
         if missing:
             raise UsageError(
@@ -92,6 +100,7 @@ def build_data(run: RunSettings) -> Data:
         raise UsageError(f"data: no preset {settings.preset!r}; allowed: {', '.join(DATA_PRESETS)}{near}")
     sequence = run.model.sequence
     if run.model.huggingface:
+        _refuse_unless(run.consented or bool(run.model.args), run.model.huggingface, "model.huggingface")
         sequence = huggingface.text_sequence(run.model)
     elif run.model.preset:
         sequence = shape_of(run).sequence
@@ -125,15 +134,17 @@ def _described(output: Any) -> str:
     return type(output).__name__
 
 
-def search_first(folder: Path) -> None:
-    """From now on modules are looked for in this folder before any other."""
-    place = str(folder.absolute())
-    if place not in sys.path:
-        sys.path.insert(0, place)
+def _refuse_unless(consented: bool, what: str, where: str) -> None:
+    """Nothing that a bucket or a tape names is used before this machine has consented (runtime/consent.py): a command
+    asks for that with a better error than this last guard's. Raises RefusedError."""
+    if not consented:
+        hint = f"give --allow-code {what} to diloco learner, syncer, resume or replay"
+        raise RefusedError(f"this machine has not consented to {what}", where=where, hint=hint)
 
 
-def _call(entrypoint: str, arguments: dict[str, Any], where: str) -> Any:
+def _call(run: RunSettings, entrypoint: str, arguments: dict[str, Any], where: str) -> Any:
     """The result of the user's function; an error in it is reported as the user's."""
+    _refuse_unless(run.consented, entrypoint, where)
     function = _function(entrypoint, where)
     try:
         return function(**arguments)
@@ -146,7 +157,6 @@ def _call(entrypoint: str, arguments: dict[str, Any], where: str) -> Any:
 
 
 def _function(entrypoint: str, where: str) -> Callable[..., Any]:
-    search_first(Path.cwd())
     module_name, _, name = entrypoint.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), name)
@@ -154,6 +164,7 @@ def _function(entrypoint: str, where: str) -> Callable[..., Any]:
         raise UsageError(
             f"cannot load {entrypoint!r}: {type(error).__name__}: {error}",
             where=where,
-            hint="write it as package.module:function; looked for beside the run file, here, and in PYTHONPATH",
+            hint="write it as package.module:function; looked for in PYTHONPATH, among the installed packages, and last"
+            " beside the run file",
         ) from error
     return cast(Callable[..., Any], found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 
 WHERE = "model.huggingface"
+LOADED = frozenset({"auto_map", "custom_pipelines", "quantization_config", "_name_or_path", "_commit_hash"})
+KERNELS = "_implementation"  # attn_implementation may name a repository of the Hub, with code
 MAX_UNKNOWN = 1 << 20  # positions of a model that has no bound (recurrent ones)
 
 
@@ -52,7 +54,8 @@ def build(settings: ModelSettings) -> nn.Module:
         if isinstance(getattr(config, name, None), float):
             setattr(config, name, 0.0)
     try:
-        model = _transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        auto = _transformers().AutoModelForCausalLM
+        model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:
         raise UsageError(
             f"transformers cannot build {settings.huggingface}: {type(error).__name__}: {error}",
@@ -76,18 +79,41 @@ def text_sequence(settings: ModelSettings) -> int:
     return sequence_of(int(longest), settings.sequence, WHERE)
 
 
-def _config(settings: ModelSettings) -> Any:
-    name = settings.huggingface or ""
-    transformers = _transformers()
+def read_config_of(settings: ModelSettings) -> dict[str, Any]:
+    """The content of the config.json of a folder, or of a name from the Hub, as far as it describes the model: no names
+    of code, of kernels, or of files."""
+    name, transformers = settings.huggingface or "", _transformers()
     folder = find_folder(name, [Path.cwd(), *map(Path, sys.path)])
     try:
-        return transformers.AutoConfig.from_pretrained(str(folder or name))
+        found, _ = transformers.PretrainedConfig.get_config_dict(str(folder or name))
     except Exception as error:
         raise UsageError(
             f"transformers cannot read the config of {name}: {type(error).__name__}: {error}",
             where=WHERE,
             hint="give a folder with a config.json, or a name from the Hub while it can be reached",
         ) from error
+    return cast("dict[str, Any]", _describing(found))
+
+
+def _config(settings: ModelSettings) -> Any:
+    """The config that the settings carry, or else the one that they name."""
+    plain, kinds = _describing(settings.args or read_config_of(settings)), _transformers().CONFIG_MAPPING
+    kind = plain.get("model_type")
+    try:
+        return kinds[kind].from_dict(plain)
+    except Exception as error:
+        raise UsageError(
+            f"transformers cannot read the config of {settings.huggingface}: {type(error).__name__}: {error}",
+            where=WHERE,
+            hint=f"its model_type, {kind!r}, must be one that transformers knows without code of its own",
+        ) from error
+
+
+def _describing(config: Any) -> Any:
+    """Without keys that would have transformers load something."""
+    if not isinstance(config, dict):
+        return config
+    return {key: _describing(value) for key, value in config.items() if key not in LOADED and KERNELS not in key}
 
 
 def _transformers() -> Any:

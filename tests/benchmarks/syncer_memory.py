@@ -106,10 +106,11 @@ def measured(learners: int, megabytes: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder) / "bucket", learners, megabytes)
         store = LocalStore(Path(folder) / "bucket")
-        words = [sys.executable, "-m", "diloco_cli", "syncer", store.url]
+        consent = ["--allow-code", "tests.benchmarks.syncer_memory"]
+        words = [sys.executable, "-m", "diloco_cli", "syncer", store.url, *consent]
         with (Path(folder) / "log").open("wb") as log:
-            source = str(Path(__file__).resolve().parents[2])
-            process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, env={"PYTHONPATH": source})
+            environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "DILOCO_HOME": folder}
+            process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, env=environment)
         try:
             watched = MemoryWatch(process)
             _await(store, commit_key(0), process)

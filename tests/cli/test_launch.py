@@ -17,7 +17,7 @@ from tests.cli.conftest import Diloco, copied, edit
 
 
 def names_here(region: str | None, **changes) -> list[str]:
-    return [unit.name for unit in units_here(replace(NANO, **changes), "file:///b", region, None, str)]
+    return [unit.name for unit in units_here(replace(NANO, **changes), "file:///b", region, str)]
 
 
 def test_the_syncer_starts_in_the_home_region_also_where_no_island_lies() -> None:
@@ -44,7 +44,7 @@ def test_cores_of_a_cpu_island_are_threads() -> None:
     assert threads_of(replace(IOWA, num_accelerators=2), 3) == 3
     assert threads_of(replace(IOWA, accelerator="H100-SXM", num_accelerators=8), 1) == 1
     four = replace(NANO, islands=(replace(IOWA, num_accelerators=4),))
-    assert units_here(four, "file:///b", None, None, str)[0].environment["OMP_NUM_THREADS"] == "4"
+    assert units_here(four, "file:///b", None, str)[0].environment["OMP_NUM_THREADS"] == "4"
 
 
 def test_several_local_cuda_islands_get_a_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,12 +59,6 @@ def test_several_local_cuda_islands_get_a_device_each(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     devices_of([a, b], warned.append)
     assert warned == ["2 islands share 1 visible devices"]
-
-
-def test_units_find_modules_beside_the_run_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    for unit in units_here(NANO, "file:///b", None, tmp_path, str):
-        assert unit.environment["PYTHONPATH"] == f"{tmp_path}:/mine"
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

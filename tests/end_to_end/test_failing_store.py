@@ -85,7 +85,7 @@ def learner_of(current: Status) -> Any:
 def test_what_fails_for_a_learner_and_a_syncer_is_told_within_seconds(
     server: Forbidding, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    first = start("learner", "--run", URL, "--name", "l0")
+    first = start("learner", "--run", URL, "--name", "l0", "--allow-code", "tests.numerics.tiny")
     wait_for(lambda status: learner_of(status).state in ("TRAINING", "UPLOADING", "WAITING"))
     server.faults.inject("503", "GET", times=1_000_000)  # the log cannot be read: the thread that heartbeats is waiting
     wait_until(lambda: b"get fails for" in server.objects["runs"]["tiny/heartbeat/l0.json"].data)
@@ -93,7 +93,7 @@ def test_what_fails_for_a_learner_and_a_syncer_is_told_within_seconds(
     first.kill()
 
     server.forbidden = ("/offer/", "/commit/")
-    second = start("learner", "--run", URL, "--name", "l0")
+    second = start("learner", "--run", URL, "--name", "l0", "--allow-code", "tests.numerics.tiny")
     start("syncer", "--run", URL)
     refused = wait_for(lambda status: "create fails for" in learner_of(status).note)
     assert "not allowed" in learner_of(refused).note

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.protocol.rules.consent import Allowance
+from diloco_cli.runtime.consent import NamedHere, consented, format_digest
 from diloco_cli.syncer.evaluation import EvaluatorProcess, read_answer
 from diloco_cli.tasks.build import build_data, build_model
 from tests.numerics.bucket import ROOT, begun_run
@@ -20,7 +22,8 @@ Answer = tuple[int, float | None]
 
 def evaluate(bucket: Path, model: str, max_s: float = 60.0, times: int = 1) -> list[Answer | None]:
     """Ask `times` evaluations, one after the other."""
-    _, _, outputs = begun_run(bucket, f"tests.numerics.loud:{model}")
+    run, _, outputs = begun_run(bucket, f"tests.numerics.loud:{model}")
+    consented(run, bucket.as_uri(), NamedHere(Allowance((format_digest(run),))))
     evaluator = EvaluatorProcess(bucket.as_uri(), max_s)
     answers = []
     try:

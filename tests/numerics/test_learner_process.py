@@ -30,13 +30,16 @@ Child = subprocess.Popen[str]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
-    """Starts the run's learner, or its syncer."""
+    """Starts the run's learner, or its syncer, on a machine that has not consented to the model's code."""
     children: list[Child] = []
 
     def begin(what: str = "learner") -> Child:
         words = [what, "--run", (tmp_path / "bucket").as_uri()] + ["--name", "l0"] * (what == "learner")
+        if what == "learner":
+            words += ["--allow-code", "tests.numerics.tiny", "--allow-code", "tests.numerics.loud"]
+        environment = environment_with(PYTHONPATH=str(ROOT), DILOCO_HOME=str(tmp_path / what))
         child = subprocess.Popen(
-            [sys.executable, "-m", "diloco_cli", *words], cwd=ROOT, env=environment_with(PYTHONPATH=str(ROOT)),
+            [sys.executable, "-m", "diloco_cli", *words], cwd=ROOT, env=environment,
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE if what == "learner" else subprocess.DEVNULL,
         )  # fmt: skip
         children.append(child)

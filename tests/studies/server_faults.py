@@ -161,7 +161,7 @@ class FourProcesses:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, logs: Path) -> None:
-        syncer = ["diloco_cli", "syncer", f"--run={self.url}"]
+        syncer = ["diloco_cli", "syncer", f"--run={self.url}", "--allow-code=tests.studies.toy_task"]
         learners = {name: ["tests.studies.toy_process", "float-learner", self.url, name] for name in LEARNERS}
         variables = {**self.bucket.variables(), "DILOCO_HOME": str(logs / "home")}
         for name, words in {"syncer": syncer, **learners}.items():

@@ -6,7 +6,7 @@ Where two processes may write one key at once, the record has a nonce, so that e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -124,6 +124,11 @@ class RunFormat:
     def round_tokens(self) -> int:
         """What all islands of the launch process together in one round, as planned."""
         return sum(island.local_steps * island.batch_tokens for island in self.islands)
+
+
+def not_consented(run: RunFormat) -> RunFormat:
+    """The run as it came from outside: none of the code that it names may run."""
+    return replace(run, settings=replace(run.settings, consented=False))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from diloco_cli.config.codec import MAX_DEPTH, from_plain, has_huge_integer, is_deep, to_plain
 from diloco_cli.errors import DataCheckError, DilocoError
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.records import RunFormat, not_consented
 from diloco_cli.signing import MAX_TAIL_BYTES, body_of
 from diloco_cli.store.port import HOLDER_BYTES
 
@@ -69,7 +69,7 @@ def decode(kind: type[Record], data: bytes, where: str, schema: int | None = Non
     _require_canonical(is_canonical, where)
     try:
         if kind is RunFormat:
-            return from_plain(kind, plain, strict=False)
+            return cast("Record", not_consented(from_plain(RunFormat, plain, strict=False)))
         return cast("Record", msgspec.convert(plain, _written_as(cast("Any", kind)), str_keys=True))
     except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:
         raise RecordError(f"not a {kind.__name__.lower()}: {error}", where=where) from error

@@ -66,7 +66,7 @@ def test_format_with_regions_survives_the_wire_and_another_bucket_is_another_run
 
 def test_each_unit_is_started_with_its_own_bucket_wherever_the_run_was_found() -> None:
     for found_at in (HOME, FAR):
-        units = {unit.name: unit.command for unit in units_here(regional(), found_at, None, None, str)}
+        units = {unit.name: unit.command for unit in units_here(regional(), found_at, None, str)}
         urls = {name: next(w for w in words if "://" in w).removeprefix("--run=") for name, words in units.items()}
         assert urls == {"iowa": HOME, "belgium": FAR, "syncer": HOME}
 

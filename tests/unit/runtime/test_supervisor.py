@@ -399,12 +399,6 @@ def test_a_detached_supervisor_that_told_an_error_passes_it_on_with_its_hint_and
     assert (caught.value.exit_status, caught.value.hint) == (6, "make it")
 
 
-def test_the_environment_of_a_detached_supervisor_is_added_to():
-    code = "import os; print('error:', os.environ['WORD']); raise SystemExit(2)"
-    with pytest.raises(UsageError, match=r"spoken$"):
-        start_detached(RUN, (sys.executable, "-S", "-c", code), {"WORD": "spoken"})
-
-
 def test_a_unit_has_its_own_session_bounded_threads_a_private_log_and_no_secret_in_it(home: Path):
     code = (
         "import os; print(os.getsid(0) == os.getpid(), os.environ['OMP_NUM_THREADS'], os.read(0, 1),"
@@ -451,7 +445,7 @@ def test_a_fenced_syncer_is_said_aloud_once_and_the_learners_go_on(eventually):
 
 def test_commands_of_units_take_values_that_look_like_options():
     assert learner_unit("a", "--evil", threads=1).command[-2:] == ("--run=--evil", "--name=a")
-    assert syncer_unit("file:///b", threads=1).command[1:] == ("-m", "diloco_cli", "syncer", "--run=file:///b")
+    assert syncer_unit("file:///b", threads=1).command[1:] == ("-P", "-m", "diloco_cli", "syncer", "--run=file:///b")
 
 
 @pytest.mark.parametrize("name", ["syncer", "supervisor", "../a", ""])

@@ -1,0 +1,140 @@
+"""This machine's consent to what a run's format names: asked for before anything of it is used, and remembered.
+
+Presets, and Hugging Face configs, which a format carries whole, need none. The decision is protocol/rules/consent.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeGuard
+
+from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.digests import digest
+from diloco_cli.errors import RefusedError, UsageError
+from diloco_cli.paths import user_state_directory
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.rules.consent import Allowance, Consent, FormatNames, code_of, decide, to_remember
+from diloco_cli.runtime.files import read_json, write_json
+from diloco_cli.store.open import is_beside, parse_url
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class NamedHere:
+    """What the user of this machine named. `folder`: where modules are looked for that are not installed, that of the
+    run file or else the working directory; `command`: what was typed, for hints."""
+
+    allowance: Allowance = field(default_factory=Allowance)
+    folder: Path | None = None
+    command: str = "diloco resume URL"
+
+
+def format_digest(run: RunFormat) -> str:
+    """The digest of FORMAT.json, without its signature or checksum; the same from a bucket and from a tape."""
+    return digest(encode(replace(run, members=())))
+
+
+def stores_of(run: RunFormat) -> tuple[str, ...]:
+    """The URLs of every store that the format names."""
+    home = (run.home_url,) if run.home_url is not None else ()
+    return (*home, *(region.url for region in run.regions))
+
+
+def named_in_files(run: RunSettings, inventory: Inventory | None) -> Allowance:
+    """What a run file of this machine and its inventory name."""
+    urls = [] if inventory is None else [inventory.store.url, *(region.store for region in inventory.regions.values())]
+    return Allowance((), code_of(run), tuple(str(parse_url(url)) for url in urls if url is not None))
+
+
+def consented(run: RunFormat, url: str, here: NamedHere, stores: Iterable[str] = (), *, code: bool = True) -> RunFormat:
+    """The run, whose code may run from now on, and whose `stores` may be opened. `code`: whether this process needs
+    the code; if not, it may still run if this machine has consented. What was named here is remembered. Raises
+    RefusedError."""
+    elsewhere = tuple(store for store in stores if not is_beside(store, url))
+    named = FormatNames(format_digest(run), code_of(run.settings), elsewhere)
+    if not named:
+        return _allowed(run)
+    known, folder = remembered(named.digest)
+    allowance = known | here.allowance
+    runs = decide(replace(named, stores=()), allowance).allowed
+    decision = decide(named if code else replace(named, code=()), allowance)
+    if not decision.allowed:
+        raise refusal(run, url, decision, named.digest, here.command)
+    if to_remember(named, here.allowance):
+        folder = here.folder or Path.cwd()
+        remember(named.digest, run.name, known | to_remember(named, here.allowance), folder)
+    if runs and named.code and folder is not None:
+        search_last(folder)
+    return _allowed(run) if runs else run
+
+
+def _allowed(run: RunFormat) -> RunFormat:
+    return replace(run, settings=replace(run.settings, consented=True))
+
+
+def refusal(run: RunFormat, url: str, refused: Consent, given_digest: str, command: str) -> RefusedError:
+    """What would be used, whose word that is, and the ways to consent."""
+    flags = [word for code in refused.code for word in ("--allow-code", code.name)]
+    flags += [word for store in refused.stores for word in ("--allow-store", store)]
+    return RefusedError(
+        f"the format of run {run.name} {refused.reason}",
+        where=url,
+        hint=f"if you trust what it names: {command} {shlex.join(flags)}; or all of this format, if its operator gave"
+        f" you this digest: {command} --allow-code {given_digest}; or, with the run file that names it:"
+        " diloco resume RUN.yaml",
+    )
+
+
+def remember(named_digest: str, run_name: str, allowance: Allowance, folder: Path) -> None:
+    """Note that this machine consents to so much of the format with this digest; its modules are looked for in `folder`
+    last. Raises UsageError where nothing can be noted."""
+    path = _path(named_digest)
+    body = {"words": list(allowance.words), "stores": list(allowance.stores), "folder": str(folder.absolute())}
+    try:
+        write_json(path, {"format": FORMAT, "digest": named_digest, "run": run_name, **body})
+    except OSError as error:
+        hint = "set DILOCO_HOME to a folder of yours"
+        raise UsageError(f"the consent cannot be noted: {error.strerror}", where=str(path), hint=hint) from error
+
+
+def remembered(named_digest: str) -> tuple[Allowance, Path | None]:
+    """What was noted for this format, and the folder of its modules. A file that others could have written counts for
+    nothing."""
+    path = _path(named_digest)
+    try:
+        found = path.stat()
+        body = read_json(path) if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077 else None
+    except (OSError, ValueError):
+        body = None
+    if body is None or body.get("digest") != named_digest or body.get("format") != FORMAT:
+        return Allowance(), None
+    words, stores, folder = (body.get(name) for name in ("words", "stores", "folder"))
+    if not (_are_texts(words) and _are_texts(stores) and isinstance(folder, str)):
+        return Allowance(), None
+    return Allowance(tuple(words), (), tuple(stores)), Path(folder)
+
+
+def _are_texts(found: object) -> TypeGuard[list[str]]:
+    return isinstance(found, list) and all(isinstance(item, str) for item in found)
+
+
+def _path(named_digest: str) -> Path:
+    try:
+        return user_state_directory("consent") / f"{named_digest}.json"
+    except RuntimeError as error:  # a user without a home
+        raise UsageError("this user has no home directory", hint="set DILOCO_HOME to a folder of yours") from error
+
+
+def search_last(folder: Path) -> None:
+    """From now on modules that are not installed are looked for in this folder, after all other places."""
+    place = str(folder.absolute())
+    if place not in sys.path:
+        sys.path.append(place)

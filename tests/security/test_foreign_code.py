@@ -1,0 +1,183 @@
+"""Who can write into the bucket, or hands over a tape, chooses no code, path or store that other machines use.
+
+The attack: FORMAT.json is sealed anew with an entrypoint that runs a command, which would leave a canary.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.config.settings import ModelSettings
+from diloco_cli.launch.new_run import create_run, signed
+from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, heartbeat_key
+from diloco_cli.protocol.log.records import RegionStore, RunFormat
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.runtime.child import diloco_command
+from diloco_cli.runtime.consent import format_digest
+from diloco_cli.signing import Secret, learner_signer, syncer_signer
+from diloco_cli.store.local import LocalStore
+from diloco_cli.tapes.files import write_tape
+from tests.cli.bucket import NANO, make_bucket
+from tests.forked import ROOT, run_diloco
+from tests.numerics.bucket import begun_run
+from tests.security.signed import private_key
+from tests.unit.tapes.tiny_tape import TAPE
+from tests.waiting import wait_until
+
+KEY = "a key of the whole run, of 32 letters or more"
+SIGNERS = (learner_signer("iowa"), learner_signer("newcomer"), syncer_signer("syncer"))
+UNITS_KEY = Secret(KEY, "TEST").certified(NANO.run_id, dict.fromkeys(SIGNERS, private_key("unit")))
+Diloco = Callable[..., "subprocess.CompletedProcess[str]"]
+EVERY_START = [
+    ("learner", "--run", "URL", "--name", "iowa"),
+    ("learner", "--run", "URL", "--name", "iowa", "--host-syncer"),
+    ("learner", "--run", "URL", "--name", "newcomer", "--join"),
+    ("syncer", "URL"),
+    ("syncer", "URL", "--standby"),
+    ("resume", "URL"),
+    ("resume", "URL", "--detach"),
+]
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    return tmp_path / "canary"
+
+
+@pytest.fixture
+def diloco(tmp_path: Path) -> Diloco:
+    """In a directory that holds modules of the attacker's."""
+    (tmp_path / "here").mkdir()
+    text = f"import os\n\ndef run():\n    os.system('touch {tmp_path}/canary')\n"
+    (tmp_path / "here" / "mischief.py").write_text(text)
+    return partial(run_diloco, folder=tmp_path / "here", DILOCO_HOME=str(tmp_path / "home"))
+
+
+def commanding(run: RunFormat, canary: Path, entrypoint: str = "os:system") -> RunFormat:
+    args = {"command": f"touch {canary}"} if entrypoint == "os:system" else {}
+    model = ModelSettings(entrypoint=entrypoint, args=args)
+    return replace(run, settings=replace(run.settings, model=model))
+
+
+def placed(run: RunFormat, folder: Path, key: str | None) -> str:
+    """The run's URL; with a key, as its operator seals it."""
+    folder.mkdir(parents=True)
+    secret = None if key is None else Secret(key, "TEST")
+    create_run(LocalStore(folder), signed(run, secret), str(folder), secret)
+    return folder.as_uri()
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("words", EVERY_START, ids=" ".join)
+def test_no_start_runs_what_a_format_names(
+    tmp_path: Path, diloco: Diloco, canary: Path, words: tuple[str, ...], key: str | None
+) -> None:
+    for number, entrypoint in enumerate(("os:system", "mischief:run")):
+        url = placed(commanding(NANO, canary, entrypoint), tmp_path / f"bucket{number}" / "nano", key)
+        environment = {} if key is None else {"DILOCO_SIGNING_KEY": key if words[0] == "resume" else UNITS_KEY}
+        done = diloco(*(url if word == "URL" else word for word in words), **environment)
+        assert done.returncode == 8, (done.stdout, done.stderr)
+        assert f"names code: model.entrypoint {entrypoint}(" in done.stderr
+        assert f"--allow-code {entrypoint};" in done.stderr and "Traceback" not in done.stderr
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("entrypoint", ["os:system", "mischief:run"])
+def test_no_tape_runs_what_it_names(tmp_path: Path, diloco: Diloco, canary: Path, entrypoint: str) -> None:
+    write_tape(replace(TAPE, run=commanding(TAPE.run, canary, entrypoint)), tmp_path / "here" / "t.tape")
+    assert diloco("replay", "t.tape", "-n").returncode == 0
+    done = diloco("replay", "t.tape")
+    assert done.returncode == 8 and f"--allow-code {entrypoint};" in done.stderr, done.stderr
+    assert not canary.exists()
+
+
+def test_only_the_very_format_that_was_consented_to_runs(tmp_path: Path, diloco: Diloco, canary: Path) -> None:
+    """Sealed anew after the consent, it is refused; only its own digest would consent to it."""
+    honest, resealed = commanding(NANO, canary, "tests.numerics.tiny:regression"), commanding(NANO, canary)
+    url = make_bucket(tmp_path / "bucket" / "nano", honest)
+    words = ("learner", "--run", url, "--name", "iowa")
+    agreed = diloco(*words, "--allow-code", format_digest(honest))
+    assert agreed.returncode == 2 and "data: no preset None" in agreed.stderr, "it went on to the data, and ended there"
+    assert "data: no preset None" in diloco(*words).stderr, "the consent is remembered"
+    (tmp_path / "bucket" / "nano" / FORMAT_KEY).write_bytes(encode(resealed))
+    for consent in ((), ("--allow-code", "tests.numerics.tiny"), ("--allow-code", format_digest(honest))):
+        refused = diloco(*words, *consent)
+        assert refused.returncode == 8 and "os:system(command=" in refused.stderr
+    assert not canary.exists()
+
+
+def test_what_looks_at_a_run_or_repairs_it_needs_no_code(tmp_path: Path, diloco: Diloco, canary: Path) -> None:
+    run, store, _ = begun_run(tmp_path / "bucket" / "tiny", "tests.numerics.tiny:regression")
+    store.put(FORMAT_KEY, encode(commanding(run, canary)))
+    url = (tmp_path / "bucket" / "tiny").as_uri()
+    for words in (("status",), ("verify",), ("export", "-o", "m.safetensors")):
+        done = diloco(words[0], url, *words[1:])
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    assert diloco("export", url, "--tape", "t").returncode == 75, "no merge yet"
+    assert "nothing to collect" in diloco("gc", url).stderr
+    assert "only commits 0 to -1 can be gone back to" in diloco("rollback", url, "--to", "0", "--yes").stderr
+    assert not canary.exists()
+
+
+def test_the_evaluators_process_asks_for_consent_itself(tmp_path: Path, canary: Path) -> None:
+    url = make_bucket(tmp_path / "bucket" / "nano", commanding(NANO, canary))
+    words, environment = diloco_command("evaluator", "--run", url), {**os.environ, "DILOCO_HOME": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=environment, cwd=tmp_path, stdin=pipe, stderr=pipe, text=True) as child:
+        assert child.wait() == 8 and child.stderr is not None and "os:system(" in child.stderr.read()
+    assert not canary.exists()
+
+
+def test_a_syncer_serves_without_the_models_code_and_says_once_that_it_evaluates_nothing(
+    tmp_path: Path, canary: Path
+) -> None:
+    run, store, _ = begun_run(tmp_path / "bucket", "tests.numerics.tiny:regression")
+    store.put(FORMAT_KEY, encode(commanding(run, canary)))
+    words = diloco_command("syncer", (tmp_path / "bucket").as_uri())
+    environment = {**os.environ, "DILOCO_HOME": str(tmp_path / "home")}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as syncer:
+        wait_until(lambda: b"SERVING" in (store.get(heartbeat_key(SYNCER)) or b""))
+        syncer.terminate()
+        said, _ = syncer.communicate()
+    assert syncer.returncode == 143 and said.count("no evaluations here") == 1 and "os:system" in said
+    assert not canary.exists()
+
+
+def test_a_syncer_opens_no_store_that_only_the_format_names(tmp_path: Path, diloco: Diloco) -> None:
+    there = tmp_path / "somebodys"
+    there.mkdir()
+    regional = replace(NANO, home_url="file:///nowhere/nano", regions=(RegionStore("eu", there.as_uri()),))
+    url = make_bucket(tmp_path / "bucket" / "nano", regional)
+    hosting = ("learner", "--run", url, "--name", "iowa", "--host-syncer")
+    for words in (("syncer", url), ("syncer", url, "--standby"), ("resume", url), hosting):
+        done = diloco(*words)
+        assert done.returncode == 8 and f"--allow-store {there.as_uri()}" in done.stderr, (words, done.stderr)
+    assert not list(there.iterdir())
+
+
+def test_a_folder_that_only_the_format_names_is_not_read(tmp_path: Path, diloco: Diloco) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    foreign = replace(NANO, settings=replace(NANO.settings, model=ModelSettings(huggingface=str(tmp_path))))
+    url = make_bucket(tmp_path / "bucket" / "nano", foreign)
+    done = diloco("learner", "--run", url, "--name", "iowa")
+    assert done.returncode == 8 and f"model.huggingface {tmp_path}" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("command", [[sys.executable, "-m", "diloco_cli", "runs"], [*diloco_command("runs")]])
+def test_modules_in_the_working_directory_are_not_imported(
+    tmp_path: Path, diloco: Diloco, canary: Path, command: list[str]
+) -> None:
+    folder = tmp_path / "here"
+    (folder / "typer.py").write_text(f"import os\nos.system('touch {canary}')\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not canary.exists()

@@ -1,0 +1,152 @@
+"""Consent as this machine keeps it: by the format's digest, in a file that only its user reads and writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.config.settings import ModelSettings, RunSettings
+from diloco_cli.errors import RefusedError
+from diloco_cli.paths import user_state_directory
+from diloco_cli.protocol.log.records import RegionStore, RunFormat, not_consented
+from diloco_cli.protocol.rules.consent import Allowance
+from diloco_cli.runtime.consent import NamedHere, consented, format_digest, remembered, stores_of
+from tests.cli.bucket import NANO, RHINE
+
+URL = "gs://home/runs/nano"
+FAR = "s3://far/runs/nano"
+OWN = replace(NANO.settings, model=ModelSettings(entrypoint="own:model", args={"width": 3}))
+FOREIGN = not_consented(replace(NANO, settings=OWN))
+NOTHING = NamedHere()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    yield tmp_path / "home"
+    sys.path[:] = before
+
+
+def named(*words: str, stores: tuple[str, ...] = ()) -> NamedHere:
+    return NamedHere(Allowance(words, (), stores), command="diloco learner --run URL")
+
+
+def test_a_preset_needs_no_consent_and_notes_nothing(home: Path) -> None:
+    run = consented(not_consented(NANO), URL, NOTHING, stores_of(NANO))
+    assert run.settings.consented and not home.exists()
+
+
+def test_a_refusal_says_what_would_run_and_the_commands_that_consent() -> None:
+    with pytest.raises(RefusedError, match=r"names code: model.entrypoint own:model\(width=3\)") as caught:
+        consented(FOREIGN, URL, named("other"))
+    assert caught.value.exit_status == 8 and caught.value.where == URL
+    hint = caught.value.hint or ""
+    assert "diloco learner --run URL --allow-code own:model;" in hint
+    assert f"--allow-code {format_digest(FOREIGN)};" in hint and "diloco resume RUN.yaml" in hint
+
+
+@pytest.mark.parametrize("word", ["own", "own:model", format_digest(FOREIGN)])
+def test_a_consent_is_remembered_for_this_format_alone(home: Path, word: str) -> None:
+    assert consented(FOREIGN, URL, named(word)).settings.consented
+    assert consented(FOREIGN, "gs://moved/nano", NOTHING).settings.consented
+    [note] = (home / ".consent").iterdir()
+    assert note.stat().st_mode & 0o777 == 0o600 and note.parent.stat().st_mode & 0o777 == 0o700
+    other = replace(FOREIGN, settings=replace(FOREIGN.settings, model=ModelSettings(entrypoint="own:model")))
+    with pytest.raises(RefusedError):
+        consented(other, URL, NOTHING)
+
+
+def test_a_format_resealed_with_other_code_is_refused_where_the_first_one_was_consented_to() -> None:
+    consented(FOREIGN, URL, named("own"))
+    model = ModelSettings(entrypoint="os:system", args={"command": "true"})
+    resealed = replace(FOREIGN, settings=replace(FOREIGN.settings, model=model))
+    with pytest.raises(RefusedError, match="os:system"):
+        consented(resealed, URL, NOTHING)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.chmod(0o620),
+        lambda path: path.write_text("torn"),
+        lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | {"words": "own"})),
+        lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | {"digest": "another"})),
+        lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2})),
+    ],
+)
+def test_a_note_that_is_damaged_or_that_others_may_write_counts_for_nothing(home: Path, damage) -> None:
+    consented(FOREIGN, URL, named("own"))
+    [note] = (home / ".consent").iterdir()
+    damage(note)
+    assert remembered(format_digest(FOREIGN)) == (Allowance(), None)
+    with pytest.raises(RefusedError):
+        consented(FOREIGN, URL, NOTHING)
+
+
+def regional(*regions: RegionStore) -> RunFormat:
+    return not_consented(replace(NANO, islands=(RHINE,), regions=regions, home_url=URL))
+
+
+def test_a_store_elsewhere_needs_consent_and_one_in_the_same_bucket_does_not() -> None:
+    beside = regional(RegionStore("eu", "gs://home/eu/nano"))
+    assert consented(beside, URL, NOTHING, stores_of(beside)).settings.consented
+    far = regional(RegionStore("eu", FAR))
+    with pytest.raises(RefusedError, match=f"names stores elsewhere: {FAR}") as caught:
+        consented(far, URL, NOTHING, stores_of(far))
+    assert f"--allow-store {FAR};" in (caught.value.hint or "")
+    consented(far, URL, named(stores=("s3://far",)), stores_of(far))
+    consented(far, URL, NOTHING, stores_of(far))
+
+
+@pytest.mark.parametrize("url", ["file:///home/user/.ssh", "file:///bucket-eu/nano", "file:///bucket/../etc/nano"])
+def test_a_local_path_beside_the_runs_own_folder_needs_consent(url: str) -> None:
+    run = replace(regional(RegionStore("eu", url)), home_url="file:///bucket/nano")
+    with pytest.raises(RefusedError, match="stores elsewhere"):
+        consented(run, "file:///bucket/nano", NOTHING, stores_of(run))
+
+
+def test_consent_to_code_is_none_to_stores_and_the_other_way_round() -> None:
+    run = replace(regional(RegionStore("eu", FAR)), settings=FOREIGN.settings)
+    consented(run, URL, named("own"))
+    with pytest.raises(RefusedError, match=f"stores elsewhere: {FAR}; this machine"):
+        consented(run, URL, NOTHING, stores_of(run))
+    other = replace(run, name="nano-2")
+    read = consented(other, URL, named(stores=(FAR,)), stores_of(other), code=False)
+    assert not read.settings.consented, "a syncer merges without the code"
+    with pytest.raises(RefusedError, match="names code"):
+        consented(other, URL, NOTHING)
+
+
+def test_modules_are_looked_for_last_in_the_folder_that_was_named_with_the_consent(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    consented(FOREIGN, URL, NamedHere(Allowance(("own",)), folder))
+    assert sys.path[-1] == str(folder) and str(tmp_path) not in sys.path
+    sys.path.remove(str(folder))
+    consented(FOREIGN, URL, NOTHING)
+    assert sys.path[-1] == str(folder)
+
+
+def test_without_diloco_home_it_is_kept_in_the_users_state_not_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DILOCO_HOME")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert user_state_directory("consent") == tmp_path / "state" / "diloco" / "consent"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    assert user_state_directory("consent") == tmp_path / "user" / ".local" / "state" / "diloco" / "consent"
+
+
+def test_the_digest_of_a_format_knows_no_members_and_no_keys() -> None:
+    assert format_digest(replace(NANO, members=(RHINE,))) == format_digest(NANO) == format_digest(not_consented(NANO))
+    assert format_digest(replace(NANO, settings=RunSettings("nano", evaluation=NANO.settings.evaluation))) == (
+        format_digest(NANO)
+    )
+    assert format_digest(FOREIGN) != format_digest(NANO)
