@@ -35,7 +35,7 @@ OF_SYNCERS = (
 )
 OF_OPERATORS = ("request/", "epoch/", "commit/", "state/", "weights/")  # with no syncer alive a command commits itself
 OVERWRITTEN = ("hint/", "heartbeat/")
-NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/")
+NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/", "join/")
 INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be refused
     "late", "too_early", "old_incarnation", "superseded", "before_rollback", "unknown_base", "base_consumed",
     "data_overlap", "run_over",
@@ -53,7 +53,7 @@ def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ..
     if role == OPERATOR:
         return OF_OPERATORS
     own = tuple(f"{kind}/{role}/" for kind in ("incarnation", "offer", "delta", "inner"))
-    return (*own, f"heartbeat/{role}.json", "request/")
+    return (*own, f"heartbeat/{role}.json", f"join/{role}/")
 
 
 @dataclass
@@ -81,7 +81,8 @@ class Monitor:
     `suspects`: learners that wrote what no honest learner writes, or whose payload the store has damaged.
     `_fresh`: for each offer without an outcome, the merges after which its slot is due, and when it appeared;
     `_asked`: for each request without an answer, the number of merges and the time when it came, or when the request
-    before it was answered; `_serving`: the same for when the newest syncer began to serve."""
+    before it was answered; `_joining`: the same for islands that have asked the present syncer to join; `_serving`: for
+    when the newest syncer began to serve."""
 
     bucket: Bucket
     run: RunFormat
@@ -98,6 +99,7 @@ class Monitor:
     _fresh: dict[OfferId, tuple[int, float]] = field(default_factory=dict)
     _signed_by: dict[OfferId, str] = field(default_factory=dict)  # the public keys
     _asked: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _joining: dict[str, tuple[int, float]] = field(default_factory=dict)
     _serving: tuple[int, float] = (0, 0.0)
 
     def __post_init__(self) -> None:
@@ -126,7 +128,9 @@ class Monitor:
         elif key.startswith("offer/"):
             self._offered(key, json.loads(data), now_s)
         elif key.startswith("request/"):
-            self._asked[int(key[8:-5])] = self.replayer.merges, now_s
+            self._asked[int(key[8:18])] = self.replayer.merges, now_s
+        elif key.startswith("join/"):
+            self._joining.setdefault(key.split("/")[1], (self.replayer.merges, now_s))
 
     def _offered(self, key: str, offer: Plain, now_s: float) -> None:
         """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame."""
@@ -211,7 +215,9 @@ class Monitor:
         if commit["kind"] == "revoke":  # what it has signed is as if it were not there: nothing tells its outcome
             self._fresh = {offer: at for offer, at in self._fresh.items() if self._signed_by[offer] != commit["key"]}
         if commit["kind"] == "epoch_start":
-            self._serving = self.replayer.merges, now_s
+            self._serving, self._joining = (self.replayer.merges, now_s), {}
+        for island in commit.get("islands", ()):
+            self._joining.pop(island["name"], None)
         if not self.healthy:
             return
         if commit["kind"] == "finish" and self._grows:
@@ -228,10 +234,12 @@ class Monitor:
 
     def check_answers(self, free_s: float, now_s: float) -> None:
         """A serving syncer answers requests. `free_s`: from then on no fault delays it."""
-        for number, (merges, since_s) in self._asked.items():
+        asked = {f"request {number}": since for number, since in self._asked.items()}
+        asked |= {f"the wish of {name} to join": since for name, since in self._joining.items()}
+        for what, (merges, since_s) in asked.items():
             merged = self.replayer.merges - max(merges, self._serving[0])
             late = merged > ANSWER_MERGES and now_s - max(since_s, self._serving[1], free_s) > ANSWER_S
-            expect(not late, LIVENESS, f"request {number} has no answer after {merged} merges")
+            expect(not late, LIVENESS, f"{what} has no answer after {merged} merges")
 
     def _check_blame(self, commit: Plain) -> None:
         """No learner is refused for a hostile reason, or quarantined, without a cause."""
@@ -278,6 +286,7 @@ class Monitor:
         merges = self.replayer.merges
         self._fresh = {offer: (max(due, merges), now_s) for offer, (due, _) in self._fresh.items()}
         self._asked = dict.fromkeys(self._asked, (merges, now_s))
+        self._joining = dict.fromkeys(self._joining, (merges, now_s))
 
 
 def _later_moments(key: str, bucket: Bucket) -> int:

@@ -179,7 +179,7 @@ class Replayer:
         for outcome in commit["outcomes"]:
             self._settle(outcome, outcome["reason"])
         if commit["kind"] == "membership":
-            self._membership(commit["island"])
+            self._membership(commit["islands"])
         if commit["kind"] in ("quarantine", "readmit"):
             out = commit["kind"] == "quarantine"
             expect((commit["learner"] in self.kept_out) != out, "1", f"commit {n}, a {commit['kind']}, changes nothing")
@@ -231,9 +231,10 @@ class Replayer:
         merges = commit["kind"] in ("merge", "skip", "finish") or (starts and commit["serves"])
         expect(signer[0] != "operator" or not merges, "keys", f"{who} is signed by an operator")
 
-    def _membership(self, island: Plain) -> None:
-        expect(island["name"] not in self.batches, "1", f"{island['name']} joined twice")
-        self.batches[island["name"]] = island["batch_tokens"]
+    def _membership(self, islands: list[Plain]) -> None:
+        for island in islands:
+            expect(island["name"] not in self.batches, "1", f"{island['name']} joined twice")
+            self.batches[island["name"]] = island["batch_tokens"]
         expect(len(self.batches) <= self.shards, "2", "two islands would read one shard")
 
     def _settle(self, item: Plain, outcome: str) -> None:

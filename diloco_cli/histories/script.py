@@ -23,6 +23,7 @@ WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
 OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "readmit", "harm"})
 CHECKED = (  # bytes that may come damaged
     "delta/", "state/", "weights/", "snapshot/", "hint/", "commit/", "offer/", "request/", "incarnation/",
+    "join/",
 )  # fmt: skip
 READ_BACK = ("state/", "weights/", "delta/")  # may be stored in part; a create of any other key is atomic
 LARGE = (*READ_BACK, "inner/")  # objects that take long on a slow link; all others are records

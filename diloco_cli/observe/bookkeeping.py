@@ -208,9 +208,8 @@ class Books:
         """Checks by the commit's kind: a learner that joins, is kept out or readmitted; a rollback; a floor."""
         self.losses.check(commit, key)
         match commit:
-            case Membership():  # under a new name, with a data shard left for it
-                why = contradiction_of_member(commit.island, self.run)
-                self.expect(why is None, f"{key}: {commit.island.name!a} joins, but {why}")
+            case Membership():
+                self._check_members(commit, key)
             case Quarantine() | Readmit():
                 name, keeps_out = commit.learner, isinstance(commit, Quarantine)
                 self.expect(self.run.island(name) is not None, f"{key}: a {commit.kind} of {name!a}, not in the run")
@@ -224,6 +223,14 @@ class Books:
             case CollectionFloor():
                 rises = self.gc_floor < commit.floor < commit.n
                 self.expect(rises, f"{key}: floor {commit.floor} after {self.gc_floor}")
+
+    def _check_members(self, commit: Membership, key: str) -> None:
+        """Checks that each joins under a new name, with a data shard left for it."""
+        run = self.run
+        for island in commit.islands:
+            why = contradiction_of_member(island, run)
+            self.expect(why is None, f"{key}: {island.name!a} joins, but {why}")
+            run = replace(run, members=(*run.members, island))
 
     def _check_cause(self, commit: Quarantine, key: str) -> None:
         """Checks that a quarantine has enough faults (or blames for a jump, see LossBooks), and leaves enough other
@@ -260,7 +267,7 @@ class Books:
             case Merge() | Skip():
                 self.slot += 1
             case Membership():
-                self.run = replace(self.run, members=(*self.run.members, commit.island))
+                self.run = replace(self.run, members=(*self.run.members, *commit.islands))
             case Quarantine():
                 self.kept_out.add(commit.learner)
             case Readmit():

@@ -181,7 +181,9 @@ class Operator:
             data = self.store.get(commit_key(n), MAX_RECORD_BYTES)
             commit = decode(Commit, data or b"", commit_key(n))
             if commit.request is not None and commit.request >= number:
-                said = commit.reason if isinstance(commit, Refuse) else f"settled by a {commit.kind}: {commit.reason}"
+                said = commit.reason
+                if not isinstance(commit, Refuse):
+                    said = f"not carried out: the run was stopped first (commit {n}, a {commit.kind}: {commit.reason})"
                 return None if commit.kind == answer else said
         return None
 

@@ -27,7 +27,7 @@ EVERY_KIND = [
     "FORMAT.json", "epoch/0000000001.json", "incarnation/{}/00000001.json", "offer/{}/00000001/0000000000.json",
     "delta/{}/00000001/0000000000-x", "inner/{}/00000001/000000000001-x", "state/0000/000000000001-0000000001-x",
     "weights/0000/000000000001-0000000001-x", "commit/000000000001.json", "snapshot/000000000001.json",
-    "request/0000000000.json", "certificate/learner/{}/00.json",
+    "request/0000000000.json", "certificate/learner/{}/00.json", "join/{}/0000000001-0000.json",
     "heartbeat/{}.json", "heartbeat/syncer.json", "heartbeat/standby/a.json",
     "hint/head.json", "doctor-1/x", "elsewhere",
 ]  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_newcomer_asks_and_takes_part_inside_a_learners_policy() -> None:
     fleet.newcomer("l9")
     fleet.finish()
     assert fleet.errors() == []
-    assert ("create", "request") in world.done_by["learner"]
+    assert ("create", "join") in world.done_by["learner"]
 
 
 def may(role: Role, verb: Verb) -> set[str]:
@@ -96,9 +96,9 @@ def may(role: Role, verb: Verb) -> set[str]:
 
 
 def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
-    own = {"incarnation/iowa/", "offer/iowa/", "delta/iowa/", "inner/iowa/", "request/"}
-    assert {key.rpartition("iowa/")[0] + "iowa/" if "iowa" in key else "request/" for key in may("learner", "create")
-            if key != "heartbeat/iowa.json"} == own  # fmt: skip
+    own = {"incarnation/iowa/", "offer/iowa/", "delta/iowa/", "inner/iowa/", "join/iowa/"}
+    created = may("learner", "create") - {"heartbeat/iowa.json"}
+    assert {key.rpartition("iowa/")[0] + "iowa/" for key in created} == own
     assert not any("rhine" in key for key in may("learner", "create"))
     assert may("learner", "put") == {"heartbeat/iowa.json"}
     assert may("learner", "delete") <= {"heartbeat/iowa.json"}  # GCS: who may replace may delete

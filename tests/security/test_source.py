@@ -31,7 +31,7 @@ FORBIDDEN_CALLS = {
 STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
 KEY_FAMILIES = (
     "FORMAT.json", "epoch/", "incarnation/", "offer/", "delta/", "state/", "weights/", "commit/", "snapshot/", "inner/",
-    "request/", "heartbeat/", "hint/",
+    "request/", "join/", "heartbeat/", "hint/",
 )  # fmt: skip
 OTHERS = (
     "protocol/log/keys.py",  # the one module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -138,7 +139,7 @@ class OfferBeforePayload(Relay):
 class OfTheLaunchOnly(Inbox):
     """Looks for the offers of those that the run began with: islands are admitted, and nothing of theirs is read."""
 
-    def expect(self, learner: str) -> None:
+    def expect(self, learners: Iterable[str]) -> None:
         return
 
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
@@ -149,12 +150,12 @@ class OfTheLaunchOnly(Inbox):
 
 
 class AdmitsNobody(Syncer):
-    """Passes over all requests as soon as one of an island that wants to join is the next."""
+    """Passes over those who want to join."""
 
-    def _carry_out(self, answer: Commit) -> Steps[bool]:
-        if isinstance(answer, Membership):
+    def _commit(self, draft: Commit) -> Steps[bool]:
+        if isinstance(draft, Membership):
             return False
-        return (yield from super()._carry_out(answer))
+        return (yield from super()._commit(draft))
 
 
 class IdleCollector(Collector):

@@ -11,12 +11,12 @@ import pytest
 
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.actors.requests import ask as ask_for
-from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.protocol.log.keys import join_key
+from diloco_cli.protocol.log.records import Island, Join, RunFormat
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.signing import MAX_TAIL_BYTES
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.simulation.operated import asked, command, done, resumed, state_of
+from tests.simulation.operated import asked, command, resumed, state_of
 from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import BATCH_TOKENS, STEP_S, LearnerProfile, ToyFleet, make_run
 
@@ -127,10 +127,9 @@ def test_what_a_newcomer_says_of_its_machine_enters_no_log_unchecked(fields: dic
     """A text as long as a record would make a commit that is too long for one: every syncer would die of it."""
     fleet = ToyFleet(elastic(merges=30)).start().until_commits(5)
     island = replace(Island("spot", "elsewhere", BATCH_TOKENS, 1, 1e9, 1e-9), **fields)
-    steps = ask_for(state_of(fleet), "join", fleet.nonce(), "then", island=island)
-    done(fleet, fleet.world.start("stranger", steps))
+    epoch = state_of(fleet).epoch
+    fleet.world.store.create(join_key("spot", epoch, 0), encode(Join(island, epoch, 0, fleet.nonce(), "then")))
     assert "membership" not in finished(fleet).kinds
-    assert any("may not join: " in record["reason"] for record in fleet.records())
 
 
 def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() -> None:
@@ -139,8 +138,10 @@ def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() 
     fleet.world.run(fleet.ended, 60)
     assert check(fleet).kinds.count("membership") == 1
     assert len([actor for actor in (first, second) if isinstance(actor.error, UsageError)]) == 1
-    refused = [record for record in fleet.records() if record["kind"] == "refuse" and record["request"] is not None]
-    assert len(refused) == 1 and "may not join" in refused[0]["reason"]
+    assert [str(actor.error) for actor in (first, second) if actor.error is not None] == [
+        "toy: 'b' may not join: the data has 3 shards (data.shards at the launch), and 3 islands have one each"
+    ]
+    assert "refuse" not in fleet.kinds(), "the log keeps no word of it"
 
 
 def test_nobody_joins_a_run_that_is_over() -> None:
@@ -168,8 +169,7 @@ def test_one_that_comes_to_a_stopped_run_is_told_and_leaves(name: str) -> None:
 
 @pytest.mark.parametrize("first", ["stop", "join"])
 def test_one_that_comes_while_the_run_is_being_stopped_leaves_with_a_word(first: str) -> None:
-    """Both are asked for before anybody answers: a command carries them out at once, so that the newcomer hears of its
-    admission and of the stop at the same moment."""
+    """Both are asked for before anybody answers: a command that stops the run admits nobody."""
     fleet = ToyFleet(elastic(merges=100)).start().until_commits(5)
     fleet.restart = False
     fleet.kill("syncer")
@@ -181,8 +181,25 @@ def test_one_that_comes_while_the_run_is_being_stopped_leaves_with_a_word(first:
         asked(fleet, "stop")
     command(fleet)
     assert fleet.world.run(fleet.ended, 60)
-    assert state_of(fleet).phase == "STOPPED" and bool(state_of(fleet).members) == (first == "join")
+    assert state_of(fleet).phase == "STOPPED" and state_of(fleet).members == ()
     assert left_with_a_word(late)
+
+
+def test_a_request_that_a_stop_left_open_takes_no_shard_when_the_run_goes_on() -> None:
+    """Its writer was told, and has left."""
+    fleet = ToyFleet(elastic(merges=60)).start().until_commits(5)
+    fleet.restart = False
+    fleet.kill("syncer")
+    late = fleet.newcomer("spot")
+    fleet.world.run_for(1.0)
+    asked(fleet, "stop")
+    command(fleet)
+    assert fleet.world.run(fleet.ended, 60) and left_with_a_word(late)
+    assert fleet.world.store.list("join/") and resumed(fleet)
+    fleet.restart = True
+    fleet.start()
+    fleet.finish()
+    assert "membership" not in check(fleet).kinds and state_of(fleet).phase == "FINISHED"
 
 
 def test_a_stop_and_a_resume_leave_the_members_where_they_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from diloco_cli.protocol.actors.requests import withdraw_stop
 from diloco_cli.protocol.log.records import RequestKind
+from tests.simulation import operated
 from tests.simulation.operated import asked, command, done, started, state_of
 from tests.simulation.sweeps import finished
 from tests.simulation.toy import ToyFleet, make_run
@@ -63,3 +64,26 @@ def test_a_command_that_comes_too_late_to_answer_leaves_the_log_alone() -> None:
     fleet = unserved()
     before = state_of(fleet)
     assert done(fleet, command(fleet)).result == before == state_of(fleet)
+
+
+def test_what_a_stop_found_open_behind_it_does_not_act_when_the_run_goes_on() -> None:
+    fleet = unserved("stop", "rollback", "readmit")
+    assert done(fleet, command(fleet)).result.phase == "STOPPED"
+    assert answers(fleet) == [(2, "stop")]
+    assert operated.resumed(fleet)
+    fleet.restart = True
+    fleet.start()
+    finished(fleet)
+    assert "rollback" not in fleet.kinds()
+
+
+def test_what_was_asked_of_a_stopped_run_and_left_open_is_settled_when_it_goes_on() -> None:
+    """A command that asked for a rollback of a stopped run died before it could carry that out."""
+    fleet = unserved("stop")
+    done(fleet, command(fleet))
+    number = asked(fleet, "rollback", to=3).result
+    assert operated.resumed(fleet)
+    fleet.restart = True
+    fleet.start()
+    finished(fleet)
+    assert "rollback" not in fleet.kinds() and answers(fleet)[-1] == (number + 1, "epoch_start")

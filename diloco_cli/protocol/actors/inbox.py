@@ -133,9 +133,10 @@ class Inbox:
     def _box(self, learner: str, incarnation: int) -> Mailbox:
         return self.mailboxes.setdefault((learner, incarnation), Mailbox(learner, incarnation))
 
-    def expect(self, learner: str) -> None:
-        """Ask for the offers of a learner that was just admitted; it counts as alive once it is heard."""
-        self._box(learner, 1)
+    def expect(self, learners: Iterable[str]) -> None:
+        """Ask for the offers of learners that are being admitted; they count as alive once they are heard."""
+        for learner in learners:
+            self._box(learner, 1)
 
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
         """Look for new incarnations of all islands, also of those that have joined since."""

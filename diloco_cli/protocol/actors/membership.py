@@ -1,33 +1,39 @@
 """Islands that join a run after its launch: they ask, the syncer admits them in the log, they enter at its head.
 
-    request/<r>.json  kind join, with the island as it describes itself
-    commit/<n>.json   kind membership, with the island as admitted; or refuse, with the reason
+    join/<name>/...   with the island as it describes itself
+    commit/<n>.json   kind membership, with the islands as admitted, all those that asked by then
 
-From the membership commit on the island is like any other: a learner process of its name takes its first incarnation,
-starts from the newest committed versions, offers, and may leave at any time. The island keeps its data stream for ever:
-the data is divided into `data.shards` streams at the launch, and the k-th island ever known to the run reads stream k,
-so no data is repeated and no island's stream changes. Without a free stream no island is admitted.
+There is no record of a refusal: whoever reads the log can tell by the same rule whether an island may join, and so each
+island finds that out itself. From the membership commit on the island is like any other: a learner process of its name
+takes its first incarnation, starts from the newest committed versions, offers, and may leave at any time. The island
+keeps its data stream for ever: the data is divided into `data.shards` streams at the launch, and the k-th island ever
+known to the run reads stream k, so no data is repeated and no island's stream changes. Without a free stream no island
+is admitted.
 
 The learning-rate schedule's pace, warm-up and goodput's denominator stay those of the launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.actors.requests import ask
-from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
-from diloco_cli.protocol.log.keys import is_name
+from diloco_cli.protocol.actors.joins import JoinQueue
+from diloco_cli.protocol.log.commit_log import create_signed, read_log, refuse_revoked
+from diloco_cli.protocol.log.commits import Membership
+from diloco_cli.protocol.log.keys import is_name, join_key
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.records import Island, Join, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import learner_signer
 
 LOOK_AGAIN_S = 0.5
-ASK_ANEW_S = 60.0  # with the same bytes, which count as the same request: it may have been overlooked
+ASK_ANEW_S = 15.0  # while a syncer serves: the request may lie behind many others
+MAX_REQUESTS = 1000  # of one island to one syncer
 MAX_TEXT = 64
 MAX_ACCELERATORS = 1 << 20
 MAX_TIMES = 8  # a newcomer's batch over the largest of the launch, so that it cannot outweigh all other islands
@@ -70,6 +76,24 @@ def as_admitted(island: Island, run: RunFormat) -> Island:
     return replace(island, local_steps=run.settings.sync.every, tokens_per_s=0.0, step_s=0.0)
 
 
+def admitted(run: RunFormat, state: RunState, wanted: Iterable[Island]) -> Membership | None:
+    """The commit that admits all of these islands that may join; None if none may."""
+    known = state.with_members(run)
+    for island in wanted:
+        if refusal_of_island(island, known) is None:
+            known = replace(known, members=(*known.members, as_admitted(island, known)))
+    islands = known.members[len(state.members) :]
+    if not islands:
+        return None
+    return Membership(islands=islands, reason=f"{len(known.all_islands)} of {known.num_shards} data shards are taken")
+
+
+def admission(run: RunFormat, state: RunState, queue: JoinQueue) -> Steps[Membership | None]:
+    """Look at the next requests to join, and answer them."""
+    found = yield from queue.look(state)
+    return admitted(run, state, [one.island for one in found])
+
+
 def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFormat]:
     """Ask for `island` to be admitted, wait for the answer, and return the run with it.
 
@@ -77,44 +101,34 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
     also of an island that is a member already.
     """
     state = yield from read_log(run)
-    asked: int | None = None
-    ask_s: float = yield Now()
-    before = _refusals(state, island)
-    relayed = run.region_store(island.region) is not None  # then the request has another number at home
+    asked, asked_s = (-1, -1), 0.0  # the epoch and the commit when it asked last
     refuse_unless_running(run, state)
     refuse_revoked(run, state, learner_signer(island.name))
     while state.with_members(run).island(island.name) is None:
         hopeless = refusal_of_island(island, state.with_members(run))
         if hopeless is not None:
-            raise UsageError(refusal_text(island.name, hopeless), where=run.name)
-        refused = [note for note in _refusals(state, island) if note not in before]
-        if asked is not None and (refused if relayed else state.next_request > asked):
-            raise UsageError(_answer(state, island), where=run.name)
-        if state.n >= 0 and (yield Now()) >= ask_s:
-            asked = yield from ask(state, "join", nonce, time, island=island, keyring=run.keyring)
-            ask_s = (yield Now()) + ASK_ANEW_S
+            raise UsageError(f"{island.name!a} may not join: {hopeless}", where=run.name)
+        unheard = state.n > asked[1] and (yield Now()) >= asked_s + ASK_ANEW_S  # a syncer serves, and has not found it
+        if state.n >= 0 and (state.epoch != asked[0] or unheard):
+            yield from _ask(run, state.epoch, island, nonce, time)
+            asked, asked_s = (state.epoch, state.n), (yield Now())
         yield Sleep(LOOK_AGAIN_S)
         state = yield from read_log(run, state)
         refuse_unless_running(run, state)
     return state.with_members(run)
 
 
+def _ask(run: RunFormat, epoch: int, island: Island, nonce: str, time: str) -> Steps[None]:
+    """Write the request under the first free number."""
+    signer = learner_signer(island.name)
+    for number in range(MAX_REQUESTS):
+        key = join_key(island.name, epoch, number)
+        mine = run.keyring.sign(signer, key, encode(Join(island, epoch, number, nonce, time)))
+        if (yield from create_signed(run.keyring, signer, key, mine)) == mine:
+            return
+
+
 def refuse_unless_running(run: RunFormat, state: RunState) -> None:
     """An island that wants to join does not wait for a run that may never go on. Raises UsageError."""
     if state.phase != RunPhase.RUNNING:
         raise UsageError(f"run {run.name} is {state.phase}: no island can join it", hint=f"diloco status {run.name}")
-
-
-def refusal_text(name: str, reason: str) -> str:
-    return f"{name!a} may not join: {reason}"
-
-
-def _answer(state: RunState, island: Island) -> str:
-    texts = _refusals(state, island)
-    return texts[-1][1] if texts else refusal_text(island.name, "the run refused it")
-
-
-def _refusals(state: RunState, island: Island) -> list[tuple[str, str]]:
-    """(Time, text) of the log's recent refusals of such an island."""
-    begins = refusal_text(island.name, "")
-    return [(note.time, note.text) for note in state.metrics.notes if note.text.startswith(begins)]

@@ -1,4 +1,4 @@
-"""Answers to the requests of operators and of islands that want to join: one commit that names the request.
+"""Answers to operators' requests: one commit that names the request.
 
 The process that serves the log answers: the syncer, or, while no syncer is alive, the operator's own command, which
 claims an epoch for that, commits and leaves.
@@ -11,14 +11,13 @@ from collections.abc import Callable
 from msgspec import structs
 
 from diloco_cli.protocol.actors.collection import Collector, collected, floor_by_request
-from diloco_cli.protocol.actors.membership import as_admitted, refusal_of_island, refusal_text
 from diloco_cli.protocol.actors.requests import MAX_REASON, Pending, pending_requests
 from diloco_cli.protocol.actors.rollback import published_anew, return_to
 from diloco_cli.protocol.log.commit_log import Pulse, append, claim_epoch, no_pulse, read_log
-from diloco_cli.protocol.log.commits import Commit, EpochStart, Membership, Readmit, Refuse, Revoke, Stop
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Readmit, Refuse, Revoke, Stop
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.places import newest_claim
-from diloco_cli.protocol.log.records import Island, ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.signing import is_public_key
@@ -39,8 +38,6 @@ def answer_to(run: RunFormat, state: RunState, epoch: int, pending: Pending, pul
 
 def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Commit]:
     match request.kind:
-        case "join" if request.island is not None:
-            return _admitted(run, state, request.island)
         case "readmit":
             return _readmitted(state, request)
         case "revoke":
@@ -55,15 +52,6 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
 
 def refuse(reason: str) -> Commit:
     return Refuse(reason=reason[:MAX_REASON])
-
-
-def _admitted(run: RunFormat, state: RunState, island: Island) -> Commit:
-    known = state.with_members(run)
-    refused = refusal_of_island(island, known)
-    if refused is not None:
-        return refuse(refusal_text(island.name, refused))
-    reason = f"joins in {island.region}, data shard {len(known.all_islands)} of {known.num_shards}"
-    return Membership(island=as_admitted(island, known), reason=reason)
 
 
 def _readmitted(state: RunState, request: Request) -> Commit:

@@ -1,18 +1,23 @@
-"""Requests: written into the bucket by operators and joining islands, answered by the syncer with commits."""
+"""Operators' requests: written into the bucket by their commands, answered by the syncer with commits.
+
+They have numbers without gaps. What is not signed by an operator (in an unsigned run: whose checksum is wrong) is no
+request, and lies in nobody's way (log/places.py).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import takewhile
 
-from diloco_cli.protocol.log.commit_log import LOOKS, create_signed
+from diloco_cli.protocol.log.commit_log import LOOKS
 from diloco_cli.protocol.log.keys import request_key
-from diloco_cli.protocol.log.operations import Get, Steps
-from diloco_cli.protocol.log.records import Island, Request, RequestKind, RunFormat
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.places import create_placed, read_placed
+from diloco_cli.protocol.log.records import Request, RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import LOG, OPERATOR, UNSIGNED, Unsigned, learner_signer
+from diloco_cli.protocol.log.wire import RecordError, decode, encode
+from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned
 
 MAX_REASON = 500  # characters of a request's text in the log
 
@@ -45,10 +50,10 @@ class _Asked:
 
 
 def pending_requests(run: RunFormat, state: RunState) -> Steps[Pending | None]:
-    """The requests to answer next: one that gets an answer of its own, or all those up to the next such one.
+    """The requests to answer next: one that gets an answer of its own, or all those up to the next such one. A stop
+    settles all requests that are there, also those after it: none of them may act when the run is resumed.
 
-    A later `resume` withdraws a stop, with any requests between them. Bytes that are no request, or not signed as a
-    request of that kind must be, are ignored."""
+    A later `resume` withdraws a stop, with any requests between them."""
     first = yield from _asked(run, state, state.next_request)
     if first is None:
         return None
@@ -59,8 +64,14 @@ def pending_requests(run: RunFormat, state: RunState) -> Steps[Pending | None]:
     stop, last = _stop_that_holds(asked), together[-1]
     if stop is not None and stop.number <= last.number:
         assert stop.request is not None
-        return Pending(last.number, (stop.request.reason or "by request")[:MAX_REASON], "")
+        return Pending(asked[-1].number, (stop.request.reason or "by request")[:MAX_REASON], "")
     return Pending(last.number, None, last.refused or "an older stop was withdrawn")
+
+
+def newest_request(run: RunFormat, state: RunState) -> Steps[int | None]:
+    """The number of the last request without an answer; None if there is none."""
+    asked = yield from _all_asked(run, state, [])
+    return asked[-1].number if asked else None
 
 
 def _stop_that_holds(asked: list[_Asked]) -> _Asked | None:
@@ -78,50 +89,34 @@ def _all_asked(run: RunFormat, state: RunState, known: list[_Asked]) -> Steps[li
 
 
 def _asked(run: RunFormat, state: RunState, number: int) -> Steps[_Asked | None]:
-    key = request_key(number)
+    key, keyring = request_key(number), run.keyring.without(state.revoked)
     for _ in range(LOOKS):
-        data = yield Get(key, MAX_RECORD_BYTES)
+        data = (yield from read_placed(keyring, OPERATOR, key)).data
         if data is None:
             return None
-        asked = _read(run, state, number, key, data)
+        asked = _read(number, key, data)
         if asked.request is not None:
             break
     return asked
 
 
-def _read(run: RunFormat, state: RunState, number: int, key: str, data: bytes) -> _Asked:
+def _read(number: int, key: str, data: bytes) -> _Asked:
     try:
-        request = decode(Request, data, key)
-        if not is_signed_request(run.keyring.without(state.revoked), request, key, data):
-            raise RecordError(f"it {run.keyring.wrong}")
+        return _Asked(number, decode(Request, data, key))
     except RecordError as error:
         return _Asked(number, None, f"request {number}: {error}"[:MAX_REASON])
-    return _Asked(number, request)
-
-
-def signers_of(kind: RequestKind, island: Island | None) -> tuple[str, ...]:
-    """Who may sign a request: for `join` the island's learner, or the syncer that carries it from another bucket; else
-    the operator."""
-    return (learner_signer(island.name), LOG) if kind == "join" and island is not None else (OPERATOR,)
-
-
-def is_signed_request(keyring: Unsigned, request: Request, key: str, data: bytes) -> bool:
-    return any(keyring.authenticates(signer, key, data) for signer in signers_of(request.kind, request.island))
 
 
 def ask(
     state: RunState, kind: RequestKind, nonce: str, time: str, reason: str = "", *,
-    island: Island | None = None, learner: str | None = None, to: int | None = None, revoke: str | None = None,
-    keyring: Unsigned = UNSIGNED,
+    learner: str | None = None, to: int | None = None, revoke: str | None = None, keyring: Unsigned = UNSIGNED,
 ) -> Steps[int]:  # fmt: skip
     """Write a request under the next free number, which is returned."""
     number = state.next_request
     while True:
-        key, request = request_key(number), Request(number, kind, nonce, time, reason, island, learner, to, revoke)
-        signers = signers_of(kind, island)
-        signer = next((signer for signer in signers if keyring.holds(signer)), signers[0])
-        mine = keyring.sign(signer, key, encode(request))
-        if (yield from create_signed(keyring, signer, key, mine)) == mine:
+        key, request = request_key(number), Request(number, kind, nonce, time, reason, learner, to, revoke)
+        mine = keyring.sign(OPERATOR, key, encode(request))
+        if (yield from create_placed(keyring.without(state.revoked), OPERATOR, key, mine)) == mine:
             return number
         number += 1
 

@@ -18,11 +18,13 @@ from diloco_cli.protocol.actors.candidates import Candidates, Loader, merge_comm
 from diloco_cli.protocol.actors.collection import Housekeeper
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
+from diloco_cli.protocol.actors.joins import JoinQueue
+from diloco_cli.protocol.actors.membership import admission
 from diloco_cli.protocol.actors.merging import Recover, write_and_read_back
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.actors.repair import Repairer
 from diloco_cli.protocol.actors.request_handler import answer_to
-from diloco_cli.protocol.actors.requests import is_at_rest, pending_requests
+from diloco_cli.protocol.actors.requests import is_at_rest, newest_request, pending_requests
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.commit_log import (
     SNAPSHOT_EVERY,
@@ -83,7 +85,7 @@ class Syncer:
         self.state = RunState()
         self.epoch = 0
         self.doing = SyncerState.READING
-        self.inbox = Inbox(run)
+        self.inbox, self.joins = Inbox(run), JoinQueue(run)
         self.loader = Loader(run, arithmetic, self.inbox, recover)
         self.pacer = Pacer(run)
         self.watch: Watch | None = None
@@ -141,10 +143,9 @@ class Syncer:
             if self.state.phase not in (phase, RunPhase.RUNNING):
                 return  # it ended, or was stopped, while this syncer was starting
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
-            old = None  # requests from before the stop
-            if phase == RunPhase.STOPPED:
-                old = yield from pending_requests(self.run, self.state)
-            request = old.newest if old is not None and old.alone is None else None
+            request = None
+            if phase == RunPhase.STOPPED:  # what was left open by the stop does not act now
+                request = yield from newest_request(self.run, self.state)
             who = ": ".join(filter(None, [f"{self.claim.host} pid {self.claim.pid}", self.because]))
             yield from self._commit(commits.EpochStart(outputs=outputs, reason=who, request=request))
         self.last_snapshot = self.state.n
@@ -208,6 +209,10 @@ class Syncer:
         if now_s >= self.next_incarnations_s:
             self.next_incarnations_s = now_s + watch_every_s(self.pace.slot_s)
             yield from self.inbox.look_for_incarnations(self.state, now_s)
+            admits = yield from admission(self.run, self.state, self.joins)
+            if admits is not None:
+                self.inbox.expect(island.name for island in admits.islands)
+                return (yield from self._commit(admits))
         yield from self.inbox.poll(self.state, now_s, self.pace.slot_s)
         due = yield from self.evaluations.due(self.state, self.epoch, self._pulse)
         if due is not None:
@@ -231,8 +236,6 @@ class Syncer:
 
     def _carry_out(self, answer: commits.Commit) -> Steps[bool]:
         match answer:
-            case commits.Membership():
-                self.inbox.expect(answer.island.name)
             case commits.Stop():
                 yield from self._refuse_all()
                 answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())

@@ -93,9 +93,13 @@ class Refuse(Commit, tag="refuse", frozen=True, kw_only=True):
 
 
 class Membership(Commit, tag="membership", frozen=True, kw_only=True):
-    """An island has joined."""
+    """Islands have joined, at least one, in the order in which they get their data shards."""
 
-    island: Island
+    islands: tuple[Island, ...]
+
+    def __post_init__(self) -> None:
+        if not self.islands:
+            raise ValueError("a membership commit admits at least one island")
 
 
 class Evaluation(Commit, tag="eval", frozen=True, kw_only=True):

@@ -4,7 +4,6 @@
     epoch/<e>.json                               create-once: which syncer claims epoch e
     incarnation/<learner>/<i>.json               create-once: which process is incarnation i of a learner
     offer/<learner>/<i>/<seq>.json               create-once, dense: a learner offers a delta
-                                                 (claims and offers: or the next free place, see places.py)
     delta/<learner>/<i>/<seq>-<digest>           the delta itself, written before its offer
     state/<fragment>/<version>-<epoch>-<digest>  float32 parameters and outer momentum, written before the commit
     weights/<fragment>/<version>-<epoch>-<digest>  what learners download, written before the commit
@@ -12,9 +11,12 @@
     snapshot/<n>.json                            create-once: the folded log up to commit n
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
     certificate/<role>/<name>/<public key>.json  create-once: an operator certifies the key of a machine
-    request/<r>.json                             create-once: an operator's intent, or an island that asks to join
+    request/<r>.json                             create-once, dense: an operator's intent
+    join/<learner>/<e>-<number>.json             create-once: an island asks the syncer of epoch e to take part
     heartbeat/<unit>.json, heartbeat/standby/<name>.json, hint/head.json
                                                  overwritten now and then: hints, never trusted for safety
+
+A claim, an offer or a request may lie at another place of its key (see places.py).
 
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
 
@@ -33,11 +35,13 @@ FORMAT_KEY = "FORMAT.json"
 HEAD_HINT_KEY = "hint/head.json"
 SYNCER = "syncer"
 STANDBY_HEARTBEATS = "heartbeat/standby/"
+JOINS = "join/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"(?:state|weights)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
 _DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
 _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
+_JOIN = re.compile(rf"join/({NAME_PATTERN.pattern})/([0-9]{{10,15}})-([0-9]{{4,8}})\.json")
 BYTES_PER_PARAMETER = 8
 """A state holds float32 parameters and momentum; a delta at most float32 values and as many norms; weights are less."""
 HEADER_BYTES = 1 << 16  # of a payload: it names three tensors
@@ -121,6 +125,16 @@ def certificate_key(signer: str, public: str) -> str:
 
 def request_key(number: int) -> str:
     return f"request/{number:010d}.json"
+
+
+def join_key(learner: str, epoch: int, number: int) -> str:
+    return f"{JOINS}{learner}/{epoch:010d}-{number:04d}.json"
+
+
+def read_join_key(key: str) -> tuple[str, int, int] | None:
+    """(learner, epoch, number), or None if it is no such key."""
+    found = _JOIN.fullmatch(key)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
 def heartbeat_key(unit: str) -> str:

@@ -114,7 +114,7 @@ def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:
         case commits.Refuse() | commits.Evaluation():
             return [("syncer", commit.reason)] if commit.reason else []
         case commits.Membership():
-            return [(commit.island.name, commit.reason)]
+            return [(island.name, f"joins in {island.region}") for island in commit.islands]
         case commits.Quarantine():
             return [(commit.learner, f"quarantined: {commit.reason}")]
         case commits.Readmit():

@@ -15,11 +15,11 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 6  # of records: norms, revoked keys, one key an epoch, jumps of the loss, whether a syncer serves
+SCHEMA = 6  # of records: norms, revoked keys, one key an epoch, jumps of the loss, islands that join together
 FORMAT_SCHEMA = 8  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 
-RequestKind = Literal["stop", "resume", "join", "readmit", "rollback", "gc", "revoke"]
+RequestKind = Literal["stop", "resume", "readmit", "rollback", "gc", "revoke"]
 
 
 def fragment_of_slot(slot: int, num_fragments: int) -> int:
@@ -294,17 +294,27 @@ class FragmentVersion:
 
 @dataclass(frozen=True)
 class Request:
-    """A request, answered by the syncer with a commit that names it. `resume` withdraws a stop that was requested and
-    not carried out yet; `join` comes from an island that wants to take part; `readmit` ends the quarantine of
-    `learner`; `rollback` brings the parameters back to those after commit `to`; `revoke` ends what the public key `key`
-    counts for."""
+    """An operator's request, answered by the syncer with a commit that names it. `resume` withdraws a stop that was
+    requested and not carried out yet; `readmit` ends the quarantine of `learner`; `rollback` brings the parameters back
+    to those after commit `to`; `revoke` ends what the public key `key` counts for."""
 
     number: int
     kind: RequestKind
     nonce: str
     time: str
     reason: str = ""
-    island: Island | None = None
     learner: str | None = None
     to: int | None = None
     key: str | None = None
+
+
+@dataclass(frozen=True)
+class Join:
+    """An island asks the syncer of `epoch` to take part. No later syncer answers: its writer may be gone by then, and
+    asks anew if it still waits. `number` tells its requests to one syncer apart."""
+
+    island: Island
+    epoch: int
+    number: int
+    nonce: str
+    time: str

@@ -236,7 +236,7 @@ def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState
         case commits.Skip():
             return replace(state, slot=state.slot + 1)
         case commits.Membership():
-            return replace(state, members=(*state.members, commit.island))
+            return replace(state, members=(*state.members, *commit.islands))
         case commits.Quarantine() | commits.Readmit():
             return _keep_out_or_readmit(state, commit)
         case commits.Revoke():

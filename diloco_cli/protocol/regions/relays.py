@@ -4,7 +4,7 @@
     incarnation/<learner>/<i>       ->     the same bytes under the same key, create-once
     delta/..., then offer/...       ->     the same, in the order of their numbers
     heartbeat/<learner>             ->     overwritten, when it has changed
-    request/<r>, if of kind join    ->     request/<home's next number>
+    join/<learner>/...              ->     the same bytes under the same key, create-once
 
 So a merge never waits for a region: an offer counts once it is at home, and the home bucket has all that a replay
 needs. A relay asks only for learners that FORMAT or a membership commit binds to its region, at the syncer's pace: a
@@ -26,15 +26,13 @@ from diloco_cli.protocol.actors.inbox import (
     kept_mailboxes,
     replaced,
 )
-from diloco_cli.protocol.actors.membership import refusal_of_island
+from diloco_cli.protocol.actors.joins import JoinQueue
 from diloco_cli.protocol.actors.merging import read_payload
-from diloco_cli.protocol.actors.requests import ask, is_signed_request
-from diloco_cli.protocol.log.commit_log import LOOKS
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
 from diloco_cli.protocol.log.keys import delta_key, heartbeat_key, incarnation_key, offer_key
-from diloco_cli.protocol.log.operations import Create, Get, List, Now, Put, Sleep, Steps, There, there
+from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.log.places import ClaimWatch, OccupiedError, create_placed, read_placed
-from diloco_cli.protocol.log.records import Offer, Request, RunFormat
+from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.mirrors import HeadOf
@@ -45,9 +43,6 @@ from diloco_cli.store.port import Created
 
 HEARTBEATS_EVERY_S = 3.0
 LAST_WORDS_S = 4.0
-MAX_REQUESTS = 16  # to join, carried at once
-MAX_ANSWERED = 4096  # keys kept; if there are more requests, the oldest are read again with each full listing
-LISTS_AGAIN_S = 60.0  # all requests, not only those behind the last one: a listing may lag
 
 OTHER_BYTES = "the home bucket holds other bytes than the region's"
 
@@ -80,10 +75,10 @@ class Relay:
     claims: dict[str, ClaimWatch] = field(default_factory=dict)
     offers: int = 0
     _heartbeats: dict[str, bytes] = field(default_factory=dict)
-    _after_request: str = ""
-    _lists_again_s: float = 0.0
     _revoked: int = 0
-    _answered: dict[str, None] = field(default_factory=dict)  # the last requests that need nothing more from here
+
+    def __post_init__(self) -> None:
+        self.joins = JoinQueue(self.run)
 
     def serve(self) -> Steps[None]:
         next_rare_s = next_heartbeats_s = yield Now()
@@ -95,7 +90,7 @@ class Relay:
             if now_s >= next_rare_s:
                 next_rare_s = now_s + watch_every_s(self.pace())
                 yield from self._incarnations(now_s)
-                yield from self._requests(now_s)
+                yield from self._joins()
             if now_s >= next_heartbeats_s:
                 next_heartbeats_s = now_s + HEARTBEATS_EVERY_S
                 yield from self._carry_heartbeats()
@@ -175,51 +170,11 @@ class Relay:
                 yield Put(heartbeat_key(name), heartbeat)
                 self._heartbeats[name] = heartbeat
 
-    def _requests(self, now_s: float) -> Steps[None]:
-        """Pass on requests of islands that want to join: from one page of the listing, MAX_REQUESTS at most."""
-        keys: list[str] = yield There(List("request/", self._after_request))
-        if not keys and now_s >= self._lists_again_s:
-            self._after_request, self._lists_again_s = "", now_s + LISTS_AGAIN_S
-        unread = MAX_REQUESTS
-        for key in keys:
-            if key not in self._answered:
-                if unread == 0:
-                    return
-                unread -= 1
-                yield from self._pass_on(key)
-            self._after_request = key
-
-    def _pass_on(self, key: str) -> Steps[None]:
-        """Ask at home with the same bytes each time, so that it stays one request if a syncer dies in between. If home
-        would refuse, nothing is passed on: the island finds that out itself (protocol/actors/membership.py)."""
-        for _ in range(LOOKS):
-            data = yield There(Get(key, MAX_RECORD_BYTES))
-            if data is None:
-                return  # listed too early: the next time
-            request = self._join_of(key, data)
-            if request is not None:
-                break
-        if request is not None and request.island is not None:
-            known = self.head().with_members(self.run)
-            if refusal_of_island(request.island, known) is None:
-                yield from ask(
-                    self.head(), "join", request.nonce, request.time, island=request.island, keyring=self.run.keyring
-                )
-        self._answered[key] = None
-        if len(self._answered) > MAX_ANSWERED:
-            del self._answered[next(iter(self._answered))]
-
-    def _join_of(self, key: str, data: bytes) -> Request | None:
-        """The request, if it is one to join this region. Its signature is checked here: it is bound to the key, and at
-        home the request has another one."""
-        try:
-            request = decode(Request, data, key)
-        except RecordError:
-            return None
-        island = request.island
-        if request.kind != "join" or island is None or island.region != self.region:
-            return None
-        return request if is_signed_request(self._keyring, request, key, data) else None
+    def _joins(self) -> Steps[None]:
+        """Carry requests to join this region. Home reads them as if they had been written there."""
+        for found in (yield from there(self.joins.look(self.head()))):
+            if found.island.region == self.region:
+                yield Create(found.key, found.data)
 
     # -- offers ---------------------------------------------------------------------------------------------------
 

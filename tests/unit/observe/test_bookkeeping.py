@@ -81,9 +81,9 @@ def test_a_member_of_an_old_log_is_one_whatever_it_said_of_its_machine() -> None
     ledger.books.run = replace(RUN, settings=replace(RUN.settings, data=DataSettings(shards=3)))
     old = Island("old", "here", 4, 4, 0.0, 0.0, num_accelerators=0, accelerator="a machine " * 20)
     assert refusal_of_island(old, ledger.books.run) is not None, "nobody joins like that"
-    assert ledger.enter("membership", island=old) == []
-    assert "takes part already" in ledger.enter("membership", island=old)[0]
-    assert "a batch of 0 tokens" in ledger.enter("membership", island=replace(old, name="new", batch_tokens=0))[0]
+    assert ledger.enter("membership", islands=(old,)) == []
+    assert "takes part already" in ledger.enter("membership", islands=(old,))[0]
+    assert "a batch of 0 tokens" in ledger.enter("membership", islands=(replace(old, name="new", batch_tokens=0),))[0]
 
 
 def test_a_request_is_answered_once() -> None:

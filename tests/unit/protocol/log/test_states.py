@@ -63,7 +63,7 @@ def test_after_the_end_of_a_run_its_log_does_not_go_on_but_for_an_epoch_after_a_
         "skip": {"slot": 0},
         "eval": {"evaluated": 0, "loss": 1.0, "tokens": 1},
         "merge": {"inputs": (None,)},
-        "membership": {"island": None},
+        "membership": {"islands": (None,)},
         "quarantine": {"learner": "l0"},
         "readmit": {"learner": "l0"},
         "revoke": {"key": "a1" * 32},

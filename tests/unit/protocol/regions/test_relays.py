@@ -6,20 +6,21 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.digests import digest
+from diloco_cli.protocol.actors import joins
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
-from diloco_cli.protocol.log.keys import delta_key, incarnation_key, offer_key, request_key
+from diloco_cli.protocol.log.keys import delta_key, incarnation_key, join_key, offer_key
 from diloco_cli.protocol.log.operations import Operation, There
-from diloco_cli.protocol.log.records import Island, Offer, RegionStore, Request, RunFormat, Timings
+from diloco_cli.protocol.log.records import Island, Join, Offer, RegionStore, RunFormat, Timings
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, encode
-from diloco_cli.protocol.regions import relays
-from diloco_cli.protocol.regions.relays import LISTS_AGAIN_S, Relay
+from diloco_cli.protocol.regions.relays import Relay
 from diloco_cli.protocol.rules.polling import MAX_REQUESTS
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists
-from diloco_cli.virtual.world import LATENCY_S, Actor, Fault, Injected, World
+from diloco_cli.virtual.world import LATENCY_S, Actor, World
 from tests.unit.protocol.records import BATCH, RUN, genesis
 from tests.unit.protocol.records import offer as make_offer
 
@@ -105,13 +106,13 @@ class RelayBench:
         self.far.create(offer_key(*made.id), encode(made))
         return made
 
-    def request(self, number: int, name: str, region: str = "eu") -> None:
+    def request(self, name: str, number: int = 0, region: str = "eu") -> None:
         island = Island(name, region, BATCH, 4, 0.0, 0.0)
-        self.far.create(request_key(number), encode(Request(number, "join", f"nonce of {name}", "then", island=island)))
+        key = join_key(name, self.state.epoch, number)
+        self.far.create(key, encode(Join(island, self.state.epoch, number, f"nonce of {name}", "then")))
 
     def joins_at_home(self) -> list[str]:
-        found = [decode(Request, self.home.get(key) or b"", key) for key in self.home.list("request/")]
-        return [request.island.name for request in found if request.island is not None]
+        return [decode(Join, self.home.get(key) or b"", key).island.name for key in self.home.list("join/")]
 
     def _noted(self, actor: Actor, operation: Operation) -> float:
         there = isinstance(operation, There)
@@ -137,7 +138,7 @@ def test_a_learners_word_on_its_pace_neither_hides_its_offers_nor_costs_more(cla
     count = bench.count(began_s, bench.world.now_s)
     assert 10 <= count["get", "offer"] <= 2 * MAX_REQUESTS * 40
     assert count["get", "incarnation"] == 2 * 40, "two learners, once a slot"
-    assert count["list", "request"] == 40
+    assert count["list", "join"] == 40
     assert sum(count.values()) <= (2 * MAX_REQUESTS + 3 + 4) * 40
 
 
@@ -145,7 +146,7 @@ def test_operations_do_not_grow_with_the_runs_age() -> None:
     """However many requests were answered long ago, and however many processes a learner's name has had."""
     bench = RelayBench()
     for number in range(100):
-        bench.request(number, f"stranger{number}", region="elsewhere")
+        bench.request(f"stranger{number}", region="elsewhere")
     for number in range(1, 41):
         bench.incarnation("l1", number)
     bench.world.run_for(30 * PACE_S)
@@ -153,52 +154,41 @@ def test_operations_do_not_grow_with_the_runs_age() -> None:
     assert len([key for key in bench.relay.boxes if key[0] == "l1"]) <= MAX_OLD_MAILBOXES + 1
     bench.world.run_for(300 * PACE_S)
     late = bench.count(320 * PACE_S, 330 * PACE_S)
-    assert late["get", "request"] == 0 and late["list", "request"] <= 11
+    assert late["get", "join"] == 0 and late["list", "join"] <= 11
     assert sum(late.values()) <= sum(early.values())
     assert [key for key in bench.relay.boxes if key[0] == "l1"] == [("l1", 40)]
 
 
 def test_a_request_that_a_listing_showed_late_is_found_behind_a_later_one() -> None:
     bench = RelayBench()
-    bench.request(0, "late")
-    bench.request(1, "early")
-    bench.far.hidden = frozenset({request_key(0)})
+    bench.request("early")
+    bench.request("late")
+    bench.far.hidden = frozenset({join_key("early", 1, 0)})
     bench.world.run_for(2 * PACE_S)
-    assert bench.joins_at_home() == ["early"]
+    assert bench.joins_at_home() == ["late"]
     bench.far.hidden = frozenset()
-    bench.world.run_for(LISTS_AGAIN_S + 3 * PACE_S)
+    bench.world.run_for(2 * PACE_S)
     assert bench.joins_at_home() == ["early", "late"]
 
 
-def test_a_request_whose_passing_on_failed_is_passed_on_again() -> None:
+def test_a_request_is_carried_under_its_key_also_by_the_next_process() -> None:
     bench = RelayBench()
-    bench.request(0, "newcomer")
-    busy = [Injected(Fault.BUSY)]
-    bench.world.fault_of = lambda actor, op: busy.pop() if busy and getattr(op, "key", "") == request_key(0) else None
-    assert bench.world.run(lambda: bench.actor.ended, 10.0) and bench.joins_at_home() == []
-    bench.go_on()
-    bench.world.run_for(2 * PACE_S)
-    assert bench.joins_at_home() == ["newcomer"]
-
-
-def test_whoever_asks_for_an_island_again_asks_the_same() -> None:
-    bench = RelayBench()
-    bench.request(0, "newcomer")
+    bench.request("newcomer")
     bench.world.run_for(2 * PACE_S)
     bench.start_anew()
-    bench.request(7, "newcomer")
     bench.world.run_for(2 * PACE_S)
-    assert bench.joins_at_home() == ["newcomer"]
+    key = join_key("newcomer", 1, 0)
+    assert bench.home.list("join/") == [key] and bench.home.get(key) == bench.far.get(key)
 
 
-def test_what_home_refuses_is_not_asked_by_the_next_process_either() -> None:
+def test_requests_to_another_region_of_members_or_of_an_earlier_epoch_stay_where_they_are() -> None:
     bench = RelayBench()
-    bench.request(0, "l1")
-    bench.request(1, "l9")
-    bench.run = replace(bench.run, settings=replace(bench.run.settings, data=DataSettings(shards=3)))
-    for _ in range(2):
-        bench.start_anew()
-        bench.world.run_for(2 * PACE_S)
+    bench.request("l1")
+    bench.request("stranger", region="elsewhere")
+    bench.state = structs.replace(bench.state, epoch=0)
+    bench.request("left")
+    bench.state = genesis(far_run())
+    bench.world.run_for(3 * PACE_S)
     assert bench.joins_at_home() == []
 
 
@@ -246,12 +236,12 @@ def test_one_damaged_answer_from_home_silences_nobody(verb: str) -> None:
 
 
 def test_memory_does_not_grow_with_the_requests_that_strangers_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relays, "MAX_ANSWERED", 8)
+    monkeypatch.setattr(joins, "MAX_REMEMBERED", 8)
     bench = RelayBench()
     for number in range(40):
-        bench.request(number, f"stranger{number}", region="elsewhere")
+        bench.request(f"stranger{number}", region="elsewhere")
     bench.world.run_for(20 * PACE_S)
-    assert len(bench.relay._answered) == 8
-    bench.request(40, "newcomer")
-    bench.world.run_for(2 * LISTS_AGAIN_S)
-    assert bench.joins_at_home() == ["newcomer"] and len(bench.relay._answered) == 8
+    assert len(bench.relay.joins._known) == 8
+    bench.request("newcomer")
+    bench.world.run_for(2 * PACE_S)
+    assert bench.joins_at_home() == ["newcomer"]
