@@ -14,6 +14,7 @@ from diloco_cli.digests import digest
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.harm import Harm
 from diloco_cli.histories.moments import MomentsWatch
+from diloco_cli.histories.poisoner import NormBooks
 from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, signed_by
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
@@ -104,7 +105,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self.replayer = Replayer(self.bucket, self.run)
-        self.harm = Harm(self.replayer)
+        self.harm, self.norms = Harm(self.replayer), NormBooks(self.replayer)
         self.floors = self.floors_of(self.bucket)
         self.moments = MomentsWatch(self.replayer)
 
@@ -207,6 +208,7 @@ class Monitor:
             self.check_floor(commit["floor"])
         self._check_blame(commit)
         self.harm.committed(commit)
+        self.norms.committed(commit)
         if commit["request"] is not None:
             later = {number: at for number, at in self._asked.items() if number > commit["request"]}
             self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other

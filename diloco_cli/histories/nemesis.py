@@ -12,10 +12,13 @@ from diloco_cli.histories.key_events import KeyEvents
 from diloco_cli.histories.liveness import check_restart
 from diloco_cli.histories.monitor import OPERATOR
 from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
+from diloco_cli.histories.poisoner import Poisoner
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import JOINS_HERE
+from diloco_cli.histories.replayer import is_poisoner
 from diloco_cli.histories.scene import Scene
 from diloco_cli.histories.script import LARGE, NemesisEvent
+from diloco_cli.histories.stream import Stream
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask, withdraw_stop
@@ -45,6 +48,11 @@ class Nemesis:
         self._leaving: set[str] = set()
         self._bad: Counter[tuple[str, str]] = Counter()
         self._partial_until_s: dict[str, float] = {}
+        self._poisoner = Poisoner(
+            history.options.poisoner or "always",
+            Stream(history.seed, "poison"),
+            lambda: bool(history.supervisor.living(SYNCER)),
+        )
 
     def strike(self, event: NemesisEvent) -> None:
         history = self.history
@@ -308,6 +316,13 @@ class Nemesis:
             return False
         self._bad["harm", name] -= 1
         return True
+
+    def lengthens(self, name: str) -> float:
+        """How many times as long as it should be this learner's next delta is."""
+        if not is_poisoner(name) or self.history.monitor.healthy:
+            return 1.0
+        self.history.monitor.suspects.add(name)
+        return self._poisoner.factor()
 
     def paused(self) -> None:
         """The syncer has stopped the run itself: operators look at it, and resume it."""

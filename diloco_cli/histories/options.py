@@ -20,6 +20,8 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.config.validation import max_overlap
 from diloco_cli.digests import digest
+from diloco_cli.histories.poisoner import TACTICS, Tactic
+from diloco_cli.histories.replayer import POISONER
 from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
@@ -53,6 +55,7 @@ OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
 )
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
+POISON_SHARE, POISONED_MERGES = 0.08, (16, 60)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
 
@@ -104,6 +107,7 @@ class Options:
     cold_learners: int | None = None
     cold_every: int | None = None
     on_divergence: Literal["rollback", "pause", "warn"] = "rollback"
+    poisoner: Tactic | None = None
 
     @property
     def slot_s(self) -> float:
@@ -150,15 +154,16 @@ class Options:
         others = ", ".join(self.nemesis_events) or "none"
         signed = "signed, " if self.signed else ""
         apart = f", {self.apart} of them in a region of their own" if self.apart else ""
+        poisoner = "" if self.poisoner is None else f"; a poisoner ({self.poisoner})"
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
             f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
             f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
-            f"{signed}faults of calls: {calls}; others: {others}"
+            f"{signed}faults of calls: {calls}; others: {others}{poisoner}"
         )
 
     def without_faults(self) -> Options:
-        return replace(self, calls=(), nemesis_events=())
+        return replace(self, calls=(), nemesis_events=(), poisoner=None)
 
 
 def drawn_options(seed: int) -> Options:
@@ -210,7 +215,12 @@ def drawn_options(seed: int) -> Options:
         cold_learners=draw.choice((None, quorum)),
         cold_every=draw.choice((None, max(1, every // 2))),
     )
-    return _with_keys(_with_harm(_with_slow_links(drawn, draw) if draw.chance(0.1) else drawn, seed), seed)
+    return _with_hostile(_with_slow_links(drawn, draw) if draw.chance(0.1) else drawn, seed)
+
+
+def _with_hostile(options: Options, seed: int) -> Options:
+    """Each from a stream of its own, so that the others mean what they meant before."""
+    return _with_poisoner(_with_keys(_with_harm(options, seed), seed), seed)
 
 
 def _with_keys(options: Options, seed: int) -> Options:
@@ -218,6 +228,25 @@ def _with_keys(options: Options, seed: int) -> Options:
     draw = Stream(seed, "keys")
     events = OF_KEYS[: draw.whole(0, len(OF_KEYS))] if options.signed else ()
     return replace(options, nemesis_events=(*options.nemesis_events, *events))
+
+
+def _with_poisoner(options: Options, seed: int) -> Options:
+    """In some histories one of at least three learners is hostile, and syncers die. Payloads are kept: nobody can tell
+    from their ranges what its deltas were."""
+    draw = Stream(seed, "poisoner")
+    if not draw.chance(POISON_SHARE):
+        return options
+    learners, merges = max(options.learners, draw.whole(3, 5)), draw.whole(*POISONED_MERGES)
+    kinds = tuple(kind for kind in options.nemesis_events if kind not in ("collect", "readmit"))
+    return replace(
+        options,
+        poisoner=draw.choice(TACTICS),
+        learners=learners,
+        quorum=min(options.quorum, learners - 1),
+        merges=max(merges, options.merges),
+        kept_rounds=1000,
+        nemesis_events=kinds if "kill" in kinds else (*kinds, "kill"),
+    )
 
 
 def _with_harm(options: Options, seed: int) -> Options:
@@ -274,9 +303,11 @@ def run_of(options: Options) -> RunFormat:
         ),
     )
     places = ["here"] * (options.learners - options.apart) + [REGION] * options.apart
+    names = [f"l{i}" for i in range(options.learners)]
+    names[-1:] = names[-1:] if options.poisoner is None else [POISONER]
     islands = tuple(
-        Island(f"l{i}", place, BATCH_TOKENS, every, BATCH_TOKENS / options.step_s, options.step_s)
-        for i, place in enumerate(places)
+        Island(name, place, BATCH_TOKENS, every, BATCH_TOKENS / options.step_s, options.step_s)
+        for name, place in zip(names, places, strict=True)
     )
     facts = [ParameterFact(f"w{i}", (1,), False) for i in range(options.fragments)]
     layout = balanced_layout(facts, options.fragments)

@@ -17,8 +17,8 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing
 class LearnerProfile:
     """The properties of one learner: its step's time, when it leaves (after a drain of some seconds), the bad payload
     that it sends in place of a delta (None: the delta), whether its payload has other bytes than its offer names,
-    whether its delta does harm, and the share of its batch that a step takes (below 1 while a part of the island is
-    missing)."""
+    whether its delta does harm, the share of its batch that a step takes (below 1 while a part of the island is
+    missing), and how many times as long as it should be its delta is."""
 
     step_s: float = 0.05
     leaves: Callable[[], bool] = lambda: False
@@ -26,6 +26,7 @@ class LearnerProfile:
     corrupts: Callable[[], bool] = lambda: False
     harms: Callable[[], bool] = lambda: False
     share: Callable[[], float] = lambda: 1.0
+    lengthens: Callable[[], float] = lambda: 1.0
 
 
 class IntegerTraining:
@@ -89,6 +90,8 @@ class IntegerWire:
             wanted = delta + self.left.get((fragment, applied), 0)
             delta = rounded(wanted)
             self.left[fragment, seq] = wanted - delta
+        factor = self.profile.lengthens()
+        delta = delta if factor == 1.0 else int(delta * factor)
         return delta_bytes(delta if poison is None else poison)
 
     def decode(self, output: FragmentVersion, data: bytes) -> int:

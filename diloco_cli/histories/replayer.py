@@ -44,6 +44,7 @@ SAID_BY_BOTH = (
 )  # fmt: skip
 PLACES = 16  # of a record, where others may have taken the first ones
 LIVENESS, BLAME = "liveness", "blame"
+POISONER = "p0"  # the name of the hostile learner, where there is one
 
 
 class ViolationError(AssertionError):
@@ -58,6 +59,10 @@ def signed_by(record: Plain) -> tuple[str, str]:
     """(Signer, public key) of a record of a signed run, as it says itself."""
     signer, public, *_ = record.get("signature", ":").split(":")
     return signer, public
+
+
+def is_poisoner(name: str) -> bool:
+    return name == POISONER
 
 
 def expect(holds: bool, invariant: str, text: str) -> None:
@@ -310,7 +315,8 @@ class Replayer:
         except ValueError:
             raise ViolationError("8", f"{who}: {payload!r} was merged") from None
         expect(abs(delta) <= MOST, "8", f"{who}: {delta} is over the cap")
-        expect(delta == made, "4", f"{who}: its delta was not made from the range that it claims")
+        honest = delta == made or who.endswith(f" of {POISONER}")
+        expect(honest, "4", f"{who}: its delta was not made from the range that it claims")
         return delta
 
     def _made(self, item: Plain, fragment: int, feeds_back: int | None, who: str) -> int:

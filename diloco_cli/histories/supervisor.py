@@ -119,6 +119,7 @@ class SimulatedSupervisor:
             lambda: nemesis.corrupts(name),
             lambda: nemesis.harms(name),
             lambda: nemesis.share(name),
+            lambda: nemesis.lengthens(name),
         )
 
     # -- ending, and coming back --------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tests.simulation import mutant_collectors as collectors
 from tests.simulation import mutant_evaluations as evaluations
 from tests.simulation import mutant_learners as learners
 from tests.simulation import mutant_logs as logs
+from tests.simulation import mutant_norms as norms
 from tests.simulation import mutant_syncers as syncers
 
 
@@ -57,6 +58,10 @@ class Mutant:
 
 def _evaluating(kind: type[Evaluations]) -> Actors:
     return Actors(syncer=evaluations.with_evaluations(kind))
+
+
+def _is_poisoned(*tactics: str) -> Callable[[Options], bool]:
+    return lambda options: options.poisoner in tactics
 
 
 def _suffers(*kinds: str) -> Callable[[Options], bool]:
@@ -169,6 +174,12 @@ OF_SYNCERS: dict[str, Mutant] = {
         _evaluating(evaluations.RollsBackForEver), frozenset({"divergence"}), _suffers("diverge")
     ),
     "every rise a jump": Mutant(_evaluating(evaluations.Jumpy), frozenset({"divergence"}), _suffers("harm")),
+    "norms judged alone": Mutant(_loading(norms.JudgesAlone), frozenset("8"), _is_poisoned("always", "in turn")),
+    "norms forgotten at a restart": Mutant(_loading(norms.ForgetsAtRestart), frozenset("8"), _is_poisoned("ratchet")),
+    "norms begun anew by one": Mutant(_loading(norms.ResetByOne), frozenset("8"), _is_poisoned("always", "ratchet")),
+    "faults paid back one for one": Mutant(
+        Actors(syncer=norms.PaysBackWhole), frozenset({"blame"}), _is_poisoned("in turn"), longer=LONG
+    ),
     "newcomers not read": Mutant(_reading(syncers.OfTheLaunchOnly), frozenset({"4", "liveness"}), _JOINS),
     "newcomers not answered": Mutant(Actors(syncer=syncers.AdmitsNobody), frozenset({"liveness"}), _JOINS, longer=LONG),
 }

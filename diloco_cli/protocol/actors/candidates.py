@@ -44,9 +44,10 @@ class FitOffer:
 
 @dataclass(frozen=True)
 class Candidates:
-    """A slot's offers with sound payloads, sorted by learner: those that `fit`, and the outcomes of those that are
+    """A slot's `offers` with sound payloads, sorted by learner: those that `fit`, and the outcomes of those that are
     refused if the slot is decided now; `reasons` says why. `step`: the factor by which the merge is shortened."""
 
+    offers: tuple[Offer, ...] = ()
     fit: tuple[FitOffer, ...] = ()
     refused: tuple[Outcome, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -56,6 +57,12 @@ class Candidates:
     def learners(self) -> set[str]:
         """Of those that fit."""
         return {one.offer.learner for one in self.fit}
+
+    @property
+    def unfit(self) -> list[Offer]:
+        """The offers that are refused."""
+        fit = self.learners
+        return [offer for offer in self.offers if offer.learner not in fit]
 
     def told(self, reason: str) -> str:
         """The reason of the slot's commit, with those of the refusals."""
@@ -109,7 +116,7 @@ def judged(run: RunFormat, state: RunState, offers: list[Offer], loaded: Mapping
             reasons.append(verdict.refused)
         else:
             fit.append(FitOffer(offer, loaded[offer.id], delta.norm, verdict.weight, verdict.scale))
-    return Candidates(tuple(fit), tuple(refused), tuple(reasons), judgement.step)
+    return Candidates(tuple(offers), tuple(fit), tuple(refused), tuple(reasons), judgement.step)
 
 
 def merge_commit(

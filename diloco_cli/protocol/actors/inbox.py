@@ -281,8 +281,8 @@ class Inbox:
                 newest[offer.learner] = newer
         return [newest[name] for name in sorted(newest)]
 
-    def forget(self, offers: list[Offer]) -> None:
-        """These offers were applied and need no other outcome."""
+    def forget(self, offers: Iterable[Offer]) -> None:
+        """These offers have their outcome in the log."""
         for offer in offers:
             self.mailboxes[(offer.learner, offer.incarnation)].pending.remove(offer)
 

@@ -267,6 +267,8 @@ class Syncer:
             outcomes = self.inbox.take_outcomes()
             done = yield from self._commit(skip_commit(candidates, self.state.slot, decision.reason, outcomes))
             self.window_from_s += self.pace.slot_s
+            if done:
+                self.inbox.forget(candidates.unfit)
             self.inbox.sort_out(self.state)
         else:
             done = yield from self._merge(candidates, facts, grace, decision.reason)
@@ -329,7 +331,7 @@ class Syncer:
             self.arithmetic.settle(fragment, output.state_digest)
             self.pacer.merged(offers, facts, (yield Now()))
             self.window_from_s = opens_s
-            self.inbox.forget(offers)
+            self.inbox.forget(candidates.offers)
         self.loader.loaded = {}
         self.inbox.sort_out(self.state)
         self._go(SyncerState.SERVING)

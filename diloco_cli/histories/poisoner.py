@@ -1,0 +1,108 @@
+"""One hostile learner among at least three: its deltas are too long, at moments that it chooses. Nothing longer than
+the bound of protocol/rules/norms.py may be merged once the honest ones are known, and its good deltas must not save it
+from a quarantine. That no honest one is refused or kept out is demanded in every history (monitor.py)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Literal
+
+from diloco_cli.histories.replayer import BLAME, Plain, Replayer, expect, is_poisoner
+from diloco_cli.histories.stream import Stream
+from diloco_cli.protocol.log.state import HOSTILE, PAID_BACK, faults_for_quarantine
+
+Tactic = Literal["always", "absent", "in turn", "burst", "ratchet"]
+"""When its deltas are too long: always; while no syncer lives; every second one; many in a row now and then; ever more,
+until they are as long as can be, and then again from the beginning."""
+TACTICS: tuple[Tactic, ...] = ("always", "absent", "in turn", "burst", "ratchet")
+LONG, RATCHET, LONGEST = 1000.0, 1.5, 1e6
+BOUND = 8.0
+KNOWN = 2  # merges
+SLACK = 6.0  # faults beyond those for a quarantine
+
+
+@dataclass
+class Poisoner:
+    """`served`: whether a syncer lives."""
+
+    tactic: Tactic
+    draw: Stream
+    served: Callable[[], bool]
+    made: int = 0
+    left: int = 0
+
+    def factor(self) -> float:
+        """How many times as long as it should be the next delta is."""
+        self.made += 1
+        match self.tactic:
+            case "always":
+                return LONG
+            case "absent":
+                return 1.0 if self.served() else LONG
+            case "in turn":
+                return LONG if self.made % 2 else 1.0
+            case "burst":
+                self.left = self.draw.whole(2, 12) if not self.left and self.draw.chance(0.2) else max(0, self.left - 1)
+                return LONG if self.left else 1.0
+            case "ratchet":
+                length: float = RATCHET**self.made
+                self.made = 0 if length > LONGEST else self.made
+                return min(length, LONGEST)
+
+
+@dataclass
+class NormBooks:
+    """The norms and faults that commits state, by a reader of its own. `merged`: (norm, steps) by fragment and learner,
+    since the memory last began anew."""
+
+    replayer: Replayer
+    merged: dict[int, dict[str, list[tuple[float, int]]]] = field(default_factory=dict)
+    faults: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def committed(self, commit: Plain) -> None:
+        if commit["kind"] == "merge" and commit.get("outputs"):
+            self._check_norms(commit)
+        elif commit["kind"] == "readmit":
+            self.merged = {}
+        self._count_faults(commit)
+
+    def _check_norms(self, commit: Plain) -> None:
+        """8: no delta is merged that is longer than BOUND times those of the honest, for its steps."""
+        fragment = commit["outputs"][0]["fragment"]
+        known = self.merged.setdefault(fragment, defaultdict(list))
+        usual = [pairs for name, pairs in known.items() if not is_poisoner(name) and len(pairs) >= KNOWN]
+        here = [(item["norm"], item["steps"]) for item in commit["inputs"] if not is_poisoner(item["learner"])]
+        for item in commit["inputs"]:
+            if is_poisoner(item["learner"]):
+                who = f"commit {commit['n']}: offer {item['incarnation']}/{item['seq']} of {item['learner']}"
+                if len(usual) >= 2:
+                    _check(item, [pair for pairs in usual for pair in pairs], f"{who} is merged in spite of the log")
+                if len(here) >= 2:
+                    _check(item, here, f"{who} is merged in spite of its company")
+        for item in commit["inputs"]:
+            known[item["learner"]].append((item["norm"], item["steps"]))
+
+    def _count_faults(self, commit: Plain) -> None:
+        """Good deltas pay little of a fault back: who goes on is kept out, as long as enough others are left."""
+        for item in commit.get("inputs", ()):
+            self.faults[item["learner"]] = max(0.0, self.faults[item["learner"]] - PAID_BACK)
+        for outcome in commit["outcomes"]:
+            self.faults[outcome["learner"]] += outcome["reason"] in HOSTILE
+        if commit["kind"] in ("quarantine", "readmit"):
+            self.faults[commit["learner"]] = 0.0
+        run = self.replayer.run
+        trusted = self.replayer.batches.keys() - self.replayer.kept_out
+        if commit["kind"] == "merge" and len(trusted) > run.settings.sync.quorum:
+            most = faults_for_quarantine(run.num_fragments) + SLACK
+            for name in sorted(trusted):
+                expect(self.faults[name] < most, BLAME, f"{name} has {self.faults[name]:g} faults, and is not kept out")
+
+
+def _check(item: Plain, honest: Iterable[tuple[float, int]], text: str) -> None:
+    most = max(norm * max(item["steps"] / steps, sqrt(item["steps"] / steps)) for norm, steps in honest)
+    expect(
+        item["norm"] <= BOUND * most * (1 + 1e-9), "8", f"{text}: its norm is {item['norm'] / most:.3g} times theirs"
+    )
