@@ -43,6 +43,9 @@ def syncer(
 
 
 def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | None:
-    from diloco_cli.observe.rebuild import rebuilt_state  # torch: only where a state is lost
+    from diloco_cli.observe.rebuild import lost, rebuilt_state  # torch: only where a state is lost
 
-    return rebuilt_state(run, store, version)
+    state = rebuilt_state(run, store, version)
+    if state is None:
+        raise lost(run, store, version)
+    return state

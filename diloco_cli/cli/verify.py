@@ -10,7 +10,7 @@ import typer
 
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, foreground_store, head_of, open_run
-from diloco_cli.errors import DataCheckError, StoreError
+from diloco_cli.errors import DataCheckError, StoreError, TryAgainError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.mirror_check import MirrorCheck
@@ -24,12 +24,15 @@ def verify(
     mirrors: bool = typer.Option(False, "--mirrors", help="Compare the buckets of regions with the home bucket, too."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
-    """Replay the commit log from the bucket alone and compare every digest."""
+    """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
     from diloco_cli.observe.replay import verified
     from diloco_cli.runtime.known_operators import trust_of
 
     opened = open_run(run)
     found = verified(opened.store, opened.format)
+    if found.ok and not found.commits:
+        hint = f"see whether its syncer works: diloco status {opened.name}"
+        raise TryAgainError(f"nothing to verify: run {opened.name} has no commit yet", where=opened.url, hint=hint)
     warnings = unpinned(opened)
     regions = check_mirrors(opened) if mirrors else []
     broken = None if found.ok else disagreement(found, opened.url)

@@ -102,7 +102,8 @@ def _is_are(names: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class StopPolicy:
-    """Bounds of a clean end, from its beginning; together below 10 s.
+    """Bounds of a clean end, from its beginning; together below 10 s, but `finish_s` more where the run is over: units
+    then leave by themselves, a learner after its present step, and nobody waits for the cores.
 
     Units that can read in the bucket that the run has ended, or will stop, have `leave_s` before they get
     SIGTERM; if no stop request was written, they get it at once. Where this machine leaves, learners get it at once,
@@ -110,6 +111,7 @@ class StopPolicy:
     unit that lives after `kill_s` gets SIGKILL.
     """
 
+    finish_s: float = 30.0
     leave_s: float = 4.0
     drain_s: float = 6.0
     kill_s: float = 8.0
@@ -149,7 +151,7 @@ def next_ending(
         return replace(hasty, terminate_at_s=now_s, syncers_at_s=now_s, kill_at_s=min(now_s, hasty.kill_at_s))
     if num_signals and ending is not None and ending.reason in ("finished", "stopped", "failed"):
         fresh = begin_ending("interrupted", f"asked to leave; {AGAIN}", now_s, 0.0, policy)
-        return replace(fresh, kill_at_s=ending.kill_at_s)
+        return replace(fresh, kill_at_s=min(fresh.kill_at_s, ending.kill_at_s))
     if ending is not None:
         return ending
     if num_signals and answer is not None:
@@ -160,7 +162,8 @@ def next_ending(
             begin_ending("left", answer.reason, now_s, 0.0, policy), syncers_at_s=now_s + policy.drain_s
         )  # fmt: skip
     if run_state in ENDINGS:
-        return begin_ending(ENDINGS[run_state], f"the run is {run_state}", now_s, policy.leave_s, policy)
+        from_s = now_s + (policy.finish_s if run_state == "FINISHED" else 0.0)
+        return begin_ending(ENDINGS[run_state], f"the run is {run_state}", from_s, policy.leave_s, policy)
     return None
 
 

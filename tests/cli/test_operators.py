@@ -51,6 +51,18 @@ def bucket(history: dict[str, bytes], tmp_path: Path) -> tuple[LocalStore, str]:
     return LocalStore(folder), f"file://{folder}"
 
 
+def test_a_run_without_a_commit_gives_nothing_to_verify(bucket: tuple[LocalStore, str], diloco: Diloco) -> None:
+    store, url = bucket
+    for key in store.list("", limit=10_000):
+        if key != "FORMAT.json":
+            store.delete(key)
+    done = diloco("verify", url, "--json")
+    answer = json.loads(done.stdout)
+    assert done.returncode == 75 and answer["ok"] is False and answer["error"]["code"] == "try_again"
+    assert "nothing to verify: run toy has no commit yet" in answer["error"]["message"]
+    assert "diloco status toy" in answer["error"]["hint"]
+
+
 def head(store: LocalStore) -> RunState:
     return perform(read_log(RUN), store, CLOCK)
 
