@@ -60,12 +60,16 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     """`known`: the memory of the fragment as of the commit before. Exact, from logged figures alone. Steps are at least
     one."""
     by_name = {name: (one.norm, one.steps) for name, one in known.usual.items() if one.known}
+    company = [(delta.norm, delta.steps) for delta in deltas] if len(deltas) >= COMPANY else []
+    by_steps = {}  # most deltas have the same few numbers of steps
+    for steps in {delta.steps for delta in deltas}:
+        by_steps[steps] = upper_median(_lengths(by_name.values(), steps)), sorted(_lengths(company, steps))
     verdicts = []
-    for place, delta in enumerate(deltas):
-        company = [(d.norm, d.steps) for d in (*deltas[:place], *deltas[place + 1 :])] if len(deltas) >= COMPANY else []
+    for delta in deltas:
+        usual, rising = by_steps[delta.steps]
+        others = _median_without(rising, delta.norm) if rising else None
         by_another = len(by_name) == 1 and delta.learner not in by_name
-        reference = [] if by_another and company else by_name.values()
-        verdicts.append(_verdict(delta, _usual(reference, delta.steps), _usual(company, delta.steps), sync))
+        verdicts.append(_verdict(delta, None if by_another and company else usual, others, sync))
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
     weights = bounded_weights([deltas[place].weight for place in fit], sync.max_share)
     length = merged_length(
@@ -85,8 +89,14 @@ def step_factor(known: FragmentNorms, length: float, sync: SyncSettings) -> floa
     return 1.0 if length <= sync.max_step * usual else sync.max_step * usual / length
 
 
-def _usual(measured: Iterable[tuple[float, int]], in_steps: int) -> float | None:
-    return upper_median(longest(norm, steps, in_steps) for norm, steps in measured)
+def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
+    return [longest(norm, steps, in_steps) for norm, steps in measured]
+
+
+def _median_without(rising: list[float], own: float) -> float:
+    """The upper median of a sorted list of at least two without one value that is in it."""
+    middle = (len(rising) - 1) // 2
+    return rising[middle + 1] if own <= rising[middle] else rising[middle]
 
 
 def _verdict(delta: JudgedDelta, usual: float | None, others: float | None, sync: SyncSettings) -> DeltaVerdict:

@@ -147,3 +147,13 @@ def test_no_learner_weighs_more_than_its_share() -> None:
 
 def test_deltas_of_zero_are_fit_and_say_nothing_of_others() -> None:
     assert refused(NOTHING, 0.0, 0.0, 1.0) == [] and refused(known(1.0, 1.0), 0.0, 1.0) == []
+
+
+def test_each_is_compared_with_the_others_alone() -> None:
+    """By hand: the median of all but one, for any number and any ties."""
+    draw = random.Random(7)
+    for _ in range(300):
+        norms = [draw.choice([1.0, 1.0, 2.0, 30.0, draw.uniform(0.5, 40.0)]) for _ in range(draw.randrange(3, 9))]
+        others = [sorted(norms[:place] + norms[place + 1 :]) for place in range(len(norms))]
+        by_hand = [i for i, own in enumerate(norms) if own > CAP * others[i][len(others[i]) // 2]]
+        assert refused(NOTHING, *norms) == by_hand
