@@ -49,12 +49,13 @@ def test_the_log_goes_back_the_harmful_learner_alone_is_held_back_and_the_run_fi
     assert not of("stop", log) and log[-1]["kind"] == "finish"
 
 
-def test_harm_by_all_blames_nobody_and_pauses_the_run_until_operators_resume_it() -> None:
+def test_harm_by_all_pauses_the_run_until_operators_resume_it() -> None:
+    """The first of them may be blamed for what it did alone, before the others' deltas came."""
     result, log = harmed(kinds=("diverge",))
     assert result.violation is None
     stops = of("stop", log)
-    assert stops and all(stop["diverged"] for stop in stops) and not of("quarantine", log)
-    assert "the run diverges everywhere" in stops[0]["reason"] and log[-1]["kind"] == "finish"
+    assert stops and all(stop["diverged"] for stop in stops)
+    assert "diloco resume" in stops[0]["reason"] and log[-1]["kind"] == "finish"
 
 
 @pytest.mark.parametrize("how", ["pause", "warn"])
