@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,9 +14,9 @@ import torch
 
 from diloco_cli.config.huggingface import facts_of_config
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, TrainSettings
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.learner.replica import Replica
-from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta
+from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta, carried
 from diloco_cli.tasks.check import check_task
 from diloco_cli.tensors.flat import parameter_facts
 
@@ -110,6 +111,21 @@ def test_too_few_symbols_too_long_sequences_and_strange_folders_are_refused(tmp_
     (tmp_path / "llama" / "config.json").write_text('{"model_type": "nothing"}')
     with pytest.raises(UsageError, match="transformers cannot read the config"):
         build_model(run)
+
+
+@needs_transformers
+def test_a_run_carries_the_config_and_nothing_that_names_code_or_kernels(tmp_path):
+    foreign = {"auto_map": {"AutoConfig": "evil.C"}, "attn_implementation": "evil/kernel", "_name_or_path": "/etc"}
+    run = run_in(tmp_path, "llama", **foreign, rope_scaling={"rope_type": "default", "attn_implementation": "evil/k"})
+    carries = carried(run)
+    (tmp_path / "llama" / "config.json").unlink()
+    assert carries.model.args["model_type"] == "llama" and "evil" not in json.dumps(carries.model.args)
+    foreign_run = replace(carries, consented=False)
+    assert build_model(foreign_run) is not None and build_data(foreign_run) is not None, "it needs no consent"
+    hostile = replace(foreign_run, model=replace(carries.model, args={**carries.model.args, **foreign}))
+    build_model(hostile)
+    with pytest.raises(RefusedError, match="has not consented"):
+        build_model(replace(run, consented=False))
 
 
 def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch):
