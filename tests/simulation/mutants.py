@@ -184,7 +184,7 @@ OF_SYNCERS: dict[str, Mutant] = {
     "newcomers not answered": Mutant(Actors(syncer=syncers.AdmitsNobody), frozenset({"liveness"}), _JOINS, longer=LONG),
 }
 OF_LEARNERS: dict[str, Mutant] = {
-    "no incarnations": Mutant(Actors(learner=learners.NoIncarnations), frozenset("47"), _KILLS),
+    "no incarnations": Mutant(Actors(learner=learners.NoIncarnations), frozenset({"4", "7", "exit"}), _KILLS),
     "another way of states": Mutant(
         Actors(learner=learners.TrainsOnAfterLeaving), frozenset({"exit"}), _suffers("leave")
     ),

@@ -31,8 +31,11 @@ def test_it_says_how_it_joins(
     living = Living(log, UnitTraining(1, keeps_moments=run.settings.train.inner.name != "sgd"))
     Facts("l0").began(living.learner)
     said = "".join(capfd.readouterr())
-    start = 8 if merged_by == "l0" else 0
-    assert f"l0: incarnation 1 of run toy joins at commit {log.state.n}, data from token {start}, inner" in said
+    start, incarnation = (8, 2) if merged_by == "l0" else (0, 1)
+    assert (
+        f"l0: incarnation {incarnation} of run toy joins at commit {log.state.n}, data from token {start}, inner"
+        in said
+    )
     assert said.strip().endswith(f"inner moments {moments}")
 
 

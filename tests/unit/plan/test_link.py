@@ -15,13 +15,22 @@ from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
 DIGEST = "blake3-" + "0123456789abcdef" * 4
 NONCE = "0123456789abcdef" * 2
 SECONDS = 0.4190106668647197
+NORM = 0.73218046
 PAYLOAD = (123_456_789, DIGEST, 154_244)
 
 
 def some_input(learner: str) -> MergedOffer:
     data = {"base": 1190, "data_start": 934_912, "data_end": 961_536, "tokens": 26_624, "steps": 26}
     return MergedOffer(
-        learner, 1, 100, **data, weight=20971520.0, payload_digest=DIGEST, payload_bytes=154_244, step_s=SECONDS
+        learner,
+        1,
+        100,
+        **data,
+        weight=20971520.0,
+        payload_digest=DIGEST,
+        payload_bytes=154_244,
+        step_s=SECONDS,
+        norm=NORM,
     )
 
 
