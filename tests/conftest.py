@@ -11,7 +11,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # threads of several test processes on the same cores hold each other up
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/")
+WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/", "tests/security/attacks/")
 
 
 @pytest.hookimpl(optionalhook=True)

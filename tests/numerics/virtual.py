@@ -12,6 +12,7 @@ from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.ports import Evaluator, Progression, Stepped
 from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
@@ -25,6 +26,10 @@ from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 ENDS_WITHIN_S = 10_000.0
 Seconds = Callable[[str, int], float]
 """Of a learner's how many-th step, upload or download."""
+
+
+def _usual(name: str, number: int) -> float:
+    return LATENCY_S
 
 
 class TimedTraining(DeviceTraining):
@@ -44,24 +49,34 @@ class VirtualFleet:
     """One run, from its beginning."""
 
     def __init__(
-        self, run: RunFormat, step_s: Seconds, upload_s: Seconds, download_s: Seconds,
+        self, run: RunFormat, step_s: Seconds, upload_s: Seconds = _usual, download_s: Seconds = _usual,
         wire: Callable[[RunFormat, str], TensorWire] = lambda run, name: TensorWire(run),
         evaluator: Callable[[RunFormat, MemoryStore], Evaluator] = lambda run, store: NoEvaluator(),
+        absent: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.run, self.world, self.state, self._wire = run, World(), RunState(), wire
+        """`absent`: islands whose learners nobody starts."""
+        self.run, self.world, self.state = run, World(), RunState()
+        self._wire, self._evaluator = wire, evaluator
         self._step_s, self._upload_s, self._download_s = step_s, upload_s, download_s
         self._numbers, self._uploads, self._downloads = count(), count(), count()
         self.learners: dict[str, Learner] = {}
         self.world.latency_s, self.world.on_end = self._latency_s, self._ended
         self.world.store.create(FORMAT_KEY, encode(run))
-        syncer = Syncer(
-            run, self._claim(), TorchArithmetic(run), evaluator(run, self.store), lambda: "then", self._nonce,
-            on_commit=lambda state, commit: setattr(self, "state", state),
-        )  # fmt: skip
-        self.world.start("syncer", syncer.serve())
+        self.syncer = self.start_syncer()
         self.world.run(lambda: self.store.get(commit_key(0)) is not None, 10.0)
         for island in run.islands:
-            self._start(island.name)
+            if island.name not in absent:
+                self._start(island.name)
+
+    def start_syncer(self) -> Actor:
+        arithmetic, evaluator = TorchArithmetic(self.run), self._evaluator(self.run, self.store)
+        syncer = Syncer(
+            self.run, self._claim(), arithmetic, evaluator, lambda: "then", self._nonce, on_commit=self.committed
+        )  # fmt: skip
+        return self.world.start("syncer", syncer.serve())
+
+    def committed(self, state: RunState, commit: Commit) -> None:
+        self.state = state
 
     def _start(self, name: str) -> None:
         lanes = VirtualLanes(lambda steps: self.world.start(name, steps))
@@ -102,8 +117,7 @@ class VirtualFleet:
 
 
 def run_virtual(
-    run: RunFormat, step_s: Seconds, upload_s: Seconds = lambda name, number: LATENCY_S,
-    download_s: Seconds = lambda name, number: LATENCY_S,
-) -> MemoryStore:  # fmt: skip
+    run: RunFormat, step_s: Seconds, upload_s: Seconds = _usual, download_s: Seconds = _usual
+) -> MemoryStore:
     """The bucket of a run that has finished."""
     return VirtualFleet(run, step_s, upload_s, download_s).finish()

@@ -1,0 +1,44 @@
+"""A sample of the search for attacks by norm, timing, batches of offers and restarts of the syncer. All of it:
+python -m tests.security.norm_search, python -m tests.security.poisons; results in README.md."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.security.attacks.hostile import Strategy
+from tests.security.norm_search import MAX_DRIFT, MAX_RISE, SPACE, changed, drawn, played
+from tests.security.poisons import compared
+
+ROUNDS = 12
+OF_FINDINGS = {
+    "offers left while no syncer lives": Strategy(
+        scale=1e4, in_silence=True, waits=False, ahead=3, restart_every=16, outage_slots=3.0
+    ),
+    "a batch of bad deltas in one slot": Strategy(scale=1e3, copies=4, waits=False),
+    "each fault paid back by an honest offer": Strategy(scale=1e3, honest_between=1),
+}
+
+
+@pytest.mark.parametrize("strategy", OF_FINDINGS.values(), ids=OF_FINDINGS.keys())
+def test_a_hostile_learner_of_three_does_no_harm_by_long_deltas(strategy: Strategy) -> None:
+    trial = played(strategy, rounds=ROUNDS)
+    assert trial.reached and set(trial.blamed) <= {"x0"}
+    assert trial.worst_rise <= MAX_RISE and trial.drift <= MAX_DRIFT, trial.line(0)
+
+
+def test_four_broken_learners_of_sixteen_do_no_harm_by_long_deltas() -> None:
+    score, drift = compared(Strategy(scale=1e3, copies=4), 0, (12, 4), rounds=4)
+    assert score.reached and score.worst_rise <= MAX_RISE and drift <= 2 * MAX_DRIFT  # of one seed, and few rounds
+
+
+def test_a_learner_that_only_offers_the_mean_of_the_others_is_no_measured_harm() -> None:
+    """So what a trial shows is the bad deltas' doing, not that of the measurement."""
+    assert abs(played(Strategy(begins=10**6, restart_every=8), rounds=ROUNDS).drift) <= MAX_DRIFT
+
+
+def test_strategies_are_drawn_by_the_seed_and_neighbours_differ() -> None:
+    one, other = drawn(random.Random(3)), drawn(random.Random(3))
+    assert one == other and any(changed(one, random.Random(seed)) != one for seed in range(5))
+    assert set(SPACE) <= set(Strategy.__dataclass_fields__)
