@@ -9,12 +9,12 @@ from pathlib import Path
 from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.protocol.log.keys import incarnation_key, request_key
-from diloco_cli.protocol.log.records import Island, ProcessClaim, Request
+from diloco_cli.protocol.log.keys import incarnation_key
+from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.signing import LOG, learner_signer
+from diloco_cli.signing import learner_signer
 from diloco_cli.virtual.world import World
-from tests.security.attacks.stage import NAME, Stage, Verdict, running
+from tests.security.attacks.stage import NAME, Stage, Verdict, ask_to_join, running
 from tests.simulation.toy import ToyFleet, make_run
 
 JOINS = CLAIMS = 20_000
@@ -26,13 +26,8 @@ RTT_S = 0.04
 def join_requests(directory: Path, number: int = JOINS) -> Verdict:
     """As many islands ask to join; then the operator stops the run."""
     with running(Stage(directory)) as stage:
-        run = stage.run
         for index in range(number):
-            island = Island(f"x{index}", "here", 16, 8, 1.0, 1.0)
-            key = request_key(index)
-            stage.store.create(
-                key, run.keyring.sign(LOG, key, encode(Request(index, "join", f"{index}", "then", island=island)))
-            )
+            ask_to_join(stage, f"x{index}")
         before, started_s = stage.head, time.monotonic()
         done = stage.diloco("stop", NAME, "--timeout", "60")
         took_s = time.monotonic() - started_s

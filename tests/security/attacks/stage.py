@@ -19,7 +19,10 @@ from typing import Any
 
 import yaml
 
-from diloco_cli.signing import KEY_FILE_VARIABLE
+from diloco_cli.protocol.log.keys import join_key
+from diloco_cli.protocol.log.records import Island, Join
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.signing import KEY_FILE_VARIABLE, learner_signer
 from tests.forked import run_diloco
 from tests.studies.launched import NAME, LaunchedRun, inventory_of, run_file
 
@@ -131,6 +134,14 @@ class Stage(LaunchedRun):
 
     def signal(self, unit: str, number: signal.Signals) -> None:
         os.kill(self.pid(unit), number)
+
+
+def ask_to_join(stage: Stage, name: str) -> None:
+    """An island that asks the syncer that serves now, or served last, and does not wait for the answer."""
+    epoch, run = max(record["epoch"] for record in stage.records()[-1:]), stage.run
+    join = Join(Island(name, "here", 16, 8, 1.0, 1.0), epoch, 0, "nonce", "then")
+    key = join_key(name, epoch, 0)
+    stage.store.create(key, run.keyring.sign(learner_signer(name), key, encode(join)))
 
 
 def until(holds: Callable[[], object], within_s: float) -> bool:

@@ -6,11 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from diloco_cli.protocol.log.keys import request_key
-from diloco_cli.protocol.log.records import Island, Request
-from diloco_cli.protocol.log.wire import encode
-from diloco_cli.signing import LOG
-from tests.security.attacks.stage import NAME, Stage, Verdict, running, settings
+from tests.security.attacks.stage import NAME, Stage, Verdict, ask_to_join, running, settings
 
 STANDBY_WAITS_S = 40.0  # longer than any standby waits before it takes over
 
@@ -39,9 +35,7 @@ def join_left_open_by_a_stop(directory: Path) -> Verdict:
         stage.kill()
         for unit in ("syncer", "l0", "l1"):
             stage.signal(unit, signal.SIGKILL)
-        run, key = stage.run, request_key(0)
-        asked = Request(0, "join", "n", "then", island=Island("x", "here", 16, 8, 1.0, 1.0))
-        stage.store.create(key, run.keyring.sign(LOG, key, encode(asked)))
+        ask_to_join(stage, "x")
         stopped = stage.diloco("stop", NAME, "--timeout", "5")
         stage.start()
         began_s = time.monotonic()
