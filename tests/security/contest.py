@@ -67,7 +67,7 @@ def contest_run(seed: int = 0, islands: tuple[int, int] = THREE, noisy: bool = F
     return RunFormat("contest", "contest", utc_now_text(), settings, equal, layout_of(settings), "test")
 
 
-class Judge(AtOnce):
+class HeldOutJudge(AtOnce):
     """An evaluation takes no time."""
 
     def loss(self, outputs: tuple[FragmentVersion, ...]) -> float:
@@ -111,15 +111,15 @@ class Contest(VirtualFleet):
         self.commits: list[tuple[Commit, RunState]] = []
         self.restart_every, self.outage_slots = restart_every, outage_slots
         self._restarts_at = restart_every or NEVER
-        self.judge: Judge | None = None
+        self.judge: HeldOutJudge | None = None
         hostile = [island.name for island in run.islands if island.name not in honest_of(run)]
         absent = () if honestly else tuple(hostile)
         super().__init__(run, lambda name, number: STEP_OF.get(name, STEP_S), evaluator=self._judge, absent=absent)
         for number, name in enumerate(hostile if strategy is not None else ()):
             self.world.start(name, Hostile(run, name, strategy, SLOT_S, number).steps())
 
-    def _judge(self, run: RunFormat, store: Store) -> Judge:
-        self.judge = self.judge or Judge(run, store)
+    def _judge(self, run: RunFormat, store: Store) -> HeldOutJudge:
+        self.judge = self.judge or HeldOutJudge(run, store)
         return self.judge
 
     def committed(self, state: RunState, commit: Commit) -> None:
@@ -156,7 +156,7 @@ def honest_tokens(run: RunFormat, state: RunState) -> float:
     return sum(state.learner(name).token_parameters for name in honest_of(run)) / parameters
 
 
-def judged(judge: Judge, log: list[tuple[Commit, RunState]]) -> Score:
+def judged(judge: HeldOutJudge, log: list[tuple[Commit, RunState]]) -> Score:
     score, before = Score(), None
     for commit, state in log:
         if isinstance(commit, Merge):

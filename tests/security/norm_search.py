@@ -65,7 +65,7 @@ SPACE: dict[str, Drawn] = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class NormTrial:
     """`drift`: of the final loss against the run without the hostile learner, as a share."""
 
     strategy: Strategy
@@ -101,10 +101,10 @@ def clean(seed: int, restart_every: int, outage_slots: float, rounds: int) -> Sc
     return contest(seed, None, restart_every, outage_slots, rounds)
 
 
-def played(strategy: Strategy, seed: int = 0, rounds: int = ROUNDS) -> Trial:
+def played(strategy: Strategy, seed: int = 0, rounds: int = ROUNDS) -> NormTrial:
     outage = strategy.outage_slots if strategy.restart_every else 0.0
     without, score = clean(seed, strategy.restart_every, outage, rounds), contest(seed, strategy, rounds=rounds)
-    return Trial(
+    return NormTrial(
         strategy, seed, score.worst_rise, score.final / without.final - 1.0, score.final, without.final,
         score.applied, score.blamed, score.rollbacks, score.reached, score.phase,
     )  # fmt: skip
@@ -128,7 +128,7 @@ def allowed(strategy: Strategy) -> Strategy:
     return replace(strategy, restart_every=restart, waits=strategy.waits and not strategy.ahead)
 
 
-def search(trials: int, seed: int, within_s: float, rounds: int = SEARCHED) -> Iterator[Trial]:
+def search(trials: int, seed: int, within_s: float, rounds: int = SEARCHED) -> Iterator[NormTrial]:
     chance, found, started_s = random.Random(seed), [], time.monotonic()
     for number in count():
         if number >= trials or time.monotonic() - started_s > within_s:
@@ -143,11 +143,11 @@ def search(trials: int, seed: int, within_s: float, rounds: int = SEARCHED) -> I
         yield found[-1]
 
 
-def worst(found: list[Trial], number: int) -> list[Trial]:
+def worst(found: list[NormTrial], number: int) -> list[NormTrial]:
     return sorted(found, key=lambda trial: trial.damage, reverse=True)[:number]
 
 
-def confirmed(strategy: Strategy) -> tuple[float, float, list[Trial]]:
+def confirmed(strategy: Strategy) -> tuple[float, float, list[NormTrial]]:
     """(the worst merge of all seeds, the mean drift, the trials)."""
     trials = [played(strategy, seed) for seed in SEEDS]
     return max(t.worst_rise for t in trials), mean(t.drift for t in trials), trials
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=3600.0, help="seconds after which no trial begins")
     parser.add_argument("-o", "--out", type=Path, help="one JSON line a trial")
     words = parser.parse_args()
-    found: list[Trial] = []
+    found: list[NormTrial] = []
     for number, trial in enumerate(search(words.trials, words.seed, words.within)):
         found.append(trial)
         print(trial.line(number), flush=True)

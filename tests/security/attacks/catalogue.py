@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.security.attacks import bucket_code, floods, foreign_objects, forgeries, leaving, norms, stopped_runs
-from tests.security.attacks.stage import Verdict
+from tests.security.attacks.stage import AttackSeen
 
-ATTACKS: dict[str, Callable[[Path], Verdict]] = {
+ATTACKS: dict[str, Callable[[Path], AttackSeen]] = {
     "norms-after-a-restart": norms.after_a_restart,
     "norms-three-refusals": norms.three_refusals,
     "norms-a-batch-in-a-slot": norms.a_batch_in_a_slot,
@@ -32,5 +32,5 @@ ATTACKS: dict[str, Callable[[Path], Verdict]] = {
 }
 
 
-def performed(name: str, directory: Path) -> Verdict:
+def performed(name: str, directory: Path) -> AttackSeen:
     return ATTACKS[name](directory)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from diloco_cli.protocol.log.keys import commit_key
-from tests.security.attacks.stage import Stage, Verdict, running
+from tests.security.attacks.stage import AttackedRun, AttackSeen, running
 
 
-def symlink_at_a_coming_commit(directory: Path) -> Verdict:
-    with running(Stage(directory)) as stage:
+def symlink_at_a_coming_commit(directory: Path) -> AttackSeen:
+    with running(AttackedRun(directory)) as stage:
         key = commit_key(stage.head + 6)
         planted = stage.bucket / key
         planted.symlink_to(directory / "elsewhere")
@@ -19,10 +19,12 @@ def symlink_at_a_coming_commit(directory: Path) -> Verdict:
         planted.unlink(missing_ok=True)
         goes_on = stage.merges_on(4, within_s=120.0)
         seen = f"the error {'names it: ' + told if told else 'names no object'}; once it is gone the run "
-        return Verdict(bool(told) and "hint" in told and goes_on, seen + ("goes on" if goes_on else "does not go on"))
+        return AttackSeen(
+            bool(told) and "hint" in told and goes_on, seen + ("goes on" if goes_on else "does not go on")
+        )
 
 
-def says(stage: Stage, key: str) -> str:
+def says(stage: AttackedRun, key: str) -> str:
     """The syncer's words about the object, and its hint."""
     log = Path(stage.home) / stage.run.name / "logs" / "syncer.log"
     lines = log.read_text().splitlines() if log.exists() else []

@@ -64,7 +64,7 @@ class Strategy:
 
 
 @dataclass
-class Seen:
+class SeenDeltas:
     """The newest delta of each honest learner and fragment, with the slot that it was offered for."""
 
     deltas: dict[tuple[str, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Hostile:
         self.run, self.name, self.strategy, self.slot_s = run, name, strategy, slot_s
         self.others = honest_of(run)
         self.formats = delta_formats(run.layout, run.settings.sync)
-        self.seen, self.state, self.bad = Seen(), RunState(), 0
+        self.seen, self.state, self.bad = SeenDeltas(), RunState(), 0
         self._random = torch.Generator().manual_seed(seed)
         self._seqs, self._position = count(), 0
         self._next_slot, self._since_bad, self._heard_s = 0, strategy.honest_between, 0.0

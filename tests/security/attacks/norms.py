@@ -21,12 +21,12 @@ from diloco_cli.runtime.driver import perform
 from diloco_cli.signing import Checksummed
 from diloco_cli.store.open import open_store
 from tests.security.attacks.hostile import Strategy, as_json, honest_of
-from tests.security.attacks.stage import Verdict
+from tests.security.attacks.stage import AttackSeen
 from tests.security.contest import (
     FRAGMENTS,
     LOCAL_STEPS,
     TASK,
-    Judge,
+    HeldOutJudge,
     Score,
     contest_run,
     honest_tokens,
@@ -47,23 +47,23 @@ A_BATCH_IN_A_SLOT = Strategy(scale=1e3, copies=4, waits=False)
 PAID_BACK = Strategy(scale=1e3, honest_between=1, copies=4)
 
 
-def after_a_restart(directory: Path) -> Verdict:
+def after_a_restart(directory: Path) -> AttackSeen:
     return verdict(directory, AFTER_A_RESTART)
 
 
-def three_refusals(directory: Path) -> Verdict:
+def three_refusals(directory: Path) -> AttackSeen:
     return verdict(directory, THREE_REFUSALS)
 
 
-def a_batch_in_a_slot(directory: Path) -> Verdict:
+def a_batch_in_a_slot(directory: Path) -> AttackSeen:
     return verdict(directory, A_BATCH_IN_A_SLOT)
 
 
-def paid_back(directory: Path) -> Verdict:
+def paid_back(directory: Path) -> AttackSeen:
     return verdict(directory, PAID_BACK)
 
 
-def verdict(directory: Path, strategy: Strategy, rounds: int = 9) -> Verdict:
+def verdict(directory: Path, strategy: Strategy, rounds: int = 9) -> AttackSeen:
     score = replayed(directory, strategy, rounds)
     blamed = f", quarantined: {', '.join(score.blamed)}" if score.blamed else ""
     stalled = "" if score.reached else f"; stalled, {score.phase}"
@@ -71,7 +71,7 @@ def verdict(directory: Path, strategy: Strategy, rounds: int = 9) -> Verdict:
         f"worst merge {score.worst_rise:+.2%}, loss {score.losses[0]:.2f} -> {score.final:.2f} in {len(score.losses)} "
         f"merges, {score.applied} of its offers merged, {score.rollbacks} rollbacks{blamed}{stalled}"
     )
-    return Verdict(score.worst_rise <= MAX_RISE and score.reached, seen)
+    return AttackSeen(score.worst_rise <= MAX_RISE and score.reached, seen)
 
 
 def replayed(directory: Path, strategy: Strategy | None, rounds: int, seed: int = 0) -> Score:
@@ -132,7 +132,7 @@ class RealFleet:
             process.wait()
 
     def score(self, rounds: int) -> Score:
-        score = judged(Judge(self.run, self.store), self.log)
+        score = judged(HeldOutJudge(self.run, self.store), self.log)
         score.reached = honest_tokens(self.run, self._head()) >= target_tokens(self.run, rounds)
         return score
 

@@ -42,14 +42,14 @@ def settings(data: dict[str, Any] | None = None, **more: object) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AttackSeen:
     """`seen`: what happened, with figures. `holds`: whether the defence did what is promised."""
 
     holds: bool
     seen: str
 
 
-class Stage(LaunchedRun):
+class AttackedRun(LaunchedRun):
     """`signed`: the run's operator has a key, and its learners theirs. `more`: settings of the run file."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Stage(LaunchedRun):
         os.kill(self.pid(unit), number)
 
 
-def ask_to_join(stage: Stage, name: str) -> None:
+def ask_to_join(stage: AttackedRun, name: str) -> None:
     """An island that asks the syncer that serves now, or served last, and does not wait for the answer."""
     epoch, run = max(record["epoch"] for record in stage.records()[-1:]), stage.run
     join = Join(Island(name, "here", 16, 8, 1.0, 1.0), epoch, 0, "nonce", "then")
@@ -154,7 +154,7 @@ def until(holds: Callable[[], object], within_s: float) -> bool:
 
 
 @contextmanager
-def running(stage: Stage) -> Iterator[Stage]:
+def running(stage: AttackedRun) -> Iterator[AttackedRun]:
     """Launched, and merging with every learner's deltas."""
     try:
         stage.start()
@@ -166,4 +166,4 @@ def running(stage: Stage) -> Iterator[Stage]:
         shutil.rmtree(stage.directory, ignore_errors=True)
 
 
-__all__ = ["NAME", "Stage", "Verdict", "running", "until"]
+__all__ = ["NAME", "AttackSeen", "AttackedRun", "running", "until"]

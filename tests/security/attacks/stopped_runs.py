@@ -6,14 +6,14 @@ import signal
 import time
 from pathlib import Path
 
-from tests.security.attacks.stage import NAME, Stage, Verdict, ask_to_join, running, settings
+from tests.security.attacks.stage import NAME, AttackedRun, AttackSeen, ask_to_join, running, settings
 
 STANDBY_WAITS_S = 40.0  # longer than any standby waits before it takes over
 
 
-def standby_after_a_stop(directory: Path) -> Verdict:
+def standby_after_a_stop(directory: Path) -> AttackSeen:
     """The run is stopped; then a learner with a hosted standby comes up, as after a reboot of its machine."""
-    with running(Stage(directory, text=settings(syncer={"on_learners": True}))) as stage:
+    with running(AttackedRun(directory, text=settings(syncer={"on_learners": True}))) as stage:
         stopped = stage.diloco("stop", NAME)
         stage.until(lambda: stage.kinds()[-1] == "stop", 30.0)
         head = stage.head
@@ -23,14 +23,14 @@ def standby_after_a_stop(directory: Path) -> Verdict:
         seen = (
             f"stop ended with {stopped.returncode}; {STANDBY_WAITS_S:.0f} s later the log has {kinds or 'nothing more'}"
         )
-        return Verdict(
+        return AttackSeen(
             not kinds, f"{seen}; the learner {'waits' if child.poll() is None else f'ended with {child.poll()}'}"
         )
 
 
-def join_left_open_by_a_stop(directory: Path) -> Verdict:
+def join_left_open_by_a_stop(directory: Path) -> AttackSeen:
     """No syncer lives; an island asks to join and leaves; the run is stopped, and resumed later."""
-    with running(Stage(directory, text=settings({"shards": 4}))) as stage:
+    with running(AttackedRun(directory, text=settings({"shards": 4}))) as stage:
         assert stage.supervisor is not None
         stage.kill()
         for unit in ("syncer", "l0", "l1"):
@@ -43,4 +43,4 @@ def join_left_open_by_a_stop(directory: Path) -> Verdict:
         stage.until(lambda: "membership" in stage.kinds(), 5.0)
         admitted = "membership" in stage.kinds()
         seen = f"stop ended with {stopped.returncode}; {time.monotonic() - began_s:.0f} s after the resume the island "
-        return Verdict(goes_on and not admitted, seen + ("has a shard for ever" if admitted else "is no member"))
+        return AttackSeen(goes_on and not admitted, seen + ("has a shard for ever" if admitted else "is no member"))
