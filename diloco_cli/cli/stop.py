@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from diloco_cli.cli.operators import JsonOption, TimeoutOption, operator_of
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import RunArgument, head_of, open_run
+from diloco_cli.cli.run_argument import RunArgument, find_run, head_of, open_run
+from diloco_cli.store.port import StoreGoneError
 
 
 def stop(
@@ -12,8 +13,12 @@ def stop(
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Stop a run cleanly, on all machines; `diloco resume` goes on with it."""
-    opened = open_run(run)
+    """Stop a run cleanly, on all machines; `diloco resume` goes on with it. Without its bucket: end what runs here."""
+    try:
+        opened = open_run(run)
+    except StoreGoneError as error:
+        _stop_without_bucket(run, error, as_json)
+        return
     state = head_of(opened)
     if state.phase == "RUNNING":
         state = operator_of(opened, timeout_s).stop(state, "diloco stop")
@@ -25,3 +30,18 @@ def stop(
         print_json("stop", {"run": opened.name, "state": state.phase, "commit": state.n})
     elif state.phase == "STOPPED":
         print(f"run {opened.name} STOPPED at commit {state.n}; go on with: diloco resume {opened.name}")
+
+
+def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) -> None:
+    """End what runs here. Raises the error if nothing does."""
+    from diloco_cli.runtime.local_end import end_here
+
+    name = find_run(run).name
+    ended = end_here(name)
+    if not ended:
+        raise error
+    talk(f"the bucket of run {name} is gone: {error}")
+    if as_json:
+        print_json("stop", {"run": name, "state": "GONE", "ended": ended})
+    else:
+        print(f"run {name}: ended here: {', '.join(ended)}; if the bucket comes back: diloco resume {name}")

@@ -14,6 +14,7 @@ from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, foreground_store, head_of
 from diloco_cli.cli.status import read_status
+from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DilocoError
 from diloco_cli.launch.local_units import (
     background_command,
@@ -22,6 +23,7 @@ from diloco_cli.launch.local_units import (
     units_here,
 )
 from diloco_cli.protocol.actors.decisions import phase_for
+from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of
 from diloco_cli.runtime.ending import Participants, SupervisionEvent, SupervisionResult, last_words
@@ -30,8 +32,10 @@ from diloco_cli.runtime.logs import StoreWords
 from diloco_cli.runtime.supervisor import WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.deadline import Deadline
+from diloco_cli.store.retry import gone_after_s
 
 LINE_EVERY_S = 5.0
+LOOKS_FOR_BUCKET_S = 20.0  # without a commit
 SCREEN_EVERY_S = 1.0
 QUIET_EVENTS = frozenset({"started", "done"})
 
@@ -82,7 +86,12 @@ def supervise_run(opened: OpenRun, units: list[UnitSpec], region: str | None, co
         )
     with ProgressDisplay(opened) as progress:
         outcome = supervise(
-            opened.name, units, run_state=_phase_reader(opened), on_event=progress.tell, whole_run=whole
+            opened.name,
+            units,
+            run_state=_phase_reader(opened),
+            on_event=progress.tell,
+            whole_run=whole,
+            gone_after_s=gone_after_s(),
         )
     with suppress(OSError):  # the terminal has gone
         _report(opened, outcome, units, region, command, as_json)
@@ -98,11 +107,17 @@ def _participants(opened: OpenRun, units: list[UnitSpec]) -> Participants:
 def _phase_reader(opened: OpenRun) -> Callable[[], str]:
     """The run's phase in the bucket. A stop from before this supervision does not count: the run is being resumed."""
     known = head_of(opened)
-    began_at = known.n
+    began_at, still_since_s = known.n, monotonic_s()
 
     def phase() -> str:
-        nonlocal known
-        known = head_of(opened, known)
+        nonlocal known, still_since_s
+        before, known = known, head_of(opened, known)
+        now_s = monotonic_s()
+        if known.n != before.n:
+            still_since_s = now_s
+        elif now_s - still_since_s >= LOOKS_FOR_BUCKET_S:
+            still_since_s = now_s
+            opened.store.list(FORMAT_KEY, limit=1)  # raises if the bucket is gone: on GCS a read only finds nothing
         return phase_for(known, began_at)
 
     return phase

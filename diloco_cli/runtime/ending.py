@@ -18,7 +18,7 @@ EventKind = Literal[
     "started", "adopted", "ended", "held", "released", "done", "failed", "stopping", "leaving", "terminated", "killed",
     "fenced",
 ]  # fmt: skip
-Reason = Literal["finished", "stopped", "interrupted", "left", "fenced", "failed"]
+Reason = Literal["finished", "stopped", "interrupted", "left", "fenced", "failed", "gone"]
 ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped"}
 AGAIN = "ask again to end at once"
 
@@ -108,13 +108,14 @@ class StopPolicy:
     Units that can read in the bucket that the run has ended, or will stop, have `leave_s` before they get
     SIGTERM; if no stop request was written, they get it at once. Where this machine leaves, learners get it at once,
     and drain; syncers get it once the learners have gone, or after `drain_s`, as they may merge their last offers. A
-    unit that lives after `kill_s` gets SIGKILL.
+    unit that lives after `kill_s` gets SIGKILL. Where the bucket is gone, nothing can be drained: `gone_kill_s`.
     """
 
     finish_s: float = 30.0
     leave_s: float = 4.0
     drain_s: float = 6.0
     kill_s: float = 8.0
+    gone_kill_s: float = 2.0
     give_up_s: float = 9.5
 
 
@@ -171,6 +172,11 @@ def begin_ending(reason: Reason, text: str, now_s: float, delay_s: float, policy
     """An ending whose SIGTERM comes after `delay_s`."""
     at_s = now_s + delay_s
     return Ending(reason, text, at_s, at_s, now_s + policy.kill_s, now_s + policy.give_up_s)
+
+
+def without_bucket(reason: Reason, text: str, now_s: float, policy: StopPolicy) -> Ending:
+    """An ending while the bucket is gone: all units get SIGTERM now, and SIGKILL soon."""
+    return replace(begin_ending(reason, text, now_s, 0.0, policy), kill_at_s=now_s + policy.gone_kill_s)
 
 
 def drain_text(why: str, learners: Collection[str], syncers: Collection[str]) -> str:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DilocoError
+from diloco_cli.store.port import StoreGoneError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Result = TypeVar("Result")
@@ -52,7 +54,9 @@ class Asking:
         self._bug: Exception | None = None
         self._thread = threading.Thread(target=self._loop, name="run-state", daemon=True)
         self._answer: str | None = None
+        self._gone_since_s: float | None = None
         self.trouble: str | None = None
+        self.gone: StoreGoneError | None = None
 
     def __enter__(self) -> Asking:
         self._thread.start()
@@ -68,6 +72,10 @@ class Asking:
             raise self._bug
         return self._answer
 
+    def gone_for_s(self) -> float:
+        """For how long there has been no such bucket, as far as the calls show; `gone` is their error."""
+        return 0.0 if self._gone_since_s is None else monotonic_s() - self._gone_since_s
+
     def fresh_answer(self, timeout_s: float) -> str | None:
         """An answer to a question asked after this call, or the latest one if none comes in time."""
         for _ in range(2):  # the first answer may come from a call of `ask` that began before
@@ -79,7 +87,10 @@ class Asking:
         while not self._ended.is_set():
             try:
                 self._answer = self._ask()
-                self.trouble = None
+                self.trouble = self.gone = self._gone_since_s = None
+            except StoreGoneError as error:
+                self.trouble, self.gone = str(error), error
+                self._gone_since_s = monotonic_s() if self._gone_since_s is None else self._gone_since_s
             except DilocoError as error:
                 self.trouble = str(error)
             except Exception as error:

@@ -29,12 +29,15 @@ from diloco_cli.runtime.ending import (
     begin_ending,
     drain_text,
     next_ending,
+    without_bucket,
 )
 from diloco_cli.runtime.hearing import Asking, OnceInBackground, SignalCount
 from diloco_cli.runtime.registry import SUPERVISOR, log_path, supervisor_lock
 from diloco_cli.runtime.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
 from diloco_cli.runtime.supervised import SupervisedUnit
 from diloco_cli.runtime.units import UnitEvent, UnitSpec, UnitState, bound_log
+from diloco_cli.store.port import StoreGoneError
+from diloco_cli.store.retry import GONE_AFTER_S
 
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
 PARTICIPANTS_S = 2.0  # how long to wait for the bucket to say who takes part
@@ -65,6 +68,7 @@ def supervise(
     state_every_s: float = 1.0,
     restart: RestartPolicy = RestartPolicy(),
     stop: StopPolicy = StopPolicy(),
+    gone_after_s: float = GONE_AFTER_S,
 ) -> SupervisionResult:
     """Starts (or adopts) every unit, restarts what dies, and returns when all have ended.
 
@@ -73,12 +77,13 @@ def supervise(
     SIGINT, SIGTERM or SIGHUP ends the units of this machine: learners drain, then syncers end; the run goes on. Only
     SIGINT may stop the run, if `whole_run` is given and all of the run lives here (`ending.answer_to_ctrl_c`). A
     second signal kills the units. `signals`: for a caller outside the main thread, which gets none.
-    Raises RunFailedError if all syncers, or all learners, ended too often, and RefusedError if another
-    supervisor of the run lives on this machine.
+    Raises RunFailedError if all syncers, or all learners, ended too often, StoreGoneError if the bucket has been gone
+    for `gone_after_s`, and RefusedError if another supervisor of the run lives on this machine.
     """
     _check(units)
     with supervisor_lock(run_name), signals or SignalCount() as heard, Asking(run_state, state_every_s) as asking:
-        return Supervisor(run_name, units, asking, heard, on_event, whole_run, restart, stop).run(poll_s)
+        supervisor = Supervisor(run_name, units, asking, heard, on_event, whole_run, restart, stop, gone_after_s)
+        return supervisor.run(poll_s)
 
 
 class Supervisor:
@@ -94,6 +99,7 @@ class Supervisor:
         whole_run: WholeRun | None,
         restart: RestartPolicy,
         stop: StopPolicy,
+        gone_after_s: float,
     ) -> None:
         self.units = [SupervisedUnit(run_name, spec) for spec in units]
         self._run_name = run_name
@@ -102,7 +108,7 @@ class Supervisor:
         self._on_event = on_event
         self._whole_run = whole_run
         self._restart = restart
-        self._stop = stop
+        self._stop, self._gone_after_s = stop, gone_after_s
         self._ending: Ending | None = None
         self._answer: Answer | None = None
         self._looked_from_s: float | None = None
@@ -129,11 +135,23 @@ class Supervisor:
         ending = next_ending(
             self._ending, self._signals.count, self._answer, self._asking.answer, monotonic_s(), self._stop
         )
+        if self._ending is None and self._asking.gone is not None:
+            ending = self._ending_without_bucket(self._asking.gone, ending)
         if ending is None:
             return
         if self._ending is None or self._ending.reason != ending.reason:
             self._begin(ending, self._ending is None)
         self._ending = ending
+
+    def _ending_without_bucket(self, error: StoreGoneError, ending: Ending | None) -> Ending | None:
+        """The bucket is gone: nothing can be offered any more, so this machine leaves at once if it is asked to, and
+        after a while if it is not."""
+        if ending is not None:
+            return without_bucket("left", f"{error}: nothing can be drained", monotonic_s(), self._stop)
+        gone_s = self._asking.gone_for_s()
+        if gone_s < self._gone_after_s:
+            return None
+        return without_bucket("gone", f"{error}, for {gone_s:.0f} s now", monotonic_s(), self._stop)
 
     def _answer_to_signal(self, signum: int) -> Answer | None:
         """What the first signal is taken for; None while the bucket is asked who takes part."""
@@ -149,7 +167,7 @@ class Supervisor:
 
     def _begin(self, ending: Ending, first: bool) -> None:
         self._left = self._living()
-        if ending.reason == "left":
+        if ending.reason == "left" and self._asking.gone is None:
             learners, syncers = self._living("learner"), self._living("syncer")
             self._tell("leaving", None, drain_text(ending.text, learners, syncers))
             return
@@ -263,6 +281,8 @@ class Supervisor:
     def _outcome(self) -> SupervisionResult:
         failed = [unit for unit in self.units if unit.state is UnitState.FAILED]
         reason = self._ending.reason if self._ending else self._reason_of_leaving(bool(failed))
+        if reason == "gone" and self._asking.gone is not None:
+            raise _bucket_gone(self._run_name, self._asking.gone)
         if reason == "failed":
             raise _run_failed(self._run_name, failed)
         if self._request is not None and self._request.trouble:
@@ -287,6 +307,14 @@ def _check(units: Sequence[UnitSpec]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1} | ({SUPERVISOR} & set(names)))
     if twice:
         raise UsageError(f"names of units must be unique and not reserved: {', '.join(twice)}")
+
+
+def _bucket_gone(run_name: str, error: StoreGoneError) -> StoreGoneError:
+    return StoreGoneError(
+        f"the bucket of run {run_name} is gone ({error.message}); what ran here has ended, and is not started again",
+        where=error.where,
+        hint=f"if you can bring it back: {error.hint}; then diloco resume {run_name}",
+    )
 
 
 def _run_failed(run_name: str, failed: Sequence[SupervisedUnit]) -> RunFailedError:

@@ -23,6 +23,7 @@ from diloco_cli.store.port import (
     ObjectStat,
     StoreBrokenError,
     StoreForbiddenError,
+    StoreGoneError,
     StoreUnavailableError,
     check_key,
     holder_bytes,
@@ -212,11 +213,11 @@ def error_text(error: Exception) -> str:
     return short_text(str(error)) or type(error).__name__
 
 
-def missing_bucket(url: str) -> StoreBrokenError:
+def missing_bucket(url: str) -> StoreGoneError:
     """`url`: gs:// or s3://, with or without a prefix behind the bucket's name."""
     scheme, _, path = url.partition("://")
     bucket = path.partition("/")[0]
-    return StoreBrokenError("no such bucket", where=url, hint=f"{_MAKE_A_BUCKET[scheme]} {scheme}://{bucket}")
+    return StoreGoneError("no such bucket", where=url, hint=f"{_MAKE_A_BUCKET[scheme]} {scheme}://{bucket}")
 
 
 def check_endpoint(url: str, where: str) -> str:

@@ -35,6 +35,7 @@ from diloco_cli.store.port import (
     ObjectStat,
     StoreBrokenError,
     StoreForbiddenError,
+    StoreGoneError,
     StoreUnavailableError,
     check_key,
     check_prefix,
@@ -190,6 +191,7 @@ class LocalStore:
         try:
             return os.open(self.root, _OPEN_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError) as error:
+            self._durable_directories.clear()  # if the root comes back, they may not
             raise missing_directory(self.root) from error
 
     def _keys_below(self, directory: str, prefix: str, after: str) -> Iterator[str]:
@@ -241,8 +243,8 @@ def _nothing_if_no_object() -> Iterator[None]:
             raise
 
 
-def missing_directory(root: Path) -> StoreBrokenError:
-    return StoreBrokenError(
+def missing_directory(root: Path) -> StoreGoneError:
+    return StoreGoneError(
         "no such directory", where=str(root), hint=f"mkdir -p {root}, or mount the disk that holds it"
     )
 

@@ -65,6 +65,10 @@ class StoreBrokenError(StoreError):
     retryable = False
 
 
+class StoreGoneError(StoreBrokenError):
+    """There is no such bucket or directory (any more)."""
+
+
 def holder_bytes(data: bytes) -> int:
     """How many bytes of the key's object a lost create of `data` reads: enough for its own bytes and any record."""
     return max(len(data), HOLDER_BYTES)

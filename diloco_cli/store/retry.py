@@ -5,9 +5,11 @@
               damaged bytes                                never given up; budgeted
     refused   401, 403, an expired token, a skewed clock   every 10 to 20 s, never given up  raised at once
     full      no space, a quota used up                    every 2 to 4 s, never given up    raised at once
-    lasting   no bucket, bad key, a broken promise         raised at once                    raised at once
+    gone      a bucket or directory that was there         every 2 to 4 s for 10 minutes     raised at once
+    lasting   never a bucket, bad key, a broken promise    raised at once                    raised at once
 
-A person can free a disk or renew a token while the work goes on; a missing bucket does not come back by waiting.
+A person can free a disk, renew a token or mount a directory while the work goes on. A bucket that has never answered
+has a wrong name; one that is gone for 10 minutes ($DILOCO_GONE_AFTER) has been deleted.
 
 `RetryNews`: reports while a store fails: lines in the log or on the screen, and a heartbeat for `status`.
 """
@@ -21,17 +23,21 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from diloco_cli import clock, randomness
+from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
-from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbiddenError
+from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbiddenError, StoreGoneError
+from diloco_cli.units import parse_duration
 
 SHORTEST_PAUSE_S = 0.2
 MAX_PAUSE_S = 20.0
 FULL_DISK_PAUSE_S = 2.0
+GONE_AFTER_VARIABLE = "DILOCO_GONE_AFTER"
+GONE_AFTER_S = 600.0
 MAX_REASON = 200  # characters: it stands in a column of `status`
 BUDGET_BURST = 20
 BUDGET_PER_S = 2.0
 
-Kind = Literal["passing", "refused", "full", "lasting"]
+Kind = Literal["passing", "refused", "full", "gone", "lasting"]
 T = TypeVar("T")
 QUIET_S = 1.5
 LINE_EVERY_S = 60.0
@@ -55,7 +61,15 @@ def kind_of(error: DilocoError) -> Kind:
         return "full"
     if isinstance(error, StoreForbiddenError):
         return "refused"
+    if isinstance(error, StoreGoneError):
+        return "gone"
     return "passing" if is_retryable(error) else "lasting"
+
+
+def gone_after_s() -> float:
+    """For how long a missing bucket counts as an outage."""
+    setting = environment_value(GONE_AFTER_VARIABLE)
+    return GONE_AFTER_S if setting is None else parse_duration(setting)
 
 
 def is_retryable(error: DilocoError) -> bool:
@@ -71,9 +85,10 @@ def is_worth_repeating(error: DilocoError, in_background: bool) -> bool:
 
 def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
     """How long to wait after the attempt (the first is 1). Refused calls are repeated slowly: only a person can
-    help, and a refused login in a fast loop looks like an attack. After a full disk the pause is a few seconds."""
+    help, and a refused login in a fast loop looks like an attack. After a full disk, and while a bucket is gone, the
+    pause is a few seconds."""
     kind = kind_of(error)
-    if kind == "full":
+    if kind in ("full", "gone"):
         return FULL_DISK_PAUSE_S * (1 + jitter)
     if kind == "refused":
         return MAX_PAUSE_S / 2 * (1 + jitter)
@@ -112,17 +127,33 @@ class Patience:
 
     def __init__(
         self, jitter: Callable[[], float], monotonic: Callable[[], float], in_background: bool = True,
-        budget: RetryBudget | None = None,
+        budget: RetryBudget | None = None, gone_s: float = GONE_AFTER_S,
     ) -> None:  # fmt: skip
         self._jitter, self._monotonic, self._in_background = jitter, monotonic, in_background
         self._budget = budget or RetryBudget()
+        self._gone_s = gone_s
+        self._has_answered = False
+        self._gone_since_s: float | None = None
 
     def pause_s(self, attempts: int, error: DilocoError) -> float:
         """How long to wait before the next try. Raises the error if the call is not to be repeated."""
-        if not is_worth_repeating(error, self._in_background):
+        if not is_worth_repeating(error, self._in_background) or self.is_lost(error):
             raise error
         pause = pause_s(attempts, error, self._jitter())
         return max(pause, self._budget.wait_s(self._monotonic()) if kind_of(error) == "passing" else 0.0)
+
+    def is_lost(self, error: DilocoError) -> bool:
+        """Whether this error is of a bucket that was never there, or has been gone for too long."""
+        if kind_of(error) != "gone":
+            return False
+        now_s = self._monotonic()
+        since_s = self._gone_since_s = now_s if self._gone_since_s is None else self._gone_since_s
+        return not (self._in_background and self._has_answered) or now_s - since_s >= self._gone_s
+
+    def answered(self, answer: object) -> None:
+        """A call had its answer. That there is no object proves no bucket: GCS says so of a missing one too."""
+        if answer is not None:
+            self._has_answered, self._gone_since_s = True, None
 
     def persist(
         self, once: Callable[[], Generator[Any, Any, T]], failed: DilocoError | None = None
@@ -168,13 +199,14 @@ class RetryingStore:
         on_answer: Callable[[Retrying], None] = lambda retrying: None,
         tell_every_s: float = math.inf,
         budget: RetryBudget | None = None,
+        gone_s: float = GONE_AFTER_S,
     ) -> None:
         self.url = store.url
         self._store = store
         self._deadline_s = deadline_s
         self._sleep = sleep
         self._monotonic = monotonic
-        self._patience = Patience(jitter, monotonic, deadline_s is None, budget)
+        self._patience = Patience(jitter, monotonic, deadline_s is None, budget, gone_s)
         self._stop = stop
         self._left_s = left_s
         self._on_retry, self._on_answer, self._tell_every_s = on_retry, on_answer, tell_every_s
@@ -203,8 +235,9 @@ class RetryingStore:
         """One try only: a put is a hint, and a hint that cannot be written must not delay the work."""
         try:
             self._store.put(key, data)
+            self._patience.answered(True)
         except (StoreError, NoSpaceError) as error:
-            if kind_of(error) == "lasting":
+            if kind_of(error) == "lasting" or self._patience.is_lost(error):
                 raise
 
     def delete(self, key: str) -> None:
@@ -232,6 +265,7 @@ class RetryingStore:
             if failing is not None:
                 self._on_answer(failing)
             answer: T = done.value
+            self._patience.answered(answer)
             return answer
         finally:
             with self._lock:
@@ -328,6 +362,6 @@ def background_store(
     news = RetryNews(tell)
     patient = RetryingStore(
         store, sleep=wait, stop=stop,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S,
+        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S, gone_s=gone_after_s(),
     )  # fmt: skip
     return patient, news

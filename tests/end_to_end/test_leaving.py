@@ -170,3 +170,33 @@ def test_a_learner_that_comes_back_with_its_standby_leaves_a_stopped_run_stopped
     assert playground.run("resume", "quickstart", "--detach").returncode == 0
     playground.wait_for(lambda s: s["commit"] >= at + 4)
     assert playground.run("stop", "quickstart").returncode == 0
+
+
+def test_a_bucket_that_is_gone_is_an_outage_for_a_while_and_then_the_end_of_restarts(playground: Playground) -> None:
+    playground.islands("ann")
+    playground.environment["DILOCO_GONE_AFTER"] = "6s"
+    playground.launch(100_000_000)
+    playground.wait_for(lambda s: s["commit"] >= 3)
+    bucket = playground.directory / "quickstart" / "bucket" / "quickstart"
+    bucket.rename(bucket.with_name("away"))
+    wait_until(lambda: not psutil.pid_exists(playground.pids()["supervisor"]), 40)
+    said = playground.log("supervisor")
+    assert "error: " in said and "the bucket of run quickstart is gone (no such directory)" in said
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in playground.pids().values()))
+
+
+def test_stop_ends_what_runs_here_at_once_where_the_bucket_is_gone(playground: Playground) -> None:
+    playground.islands("ann")
+    playground.launch(100_000_000)
+    playground.wait_for(lambda s: s["commit"] >= 3)
+    bucket = playground.directory / "quickstart" / "bucket" / "quickstart"
+    bucket.rename(bucket.with_name("away"))
+    began_s = time.monotonic()
+    stopped = playground.run("stop", "quickstart")
+    assert time.monotonic() - began_s < 15
+    assert stopped.returncode == 0 and "the bucket of run quickstart is gone" in stopped.stderr
+    assert "ended here: supervisor, ann, syncer" in stopped.stdout
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in playground.pids().values()))
+    assert playground.run("stop", "quickstart").returncode == 6, "nothing is left here to end"
+    bucket.with_name("away").rename(bucket)
+    assert playground.json("status", "quickstart")["state"] != "STOPPED"

@@ -22,6 +22,7 @@ from diloco_cli.runtime.registry import UnitRecord, hold, living_supervisor, log
 from diloco_cli.runtime.restart import RestartPolicy
 from diloco_cli.runtime.supervisor import WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec, learner_unit, start_unit, syncer_unit
+from diloco_cli.store.port import StoreGoneError
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -281,6 +282,31 @@ def test_a_syncer_lives_until_the_learners_beside_it_have_drained(tmp_path):
         assert run.stop().left == ("b", "a")
         assert monotonic_s() - began_s < 3.0, "the syncer need not wait for the whole drain"
     assert order.read_text() == "ab"
+
+
+def gone() -> str:
+    raise StoreGoneError("no such directory", where="/b", hint="mkdir /b")
+
+
+def test_restarts_end_when_the_bucket_has_been_gone_for_long_and_the_error_says_so(eventually):
+    with Supervision(unit("a", STUBBORN), run_state=gone, gone_after_s=1.0, stop=StopPolicy(gone_kill_s=0.3)) as run:
+        first = up("a")
+        kill("a")
+        eventually(lambda: pid_of("a") not in {None, first})  # it is an outage until then
+        run.join()
+    assert isinstance(run.error, StoreGoneError) and run.error.exit_status == 6
+    assert "the bucket of run nano is gone" in str(run.error) and "diloco resume nano" in run.error.hint
+    assert pid_of("a") is None
+
+
+def test_a_machine_leaves_at_once_where_the_bucket_is_gone(eventually):
+    with Supervision(unit("a", STUBBORN), run_state=gone, stop=StopPolicy(gone_kill_s=0.3)) as run:
+        eventually(lambda: pid_of("a") and b"up" in log_path(RUN, "a").read_bytes())
+        sleep_s(0.2)
+        began_s = monotonic_s()
+        assert run.stop().reason == "left"
+        assert monotonic_s() - began_s < 2.0
+    assert any("nothing can be drained" in event.text for event in run.events)
 
 
 def test_a_closed_terminal_does_not_end_the_supervision(eventually):

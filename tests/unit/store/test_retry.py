@@ -14,7 +14,13 @@ from diloco_cli.clock import wall_s
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.obstore_client import sorted_error
-from diloco_cli.store.port import BadKeyError, StoreBrokenError, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import (
+    BadKeyError,
+    StoreBrokenError,
+    StoreForbiddenError,
+    StoreGoneError,
+    StoreUnavailableError,
+)
 from diloco_cli.store.retry import (
     MAX_REASON,
     RetryBudget,
@@ -35,7 +41,8 @@ from tests.contract.test_wrappers import FailingStore, VirtualClock
         (StoreUnavailableError("503"), "passing", True, True, (0.2, 0.4)),
         (StoreForbiddenError("403"), "refused", True, False, (10.0, 20.0)),
         (NoSpaceError("full"), "full", True, False, (2.0, 4.0)),
-        (StoreBrokenError("no such bucket"), "lasting", False, False, None),
+        (StoreGoneError("no such bucket"), "gone", True, False, (2.0, 4.0)),
+        (StoreBrokenError("no hard links"), "lasting", False, False, None),
         (BadKeyError("not a key"), "lasting", False, False, None),
     ],
 )
@@ -87,6 +94,73 @@ def test_long_pauses_are_told_of_all_the_while_and_the_answer_is_too() -> None:
     assert heard == [(100.0, 1), (105.0, 1), (110.0, 1)]  # a pause of 12 s
     assert time.now_s == 112.0
     assert [r.last_error for r in answered] == ["403"] and retrying.retrying is None
+
+
+class VanishingStore(MemoryStore):
+    """A bucket that may be `gone`; of `finds_nothing` it then only says that there is no such object, as GCS does."""
+
+    gone = finds_nothing = False
+
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        if self.gone and not self.finds_nothing:
+            raise StoreGoneError("no such bucket")
+        return None if self.gone else super().get(key, max_bytes)
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.gone:
+            raise StoreGoneError("no such bucket")
+        super().put(key, data)
+
+
+def vanishing(time: VirtualClock) -> tuple[VanishingStore, RetryingStore]:
+    store = VanishingStore()
+    return store, RetryingStore(store, sleep=time.sleep, monotonic=time.monotonic, jitter=lambda: 0.5)
+
+
+def test_a_bucket_that_is_gone_is_an_outage_for_ten_minutes_and_then_an_error() -> None:
+    time = VirtualClock()
+    store, retrying = vanishing(time)
+    retrying.put("k", b"")
+    store.gone, began_s = True, time.now_s
+    retrying.put("k", b"a hint never waits")
+    with pytest.raises(StoreGoneError) as caught:
+        retrying.get("k")
+    assert 600.0 <= time.now_s - began_s < 610.0 and caught.value.exit_status == 6
+    with pytest.raises(StoreGoneError):
+        retrying.put("k", b"nor does it hide that the time is up")
+
+
+def test_a_bucket_that_has_never_answered_has_a_wrong_name_and_is_no_outage() -> None:
+    time = VirtualClock()
+    store, retrying = vanishing(time)
+    store.gone, began_s = True, time.now_s
+    with pytest.raises(StoreGoneError):
+        retrying.get("k")
+    assert time.now_s == began_s
+
+
+@pytest.mark.parametrize("finds_nothing", [False, True])
+def test_a_bucket_that_came_back_has_ten_minutes_again_and_finding_nothing_is_no_return(finds_nothing: bool) -> None:
+    time = VirtualClock()
+    store, retrying = vanishing(time)
+    store.finds_nothing = finds_nothing
+    for _ in range(2):
+        retrying.put("k", b"it is there")
+        store.gone = True
+        retrying.put("k", b"")
+        time.sleep(590.0)
+        if finds_nothing:
+            assert retrying.get("k") is None
+        retrying.put("k", b"still an outage")
+        store.gone = False
+    store.gone = True
+    retrying.put("k", b"")
+    time.sleep(590.0)
+    if finds_nothing:
+        assert retrying.get("k") is None
+    time.sleep(20.0)
+    with pytest.raises(StoreGoneError):
+        retrying.put("k", b"")
 
 
 def test_a_long_reason_is_cut_to_fit_a_screen() -> None:
