@@ -7,6 +7,7 @@ from typing import Literal
 
 import typer
 
+from diloco_cli.cli.consent import AllowStore, named_here
 from diloco_cli.cli.operators import JsonOption, TimeoutOption, open_unfinished, operator_of
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, foreground_store, open_run
@@ -65,9 +66,11 @@ def certify(
     role: Role = RoleArgument,
     name: str = NameArgument,
     public: str = typer.Argument(..., metavar="PUBLICKEY", help="As `diloco key request` printed it there."),
+    allow_store: list[str] = AllowStore,
 ) -> None:
     """Certify a machine's key for a role and a name in a run, with the operator's secret in the environment."""
     from diloco_cli.protocol.log.certificates import certificate_record
+    from diloco_cli.runtime.consent import consented
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.signing import KEY_HINT, is_public_key
     from diloco_cli.store.port import Created
@@ -77,8 +80,9 @@ def certify(
         raise UsageError("keys are certified with the operator's secret, which is not there", hint=KEY_HINT)
     if not is_public_key(public):
         raise UsageError(f"{public[:64]!a} is no public key (64 hexadecimal digits)", hint="diloco key request, there")
-    signers = signers_of(opened, role, name)
-    for store in [opened.store, *(foreground_store(region.url) for region in opened.format.regions)]:
+    signers, regions = signers_of(opened, role, name), opened.format.region_urls
+    consented(opened.format, opened.url, named_here([], allow_store), regions, code=False)
+    for store in [opened.store, *(foreground_store(url) for url in regions)]:
         for signer in signers:
             where, record = certificate_record(opened.format.run_id, secret, signer, public)
             answer = store.create(where, record)

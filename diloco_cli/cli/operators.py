@@ -51,6 +51,10 @@ def confirm(question: str, yes: bool) -> None:
 
 def operator_of(opened: OpenRun, timeout_s: float | None = None) -> Operator:
     """Puts requests to the run's syncer."""
+    from diloco_cli.runtime.consent import refused_stores
     from diloco_cli.syncer.operator import Operator
 
-    return Operator(opened.format, opened.store, opened.clock, talk, timeout_s)
+    regions = opened.format.region_urls
+    refused = refused_stores(opened.format, opened.url, regions)
+    may_write = tuple(url for url in regions if url not in refused)
+    return Operator(opened.format, opened.store, opened.clock, talk, timeout_s, may_write)

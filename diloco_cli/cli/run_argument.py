@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.errors import NotFoundError
+from diloco_cli.errors import NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.facts import RunFacts
@@ -78,16 +80,29 @@ def is_run_file(text: str) -> bool:
 def open_run(text: str | None, box: Deadline | None = None, at_home: bool = True) -> OpenRun:
     """Raises NotFoundError (exit 4) if there is no such run, StoreError (exit 6) if its bucket cannot be read. With a
     box, all calls of the run's store together end when it is over. `at_home`: a region's bucket, which only follows
-    the home bucket's log, is left for that."""
+    the home bucket's log, is left for that. Raises RefusedError (exit 8) if only the region's bucket names it."""
     opened = open_known_run(find_run(text), box)
     home = opened.format.home_of(opened.url)
     if not at_home or home == opened.url:
         return opened
     from diloco_cli.cli.output import talk
+    from diloco_cli.runtime.consent import refused_stores
     from diloco_cli.runtime.runs import KnownRun
 
+    if refused_stores(opened.format, opened.url, (home,)):
+        raise RefusedError(
+            f"this bucket follows a home bucket that only its FORMAT.json names: {home}",
+            where=opened.url,
+            hint=f"if that is where the run lives, name it: {_command_for(home, text)}",
+        )
     talk(f"{opened.url} follows the home bucket: reading {home}")
     return open_known_run(KnownRun(opened.name, home, 0.0), box)
+
+
+def _command_for(url: str, text: str | None) -> str:
+    """The command that was typed, with this URL in the place of the RUN."""
+    words = [url if word == text else word for word in sys.argv[1:]]
+    return shlex.join(["diloco", *words, *([] if text in sys.argv else [url])])
 
 
 def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:

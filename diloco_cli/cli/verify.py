@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from diloco_cli.cli.consent import AllowStore, named_here
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, foreground_store, head_of, open_run
-from diloco_cli.errors import DataCheckError, StoreError, TryAgainError
+from diloco_cli.errors import DataCheckError, StoreError, TryAgainError, UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.mirror_check import MirrorCheck
@@ -22,13 +23,19 @@ SHOWN = 5
 def verify(
     run: str | None = RunArgument,
     mirrors: bool = typer.Option(False, "--mirrors", help="Compare the buckets of regions with the home bucket, too."),
+    allow_store: list[str] = AllowStore,
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
     from diloco_cli.observe.replay import verified
+    from diloco_cli.runtime.consent import consented
     from diloco_cli.runtime.known_operators import trust_of
 
+    if allow_store and not mirrors:
+        raise UsageError("--allow-store is for the buckets of regions", hint="add --mirrors")
     opened = open_run(run)
+    if mirrors:
+        consented(opened.format, opened.url, named_here([], allow_store), opened.format.region_urls, code=False)
     found = verified(opened.store, opened.format)
     if found.ok and not found.commits:
         hint = f"see whether its syncer works: diloco status {opened.name}"

@@ -100,7 +100,7 @@ def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> N
     """A learner's offers count only in its own region's bucket. Raises UsageError for another bucket of the run."""
     here = str(parse_url(url))
     own = run.url_for(island.region, run.home_url or here)
-    if here != own and here in {run.home_url, *(store.url for store in run.regions)}:
+    if here != own and here in {run.home_url, *run.region_urls}:
         raise UsageError(
             f"{island.name} is of region {island.region}, whose learners use another bucket of this run",
             where=here,

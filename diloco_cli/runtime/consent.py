@@ -45,7 +45,7 @@ def format_digest(run: RunFormat) -> str:
 def stores_of(run: RunFormat) -> tuple[str, ...]:
     """The URLs of every store that the format names."""
     home = (run.home_url,) if run.home_url is not None else ()
-    return (*home, *(region.url for region in run.regions))
+    return (*home, *run.region_urls)
 
 
 def named_in_files(run: RunSettings, inventory: Inventory | None) -> Allowance:
@@ -58,8 +58,8 @@ def consented(run: RunFormat, url: str, here: NamedHere, stores: Iterable[str] =
     """The run, whose code may run from now on, and whose `stores` may be opened. `code`: whether this process needs
     the code; if not, it may still run if this machine has consented. What was named here is remembered. Raises
     RefusedError."""
-    elsewhere = tuple(store for store in stores if not is_beside(store, url))
-    named = FormatNames(format_digest(run), code_of(run.settings), elsewhere)
+    stores = tuple(stores)
+    named = FormatNames(format_digest(run), code_of(run.settings), _elsewhere(stores, url))
     if not named:
         return _allowed(run)
     known, folder = remembered(named.digest)
@@ -68,12 +68,30 @@ def consented(run: RunFormat, url: str, here: NamedHere, stores: Iterable[str] =
     decision = decide(named if code else replace(named, code=()), allowance)
     if not decision.allowed:
         raise refusal(run, url, decision, named.digest, here.command)
-    if to_remember(named, here.allowance):
+    noted = to_remember(replace(named, stores=stores), here.allowance)  # what is beside one store is not beside each
+    if noted:
         folder = here.folder or Path.cwd()
-        remember(named.digest, run.name, known | to_remember(named, here.allowance), folder)
+        remember(named.digest, run.name, known | noted, folder)
     if runs and named.code and folder is not None:
         search_last(folder)
     return _allowed(run) if runs else run
+
+
+def refused_stores(run: RunFormat, url: str, stores: Iterable[str]) -> tuple[str, ...]:
+    """Those of the `stores` that this machine has not consented to open."""
+    named = FormatNames(format_digest(run), stores=_elsewhere(stores, url))
+    return decide(named, remembered(named.digest)[0]).stores if named else ()
+
+
+def _elsewhere(stores: Iterable[str], url: str) -> tuple[str, ...]:
+    return tuple(store for store in stores if not _is_beside(store, url))
+
+
+def _is_beside(store: str, url: str) -> bool:
+    try:
+        return is_beside(store, url)
+    except UsageError:  # it is no URL of a store
+        return False
 
 
 def _allowed(run: RunFormat) -> RunFormat:
@@ -81,15 +99,15 @@ def _allowed(run: RunFormat) -> RunFormat:
 
 
 def refusal(run: RunFormat, url: str, refused: Consent, given_digest: str, command: str) -> RefusedError:
-    """What would be used, whose word that is, and the ways to consent."""
+    """What would be used, whose word that is, and the ways to consent; to all of it only where code is needed."""
     flags = [word for code in refused.code for word in ("--allow-code", code.name)]
     flags += [word for store in refused.stores for word in ("--allow-store", store)]
+    whole = f"all of this format, if its operator gave you this digest: {command} --allow-code {given_digest}; or, "
     return RefusedError(
         f"the format of run {run.name} {refused.reason}",
         where=url,
-        hint=f"if you trust what it names: {command} {shlex.join(flags)}; or all of this format, if its operator gave"
-        f" you this digest: {command} --allow-code {given_digest}; or, with the run file that names it:"
-        " diloco resume RUN.yaml",
+        hint=f"if you trust what it names: {command} {shlex.join(flags)}; or{f' {whole}' if refused.code else ', '}"
+        "with the run file that names it: diloco resume RUN.yaml",
     )
 
 
@@ -108,11 +126,11 @@ def remember(named_digest: str, run_name: str, allowance: Allowance, folder: Pat
 def remembered(named_digest: str) -> tuple[Allowance, Path | None]:
     """What was noted for this format, and the folder of its modules. A file that others could have written counts for
     nothing."""
-    path = _path(named_digest)
     try:
+        path = _path(named_digest)
         found = path.stat()
         body = read_json(path) if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077 else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, UsageError):
         body = None
     if body is None or body.get("digest") != named_digest or body.get("format") != FORMAT:
         return Allowance(), None

@@ -94,7 +94,7 @@ def _serve_once(
     regions.start()
     over = False
     try:
-        with discarding_leftovers([url, *(region.url for region in run.regions)]):
+        with discarding_leftovers([url, *run.region_urls]):
             state = perform(serving(syncer), store, clock, tries_once=meter)
         if state.phase == RunPhase.STOPPED and not syncer.epoch:
             say(f"{utc_now_text()} run {run.name} is stopped; to go on with it: diloco resume {run.name}")

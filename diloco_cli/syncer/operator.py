@@ -51,13 +51,15 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class Operator:
     """`tell` gets a line for a person where the work takes another way than usual. `timeout_s`: seconds of the syncer's
-    silence after which it counts as gone; None: 10, or twice the longest that it has needed."""
+    silence after which it counts as gone; None: 10, or twice the longest that it has needed. `regions`: URLs of the
+    buckets of regions that may be written from here."""
 
     run: RunFormat
     store: Store
     clock: Clock
     tell: Callable[[str], None]
     timeout_s: float | None = None
+    regions: tuple[str, ...] = ()
 
     def head(self, known: RunState | None = None) -> RunState:
         """The log, read to its end; what `known` holds is not read again."""
@@ -168,9 +170,13 @@ class Operator:
     def tell_regions(self, head: RunState) -> None:
         """While no syncer serves: mirror the commits made here to the regions' own buckets, as far as possible within
         some seconds; the next syncer completes the rest."""
-        if not self.run.regions:
-            return
-        services = RegionServices(self.run, self.store, Home(lambda: head), tell=self.tell)
+        left_out = {region.url: region.name for region in self.run.regions if region.url not in self.regions}
+        for url, name in left_out.items():
+            self.tell(
+                f"region {name}: left out, as this machine has not consented to {url}, which the run's format names;"
+                f" the next syncer of the run completes it"
+            )
+        services = RegionServices(self.run, self.store, Home(lambda: head), tell=self.tell, without=left_out)
         services.start()
         services.end(over=True, within_s=REGIONS_WITHIN_S)
 

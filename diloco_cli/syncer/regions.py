@@ -7,7 +7,7 @@ A merge never waits for them: a failed call to a region's bucket is repeated by 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from diloco_cli.clock import monotonic_s, utc_now_text
@@ -164,7 +164,8 @@ class RegionService:
 
 
 class RegionServices:
-    """The services of all regions of a run with a bucket of their own; there may be none."""
+    """The services of a run's regions with a bucket of their own, but for those whose URLs are in `without`; there may
+    be none."""
 
     def __init__(
         self,
@@ -173,11 +174,13 @@ class RegionServices:
         home: Home,
         earlier: Iterable[MirrorHeartbeat] = (),
         tell: Tell = said_in_the_log,
+        without: Container[str] = (),
     ) -> None:
         known = {heartbeat.region: heartbeat for heartbeat in earlier}
         self.services = [
             RegionService(run, region, store, home, known.get(region.name, MirrorHeartbeat(region.name)), tell)
             for region in run.regions
+            if region.url not in without
         ]
 
     def start(self) -> None:

@@ -14,17 +14,21 @@ from diloco_cli.cli.verify import check_mirrors
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.rules.consent import Allowance
+from diloco_cli.runtime.consent import format_digest, remember
 from diloco_cli.store.local import LocalStore
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
 
 
 def two_buckets(folder: Path) -> tuple[str, str]:
-    """URLs of a finished run, as on two disks; its region's bucket has FORMAT and what was offered there."""
+    """URLs of a finished run, as on two disks; its region's bucket has FORMAT and what was offered there. This machine
+    has consented to both."""
     home_url, far_url = (folder / "home" / "toy").as_uri(), (folder / "eu" / "toy").as_uri()
     fleet = RegionalFleet(regional_run(merges=4))
     fleet.start()
     fleet.finish()
     run = replace(fleet.run, regions=(RegionStore(FAR, far_url, 0.1),), home_url=home_url)
+    remember(format_digest(run), run.name, Allowance(stores=(home_url, far_url)), folder)
     for place in ("home", "eu"):
         (folder / place / "toy").mkdir(parents=True)
         LocalStore(folder / place / "toy").create(FORMAT_KEY, encode(run))

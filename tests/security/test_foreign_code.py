@@ -5,6 +5,7 @@ The attack: FORMAT.json is sealed anew with an entrypoint that runs a command, w
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.settings import ModelSettings
+from diloco_cli.ed25519 import public_key
 from diloco_cli.launch.new_run import create_run, signed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, heartbeat_key
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
@@ -161,6 +163,74 @@ def test_a_syncer_opens_no_store_that_only_the_format_names(tmp_path: Path, dilo
         done = diloco(*words)
         assert done.returncode == 8 and f"--allow-store {there.as_uri()}" in done.stderr, (words, done.stderr)
     assert not list(there.iterdir())
+
+
+@pytest.fixture
+def regional(tmp_path: Path) -> tuple[str, Path]:
+    """URL of a run that has begun, and another folder, which its format names as that of a region and which has that
+    format, too."""
+    there = tmp_path / "somebodys"
+    there.mkdir()
+    run, store, _ = begun_run(tmp_path / "bucket" / "tiny", "tests.numerics.tiny:regression")
+    url = (tmp_path / "bucket" / "tiny").as_uri()
+    named = encode(replace(run, home_url=url, regions=(RegionStore("eu", there.as_uri()),)))
+    store.put(FORMAT_KEY, named)
+    LocalStore(there).create(FORMAT_KEY, named)
+    return url, there
+
+
+def test_a_command_in_place_of_a_syncer_writes_to_no_bucket_that_only_the_format_names(
+    diloco: Diloco, regional: tuple[str, Path]
+) -> None:
+    url, there = regional
+    done = diloco("stop", url, "--timeout", "0")
+    assert done.returncode == 0, done.stderr
+    assert f"region eu: left out, as this machine has not consented to {there.as_uri()}" in done.stderr
+    assert "the next syncer of the run completes it" in done.stderr
+    assert [path.name for path in there.iterdir()] == [FORMAT_KEY]
+    assert json.loads(diloco("status", url, "--json").stdout)["data"]["state"] == "STOPPED"
+
+
+def test_mirrors_are_compared_only_with_consent_which_then_counts_for_later_commands(
+    diloco: Diloco, regional: tuple[str, Path]
+) -> None:
+    url, there = regional
+    refused = diloco("verify", url, "--mirrors")
+    assert refused.returncode == 8, refused.stderr
+    assert f"diloco verify {url} --mirrors --allow-store {there.as_uri()}; or" in refused.stderr
+    assert "--allow-code" not in refused.stderr, "no code is needed"
+    for consent in (("--allow-store", there.as_uri()), ()):
+        done = diloco("verify", url, "--mirrors", *consent)
+        assert done.returncode == 0 and "region eu: 0 commits, 1 commits behind" in done.stdout, done.stderr
+    done = diloco("stop", url, "--timeout", "0")
+    assert done.returncode == 0 and "left out" not in done.stderr
+    assert len(list((there / "commit").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "words", [("status", "URL", "--json"), ("verify", "URL"), ("export", "URL"), ("stop", "URL"), ("gc", "-y", "URL")]
+)
+def test_a_regions_bucket_leads_to_no_home_that_only_it_names(
+    tmp_path: Path, diloco: Diloco, words: tuple[str, ...]
+) -> None:
+    home, here = (tmp_path / "somebodys" / "nano").as_uri(), tmp_path / "bucket" / "nano"
+    url = make_bucket(here, replace(NANO, home_url=home, regions=(RegionStore("eu", here.as_uri()),)))
+    done = diloco(*(url if word == "URL" else word for word in words))
+    said, instead = done.stdout + done.stderr, " ".join(home if word == "URL" else word for word in words)
+    assert done.returncode == 8 and f"name it: diloco {instead}" in said, said
+
+
+def test_certificates_are_written_to_no_bucket_that_only_the_format_names(tmp_path: Path, diloco: Diloco) -> None:
+    there, home = tmp_path / "somebodys", tmp_path / "bucket" / "nano"
+    there.mkdir()
+    regions = (RegionStore("eu", there.as_uri()),)
+    url = placed(replace(NANO, home_url=home.as_uri(), regions=regions), home, KEY)
+    words = ("key", "certify", url, "learner", "iowa", public_key(private_key("unit")))
+    refused = diloco(*words, DILOCO_SIGNING_KEY=KEY)
+    assert refused.returncode == 8 and f"--allow-store {there.as_uri()}" in refused.stderr, refused.stderr
+    assert not list(there.iterdir()) and not (home / "certificate").exists()
+    done = diloco(*words, "--allow-store", there.as_uri(), DILOCO_SIGNING_KEY=KEY)
+    assert done.returncode == 0 and (there / "certificate").exists(), done.stderr
 
 
 def test_a_folder_that_only_the_format_names_is_not_read(tmp_path: Path, diloco: Diloco) -> None:

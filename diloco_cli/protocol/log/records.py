@@ -89,10 +89,13 @@ class RunFormat:
         """The region's own bucket; None: its learners use the home bucket."""
         return next((store for store in self.regions if store.name == region), None)
 
+    @property
+    def region_urls(self) -> tuple[str, ...]:
+        return tuple(region.url for region in self.regions)
+
     def home_of(self, url: str) -> str:
         """The run's URL in the home bucket: `url` itself, unless that is a region's bucket."""
-        regional = any(store.url == url for store in self.regions)
-        return self.home_url if regional and self.home_url is not None else url
+        return self.home_url if url in self.region_urls and self.home_url is not None else url
 
     def url_for(self, region: str, home_url: str) -> str:
         """The URL that a learner of this region is started with."""

@@ -15,7 +15,7 @@ from diloco_cli.errors import RefusedError
 from diloco_cli.paths import user_state_directory
 from diloco_cli.protocol.log.records import RegionStore, RunFormat, not_consented
 from diloco_cli.protocol.rules.consent import Allowance
-from diloco_cli.runtime.consent import NamedHere, consented, format_digest, remembered, stores_of
+from diloco_cli.runtime.consent import NamedHere, consented, format_digest, refused_stores, remembered, stores_of
 from tests.cli.bucket import NANO, RHINE
 
 URL = "gs://home/runs/nano"
@@ -103,6 +103,18 @@ def test_a_store_elsewhere_needs_consent_and_one_in_the_same_bucket_does_not() -
     assert f"--allow-store {FAR};" in (caught.value.hint or "")
     consented(far, URL, named(stores=("s3://far",)), stores_of(far))
     consented(far, URL, NOTHING, stores_of(far))
+
+
+def test_what_was_named_counts_from_each_bucket_of_the_run() -> None:
+    run = regional(RegionStore("eu", FAR))
+    consented(run, URL, named(stores=(URL, FAR)), stores_of(run))
+    assert refused_stores(run, FAR, [URL]) == refused_stores(run, URL, [FAR]) == ()
+
+
+def test_of_stores_only_those_are_refused_that_lie_elsewhere_and_what_is_no_url_is_elsewhere() -> None:
+    run = regional(RegionStore("eu", FAR))
+    stores = [URL, "gs://home/eu/nano", FAR, "http://x/y", ""]
+    assert refused_stores(run, URL, stores) == (FAR, "http://x/y", "")
 
 
 @pytest.mark.parametrize("url", ["file:///home/user/.ssh", "file:///bucket-eu/nano", "file:///bucket/../etc/nano"])
