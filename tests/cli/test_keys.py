@@ -18,6 +18,7 @@ from diloco_cli.signing import LOG, Secret, short_key
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import NANO, make_bucket
 from tests.cli.conftest import Diloco
+from tests.numerics.bucket import begun_run
 
 FILE = "DILOCO_SIGNING_KEY_FILE"
 CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)
@@ -168,6 +169,7 @@ def test_without_a_key_the_operator_seen_first_is_believed_aloud_and_no_other_la
 
 
 def test_a_run_that_is_not_signed_says_whom_it_trusts(diloco: Diloco, tmp_path: Path) -> None:
-    url = make_bucket(tmp_path / "nano")
+    begun_run(tmp_path / "tiny", "tests.numerics.tiny:regression")
+    url = (tmp_path / "tiny").as_uri()
     for command in ("status", "verify"):
         assert "not signed: whoever may write into the bucket is trusted" in diloco(command, url).stdout
