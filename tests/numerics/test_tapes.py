@@ -106,7 +106,7 @@ def test_the_replays_own_timing_changes_nothing(tmp_path: Path) -> None:
     again = read_tape(tmp_path / "run.tape.gz")
     assert again == tape
     slow = SlowData(build_data(run.settings), 0.0003)
-    player, played, losses = Player(again, data=slow), [], []
+    player, played, losses = Player(replace(again, run=run), data=slow), [], []  # a tape by itself consents to nothing
     for merge in player.merges():
         played.append(merge)
         losses.append(player.held_out_loss(1))

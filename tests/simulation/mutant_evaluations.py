@@ -26,10 +26,11 @@ def with_evaluations(evaluations: type[Evaluations]) -> type[Syncer]:
 
 
 class BlamesSomebody(Evaluations):
-    """Holds back the first of the learners whose deltas are judged, whatever the trials say."""
+    """Holds back another learner than the trials name, if deltas of others are judged too."""
 
     def _verdict(self, state: RunState, case: Rejudging, verdict: Verdict) -> Commit:
-        return super()._verdict(state, case, Verdict(case.names[0], "somebody must have been it"))
+        others = [name for name in case.names if name != verdict.learner] or case.names
+        return super()._verdict(state, case, Verdict(others[0], "somebody must have been it"))
 
 
 class RollsBackForEver(Evaluations):

@@ -54,7 +54,13 @@ def alive(pid: int) -> bool:
 
 def test_the_child_stands_by_under_the_learners_name_and_can_tell_who_it_replaces() -> None:
     first = standby_command("file:///b", "standby-iowa", None)
-    assert first[3:] == ["syncer", "--run=file:///b", "--standby", "--name=standby-iowa", "--hosted"]
+    assert first[first.index("syncer") :] == [
+        "syncer",
+        "--run=file:///b",
+        "--standby",
+        "--name=standby-iowa",
+        "--hosted",
+    ]
     assert standby_command("file:///b", "standby-iowa", 47) == [*first, "--instead-of=47"]
 
 
