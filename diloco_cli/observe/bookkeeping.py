@@ -164,7 +164,7 @@ class Books:
             (island is not None, "comes from a learner that the run does not have"),
             (possible, f"counts {item.tokens} tokens in {item.steps} steps"),
             (item.steps <= max_steps(self.run), f"counts {item.steps} steps, more than an offer can hold"),
-            (item.tokens == item.steps * batch, f"counts {item.tokens} tokens in {item.steps} steps of {batch}"),
+            (item.tokens <= item.steps * batch, f"counts {item.tokens} tokens in {item.steps} steps of {batch}"),
             (item.tokens == span, f"counts {item.tokens} tokens in a data range of {span}"),
         ]
 

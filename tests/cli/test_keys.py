@@ -134,6 +134,11 @@ def test_a_revoked_key_counts_from_the_commit_on_that_a_command_makes_where_no_s
     diloco("key", "certify", url, "learner", "iowa", public, **operator)
     begin(LocalStore(tmp_path / "nano"), operators, secret)
 
+    junk = tmp_path / "nano" / "certificate"  # by a stranger: no key, and one that nobody certified for iowa
+    (junk / "junk").write_text("junk")
+    (junk / "learner" / "iowa" / f"{'b2' * 32}.json").write_bytes(
+        next((junk / "learner" / "iowa").iterdir()).read_bytes()
+    )
     done = diloco("key", "revoke", url, "iowa", "--timeout", "0", **operator)
     assert done.returncode == 0 and public in done.stdout, done.stderr
     log = [json.loads(path.read_text()) for path in sorted((tmp_path / "nano" / "commit").iterdir())]

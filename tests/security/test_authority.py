@@ -14,12 +14,14 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.authority import AuthorityError
-from diloco_cli.protocol.log.commit_log import append, fold
-from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, placed_key
+from diloco_cli.protocol.log.commit_log import append, fold, snapshot_at, write_snapshot
+from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, placed_key, snapshot_key
+from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.places import ClaimWatch
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import LOG, Unsigned
 from diloco_cli.store.memory import MemoryStore
 from tests.security.signed import HOST, SignedFleet, as_learner, as_signer, as_syncer, signed_run
@@ -39,6 +41,10 @@ def after(state: RunState, writer: RunFormat, kind: str, **fields: Any) -> RunSt
     key = commit_key(state.n + 1)
     data = writer.keyring.sign(LOG, key, encode(commit(state, kind, **fields)))
     return fold(as_learner(RUN, "l0"), state, data)
+
+
+def told(store: MemoryStore, steps: Steps[Any]) -> Any:
+    return perform(steps, store, SystemClock(lambda: 0.0, lambda seconds: None, lambda: None))
 
 
 def began(writer: RunFormat = SYNCER) -> RunState:
@@ -63,6 +69,19 @@ def test_an_epoch_that_has_begun_does_not_begin_again(writer: RunFormat, epoch: 
     """Or whoever holds another syncer's key could take a living epoch over without a claim."""
     with pytest.raises(AuthorityError, match="begins epoch"):
         after(began(), writer, "epoch_start", epoch=epoch)
+
+
+def test_a_snapshot_counts_only_under_the_key_of_its_commit() -> None:
+    """Or whoever holds another syncer's key, a revoked one too, could tell readers of a log that never was."""
+    store, state = MemoryStore(), began()
+    first = commit(RunState(), "epoch_start", outputs=genesis(RUN).outputs, epoch=1)
+    store.create(commit_key(0), SYNCER.keyring.sign(LOG, commit_key(0), encode(first)))
+    reader, lie = as_learner(RUN, "l0"), structs.replace(state, slot=7)
+    told(store, write_snapshot(OTHER, lie))
+    assert told(store, snapshot_at(reader, 0)) is None
+    store.delete(snapshot_key(0))
+    told(store, write_snapshot(SYNCER, state))
+    assert told(store, snapshot_at(reader, 0)) == state
 
 
 def test_only_an_epoch_start_begins_an_epoch() -> None:

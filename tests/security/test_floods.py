@@ -20,7 +20,7 @@ from tests.unit.protocol.records import with_steps
 CALL_S = 0.04
 STEP_S = 1.0
 SLOT_S = 2 * STEP_S
-FLOOD = 20_000
+FLOOD, SIGNED_FLOOD = 20_000, 2_000
 
 
 def slow_run(shards: int = 64) -> RunFormat:
@@ -56,10 +56,22 @@ def members(fleet: ToyFleet) -> int:
     return sum(len(record.get("islands", ())) for record in fleet.records())
 
 
-@pytest.mark.parametrize("names", [1, FLOOD], ids=["one name", "20,000 names"])
+def flood_of_signed_joins(fleet: ToyFleet) -> None:
+    """2,000 requests of one name, each well signed, for an island that cannot be admitted."""
+    epoch, keyring = state_of(fleet).epoch, as_learner(fleet.run, "f0").keyring
+    for number in range(SIGNED_FLOOD):
+        key = join_key("f0", epoch, number)
+        join = encode(Join(Island("f0", "here", 0, 1, 1.0, 1.0), epoch, number, "n", "then"))
+        fleet.world.store.create(key, keyring.sign(learner_signer("f0"), key, join))
+
+
+@pytest.mark.parametrize("names", [0, 1, FLOOD], ids=["one name, signed", "one name", "20,000 names"])
 def test_an_operator_is_answered_within_two_slots_whatever_lies_in_the_join_queue(names: int) -> None:
     fleet = serving(slow_run())
-    flood_of_joins(fleet, names)
+    if names:
+        flood_of_joins(fleet, names)
+    else:
+        flood_of_signed_joins(fleet)
     fleet.world.run_for(20.0)
     before, since_s = state_of(fleet).merges, fleet.world.now_s
     number = asked(fleet, "readmit", "l0").result

@@ -21,7 +21,7 @@ from diloco_cli.signing import Unsigned, learner_signer
 PAGE = 1000
 PAGES_PER_LOOK = 4
 MAX_JOINS_PER_LOOK = 32  # and so in one commit
-JUNK_PER_LOOK = 4  # objects that are no requests
+JUNK_PER_LOOK = 4  # objects that are no requests, or further ones of an island
 MAX_REMEMBERED = 1 << 16  # keys; of more, the oldest are found anew by the next round of listings
 
 
@@ -61,6 +61,7 @@ class JoinQueue:
             if one is None:
                 junk += 1
             else:
+                junk += one.island.name in found
                 found.setdefault(one.island.name, one)
         return list(found.values())
 

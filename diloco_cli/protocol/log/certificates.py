@@ -13,7 +13,7 @@ from diloco_cli.ed25519 import public_key
 from diloco_cli.protocol.log.keys import certificate_key
 from diloco_cli.protocol.log.operations import Get, Steps
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import OPERATOR, Keyring, Secret, is_certified
+from diloco_cli.signing import OPERATOR, Keyring, Secret, Unsigned, is_certified
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,16 @@ def certificate_record(run_id: str, secret: Secret, signer: str, public: str) ->
     key = certificate_key(signer, public)
     record = Certificate(signer, public, secret.certificate(run_id, signer, public))
     return key, secret.keyring(run_id).sign(OPERATOR, key, encode(record))
+
+
+def genuine_certificate(keyring: Unsigned, key: str, data: bytes) -> Certificate | None:
+    """The certificate under this key, if the operator has written it there."""
+    try:
+        said = decode(Certificate, data, key)
+    except RecordError:
+        return None
+    genuine = certificate_key(said.signer, said.public) == key and keyring.authenticates(OPERATOR, key, data)
+    return said if genuine else None
 
 
 def own_keyring(run_id: str, secret: Secret) -> Steps[Keyring]:

@@ -263,12 +263,16 @@ def _hinted_snapshot(run: RunFormat) -> Steps[RunState]:
 
 def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     """The state after commit n from its snapshot; None if it is missing or invalid: an older start is slower, never
-    wrong. A snapshot of another schema was folded by other rules, and is invalid."""
+    wrong. A snapshot of another schema was folded by other rules, and is invalid; so is one that another key signed
+    than commit n itself: a syncer writes snapshots of its own commits."""
     if not 0 <= n < MAX_EXACT:
         return None
     data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
     commit = yield Get(commit_key(n), MAX_RECORD_BYTES)
-    if data is None or commit is None or not run.keyring.authenticates(LOG, snapshot_key(n), data):
+    if data is None or commit is None:
+        return None
+    signed = run.keyring.signature(LOG, snapshot_key(n), data)
+    if signed is None or signed != run.keyring.signature(LOG, commit_key(n), commit):
         return None
     try:
         snapshot = decode(Snapshot, data, snapshot_key(n))

@@ -15,6 +15,7 @@ from diloco_cli.protocol.log.norms import longest, upper_median
 
 GOOD_KEPT = 5
 LONG = 2.0  # times the median norm of a merge's other deltas, for the steps that each holds
+COMPANY = 3  # deltas of a merge, from which on one can be long beside the others
 
 
 class Evaluated(Struct, frozen=True):
@@ -100,7 +101,10 @@ def _resumed(known: Stability) -> Stability:
 
 
 def _long(merge: commits.Merge) -> dict[str, float]:
-    """How many times as long as usual in this merge a learner's delta is, of each that is more than LONG times."""
+    """How many times as long as usual in this merge a learner's delta is, of each that is more than LONG times. Two
+    deltas say nothing of each other: a short one must not make the other look long."""
+    if len(merge.inputs) < COMPANY:
+        return {}
     found = {}
     for item in merge.inputs:
         others = (other for other in merge.inputs if other is not item)

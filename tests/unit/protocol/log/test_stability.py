@@ -106,7 +106,8 @@ def test_a_loss_that_is_not_finite_is_in_no_curve() -> None:
 
 def test_a_re_judgement_remembers_whose_deltas_were_long_since_the_good_evaluation() -> None:
     state = evaluated(after_merges(2), 1.6)
-    state = merge(state, applied("l0", 2, base=1, data_start=16, data_end=24, norm=1.0), applied("l1", 0, norm=6.0))
+    first = applied("l0", 2, base=1, data_start=16, data_end=24, norm=1.0)
+    state = merge(state, first, applied("l1", 0, norm=6.0), applied("l2", 0, norm=1.0))
     assert state.stability.long == {"l1": 6.0}
     state = gone_back(evaluated(state, 9.5, jumped=True), 2)
     assert state.stability.rejudging is not None and state.stability.rejudging.long == {"l1": 6.0}
@@ -114,5 +115,11 @@ def test_a_re_judgement_remembers_whose_deltas_were_long_since_the_good_evaluati
 
 
 def test_steps_explain_a_longer_delta() -> None:
-    state = merge(genesis(), applied("l0", 0, norm=1.0, steps=2), applied("l1", 0, norm=4.0, steps=8, tokens=32))
+    usual = (applied("l0", 0, norm=1.0, steps=2), applied("l2", 0, norm=1.0, steps=2))
+    state = merge(genesis(), *usual, applied("l1", 0, norm=4.0, steps=8, tokens=32))
     assert state.stability.long == {}
+
+
+def test_of_two_deltas_none_is_long() -> None:
+    """Or a hostile learner could make an honest one look long beside a short delta of its own."""
+    assert merge(genesis(), applied("l0", 0, norm=1.0), applied("l1", 0, norm=0.01)).stability.long == {}
