@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from diloco_cli.cli.operators import JsonOption, TimeoutOption, operator_of
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import RunArgument, find_run, head_of, open_run
-from diloco_cli.store.port import StoreGoneError
+
+if TYPE_CHECKING:
+    from diloco_cli.store.port import StoreGoneError
 
 
 def stop(
@@ -14,6 +18,8 @@ def stop(
     as_json: bool = JsonOption,
 ) -> None:
     """Stop a run cleanly, on all machines; `diloco resume` goes on with it. Without its bucket: end what runs here."""
+    from diloco_cli.store.port import StoreGoneError
+
     try:
         opened = open_run(run)
     except StoreGoneError as error:

@@ -17,6 +17,7 @@ from diloco_cli.store.port import (
     Exists,
     StoreBrokenError,
     StoreForbiddenError,
+    StoreGoneError,
     StoreUnavailableError,
 )
 from diloco_cli.store.s3 import S3Store
@@ -125,7 +126,7 @@ def answer(code: str, status: int, **headers: str) -> Exception:
         (answer("ExpiredToken", 400), StoreForbiddenError),
         (answer("SignatureDoesNotMatch", 403), StoreForbiddenError),
         (NoCredentialsError(), StoreForbiddenError),
-        (answer("NoSuchBucket", 404), StoreBrokenError),
+        (answer("NoSuchBucket", 404), StoreGoneError),
         (answer("PermanentRedirect", 301), StoreBrokenError),
         (answer("NotImplemented", 501), StoreBrokenError),
         (answer("EntityTooLarge", 400), StoreBrokenError),
