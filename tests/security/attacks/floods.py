@@ -6,8 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import incarnation_key
 from diloco_cli.protocol.log.records import ProcessClaim
@@ -26,8 +26,7 @@ RTT_S = 0.04
 def join_requests(directory: Path, number: int = JOINS) -> AttackSeen:
     """As many islands ask to join; then the operator stops the run."""
     with running(AttackedRun(directory)) as stage:
-        for index in range(number):
-            ask_to_join(stage, f"x{index}")
+        ask_to_join(stage, *(f"x{index}" for index in range(number)))
         before, started_s = stage.head, time.monotonic()
         done = stage.diloco("stop", NAME, "--timeout", "60")
         took_s = time.monotonic() - started_s

@@ -136,12 +136,13 @@ class AttackedRun(LaunchedRun):
         os.kill(self.pid(unit), number)
 
 
-def ask_to_join(stage: AttackedRun, name: str) -> None:
-    """An island that asks the syncer that serves now, or served last, and does not wait for the answer."""
-    epoch, run = max(record["epoch"] for record in stage.records()[-1:]), stage.run
-    join = Join(Island(name, "here", 16, 8, 1.0, 1.0), epoch, 0, "nonce", "then")
-    key = join_key(name, epoch, 0)
-    stage.store.create(key, run.keyring.sign(learner_signer(name), key, encode(join)))
+def ask_to_join(stage: AttackedRun, *names: str) -> None:
+    """Islands that ask the syncer that serves now, or served last, and do not wait for the answer."""
+    epoch, run = stage.records()[-1]["epoch"], stage.run
+    for name in names:
+        join = Join(Island(name, "here", 16, 8, 1.0, 1.0), epoch, 0, "nonce", "then")
+        key = join_key(name, epoch, 0)
+        stage.store.create(key, run.keyring.sign(learner_signer(name), key, encode(join)))
 
 
 def until(holds: Callable[[], object], within_s: float) -> bool:
