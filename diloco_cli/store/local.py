@@ -257,7 +257,8 @@ def declared_error(error: OSError, where: str) -> DilocoError:
     if error.errno in _FORBIDDEN:
         return StoreForbiddenError(reason, where=where, hint="the store's directory must belong to this user")
     if error.errno in _IN_THE_WAY:
-        return BadKeyError(f"a link, a directory or another object is in the way: {reason}", where=where)
+        hint = "diloco writes plain files alone: see what it is (ls -l) and remove it; the run then goes on by itself"
+        return BadKeyError(f"a link, a directory or another object is in the way: {reason}", where=where, hint=hint)
     return StoreUnavailableError(reason, where=where)
 
 
