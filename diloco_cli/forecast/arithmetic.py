@@ -10,8 +10,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.ports import Merged
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, fragment_of_slot
-from diloco_cli.protocol.rules.rejudging import LeaveOut
+from diloco_cli.protocol.log.records import Offer, fragment_of_slot
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,3 @@ class TraceArithmetic:
     def settle(self, fragment: int, state_digest: str) -> None:
         if fragment in self._candidate and digest(self._candidate[fragment]) == state_digest:
             self._current[fragment] = self._candidate.pop(fragment)
-
-
-class NoEvaluator:
-    """Implements protocol.actors.ports.Evaluator: every evaluation fails at once, because there is no model."""
-
-    def __init__(self) -> None:
-        self._asked: int | None = None
-
-    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
-        self._asked = n
-        return True
-
-    def try_without(self, trial: LeaveOut) -> bool:
-        self._asked = trial.head
-        return True
-
-    def result(self) -> tuple[int, float | None] | None:
-        asked, self._asked = self._asked, None
-        return None if asked is None else (asked, None)

@@ -1,6 +1,7 @@
 """The log's rules, checked by a verifier's own book-keeping: each commit against all commits before it.
 
-It does not use the folded state of the daemons, so that an error in their code shows here.
+It does not use the folded state of the daemons, so that an error in their code shows here. How norms are judged, and
+what is a jump of the loss, are the product's own rules, applied to these books.
 """
 
 from __future__ import annotations

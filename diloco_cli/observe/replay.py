@@ -1,10 +1,11 @@
 """`diloco verify`: replays the log from the bucket alone and compares every digest.
 
-It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py), measures the norms of
-all deltas that were judged by their norm, recomputes each merge from the deltas that the log names, and demands
-bit-identical outer parameters. Norms are sums whose last bits differ between machines, so they must agree to one part
-in a million; what the log decided by the norms that it states must follow from them exactly, behind its floor too.
-Damage is listed, never raised: if a merge cannot be recomputed, the replay goes on from the bucket's bytes.
+It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py), measures the norms
+of the deltas that were merged (of a refused one that was not re-anchored, it compares what its payload states),
+recomputes each merge from the deltas that the log names, and demands bit-identical outer parameters. Norms are sums
+whose last bits differ between machines, so they must agree to one part in a million; what the log decided by the norms
+that it states must follow from them exactly, behind its floor too. Damage is listed, never raised: if a merge cannot
+be recomputed, the replay goes on from the bucket's bytes.
 
 If garbage was collected, the replay starts from the versions as of the floor; before it, it checks the chain and every
 rule, which need the log alone.

@@ -13,6 +13,7 @@ from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.paths import run_directory
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.serving import DisplacedError, serving
 from diloco_cli.protocol.actors.standby import counts_of
 from diloco_cli.protocol.actors.syncer import Syncer
@@ -37,7 +38,7 @@ from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
-from diloco_cli.syncer.evaluation import EvaluationOff, EvaluatorProcess
+from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.regions import RegionServices
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
@@ -110,14 +111,14 @@ def _serve_once(
     return 0
 
 
-def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | EvaluationOff:
+def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
     """None where this machine has not consented to the model's code: that is no reason not to merge."""
     named = ", ".join(map(str, code_of(run.settings)))
     if run.settings.consented or not named:
         return EvaluatorProcess(url)
     say(f"{utc_now_text()} no evaluations here: this machine has not consented to {named}; to have them, start this")
     say(f"{utc_now_text()} syncer with --allow-code MODULE or --allow-code {format_digest(run)}")
-    return EvaluationOff()
+    return NoEvaluator()
 
 
 def _earlier_mirrors(store: Store) -> tuple[MirrorHeartbeat, ...]:

@@ -113,28 +113,6 @@ def trial_request(trial: LeaveOut) -> dict[str, Any]:
     return {"n": trial.head, "trial": to_plain(trial)}
 
 
-class EvaluationOff:
-    """Implements protocol.actors.ports.Evaluator where the model's code may not run: every evaluation fails at once."""
-
-    def __init__(self) -> None:
-        self._asked: int | None = None
-
-    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
-        self._asked = n
-        return True
-
-    def try_without(self, trial: LeaveOut) -> bool:
-        self._asked = trial.head
-        return True
-
-    def result(self) -> Answer | None:
-        asked, self._asked = self._asked, None
-        return None if asked is None else (asked, None)
-
-    def close(self) -> None:
-        """There is no process to end."""
-
-
 def _listen(lines: Iterable[str], answers: queue.SimpleQueue[Answer]) -> None:
     for line in lines:
         answer = read_answer(line)

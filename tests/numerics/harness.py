@@ -18,10 +18,10 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )  # fmt: skip
-from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.observer import Observer
 from diloco_cli.protocol.actors.syncer import Syncer

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.ports import Evaluator, Progression, Stepped
 from diloco_cli.protocol.actors.syncer import Syncer

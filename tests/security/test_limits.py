@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.runtime.ending import StopPolicy, SupervisionEvent
 from diloco_cli.runtime.registry import log_path

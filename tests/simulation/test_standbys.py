@@ -13,8 +13,8 @@ import pytest
 from diloco_cli.config.run_file import SHORTEST_TAKEOVER_S
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import FencedError
-from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
 from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, Syncer
 from diloco_cli.protocol.log.operations import Create, Sleep, Steps

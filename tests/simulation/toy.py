@@ -8,12 +8,12 @@ from itertools import count
 from typing import Any, Self
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
-from diloco_cli.forecast.arithmetic import NoEvaluator
 from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.histories.witness import Beliefs
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.serving import DisplacedError, serving
 from diloco_cli.protocol.actors.syncer import Syncer

@@ -16,7 +16,7 @@ from diloco_cli.protocol.actors.rollback import back_to, published_anew, return_
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Stop
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.stability import Rejudging
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, limit_of, response_to
@@ -150,6 +150,28 @@ class Evaluations:
             few = f"without {name} {others} learners would be left, and the quorum is {quorum}"
             return pause(f"went back to commit {case.good.n}: {name}: {verdict.reason}; {few}; {GO_ON}")
         return Quarantine(learner=name, evaluated=case.head.n, reason=verdict.reason[:MAX_REASON])
+
+
+class NoEvaluator:
+    """Implements ports.Evaluator where there is no model, or its code may not run: every evaluation fails at once."""
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        self._asked = n
+        return True
+
+    def try_without(self, trial: LeaveOut) -> bool:
+        self._asked = trial.head
+        return True
+
+    def result(self) -> tuple[int, float | None] | None:
+        asked, self._asked = self._asked, None
+        return None if asked is None else (asked, None)
+
+    def close(self) -> None:
+        """There is no process to end."""
 
 
 def pause(reason: str) -> Stop:
