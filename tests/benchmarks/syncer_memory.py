@@ -78,7 +78,10 @@ class MemoryWatch:
             sleep_s(SAMPLE_S)
 
     def now_mb(self) -> float:
-        lines = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines()
+        try:
+            lines = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines()
+        except (FileNotFoundError, ProcessLookupError):  # it ended between the look at its state and this one
+            return 0.0
         return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("RssAnon")), 0.0)
 
     def peak_mb(self) -> float:
