@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.deadline import Deadline
 
-DEGRADED = frozenset({"DEGRADED", "SILENT"})
 WATCH_EVERY_S = 1.0
 SHORTEST_WATCH_S = 0.2
 INTERRUPTED_STATUS = 130
@@ -59,9 +58,10 @@ def status(
     run: str | None = RunArgument,
     watch: float | None = typer.Option(None, "-w", "--watch", metavar="[S]", help="Refresh every S seconds (1)."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object (with --watch: one a line)."),
-    exit_code: bool = typer.Option(False, "--exit-code", help="Exit 5 if the run is degraded."),
+    exit_code: bool = typer.Option(False, "--exit-code", help="Exit 5 if it is DEGRADED, STALLED, SILENT or FAILED."),
 ) -> None:
     """Show the run at a glance, read from the bucket alone."""
+    from diloco_cli.observe.verdict import TROUBLE
     from diloco_cli.store.deadline import Deadline
 
     box = Deadline(LOOK_S)
@@ -74,8 +74,8 @@ def status(
         return
     current, _ = read_status(opened)
     error = None
-    if exit_code and current.state in DEGRADED:
-        error = DegradedError(f"run {current.run} is {current.state}", hint=f"diloco logs --run {current.run}")
+    if exit_code and current.state in TROUBLE:
+        error = DegradedError(f"run {current.run} is {current.state}: {current.reason}", hint=current.hint or None)
     if as_json:
         print_json("status", to_plain(current), warnings=warnings_of(current), error=error)
     else:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from diloco_cli.clock import wall_s
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER, heartbeat_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
@@ -47,7 +47,8 @@ class Heard(Generic[Heartbeat]):
 @dataclass(frozen=True)
 class RunFacts:
     """The facts for `status`. `now_s`: the store's time at reading, as this machine estimates it; `clock_skew_s`: how
-    far it is ahead of this machine's clock, None if that is not notable."""
+    far it is ahead of this machine's clock, None if that is not notable. `commit_age_s`: of the newest commit, by the
+    store's own time of its object; None: it was not asked."""
 
     url: str
     run: RunFormat
@@ -57,6 +58,17 @@ class RunFacts:
     now_s: float
     clock_skew_s: float | None = None
     standbys: dict[str, Heard[SyncerHeartbeat]] = field(default_factory=dict)
+    commit_age_s: float | None = None
+
+    def seconds_since(self, time: str) -> float:
+        """Since a moment that the log states. The clock of its writer may be wrong, but that of the newest commit is
+        mostly the same one, and the store knows how old that is."""
+        newest_s = moment(self.state.metrics.updated_at or self.run.created_at).timestamp()
+        log_now_s = self.now_s if self.commit_age_s is None else newest_s + self.commit_age_s
+        return max(0.0, log_now_s - moment(time).timestamp())
+
+    def seconds_since_launch(self) -> float:
+        return self.seconds_since(self.state.metrics.started_at or self.run.created_at)
 
 
 def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float | None]:
@@ -78,10 +90,13 @@ def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunS
     standbys = _heartbeats(
         store, {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed}, SyncerHeartbeat
     )
+    newest = store.stat(commit_key(state.n)) if state.n >= 0 else store.stat(FORMAT_KEY)
     changes = [s for _, s in [*learners.values(), *syncer.values(), *standbys.values()]]
+    changes += [newest.modified_s] if newest is not None else []
     now_s, skew_s = store_time(wall_s(), changes)
     serving = _heard(syncer, now_s).get(SYNCER)
-    return RunFacts(url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s))
+    age_s = None if newest is None else max(0.0, now_s - newest.modified_s)
+    return RunFacts(url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s), age_s)
 
 
 def _heartbeats(store: Store, keys: Mapping[str, str], kind: type[Heartbeat]) -> dict[str, tuple[Heartbeat, float]]:

@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 
 RECENT_LINES = 5
 STYLES = (
-    (("RUNNING", "TRAINING", "UPLOADING", "SERVING", "MERGING", "STANDING_BY", "FINISHED", "DONE"), "green"),
-    (("LOST", "FAILED", "STUCK", "SILENT"), "bold red"),
-    (
-        ("STARTING", "DEGRADED", "SUSPECT", "WAITING", "RECOVERING", "STOPPED", "DRAINING", "FENCED", "QUARANTINED"),
-        "yellow",
-    ),
+    (("TRAINING", "UPLOADING", "SERVING", "MERGING", "STANDING_BY", "FINISHED", "DONE"), "green"),
+    (("LOST", "FAILED", "STUCK", "SILENT", "STALLED"), "bold red"),
+    (("STARTING", "SLOW", "DEGRADED", "PAUSED", "STOPPED", "DRAINING"), "yellow"),
+    (("SUSPECT", "WAITING", "RECOVERING", "FENCED", "QUARANTINED"), "yellow"),
 )
 
 
@@ -55,6 +53,14 @@ def pulse(status: Status) -> str:
     return "   ".join(parts)
 
 
+def verdict_lines(status: Status) -> list[str]:
+    """Why the run is in its state, since when, and what helps; nothing where it is well."""
+    if status.state == "MERGING":
+        return []
+    since = "" if status.since_s is None else f"since {format_duration(status.since_s)}: "
+    return [f"{since}{escaped(status.reason)}", *([f"hint: {escaped(status.hint)}"] if status.hint else [])]
+
+
 def mirror_line(mirror: MirrorStatus) -> str:
     """One region's own bucket: how far its log goes, the traffic, and errors."""
     words = [f"region {escaped(mirror.region)}", mirror.state.lower()]
@@ -83,15 +89,16 @@ def status_text(status: Status) -> str:
     rows = [COLUMNS, *(_learner_cells(learner) for learner in status.learners)]
     if status.syncer is not None:
         who = "" if status.syncer.unit == "syncer" else f" by {escaped(status.syncer.unit)}"
-        note = f"epoch {status.syncer.epoch}{who}   {escaped(status.syncer.note or status.reason)}"
+        note = f"epoch {status.syncer.epoch}{who}   {escaped(status.syncer.note)}"
         rows.append(("syncer", escaped(status.syncer.state), "", _age(status.syncer.heard_s), *[""] * 6, note))
-    elif status.reason:
-        rows.append(("syncer", "-", "", "-", *[""] * 6, escaped(status.reason)))
+    else:
+        rows.append(("syncer", "-", "", "-", *[""] * 6, "not heard yet"))
     for standby in status.standbys:
         note = f"on {escaped(standby.host)}   {escaped(standby.note)}"
         name = "(syncer)" if standby.name == "syncer" else escaped(standby.name)  # its unit, which serves no more
         rows.append((name, escaped(standby.state), "", _age(standby.heard_s), *[""] * 6, note))
-    lines = [f"run {status.run}   {status.state}   {headline(status)}", pulse(status), *_aligned(rows)]
+    lines = [f"run {status.run}   {status.state}   {headline(status)}", *verdict_lines(status), pulse(status)]
+    lines += _aligned(rows)
     lines += [f"loss: {escaped(status.divergence)}"] if status.divergence else []
     lines += [mirror_line(mirror) for mirror in status.mirrors]
     lines += [status.trust] if status.trust else []

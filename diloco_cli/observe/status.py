@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from diloco_cli.observe.facts import Heard, RunFacts, moment
+from diloco_cli.observe.facts import RunFacts, moment
+from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, aged, learner_state, syncer_state
+from diloco_cli.observe.verdict import MERGES, verdict_of
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Note
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
@@ -13,8 +15,6 @@ from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.rules.divergence import concern
 from diloco_cli.runtime.known_operators import trust_of
 
-SUSPECT_S = 8.0  # one heartbeat is missing
-LOST_S = 30.0
 FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long is no longer shown
 RECENT_SHOWN = 12
 GB = 1e9
@@ -55,7 +55,8 @@ class LearnerStatus:
 
 @dataclass(frozen=True)
 class SyncerStatus:
-    """`unit`: `syncer`, or the standby that took over. `note`: its failing call to the store."""
+    """`unit`: `syncer`, or the standby that took over. `note`: its failing call to the store, or what it states as the
+    reason for what it does."""
 
     state: str
     epoch: int
@@ -114,7 +115,8 @@ class MirrorStatus:
 @dataclass(frozen=True)
 class Status:
     """The fields of `status --json`. Tokens are merged tokens; loss is of the outer parameters, nats per token;
-    `divergence`: what people should know of it, "" if it is well."""
+    `divergence`: what people should know of it, "" if it is well. `state`, `reason`, `since_s`, `hint` and `limit`: the
+    verdict (verdict.py)."""
 
     run: str
     state: str
@@ -139,6 +141,9 @@ class Status:
     mirrors: list[MirrorStatus] = field(default_factory=list)
     divergence: str = ""
     trust: str = ""
+    since_s: float | None = None
+    hint: str = ""
+    limit: str = ""
 
 
 def status_of(facts: RunFacts) -> Status:
@@ -148,10 +153,10 @@ def status_of(facts: RunFacts) -> Status:
     syncer, standbys = _syncer(facts), _standbys(facts)
     learners = [_learner(facts, island) for island in state.with_members(run).all_islands]
     ages = [heard.age_s for heard in facts.learners.values()] + ([facts.syncer.age_s] if facts.syncer else [])
-    over = state.phase != RunPhase.RUNNING
+    verdict = verdict_of(facts)
     return Status(
         run=run.name,
-        state=run_state(facts, learners, syncer),
+        state=verdict.state,
         commit=state.n,
         step=_global_step(run, state.slot),
         tokens=tokens,
@@ -160,9 +165,9 @@ def status_of(facts: RunFacts) -> Status:
         tokens_per_s=rate,
         goodput=goodput(facts),
         participation=state.participation,
-        eta_s=None if over or not rate else max(0.0, (target - tokens) / rate),
+        eta_s=max(0.0, (target - tokens) / rate) if rate and verdict.state in MERGES else None,
         age_s=min(ages, default=None),
-        reason="" if over else _reason(facts, syncer, standbys),
+        reason=verdict.reason,
         last_merge=_last_merge(facts),
         learners=learners,
         syncer=syncer,
@@ -173,23 +178,10 @@ def status_of(facts: RunFacts) -> Status:
         mirrors=[_mirror(facts, store) for store in run.regions],
         divergence=concern(state, run),
         trust=trust_of(run),
+        since_s=verdict.since_s,
+        hint=verdict.hint,
+        limit=verdict.limit,
     )
-
-
-def run_state(facts: RunFacts, learners: list[LearnerStatus], syncer: SyncerStatus | None) -> str:
-    """FINISHED and STOPPED come from the log. SILENT: no unit is heard; DEGRADED: some are not. Islands that joined
-    later may leave at any time and do not count."""
-    if facts.state.phase != RunPhase.RUNNING:
-        return facts.state.phase
-    heard = [learner for learner in learners if learner.state not in ("LOST", "STARTING", "FAILED", "QUARANTINED")]
-    syncer_lost = syncer is None or syncer.state == "LOST"
-    if facts.state.merges == 0 and not all(learner.state == "LOST" for learner in learners):
-        return "STARTING"
-    if not heard and syncer_lost:
-        return "SILENT"
-    missing = {learner.name for learner in learners} - {learner.name for learner in heard}
-    expected = {island.name for island in facts.run.islands}
-    return "DEGRADED" if syncer_lost or missing & expected else "RUNNING"
 
 
 def merged_rate(state: RunState) -> float | None:
@@ -205,11 +197,11 @@ def rate_between(first: MergeNote, last: MergeNote) -> float | None:
 
 def wall_seconds(facts: RunFacts) -> float:
     """Since launch: from the first commit to now, or to the last commit if the run is over."""
-    if not facts.state.metrics.started_at:
+    metrics = facts.state.metrics
+    if not metrics.started_at:
         return 0.0
-    started = moment(facts.state.metrics.started_at).timestamp()
-    ended = facts.now_s if facts.state.phase == RunPhase.RUNNING else moment(facts.state.metrics.updated_at).timestamp()
-    return max(0.0, ended - started)
+    wall_s = facts.seconds_since(metrics.started_at)
+    return wall_s if facts.state.phase == RunPhase.RUNNING else wall_s - facts.seconds_since(metrics.updated_at)
 
 
 def goodput(facts: RunFacts) -> float | None:
@@ -235,7 +227,7 @@ def _last_merge(facts: RunFacts) -> LastMerge | None:
     if not facts.state.metrics.recent_merges:
         return None
     note = facts.state.metrics.recent_merges[-1]
-    age_s = max(0.0, facts.now_s - moment(note.time).timestamp())
+    age_s = facts.seconds_since(note.time)
     return LastMerge(age_s, len(note.participants), note.alive, note.quorum, note.grace_used_s, note.grace_s)
 
 
@@ -247,7 +239,7 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
     return LearnerStatus(
         name=island.name,
         region=island.region,
-        state=_learner_state(facts.state, island.name, heard),
+        state=learner_state(facts, island.name),
         incarnation=heartbeat.incarnation,
         heard_s=heard.age_s if heard else None,
         behind=heartbeat.behind,
@@ -274,26 +266,12 @@ def _quarantine_note(known: LearnerRecord) -> str:
     )
 
 
-def _learner_state(state: RunState, name: str, heard: Heard[LearnerHeartbeat] | None) -> str:
-    if state.learner(name).quarantined is not None and state.phase == RunPhase.RUNNING:
-        return "QUARANTINED"
-    if heard is None:
-        return "STARTING"
-    if heard.heartbeat.state in ("DONE", "FAILED") or state.phase == RunPhase.FINISHED:
-        return "FAILED" if heard.heartbeat.state == "FAILED" else "DONE"
-    if heard.age_s > LOST_S:
-        return "LOST"
-    return "SUSPECT" if heard.age_s > SUSPECT_S else heard.heartbeat.state
-
-
 def _syncer(facts: RunFacts) -> SyncerStatus | None:
     if facts.syncer is None:
         return None
-    heartbeat, age_s = facts.syncer.heartbeat, facts.syncer.age_s
-    state = heartbeat.state
-    if state != "DONE" and facts.state.phase == RunPhase.RUNNING:
-        state = _aged(state, age_s)
-    return SyncerStatus(state, facts.state.epoch, heartbeat.host, age_s, heartbeat.unit, heartbeat.retrying)
+    heartbeat, age_s, state = facts.syncer.heartbeat, facts.syncer.age_s, syncer_state(facts) or ""
+    note = heartbeat.retrying or heartbeat.reason
+    return SyncerStatus(state, facts.state.epoch, heartbeat.host, age_s, heartbeat.unit, note)
 
 
 def _standbys(facts: RunFacts) -> list[StandbyStatus]:
@@ -302,7 +280,7 @@ def _standbys(facts: RunFacts) -> list[StandbyStatus]:
         return []
     return [
         StandbyStatus(
-            name, _aged(heard.heartbeat.state, heard.age_s), heard.heartbeat.host, heard.age_s, heard.heartbeat.reason
+            name, aged(heard.heartbeat.state, heard.age_s), heard.heartbeat.host, heard.age_s, heard.heartbeat.reason
         )
         for name, heard in sorted(facts.standbys.items())
         if heard.heartbeat.state != "DONE" and heard.age_s <= FORGOTTEN_S
@@ -339,23 +317,6 @@ def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
         writes=heartbeat.writes,
         unheard=heartbeat.unheard,
     )
-
-
-def _aged(state: str, age_s: float) -> str:
-    return "LOST" if age_s > LOST_S else "SUSPECT" if age_s > SUSPECT_S else state
-
-
-def _reason(facts: RunFacts, syncer: SyncerStatus | None, standbys: list[StandbyStatus]) -> str:
-    """The reason that the syncer states; one of our own if no syncer serves."""
-    if facts.syncer is not None and syncer is not None and syncer.state not in ("LOST", "SUSPECT", "DONE"):
-        return facts.syncer.heartbeat.reason
-    who = "no syncer has been heard yet"
-    if syncer is not None:
-        who = f"no syncer serves: {syncer.unit} on {syncer.host} "
-        who += "has left" if syncer.state == "DONE" else f"was heard {syncer.heard_s or 0:.0f} s ago"
-    waiting = [standby.name for standby in standbys if standby.state != "LOST"]
-    then = f"{', '.join(waiting)} will take over" if waiting else f"start one: diloco syncer {facts.url}"
-    return f"{who}; {then}"
 
 
 def _store(facts: RunFacts) -> StoreStatus:

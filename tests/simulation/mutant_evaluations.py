@@ -13,7 +13,7 @@ from diloco_cli.protocol.log.commits import Commit, Evaluation
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.stability import Rejudging
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.rejudging import Verdict
+from diloco_cli.protocol.rules.rejudging import Ruling
 
 
 def with_evaluations(evaluations: type[Evaluations]) -> type[Syncer]:
@@ -28,9 +28,9 @@ def with_evaluations(evaluations: type[Evaluations]) -> type[Syncer]:
 class BlamesSomebody(Evaluations):
     """Holds back another learner than the trials name, if deltas of others are judged too."""
 
-    def _verdict(self, state: RunState, case: Rejudging, verdict: Verdict) -> Commit:
+    def _verdict(self, state: RunState, case: Rejudging, verdict: Ruling) -> Commit:
         others = [name for name in case.names if name != verdict.learner] or case.names
-        return super()._verdict(state, case, Verdict(others[0], "somebody must have been it"))
+        return super()._verdict(state, case, Ruling(others[0], "somebody must have been it"))
 
 
 class RollsBackForEver(Evaluations):

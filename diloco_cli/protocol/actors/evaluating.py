@@ -21,7 +21,7 @@ from diloco_cli.protocol.log.stability import Rejudging
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, limit_of, response_to
 from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S
-from diloco_cli.protocol.rules.rejudging import LeaveOut, Verdict, by_norms, next_step
+from diloco_cli.protocol.rules.rejudging import LeaveOut, Ruling, by_norms, next_step
 
 FINAL_EVALUATION_S = 120.0
 REJUDGED_WITHIN_S = 1800.0  # then the norms decide, with what they say
@@ -131,7 +131,7 @@ class Evaluations:
             self.case, self.since_s = case, now_s
             self.losses, self.failed = {}, Counter()
         if now_s - self.since_s > REJUDGED_WITHIN_S:
-            step: LeaveOut | Verdict = by_norms(case, f"no verdict came within {REJUDGED_WITHIN_S / 60:.0f} minutes")
+            step: LeaveOut | Ruling = by_norms(case, f"no verdict came within {REJUDGED_WITHIN_S / 60:.0f} minutes")
         else:
             step = next_step(case, self.losses, limit_of(state.stability.good, self.settings))
         if isinstance(step, LeaveOut):
@@ -141,7 +141,7 @@ class Evaluations:
         self.last_slot = min(self.last_slot, state.slot - evaluates_every(self.run))  # what came in meanwhile is next
         return self._verdict(state, case, step)
 
-    def _verdict(self, state: RunState, case: Rejudging, verdict: Verdict) -> Commit:
+    def _verdict(self, state: RunState, case: Rejudging, verdict: Ruling) -> Commit:
         name = verdict.learner
         if name is None:
             return pause(f"went back to commit {case.good.n}: {verdict.reason}; or {GO_ON}")

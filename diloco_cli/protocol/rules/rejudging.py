@@ -39,7 +39,7 @@ class LeaveOut:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ruling:
     """The learner to blame, None for nobody, and why."""
 
     learner: str | None
@@ -62,7 +62,7 @@ class _Failed(Exception):
     """A trial that could not be made."""
 
 
-def next_step(case: Rejudging, losses: Losses, limit: float) -> LeaveOut | Verdict:
+def next_step(case: Rejudging, losses: Losses, limit: float) -> LeaveOut | Ruling:
     """The trial to make next, or the verdict. `limit`: the highest loss that is no jump."""
     try:
         return _judged(_Case(case, losses, limit))
@@ -112,13 +112,13 @@ class _Case:
         return not self.heals(tuple(other for other in self.names if other != name))
 
 
-def _judged(case: _Case) -> Verdict:
+def _judged(case: _Case) -> Ruling:
     suspect = _suspect(case)
     others = [name for name in case.names if name != suspect]
     if suspect is None or any(case.harms_alone(name) for name in others[:ALONE]):
         return _nobody(case)
     losses = f"{case.full:.4g} after commit {case.onset}, {case.loss(case.onset, (suspect,)):.4g} without them"
-    return Verdict(suspect, f"its deltas alone made the loss jump: {losses}, {case.good.loss:.4g} at {case.good.n}")
+    return Ruling(suspect, f"its deltas alone made the loss jump: {losses}, {case.good.loss:.4g} at {case.good.n}")
 
 
 def _suspect(case: _Case) -> str | None:
@@ -133,25 +133,25 @@ def _suspect(case: _Case) -> str | None:
     return suspects[0] if len(case.names) > 1 else None
 
 
-def _nobody(case: _Case) -> Verdict:
+def _nobody(case: _Case) -> Ruling:
     tried = case.names[:ALONE]
     raising = [name for name in tried if case.harms_alone(name)]
     what = f"the loss jumps to {case.full:.4g} after commit {case.onset}"
     if len(case.names) < 2:
         only = f"by the deltas of {', '.join(case.names)}, the only ones since: there is nobody to compare them with"
-        return Verdict(None, f"{what} {only}; if they are honest, {NEW_RUN}")
+        return Ruling(None, f"{what} {only}; if they are honest, {NEW_RUN}")
     if 2 * len(raising) > len(tried):
         most = "each learner" if len(raising) == len(tried) else f"{len(raising)} of {len(tried)} learners, each"
-        return Verdict(None, f"{what} by the deltas of {most} alone: the run diverges everywhere; {NEW_RUN}")
+        return Ruling(None, f"{what} by the deltas of {most} alone: the run diverges everywhere; {NEW_RUN}")
     if raising:
-        return Verdict(None, f"{what}, and no learner alone is to blame: each by itself, {', '.join(raising)} raise it")
-    return Verdict(None, f"{what}, and no learner alone is to blame: only their deltas together raise it")
+        return Ruling(None, f"{what}, and no learner alone is to blame: each by itself, {', '.join(raising)} raise it")
+    return Ruling(None, f"{what}, and no learner alone is to blame: only their deltas together raise it")
 
 
-def by_norms(case: Rejudging, why: str) -> Verdict:
+def by_norms(case: Rejudging, why: str) -> Ruling:
     """The verdict by the norms of the recorded deltas alone; `why`: what else there is not."""
     long = sorted(case.long)
     if len(long) == 1 and len(case.names) > 1 and long[0] in case.names and case.long[long[0]] > TOO_LONG:
         times = f"its longest delta has {case.long[long[0]]:.1f} times the usual norm"
-        return Verdict(long[0], f"by norms alone ({why}): {times}")
-    return Verdict(None, f"{why}, and the norms of the deltas blame nobody")
+        return Ruling(long[0], f"by norms alone ({why}): {times}")
+    return Ruling(None, f"{why}, and the norms of the deltas blame nobody")

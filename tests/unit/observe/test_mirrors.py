@@ -9,8 +9,9 @@ from msgspec import structs
 
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import status_text
-from diloco_cli.observe.status import LOST_S, MirrorStatus, status_of
+from diloco_cli.observe.status import MirrorStatus, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
+from diloco_cli.observe.unit_states import LOST_S
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.log.records import RegionStore
 from tests.unit.observe.test_status import RUN, STATE, SYNCER, facts

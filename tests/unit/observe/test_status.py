@@ -16,8 +16,9 @@ from msgspec import structs
 from diloco_cli.config.settings import RunSettings, TrainSettings
 from diloco_cli.observe.facts import Heard, RunFacts, store_time
 from diloco_cli.observe.render import plain_line, status_text
-from diloco_cli.observe.status import FORGOTTEN_S, LOST_S, SUSPECT_S, goodput, status_of
+from diloco_cli.observe.status import FORGOTTEN_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
+from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
@@ -105,14 +106,14 @@ def test_who_left_is_done_or_failed_however_long_ago():
 @pytest.mark.parametrize(
     ("changes", "state"),
     [
-        ({}, "RUNNING"),
-        ({"iowa": SUSPECT_S + 1}, "RUNNING"),
+        ({}, "MERGING"),
+        ({"iowa": SUSPECT_S + 1}, "MERGING"),
         ({"iowa": LOST_S + 1}, "DEGRADED"),
         ({"iowa": None}, "DEGRADED"),
-        ({"syncer": None}, "DEGRADED"),
-        ({"syncer": LOST_S + 1}, "DEGRADED"),
+        ({"syncer": None}, "STALLED"),
+        ({"syncer": LOST_S + 1}, "STALLED"),
         ({"iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": LOST_S + 1}, "SILENT"),
-        ({"iowa": LOST_S + 1, "rhine": LOST_S + 1}, "DEGRADED"),
+        ({"iowa": LOST_S + 1, "rhine": LOST_S + 1}, "STALLED"),
         ({"state": structs.replace(STATE, merges=0)}, "STARTING"),
         (
             {"state": structs.replace(STATE, merges=0), "iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": None},
@@ -249,15 +250,14 @@ def test_a_syncer_that_is_heard_speaks_for_itself() -> None:
 
 
 def test_where_no_syncer_serves_the_reason_says_so_and_what_comes_next() -> None:
-    lost = status_of(facts(syncer=47.0)).reason
-    assert lost == "no syncer serves: syncer on box was heard 47 s ago; start one: diloco syncer file:///b/nano"
-    covered = status_of(with_standby(facts(syncer=SUSPECT_S + 1))).reason
-    assert covered.startswith("no syncer serves") and covered.endswith("standby-1 will take over")
-    assert (
-        status_of(with_standby(facts(syncer=None))).reason == "no syncer has been heard yet; standby-1 will take over"
-    )
-    both_lost = status_of(with_standby(facts(syncer=47.0), LOST_S + 1)).reason
-    assert "start one: diloco syncer" in both_lost
+    lost = status_of(facts(syncer=47.0))
+    assert lost.reason == "no syncer serves: syncer on box was heard 47 s ago"
+    assert lost.hint == "diloco syncer file:///b/nano"
+    covered = status_of(with_standby(facts(syncer=SUSPECT_S + 1)))
+    assert covered.reason.startswith("no syncer serves") and covered.reason.endswith("standby-1 will take over")
+    unheard = status_of(with_standby(facts(syncer=None)))
+    assert unheard.reason == "no syncer has been heard yet; standby-1 will take over" and not unheard.hint
+    assert status_of(with_standby(facts(syncer=47.0), LOST_S + 1)).hint == "diloco syncer file:///b/nano"
     assert status_of(facts(structs.replace(STATE, phase="STOPPED"), syncer=47.0)).reason == ""
 
 
@@ -269,4 +269,4 @@ def test_the_screen_names_who_serves_and_who_waits() -> None:
     assert any(row.startswith("syncer ") and "epoch 2 by standby-iowa" in row for row in rows)
     assert any(row.startswith("standby-1 ") and "STANDING_BY" in row and "on laptop" in row for row in rows)
     nobody = status_text(status_of(facts(syncer=None))).splitlines()
-    assert any(row.startswith("syncer ") and "no syncer has been heard yet" in row for row in nobody)
+    assert any(row.startswith("syncer ") and "not heard yet" in row for row in nobody)

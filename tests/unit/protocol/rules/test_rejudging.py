@@ -8,13 +8,13 @@ from math import inf
 import pytest
 
 from diloco_cli.protocol.log.stability import Evaluated, Rejudging
-from diloco_cli.protocol.rules.rejudging import ALONE, LeaveOut, Verdict, by_norms, next_step
+from diloco_cli.protocol.rules.rejudging import ALONE, LeaveOut, Ruling, by_norms, next_step
 
 GOOD, HEAD, LIMIT = 100, 220, 1.9
 Loss = Callable[[frozenset[str]], float]
 
 
-def judged(names: int, loss: Loss, since: int = 150, head: float | None = 9.0) -> tuple[Verdict, list[LeaveOut]]:
+def judged(names: int, loss: Loss, since: int = 150, head: float | None = 9.0) -> tuple[Ruling, list[LeaveOut]]:
     """`loss`: after commit `since`, by the learners that take part; before it, it is 1.6."""
     everybody = tuple(f"l{number:02}" for number in range(names))
     case = Rejudging(Evaluated(GOOD, 1.6, 0), Evaluated(HEAD, head, 0), everybody)
@@ -58,7 +58,7 @@ def test_a_half_that_heals_by_chance_blames_nobody_while_others_diverge_by_thems
 
 def test_several_bad_learners_are_named_and_none_is_held_back() -> None:
     verdict, _ = judged(5, bad("l01", "l04"))
-    assert verdict == Verdict(None, verdict.reason)
+    assert verdict == Ruling(None, verdict.reason)
     assert "each by itself, l01, l04 raise it" in verdict.reason
 
 
@@ -97,7 +97,7 @@ def test_where_trials_fail_the_norms_decide_if_they_name_one_clearly() -> None:
     first = next_step(case, {}, LIMIT)
     assert isinstance(first, LeaveOut)
     clear = next_step(case, {first: None}, LIMIT)
-    assert isinstance(clear, Verdict) and clear.learner == "l1"
+    assert isinstance(clear, Ruling) and clear.learner == "l1"
     assert "by norms alone" in clear.reason and "7.5 times the usual norm" in clear.reason
 
 
@@ -106,4 +106,4 @@ def test_where_trials_fail_the_norms_decide_if_they_name_one_clearly() -> None:
 )
 def test_norms_that_name_nobody_clearly_blame_nobody(names: tuple[str, ...], long: dict[str, float]) -> None:
     verdict = by_norms(case_with(names, **long), "no trials")
-    assert verdict == Verdict(None, "no trials, and the norms of the deltas blame nobody")
+    assert verdict == Ruling(None, "no trials, and the norms of the deltas blame nobody")

@@ -1,0 +1,173 @@
+"""The verdict on a run: which state follows from which facts, with its reason, its time and what helps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from diloco_cli.observe.facts import Heard, RunFacts
+from diloco_cli.observe.status import status_of
+from diloco_cli.observe.unit_states import LOST_S, UNIT_STATES
+from diloco_cli.observe.verdict import MEANINGS, State, verdict_of
+from diloco_cli.protocol.log.metrics import Note
+from diloco_cli.protocol.log.stability import Stability
+from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.protocol.log.states import LearnerState, StandbyState, SyncerState
+from tests.unit.observe.test_status import HEARTBEAT, RUN, STATE, SYNCER, WAITING, at, facts, measured
+
+LOST_AGE_S = LOST_S + 1
+
+
+def learner_says(spoken: RunFacts, name: str, state: str, age_s: float = 1.0) -> RunFacts:
+    return replace(spoken, learners={**spoken.learners, name: Heard(replace(HEARTBEAT, state=state), age_s)})
+
+
+def syncer_says(spoken: RunFacts, age_s: float = 1.0, **changes: str) -> RunFacts:
+    return replace(spoken, syncer=Heard(replace(SYNCER, **changes), age_s))  # type: ignore[arg-type]
+
+
+def later(spoken: RunFacts, seconds: float) -> RunFacts:
+    """The same, with the newest merge so many seconds older than the 10 s of `facts`."""
+    return replace(spoken, now_s=spoken.now_s + seconds)
+
+
+def test_merges_that_go_on_are_merging_for_the_syncers_reason_and_have_an_eta() -> None:
+    verdict = verdict_of(facts())
+    assert (verdict.state, verdict.reason, verdict.hint) == (State.MERGING, "2 of 2", "")
+    assert status_of(facts()).eta_s is not None
+
+
+def test_a_learner_that_left_is_missing() -> None:
+    verdict = verdict_of(learner_says(facts(), "rhine", LearnerState.DONE, 500.0))
+    assert verdict.state == State.DEGRADED and verdict.since_s == 500.0
+    assert verdict.reason == "merges go on without 1 of 2 planned islands: rhine (it has left)"
+
+
+def test_silence_has_no_known_cause_in_the_bucket_and_says_so() -> None:
+    verdict = verdict_of(facts(rhine=LOST_AGE_S))
+    assert verdict.state == State.DEGRADED and "rhine (not heard for 26 s; why is not known" in verdict.reason
+    assert verdict.hint == "diloco resume file:///b/nano"
+
+
+def test_where_no_learner_is_left_the_run_stalls_at_once_and_has_no_eta() -> None:
+    for state in (LearnerState.DONE, LearnerState.FAILED):
+        left = learner_says(learner_says(facts(), "iowa", LearnerState.DONE), "rhine", state)
+        status = status_of(left)
+        assert (status.state, status.eta_s, status.since_s) == (State.STALLED, None, 10.0)
+        assert status.reason.startswith("no learner is left: iowa (it has left), rhine (it has")
+
+
+def test_a_stall_is_noticed_after_twice_the_usual_time_between_merges_and_names_who_is_missing() -> None:
+    waiting = syncer_says(facts(rhine=LOST_AGE_S), reason="1 of the 2 offers that the quorum needs")
+    assert verdict_of(later(waiting, 60.0)).state == State.DEGRADED, "merges came every 40 s"
+    verdict = verdict_of(later(waiting, 63.0))
+    assert (verdict.state, verdict.since_s) == (State.STALLED, 73.0)
+    assert verdict.reason.startswith("1 of the 2 offers that the quorum needs; missing: rhine (not heard")
+
+
+def test_a_stall_without_a_known_cause_says_so() -> None:
+    verdict = verdict_of(later(facts(), 100.0))
+    assert (verdict.state, verdict.reason) == (State.STALLED, "2 of 2; why is not known from the bucket")
+    assert verdict.hint == "diloco logs --run file:///b/nano"
+
+
+def test_a_failing_store_is_the_cause_of_a_stall() -> None:
+    by_syncer = verdict_of(later(syncer_says(facts(), retrying="put fails: 503"), 100.0))
+    assert by_syncer.reason == "the syncer's store fails: put fails: 503"
+    by_learners = verdict_of(later(facts(retrying="put fails: 503"), 100.0))
+    assert by_learners.reason == "the learners' store fails: iowa: put fails: 503"
+    assert by_syncer.hint == by_learners.hint == "diloco doctor file:///b/nano"
+
+
+def test_quarantine_of_one_degrades_and_of_all_stalls() -> None:
+    kept_out = LearnerRecord(quarantined=7)
+    one = structs.replace(STATE, learners={"rhine": kept_out})
+    verdict = verdict_of(facts(one))
+    assert (verdict.state, verdict.hint) == (State.DEGRADED, "diloco readmit rhine file:///b/nano")
+    assert "its offers are refused since commit 7" in verdict.reason
+    assert verdict_of(facts(structs.replace(STATE, learners=dict.fromkeys(["iowa", "rhine"], kept_out)))).state == (
+        State.STALLED
+    )
+
+
+def test_silence_of_all_is_silent_and_a_good_end_of_all_is_told_apart() -> None:
+    gone = facts(iowa=LOST_AGE_S, rhine=50.0, syncer=LOST_AGE_S)
+    verdict = verdict_of(gone)
+    assert (verdict.state, verdict.since_s, verdict.hint) == (State.SILENT, 26.0, "diloco resume file:///b/nano")
+    assert "why is not known" in verdict.reason
+    left = syncer_says(facts(), state=SyncerState.DONE)
+    for name in ("iowa", "rhine"):
+        left = learner_says(left, name, LearnerState.DONE)
+    assert (verdict_of(left).state, verdict_of(left).reason) == (State.SILENT, "all units have left in good order")
+
+
+def test_failures_of_all_learners_fail_the_run() -> None:
+    failed = learner_says(learner_says(facts(), "iowa", LearnerState.FAILED), "rhine", LearnerState.FAILED)
+    verdict = verdict_of(failed)
+    assert (verdict.state, verdict.reason) == (State.FAILED, "all learners have failed: iowa, rhine")
+
+
+def test_a_standby_that_is_heard_will_take_over() -> None:
+    spoken = replace(facts(syncer=LOST_AGE_S), standbys={"standby-1": Heard(WAITING, 1.0)})
+    assert verdict_of(spoken).state == State.MERGING, "not before the next merge is overdue"
+    overdue = verdict_of(later(spoken, 100.0))
+    assert overdue.state == State.STALLED and overdue.reason.endswith("standby-1 will take over") and not overdue.hint
+    assert WAITING.state == StandbyState.STANDING_BY
+
+
+def test_a_run_drains_while_its_last_offers_are_settled() -> None:
+    assert verdict_of(syncer_says(facts(), state=SyncerState.FINISHING)).state == State.DRAINING
+    one = learner_says(facts(), "iowa", LearnerState.DRAINING)
+    assert verdict_of(one).state == State.MERGING
+    both = learner_says(one, "rhine", LearnerState.DRAINING)
+    assert (verdict_of(both).state, verdict_of(both).reason) == (State.DRAINING, "told to leave: iowa, rhine")
+    assert status_of(both).eta_s is None
+
+
+def noted(state: RunState, *notes: Note) -> RunState:
+    return structs.replace(state, metrics=structs.replace(state.metrics, notes=notes))
+
+
+def test_a_stop_by_an_operator_is_told_from_one_for_a_jump_of_the_loss() -> None:
+    stop = Note(at(95), "stop", "syncer", "stopped: diloco stop")
+    stopped = noted(structs.replace(STATE, phase="STOPPED"), stop)
+    verdict = verdict_of(facts(stopped))
+    assert (verdict.state, verdict.reason, verdict.since_s) == (State.STOPPED, "stopped: diloco stop", 10.0)
+    paused = verdict_of(facts(structs.replace(stopped, stability=Stability(paused=True))))
+    assert paused.state == State.PAUSED and "its loss has jumped" in paused.reason
+    assert verdict.hint == paused.hint == "diloco resume file:///b/nano"
+
+
+def test_a_start_takes_a_while_and_then_is_a_stall() -> None:
+    new = structs.replace(STATE, merges=0, metrics=structs.replace(STATE.metrics, recent_merges=(), notes=(BEGUN,)))
+    spoken = replace(facts(new), now_s=facts().now_s - 40.0)
+    first = verdict_of(spoken)
+    assert (first.state, first.reason) == (State.STARTING, "the first merge is to come; 2 of 2")
+    assert verdict_of(replace(spoken, learners={})).reason == "not heard yet: iowa, rhine"
+    assert verdict_of(later(spoken, 1000.0)).state == State.STALLED
+
+
+BEGUN = Note(at(1), "epoch_start", "syncer", "epoch 1 starts: box pid 7")
+
+
+def test_a_resumed_run_starts_until_its_first_merge() -> None:
+    notes = (Note(at(91), "stop", "syncer", "stopped"), Note(at(99), "epoch_start", "syncer", "epoch 3 starts"))
+    resumed = noted(STATE, *notes)
+    assert verdict_of(facts(resumed)).state == State.STARTING
+    assert verdict_of(facts(noted(STATE, Note(at(80), "stop", "syncer", ""), *notes[1:]))).state == State.MERGING
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_ages_do_not_depend_on_the_clock_of_the_syncers_machine(hours: int) -> None:
+    wrong = replace(facts(), now_s=facts().now_s + hours * 3600.0, commit_age_s=10.0)
+    assert verdict_of(wrong).state == State.MERGING
+    merge = status_of(wrong).last_merge
+    assert merge is not None and merge.age_s == 10.0
+
+
+def test_every_state_has_its_words() -> None:
+    assert set(MEANINGS) == set(State)
+    said = {*LearnerState, *SyncerState, *StandbyState, "UPLOADING", "QUARANTINED", "SUSPECT", "LOST"}
+    assert set(UNIT_STATES) == said and RUN.name == "nano" and measured() == STATE
