@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from diloco_cli.cli import complete
 from diloco_cli.cli.output import print_json, table, talk
 from diloco_cli.cli.run_argument import find_run
 from diloco_cli.errors import TryAgainError
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from diloco_cli.chaos.journal import JournalEntry
     from diloco_cli.chaos.targets import Target
 
-UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.")
-RUN = typer.Option(None, "--run", help="Name or URL of the run; the newest one here if not given.")
+UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.", autocompletion=complete.units)
+RUN = typer.Option(
+    None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete.runs
+)
 JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
 DRY_RUN = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
 

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from diloco_cli.cli import complete
 from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_count, parse_duration
@@ -14,7 +15,9 @@ from diloco_cli.units import parse_count, parse_duration
 def learner(
     run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix."),
     name: str = typer.Option(..., "--name", help="Which island this is."),
-    device: str | None = typer.Option(None, "--device", help="cpu, cuda, cuda:N or mps; default: the island's."),
+    device: str | None = typer.Option(
+        None, "--device", help="cpu, cuda, cuda:N or mps; default: the island's.", autocompletion=complete.devices
+    ),
     drain: str = typer.Option("0 s", "--drain", help="After SIGTERM: at most so long to have the last offers merged."),
     join: bool = typer.Option(False, "--join", help="Ask the run to admit this island, if it does not know it yet."),
     region: str | None = typer.Option(None, "--region", help="With --join: its region; default: the run's home."),

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import typer
 
+from diloco_cli.cli import complete
 from diloco_cli.cli.run_argument import find_run
 
 
 def logs(
-    unit: str | None = typer.Argument(None, help="A learner's name, syncer or supervisor; all if none is given."),
-    run: str | None = typer.Option(None, "--run", help="Name or URL of the run; the newest one here if not given."),
+    unit: str | None = typer.Argument(
+        None, help="A learner's name, syncer or supervisor; all if none is given.", autocompletion=complete.units
+    ),
+    run: str | None = typer.Option(
+        None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete.runs
+    ),
     lines: int = typer.Option(20, "--lines", min=0, help="How many last lines of each log."),
     follow: bool = typer.Option(False, "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:

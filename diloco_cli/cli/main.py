@@ -1,4 +1,4 @@
-"""The `diloco` command: registers one file per command and is the one place where errors become text."""
+"""The `diloco` command: finds one file per command and is the one place where errors become text."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import sys
 import traceback
 from contextlib import suppress
 from itertools import dropwhile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from diloco_cli import __version__
+from diloco_cli.cli.command_list import COMMANDS, EPILOG, GROUPS, HIDDEN, Listed
 from diloco_cli.cli.output import report_error, talk, wants_traceback
-from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
+from diloco_cli.errors import DilocoError, NoSpaceError, UsageError, suggestion
 
 BUG_STATUS = 1
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-COMMANDS = (
-    "init", "plan", "simulate", "launch", "status", "chaos", "stop", "resume", "logs", "runs", "verify", "export",
-    "rollback", "gc", "readmit", "replay", "key", "bucket-policy", "doctor", "config", "inventory", "learner", "syncer",
-    "evaluator",
-)  # fmt: skip
+WIDEST = max(map(len, COMMANDS))
 
 RENAMED = {  # names of earlier versions
     ("lift",): "diloco readmit",
@@ -32,12 +30,37 @@ RENAMED = {  # names of earlier versions
     ("launch", "--replay"): "diloco replay TAPE",
 }
 
+
+class CommandGroup(TyperGroup):
+    """Loads the module of a command that is used, and no other, so that each starts fast; lists them by groups. (A
+    context has no type here: typer's releases take its class from different packages.)"""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS, *HIDDEN]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
+            alone = typer.Typer(rich_markup_mode=None)
+            add_command(alone, cmd_name)
+            self.commands[cmd_name] = typer.main.get_group(alone).commands[cmd_name]
+        if cmd_name not in self.commands and not ctx.resilient_parsing:
+            raise UsageError(f"no such command: {cmd_name}{suggestion(cmd_name, COMMANDS)}", hint="diloco -h")
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(WIDEST), listed.summary) for name, listed in group.items()])
+
+
 app = typer.Typer(
     name="diloco",
+    cls=CommandGroup,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -55,21 +78,22 @@ def _root(
     """Train one model on islands of accelerators that only share a bucket (Decoupled DiLoCo)."""
 
 
-def register_commands(words: list[str]) -> None:
-    """If the first word names a command, only its module is loaded, so that it starts fast."""
-    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
-        add_command(app, name)
-
-
 def add_command(to: typer.Typer, name: str) -> None:
     """The module of this name in `cli/` holds the command, or the group of commands, under the same name; its docstring
-    is its help, and REGISTRATION says what else typer has to know."""
+    is its help, REGISTRATION says what else typer has to know, and `command_list` has its line and examples."""
     module = importlib.import_module(f"diloco_cli.cli.{name.replace('-', '_')}")
     command = getattr(module, name.replace("-", "_"))
+    listed = COMMANDS.get(name, Listed(""))
+    said: dict[str, Any] = {"short_help": listed.summary, "epilog": _examples(listed)}
     if isinstance(command, typer.Typer):
-        to.add_typer(command, name=name)
+        to.add_typer(command, name=name, **said)
     else:
-        to.command(name, **getattr(module, "REGISTRATION", {}))(command)
+        to.command(name, **said, **getattr(module, "REGISTRATION", {}))(command)
+
+
+def _examples(listed: Listed) -> str | None:
+    lines = "".join(f"\n  {example}" for example in listed.examples)
+    return f"\b\nExamples:{lines}" if lines else None
 
 
 def _refuse_old_names(words: list[str]) -> None:
@@ -82,7 +106,6 @@ def _refuse_old_names(words: list[str]) -> None:
 
 def main() -> None:
     """Entry point: every declared error ends with its own exit status; tracebacks are shown with --debug only."""
-    register_commands(sys.argv[1:])
     try:
         _refuse_old_names(sys.argv[1:])
         app(standalone_mode=True)

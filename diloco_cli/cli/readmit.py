@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from diloco_cli.cli import complete
 from diloco_cli.cli.operators import JsonOption, TimeoutOption, open_unfinished, operator_of
 from diloco_cli.cli.output import print_json
 from diloco_cli.cli.run_argument import RunArgument
@@ -11,7 +12,9 @@ from diloco_cli.errors import UsageError
 
 
 def readmit(
-    learner: str = typer.Argument(..., metavar="LEARNER", help="Its name, as `diloco status` shows it."),
+    learner: str = typer.Argument(
+        ..., metavar="LEARNER", help="Its name, as `diloco status` shows it.", autocompletion=complete.units
+    ),
     run: str | None = RunArgument,
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,

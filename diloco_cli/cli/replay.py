@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from diloco_cli.cli import complete
 from diloco_cli.cli.consent import AllowCode, named_here
 from diloco_cli.cli.export import refuse_place, writing_to
 from diloco_cli.cli.output import print_json, talk
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def replay(
     tape_file: Path = typer.Argument(..., metavar="TAPE", help="From `diloco export RUN --tape TAPE`."),
     output: Path | None = typer.Option(None, "-o", "--output", help="File for the parameters at the end."),
-    device: str = typer.Option("cpu", "--device", help="Where to compute."),
+    device: str = typer.Option("cpu", "--device", help="Where to compute.", autocompletion=complete.devices),
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what is on the tape; play nothing."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
     allow_code: list[str] = AllowCode,

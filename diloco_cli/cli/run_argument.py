@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from diloco_cli.cli import complete
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import NotFoundError, RefusedError
 
@@ -30,7 +31,7 @@ LOOK_S = 9.0
 command it takes about ten seconds at most."""
 RUN_HELP = "A run's name, its run file, or its bucket URL. Default: the newest run of this directory."
 Result = TypeVar("Result")
-RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP)
+RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP, autocompletion=complete.runs)
 
 
 @dataclass(frozen=True)
