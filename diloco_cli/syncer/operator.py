@@ -32,6 +32,7 @@ from diloco_cli.syncer.regions import RegionServices
 
 SYNCER_ANSWERS_S = 10.0
 LOOK_EVERY_S = 0.1
+REVOCATIONS = 5  # tried from here, where others begin an epoch each time
 REGIONS_WITHIN_S = 10.0
 ANSWERED_BY: dict[RequestKind, str] = {
     "rollback": "rollback",
@@ -70,14 +71,19 @@ class Operator:
         key: str | None = None,
     ) -> RunState:  # fmt: skip
         """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
-        before = self.head()
+        before, patient = self.head(), kind != "revoke"
         number = self._ask(before, kind, reason, learner, to, key)
-        state = self._answered(before, number, patient=kind != "revoke")
-        if state.next_request <= number:
+        state, epoch = self._answered(before, number, patient), -1
+        for _ in range(1 if patient else REVOCATIONS):
+            if state.next_request > number or state.epoch == epoch:
+                break
             self.tell("no syncer answers: doing it from here")
-            state = self._answer_here(number)
+            state, epoch = self._answer_here(number, patient), state.epoch
         if state.next_request <= number:
             refuse_finished(self.run.name, state, kind)
+            if not patient and state.epoch > before.epoch:
+                what = f"not revoked: another process begins an epoch each time, the last is {state.epoch}"
+                raise TryAgainError(what, hint="take that machine's credentials for the bucket away, then do it again")
             raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {self.run.name}")
         refused = self._refusal(range(before.n + 1, state.n + 1), number, ANSWERED_BY[kind])
         if refused is not None:
@@ -156,14 +162,14 @@ class Operator:
     def _heartbeat(self) -> bytes | None:
         return self.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
 
-    def _answer_here(self, number: int) -> RunState:
+    def _answer_here(self, number: int, patient: bool = True) -> RunState:
         """Answer all pending requests; this process serves the log for that long. A syncer that comes or wakes
-        meanwhile answers what is left."""
+        meanwhile answers what is left; `patient`: see _answered."""
         claim = ProcessClaim(0, nonce(), socket.gethostname(), os.getpid(), utc_now_text(), __version__)
         try:
             state = self._perform(StandIn(self.run, claim, utc_now_text(), nonce).serve())
         except FencedError:
-            return self._answered(self.head(), number)
+            return self._answered(self.head(), number, patient)
         self.tell_regions(state)
         return state
 
