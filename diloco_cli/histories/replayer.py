@@ -187,8 +187,9 @@ class Replayer:
             self._membership(commit["islands"])
         if commit["kind"] in ("quarantine", "readmit"):
             out = commit["kind"] == "quarantine"
-            expect((commit["learner"] in self.kept_out) != out, "1", f"commit {n}, a {commit['kind']}, changes nothing")
-            self.kept_out ^= {commit["learner"]}
+            changes = (commit["learner"] in self.kept_out) != out or commit.get("evaluated") is not None
+            expect(changes, "1", f"commit {n}, a {commit['kind']}, changes nothing")
+            self.kept_out = self.kept_out | {commit["learner"]} if out else self.kept_out - {commit["learner"]}
         if commit["kind"] == "revoke":
             expect(commit["key"] not in self.revoked, "1", f"commit {n} revokes a key a second time")
             self.revoked.add(commit["key"])

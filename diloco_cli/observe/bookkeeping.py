@@ -214,7 +214,9 @@ class Books:
             case Quarantine() | Readmit():
                 name, keeps_out = commit.learner, isinstance(commit, Quarantine)
                 self.expect(self.run.island(name) is not None, f"{key}: a {commit.kind} of {name!a}, not in the run")
-                self.expect((name in self.kept_out) != keeps_out, f"{key}: a second {commit.kind} of {name!a}")
+                blamed = isinstance(commit, Quarantine) and commit.evaluated is not None
+                fits = (name in self.kept_out) != keeps_out or blamed
+                self.expect(fits, f"{key}: a second {commit.kind} of {name!a}")
                 if isinstance(commit, Quarantine):
                     self._check_cause(commit, key)
             case Revoke():

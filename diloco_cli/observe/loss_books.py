@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Readmit, Rollback
+from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Rollback
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.rules.divergence import MAX_ROLLBACKS, jump_of
 
 
 class LossBooks:
-    """Of one log, fed commit by commit. `merged`: the newest commit that merged a delta of each learner; `kept_out`:
-    the commits of the quarantines that hold."""
+    """Of one log, fed commit by commit. `merged`: the newest commit that merged a delta of each learner."""
 
     def __init__(self, run: RunFormat, expect: Callable[[bool, str], None]) -> None:
         self.settings, self.expect = run.settings.evaluation, expect
         self.known = Stability()
         self.merged: dict[str, int] = {}
-        self.kept_out: dict[str, int] = {}
 
     def check(self, commit: Commit, key: str) -> None:
         match commit:
@@ -47,19 +45,9 @@ class LossBooks:
         self.expect(
             self.settings.on_divergence == "rollback", f"{key}: goes back, and the run's settings say otherwise"
         )
+        self.expect(known.rejudging is None, f"{key}: goes back before the verdict on the jump before")
         self.expect(known.rollbacks < MAX_ROLLBACKS, f"{key}: goes back after {known.rollbacks} times")
 
     def settle(self, commit: Commit) -> None:
         self.merged |= {item.learner: commit.n for item in commit.inputs}
-        match commit:
-            case Quarantine():
-                self.kept_out[commit.learner] = commit.n
-            case Readmit():
-                self.kept_out.pop(commit.learner, None)
-        self.known = stability_after(self.known, commit, self._suspects(commit))
-
-    def _suspects(self, commit: Commit) -> tuple[str, ...]:
-        if not isinstance(commit, Rollback):
-            return ()
-        names = tuple(sorted(name for name, n in self.merged.items() if n > commit.to))
-        return () if any(self.kept_out.get(name, -1) > commit.to for name in names) else names
+        self.known = stability_after(self.known, commit, self.merged)

@@ -21,10 +21,10 @@ from diloco_cli.protocol.log.stability import Rejudging
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, limit_of, response_to
 from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S
-from diloco_cli.protocol.rules.rejudging import LeaveOut, Ruling, by_norms, next_step
+from diloco_cli.protocol.rules.rejudging import LeaveOut, Ruling, next_step, unjudged
 
 FINAL_EVALUATION_S = 120.0
-REJUDGED_WITHIN_S = 1800.0  # then the norms decide, with what they say
+REJUDGED_WITHIN_S = 1800.0  # then the run pauses
 TRIES = 3  # of a rollback whose objects cannot be read, and of a trial that fails
 GO_ON = "go on from there: diloco resume"
 
@@ -43,7 +43,8 @@ class Evaluations:
         self.unreadable = 0
 
     def begin(self, state: RunState) -> None:
-        self.last_slot = state.slot
+        """The slot of the newest evaluation is known from the log: often replaced syncers evaluate as often."""
+        self.last_slot = state.slot - state.stability.since
 
     def due(self, state: RunState, epoch: int, pulse: Pulse) -> Steps[Commit | None]:
         """The commit that is due now, if any."""
@@ -53,11 +54,11 @@ class Evaluations:
         response = yield from self.response(state, epoch, pulse)
         if response is not None:
             return response
-        if state.stability.rejudging is not None:
-            return self._rejudged(state, (yield Now()))
-        if state.slot - self.last_slot >= evaluates_every(self.run):
-            self._submit(state, False)
-        return None
+        case, jump = state.stability.rejudging, state.stability.jump
+        is_due = self.asked is None and state.slot - self.last_slot >= evaluates_every(self.run)
+        if is_due and (case is None or jump is None) and self._submit(state, False):
+            return None
+        return None if case is None else self._rejudged(state, case, (yield Now()))
 
     def last(self, state: RunState, pulse: Pulse) -> Steps[Evaluation | None]:
         """The run's last evaluation; None if it takes too long, or fails."""
@@ -104,7 +105,7 @@ class Evaluations:
     def response(self, state: RunState, epoch: int, pulse: Pulse) -> Steps[Commit | None]:
         """The rollback or the stop that answers a jump."""
         response, jump = response_to(state, self.settings), state.stability.jump
-        if response.action == "none" or jump is None:
+        if response.action in ("none", "wait") or jump is None:
             return None
         if response.action == "pause":
             return pause(response.reason)
@@ -123,32 +124,31 @@ class Evaluations:
             return None
         return pause(f"{response.reason}; no rollback to commit {response.to}: {problem}; {GO_ON}")
 
-    def _rejudged(self, state: RunState, now_s: float) -> Commit | None:
+    def _rejudged(self, state: RunState, case: Rejudging, now_s: float) -> Commit | None:
         """Ask for the next trial; or the verdict's commit."""
-        case = state.stability.rejudging
-        assert case is not None
         if case != self.case:
             self.case, self.since_s = case, now_s
             self.losses, self.failed = {}, Counter()
         if now_s - self.since_s > REJUDGED_WITHIN_S:
-            step: LeaveOut | Ruling = by_norms(case, f"no verdict came within {REJUDGED_WITHIN_S / 60:.0f} minutes")
+            step: LeaveOut | Ruling = unjudged(case, f"no verdict came within {REJUDGED_WITHIN_S / 60:.0f} minutes")
         else:
-            step = next_step(case, self.losses, limit_of(state.stability.good, self.settings))
+            step = next_step(case, self.losses, limit_of(case.before, self.settings))
         if isinstance(step, LeaveOut):
             if self.asked is None and self.evaluator.try_without(step):
                 self.asked = step
             return None
-        self.last_slot = min(self.last_slot, state.slot - evaluates_every(self.run))  # what came in meanwhile is next
         return self._verdict(state, case, step)
 
     def _verdict(self, state: RunState, case: Rejudging, verdict: Ruling) -> Commit:
-        name = verdict.learner
+        name, jump, went = verdict.learner, state.stability.jump, f"went back to commit {case.good.n}"
+        if jump is not None:
+            went += f", and the loss of commit {jump.n} has jumped again"
         if name is None:
-            return pause(f"went back to commit {case.good.n}: {verdict.reason}; or {GO_ON}")
+            return pause(f"{went}: {verdict.reason}; or {GO_ON}")
         others, quorum = len(set(trusted_learners(state, self.run)) - {name}), self.run.settings.sync.quorum
         if others < quorum:
             few = f"without {name} {others} learners would be left, and the quorum is {quorum}"
-            return pause(f"went back to commit {case.good.n}: {name}: {verdict.reason}; {few}; {GO_ON}")
+            return pause(f"{went}: {name}: {verdict.reason}; {few}; {GO_ON}")
         return Quarantine(learner=name, evaluated=case.head.n, reason=verdict.reason[:MAX_REASON])
 
 

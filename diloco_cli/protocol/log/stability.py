@@ -7,6 +7,8 @@ follows, rules/rejudging.py who is blamed). Whether an evaluation has jumped is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -27,21 +29,27 @@ class Evaluated(Struct, frozen=True):
 
 
 class Rejudging(Struct, frozen=True):
-    """The deltas merged after `good` and up to `head`, whose loss jumped, are re-judged: those of the learners `names`,
-    sorted. `long`: see Stability."""
+    """The deltas merged after the newest of `before` and up to `head`, whose loss jumped, are re-judged: those of the
+    learners `names`, sorted. `before`: the good evaluations with which the loss was compared; `long`: see Stability."""
 
-    good: Evaluated
+    before: tuple[Evaluated, ...]
     head: Evaluated
     names: tuple[str, ...]
     long: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def good(self) -> Evaluated:
+        return self.before[-1]
 
 
 class Stability(Struct, frozen=True):
     """`good`: the newest evaluations without a jump, the newest last; `jump`: the newest evaluation, if it has jumped
     and no rollback or stop has followed; `rejudging`: the open question. `rollbacks`: so many times the syncer has gone
     back without an evaluation that was well beyond `beyond` tokens, where the loss last jumped. `paused`: the syncer
-    has stopped the run for this, and nobody has resumed it. `long`: of learners with deltas of more than LONG times the
-    usual norm in their merge, the most, since the newest good evaluation; `long_before`: since the one before."""
+    has stopped the run for this, and nobody has resumed it. `blamed`: the commit of each quarantine that closed a
+    re-judgement and holds. `since`: slots since the newest evaluation was logged. `long`: of learners with deltas of
+    more than LONG times the usual norm in their merge, the most, since the newest good evaluation; `long_before`: since
+    the one before."""
 
     good: tuple[Evaluated, ...] = ()
     jump: Evaluated | None = None
@@ -49,22 +57,28 @@ class Stability(Struct, frozen=True):
     rollbacks: int = 0
     beyond: int = 0
     paused: bool = False
+    blamed: dict[str, int] = field(default_factory=dict)
+    since: int = 0
     long: dict[str, float] = field(default_factory=dict)
     long_before: dict[str, float] = field(default_factory=dict)
 
 
-def stability_after(known: Stability, commit: commits.Commit, suspects: tuple[str, ...] = ()) -> Stability:
-    """After one more commit. `suspects`, for a rollback that answers a jump: whose deltas are to be re-judged."""
+def stability_after(known: Stability, commit: commits.Commit, merged: Mapping[str, int]) -> Stability:
+    """After one more commit. `merged`, for a rollback: the newest commit that merged a delta of each learner."""
     match commit:
         case commits.Merge():
             long = _long(commit)
-            return replace(known, long=_most(known.long, long)) if long else known
+            return replace(known, since=known.since + 1, long=_most(known.long, long) if long else known.long)
+        case commits.Skip():
+            return replace(known, since=known.since + 1)
         case commits.Evaluation():
             return _evaluated(known, commit)
         case commits.Rollback():
-            return _rolled_back(known, commit, suspects)
-        case commits.Quarantine() if known.rejudging is not None and commit.learner in known.rejudging.names:
-            return replace(known, rejudging=None)
+            return _rolled_back(known, commit, merged)
+        case commits.Quarantine() if commit.evaluated is not None:
+            return replace(known, rejudging=None, blamed={**known.blamed, commit.learner: commit.n})
+        case commits.Readmit() if commit.learner in known.blamed:
+            return replace(known, blamed={name: n for name, n in known.blamed.items() if name != commit.learner})
         case commits.Stop() if commit.diverged:
             return replace(known, rejudging=None, paused=True)
         case commits.EpochStart() if commit.serves and known.paused:
@@ -74,6 +88,7 @@ def stability_after(known: Stability, commit: commits.Commit, suspects: tuple[st
 
 def _evaluated(known: Stability, commit: commits.Evaluation) -> Stability:
     at = Evaluated(commit.evaluated, commit.loss, commit.tokens)
+    known = replace(known, since=0)
     if commit.jumped:
         return replace(known, jump=at)
     beyond = commit.tokens > known.beyond
@@ -81,23 +96,30 @@ def _evaluated(known: Stability, commit: commits.Evaluation) -> Stability:
     return replace(known, good=good, jump=None, rollbacks=rollbacks, long={}, long_before=known.long)
 
 
-def _rolled_back(known: Stability, commit: commits.Rollback, suspects: tuple[str, ...]) -> Stability:
+def _rolled_back(known: Stability, commit: commits.Rollback, merged: Mapping[str, int]) -> Stability:
     """Evaluations of undone merges no longer count."""
     jump, good = known.jump, tuple(at for at in known.good if at.n <= commit.to)
     long = _most(known.long_before, known.long)
     known = replace(known, good=good, jump=None, long={}, long_before={})
     if commit.evaluated is None or jump is None:
         return known
-    rejudging = Rejudging(good[-1], jump, suspects, long) if good and suspects else None
+    suspects = _suspects(known, commit.to, merged)
+    rejudging = Rejudging(good, jump, suspects, long) if good and suspects else None
     return replace(
         known, rollbacks=known.rollbacks + 1, beyond=max(known.beyond, jump.tokens), rejudging=rejudging
     )  # fmt: skip
 
 
+def _suspects(known: Stability, to: int, merged: Mapping[str, int]) -> tuple[str, ...]:
+    """Learners whose deltas a rollback to this commit undoes; none if one of them was blamed since: those it is."""
+    undone = sorted(name for name, n in merged.items() if n > to)
+    return () if any(known.blamed.get(name, -1) > to for name in undone) else tuple(undone)
+
+
 def _resumed(known: Stability) -> Stability:
     """People have decided: they went back, or accept the loss as it is, which nothing before it is compared with."""
     good = known.good if known.jump is None else ()
-    return Stability(good=good)
+    return Stability(good=good, blamed=known.blamed, since=known.since)
 
 
 def _long(merge: commits.Merge) -> dict[str, float]:

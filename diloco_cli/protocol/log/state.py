@@ -209,20 +209,14 @@ def apply(
     state = _adopt_outputs(state, commit.outputs, kept_versions)
     state = replace(state, norms=norms_after(state.norms, commit, len(layout.fragments)))
     metrics = metrics_after(state.metrics, commit, state.tokens(layout))
-    stability = stability_after(state.stability, commit, _suspects(state, commit))
+    stability = stability_after(state.stability, commit, _merged(state) if commit.kind == "rollback" else {})
     return replace(state, metrics=metrics, stability=stability)
 
 
-def _suspects(state: RunState, commit: commits.Commit) -> tuple[str, ...]:
-    """Learners whose deltas an automatic rollback undoes; none if one of them is held back since: it is blamed."""
-    if not isinstance(commit, commits.Rollback) or commit.evaluated is None:
-        return ()
-    merged = {
-        name: known.quarantined
-        for name, known in sorted(state.learners.items())
-        if any(last.produced > commit.to for last in known.applied.values())
-    }
-    return () if any(out is not None and out > commit.to for out in merged.values()) else tuple(merged)
+def _merged(state: RunState) -> dict[str, int]:
+    """The newest commit that merged a delta of each learner."""
+    newest = {name: [last.produced for last in known.applied.values()] for name, known in state.learners.items()}
+    return {name: max(produced) for name, produced in newest.items() if produced}
 
 
 def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState:
@@ -334,7 +328,8 @@ def _merge(state: RunState, commit: commits.Merge, layout: Layout) -> RunState:
 
 def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.Readmit) -> RunState:
     known, keeps_out = state.learner(commit.learner), isinstance(commit, commits.Quarantine)
-    if (known.quarantined is None) != keeps_out:
+    blamed = isinstance(commit, commits.Quarantine) and commit.evaluated is not None  # kept out for faults before, too
+    if (known.quarantined is None) != keeps_out and not blamed:
         raise RecordError(f"commit {commit.n}, a {commit.kind} of {commit.learner!a}, does not fit what was before it")
     faults = faults_after(known.faults, commit, commit.learner)
     changed = replace(known, faults=faults, quarantined=commit.n if keeps_out else None)

@@ -34,9 +34,10 @@ OTHER_COMMITS = 16  # between two evaluations, beside merges and as many others
 
 @dataclass(frozen=True)
 class Response:
-    """What the syncer does about a jump: go back to commit `to`, stop the run, or nothing; and why."""
+    """What the syncer does about a jump: go back to commit `to`, stop the run, wait for the verdict on the jump before,
+    or nothing; and why."""
 
-    action: Literal["none", "rollback", "pause"]
+    action: Literal["none", "wait", "rollback", "pause"]
     reason: str = ""
     to: int = 0
 
@@ -71,6 +72,8 @@ def response_to(state: RunState, settings: EvaluationSettings) -> Response:
     known, jump = state.stability, state.stability.jump
     if jump is None or settings.on_divergence == "warn":
         return Response("none")
+    if known.rejudging is not None:
+        return Response("wait")
     good = next((at for at in reversed(known.good) if at.n >= state.gc_floor), None)
     what = f"the loss of commit {jump.n} has jumped to {_text(jump)}"
     ways = "go on as it is: diloco resume"

@@ -9,8 +9,9 @@
        itself, and it was chance that one half healed. They also tell a run that diverges everywhere from one with
        several bad learners
 
-Where trials fail, the norms of the recorded deltas decide, if they name one learner clearly. An honest learner must
-never be held back, so everything that is not clear blames nobody.
+Where a trial cannot be made, nobody is blamed: its own learner may have taken the payload away. The verdict then names
+the learner whose recorded deltas were clearly too long, for people to decide. An honest learner must never be held
+back, so everything that is not clear blames nobody.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from diloco_cli.protocol.rules.divergence import jumped
 
 ALONE = 8  # learners whose deltas are tried alone
 HEALED = 0.5  # of the full rise: what is left of it at most where a trial heals
-TOO_LONG = 4.0  # times the usual norm: by norms alone one learner is to blame above this, if no other is even long
+TOO_LONG = 4.0  # times the usual norm: told of one learner above this, if no other is even long
 NEW_RUN = "start a run with a lower train.inner.lr or outer.lr: diloco launch"
 
 
@@ -58,7 +59,7 @@ class _Unknown(Exception):
         self.trial = trial
 
 
-class _Failed(Exception):
+class _Failed(_Unknown):
     """A trial that could not be made."""
 
 
@@ -66,10 +67,10 @@ def next_step(case: Rejudging, losses: Losses, limit: float) -> LeaveOut | Rulin
     """The trial to make next, or the verdict. `limit`: the highest loss that is no jump."""
     try:
         return _judged(_Case(case, losses, limit))
+    except _Failed as failed:
+        return unjudged(case, f"{_text(failed.trial)} cannot be evaluated: see the syncer's own output")
     except _Unknown as unknown:
         return unknown.trial
-    except _Failed:
-        return by_norms(case, "the trials without single learners could not be made")
 
 
 class _Case:
@@ -90,7 +91,7 @@ class _Case:
             raise _Unknown(trial)
         loss = self.losses[trial]
         if loss is None:
-            raise _Failed
+            raise _Failed(trial)
         return loss if isfinite(loss) else inf
 
     def _onset(self) -> int:
@@ -148,10 +149,17 @@ def _nobody(case: _Case) -> Ruling:
     return Ruling(None, f"{what}, and no learner alone is to blame: only their deltas together raise it")
 
 
-def by_norms(case: Rejudging, why: str) -> Ruling:
-    """The verdict by the norms of the recorded deltas alone; `why`: what else there is not."""
+def unjudged(case: Rejudging, why: str) -> Ruling:
+    """Nobody is blamed, for this reason; with what the norms of the recorded deltas say."""
     long = sorted(case.long)
     if len(long) == 1 and len(case.names) > 1 and long[0] in case.names and case.long[long[0]] > TOO_LONG:
-        times = f"its longest delta has {case.long[long[0]]:.1f} times the usual norm"
-        return Ruling(long[0], f"by norms alone ({why}): {times}")
+        times = (
+            f"the longest delta of {long[0]} has {case.long[long[0]]:.1f} times the usual norm, no other one is long"
+        )
+        return Ruling(None, f"{why}; {times}")
     return Ruling(None, f"{why}, and the norms of the deltas blame nobody")
+
+
+def _text(trial: LeaveOut) -> str:
+    without = f" without the deltas of {', '.join(trial.without)}" if trial.without else ""
+    return f"commit {trial.head}{without}"

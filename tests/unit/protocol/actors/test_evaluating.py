@@ -6,13 +6,14 @@ from math import nan
 
 import pytest
 
-from diloco_cli.protocol.actors.evaluating import REJUDGED_WITHIN_S, TRIES, Evaluations
+from diloco_cli.protocol.actors.evaluating import REJUDGED_WITHIN_S, TRIES, Evaluations, NoEvaluator
 from diloco_cli.protocol.log.commit_log import no_pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Stop
 from diloco_cli.protocol.log.operations import Now
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.stability import Evaluated, Rejudging, Stability
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.divergence import evaluates_every
 from diloco_cli.protocol.rules.rejudging import LeaveOut
 from tests.unit.protocol.records import RUN, genesis, make_run
 
@@ -44,7 +45,7 @@ def rejudged(loss_without: dict[tuple[str, ...], float | None], run: RunFormat =
     """The commit that ends a re-judgement of l0 and l1."""
     evaluator = Answering(loss_without)
     evaluations, now_s = Evaluations(run, evaluator), 0.0
-    known = Stability(good=(GOOD,), rejudging=Rejudging(GOOD, HEAD, ("l0", "l1")))
+    known = Stability(good=(GOOD,), rejudging=Rejudging((GOOD,), HEAD, ("l0", "l1")))
     state = RunState(n=7, base_floor=6, outputs=genesis().outputs, stability=known)
     for _ in range(50):
         commit, now_s = due(evaluations, state, now_s + 1.0), now_s + 1.0
@@ -81,20 +82,67 @@ def test_nobody_to_blame_pauses_the_run() -> None:
     assert isinstance(commit, Stop) and commit.diverged and commit.reason.startswith("went back to commit 4: the loss")
 
 
-def test_a_trial_that_fails_is_made_again_and_then_the_norms_decide() -> None:
+def test_a_trial_that_fails_is_made_again_and_then_the_run_pauses() -> None:
     commit, trials = rejudged({("l0",): None, ("l1",): 1.5})
     assert trials == [LeaveOut(4, 5, ("l0",))] * TRIES
-    assert isinstance(commit, Stop) and "the norms of the deltas blame nobody" in commit.reason
+    assert isinstance(commit, Stop) and "commit 5 without the deltas of l0 cannot be evaluated" in commit.reason
 
 
 def test_a_re_judgement_ends_in_time() -> None:
     evaluations = Evaluations(RUN, Answering({("l0",): None}))
-    known = Stability(good=(GOOD,), rejudging=Rejudging(GOOD, HEAD, ("l0", "l1"), {"l1": 9.0}))
+    known = Stability(good=(GOOD,), rejudging=Rejudging((GOOD,), HEAD, ("l0", "l1"), {"l1": 9.0}))
     state = RunState(n=7, base_floor=6, outputs=genesis().outputs, stability=known)
     assert due(evaluations, state) is None
     commit = due(evaluations, state, REJUDGED_WITHIN_S + 1.0)
-    assert isinstance(commit, Quarantine) and commit.learner == "l1"
-    assert "by norms alone (no verdict came within 30 minutes)" in commit.reason
+    assert isinstance(commit, Stop) and commit.diverged
+    assert "no verdict came within 30 minutes; the longest delta of l1 has 9.0 times" in commit.reason
+
+
+def test_a_syncer_that_cannot_evaluate_pauses_an_open_re_judgement_with_words() -> None:
+    evaluations, state = Evaluations(RUN, NoEvaluator()), judging()
+    found = [due(evaluations, state) for _ in range(TRIES + 3)]
+    stop = next(commit for commit in found if commit is not None)
+    assert isinstance(stop, Stop) and stop.diverged and "cannot be evaluated" in stop.reason
+
+
+class Busy(Answering):
+    """Takes evaluations as well, and notes them."""
+
+    def __init__(self, loss_without: dict[tuple[str, ...], float | None]) -> None:
+        super().__init__(loss_without)
+        self.evaluated: list[int] = []
+
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        self.evaluated.append(n)
+        return True
+
+
+EVERY = evaluates_every(RUN)
+
+
+def judging(**known: object) -> RunState:
+    stability = Stability(good=(GOOD,), rejudging=Rejudging((GOOD,), HEAD, ("l0", "l1")), **known)  # type: ignore[arg-type]
+    return RunState(n=7, base_floor=6, slot=EVERY, outputs=genesis().outputs, stability=stability)
+
+
+def test_the_loss_is_evaluated_while_a_jump_is_re_judged() -> None:
+    evaluations = Evaluations(RUN, evaluator := Busy({("l0",): 9.4, ("l1",): 1.5}))
+    assert due(evaluations, judging()) is None and evaluator.evaluated == [7]
+    evaluator.answer = 7, 9.9
+    heard = due(evaluations, judging())
+    assert isinstance(heard, Evaluation) and heard.jumped
+    commit = None
+    while commit is None:
+        commit = due(evaluations, judging(jump=Evaluated(7, 9.9, 300)))
+    assert isinstance(commit, Quarantine), "a jump meanwhile waits for the verdict"
+
+
+@pytest.mark.parametrize(("since", "evaluates"), [(EVERY - 1, []), (EVERY, [7])])
+def test_a_syncer_that_takes_over_evaluates_when_its_predecessor_would_have(since: int, evaluates: list[int]) -> None:
+    evaluations = Evaluations(RUN, evaluator := Busy({}))
+    state = RunState(n=7, slot=40 * EVERY, outputs=genesis().outputs, stability=Stability(since=since))
+    evaluations.begin(state)
+    assert due(evaluations, state) is None and evaluator.evaluated == evaluates
 
 
 @pytest.mark.parametrize(

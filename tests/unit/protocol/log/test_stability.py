@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from diloco_cli.protocol.log.stability import GOOD_KEPT, Evaluated, Rejudging
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from tests.unit.protocol.log.test_interventions import after_merges
 from tests.unit.protocol.records import applied, follow, genesis, merge, output
 
@@ -46,7 +48,7 @@ def test_a_jump_stays_until_something_follows_and_is_no_good_evaluation() -> Non
 
 def test_the_rollback_that_answers_a_jump_opens_a_re_judgement_of_all_whose_deltas_it_undoes() -> None:
     state = gone_back(after_a_jump(), 2)
-    assert state.stability.rejudging == Rejudging(Evaluated(2, 1.6, 200), Evaluated(5, 9.5, 500), ("l0", "l1"))
+    assert state.stability.rejudging == Rejudging((Evaluated(2, 1.6, 200),), Evaluated(5, 9.5, 500), ("l0", "l1"))
     assert (state.stability.rollbacks, state.stability.beyond, state.stability.jump) == (1, 500, None)
     assert decode(RunState, encode(state), "a snapshot") == state, "a syncer that takes over goes on with it"
 
@@ -62,7 +64,34 @@ def test_a_quarantine_of_one_of_those_judged_closes_it_and_one_of_another_does_n
     assert follow(state, "quarantine", learner="l1", evaluated=5).stability.rejudging is None
 
 
-def test_where_one_is_held_back_since_nobody_else_is_judged() -> None:
+def test_a_quarantine_for_faults_leaves_a_re_judgement_open_and_its_verdict_may_name_that_learner() -> None:
+    kept_out = follow(gone_back(after_a_jump(), 2), "quarantine", learner="l1")
+    assert kept_out.stability.rejudging is not None
+    judged = follow(kept_out, "quarantine", learner="l1", evaluated=5)
+    assert judged.stability.rejudging is None and judged.learner("l1").quarantined == judged.n
+    with pytest.raises(RecordError, match="does not fit"):
+        follow(kept_out, "quarantine", learner="l1")
+
+
+def test_a_quarantine_for_faults_since_the_good_evaluation_keeps_no_re_judgement_from_being_opened() -> None:
+    state = gone_back(follow(after_a_jump(), "quarantine", learner="l1"), 2)
+    assert state.stability.rejudging is not None and state.stability.rejudging.names == ("l0", "l1")
+
+
+def test_one_that_was_blamed_and_is_readmitted_is_judged_again() -> None:
+    state = follow(after_a_jump(), "quarantine", learner="l1", evaluated=5)
+    state = gone_back(follow(state, "readmit", learner="l1"), 2)
+    assert state.stability.rejudging is not None
+
+
+def test_the_slots_since_the_newest_evaluation_are_counted() -> None:
+    state = evaluated(after_merges(2), 1.6)
+    assert state.stability.since == 0
+    state = merge(state, applied("l0", 2, base=1, data_start=16, data_end=24))
+    assert follow(state, "skip", slot=state.slot).stability.since == 2
+
+
+def test_where_one_is_blamed_since_nobody_else_is_judged() -> None:
     state = after_a_jump()
     state = gone_back(follow(state, "quarantine", learner="l1", evaluated=5), 2)
     assert state.stability.rejudging is None and state.stability.rollbacks == 1

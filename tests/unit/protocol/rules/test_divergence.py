@@ -113,7 +113,7 @@ def test_collection_keeps_what_a_rollback_may_need_but_not_for_ever() -> None:
 
 
 def replace_open(known: Stability) -> Stability:
-    return Stability(good=known.good, rejudging=Rejudging(known.good[-1], JUMP, ("l0", "l1")))
+    return Stability(good=known.good, rejudging=Rejudging(known.good, JUMP, ("l0", "l1")))
 
 
 def test_people_are_told_while_no_evaluation_comes() -> None:

@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from diloco_cli.protocol.log.stability import Evaluated, Rejudging
-from diloco_cli.protocol.rules.rejudging import ALONE, LeaveOut, Ruling, by_norms, next_step
+from diloco_cli.protocol.rules.rejudging import ALONE, LeaveOut, Ruling, next_step, unjudged
 
 GOOD, HEAD, LIMIT = 100, 220, 1.9
 Loss = Callable[[frozenset[str]], float]
@@ -17,7 +17,7 @@ Loss = Callable[[frozenset[str]], float]
 def judged(names: int, loss: Loss, since: int = 150, head: float | None = 9.0) -> tuple[Ruling, list[LeaveOut]]:
     """`loss`: after commit `since`, by the learners that take part; before it, it is 1.6."""
     everybody = tuple(f"l{number:02}" for number in range(names))
-    case = Rejudging(Evaluated(GOOD, 1.6, 0), Evaluated(HEAD, head, 0), everybody)
+    case = Rejudging((Evaluated(GOOD, 1.6, 0),), Evaluated(HEAD, head, 0), everybody)
     losses: dict[LeaveOut, float | None] = {}
     while isinstance(step := next_step(case, losses, LIMIT), LeaveOut):
         assert step not in losses and step.good == GOOD
@@ -86,24 +86,30 @@ def test_a_loss_that_is_not_finite_is_judged_as_well(head: float | None) -> None
 
 
 def case_with(names: tuple[str, ...], **long: float) -> Rejudging:
-    return Rejudging(Evaluated(1, 1.6, 0), Evaluated(2, 9.0, 0), names, long)
+    return Rejudging((Evaluated(1, 1.6, 0),), Evaluated(2, 9.0, 0), names, long)
 
 
 ALL = ("l0", "l1", "l2")
 
 
-def test_where_trials_fail_the_norms_decide_if_they_name_one_clearly() -> None:
-    case = case_with(ALL, l1=7.5)
+@pytest.mark.parametrize("long", [{}, {"l1": 7.5}, {"l0": 2.1, "l1": 7.5}])
+def test_where_a_trial_fails_nobody_is_blamed_for_it_may_be_the_culprit_s_own_payload(long: dict[str, float]) -> None:
+    case = case_with(ALL, **long)
     first = next_step(case, {}, LIMIT)
     assert isinstance(first, LeaveOut)
-    clear = next_step(case, {first: None}, LIMIT)
-    assert isinstance(clear, Ruling) and clear.learner == "l1"
-    assert "by norms alone" in clear.reason and "7.5 times the usual norm" in clear.reason
+    ruling = next_step(case, {first: None}, LIMIT)
+    assert isinstance(ruling, Ruling) and ruling.learner is None
+    assert ruling.reason.startswith("commit 2 without the deltas of l0 cannot be evaluated")
+
+
+def test_people_are_told_of_the_one_learner_whose_deltas_were_clearly_too_long() -> None:
+    told = unjudged(case_with(ALL, l1=7.5), "no trials").reason
+    assert told == "no trials; the longest delta of l1 has 7.5 times the usual norm, no other one is long"
 
 
 @pytest.mark.parametrize(
     ("names", "long"), [(ALL, {}), (ALL, {"l1": 3.9}), (ALL, {"l0": 2.1, "l1": 7.5}), (("l1",), {"l1": 7.5})]
 )
-def test_norms_that_name_nobody_clearly_blame_nobody(names: tuple[str, ...], long: dict[str, float]) -> None:
-    verdict = by_norms(case_with(names, **long), "no trials")
-    assert verdict == Ruling(None, "no trials, and the norms of the deltas blame nobody")
+def test_of_norms_that_name_nobody_clearly_nobody_is_named(names: tuple[str, ...], long: dict[str, float]) -> None:
+    told = unjudged(case_with(names, **long), "no trials").reason
+    assert told == "no trials, and the norms of the deltas blame nobody"
