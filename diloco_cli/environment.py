@@ -9,6 +9,11 @@ def environment_value(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def environment_with_prefix(prefix: str) -> dict[str, str]:
+    """The variables whose names begin so, and that are not empty."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix) and value}
+
+
 def environment_flag(name: str) -> bool:
     return (environment_value(name) or "").lower() in {"1", "true", "yes", "on"}
 

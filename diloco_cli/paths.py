@@ -41,6 +41,12 @@ def user_state_directory(kind: str) -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "diloco" / kind
 
 
+def user_file() -> Path:
+    """The user's own settings, for all runs: $XDG_CONFIG_HOME/diloco/config.yaml or ~/.config/diloco/config.yaml."""
+    config = environment_value("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "diloco" / "config.yaml"
+
+
 def templates_directory() -> Path:
     """templates/ of the wheel, or of the source tree in an editable install."""
     packaged = Path(str(resources.files("diloco_cli"))) / "templates"

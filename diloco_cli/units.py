@@ -85,6 +85,8 @@ def _parse_rate(text: str, unit: str, what: str, forms: str) -> float:
 
 def _split(text: str, what: str, forms: str) -> tuple[Decimal, str]:
     match = NUMBER_THEN_UNIT.fullmatch(text.strip())
+    if match is None and NUMBER_THEN_UNIT.fullmatch(text.strip().removeprefix("-")):
+        raise UsageError(f"{what} '{text}' must not be negative; {forms}")
     if match is None:
         raise UsageError(f"{what} '{text}' is no number with a unit; {forms}")
     return Decimal(match[1]), match[2]

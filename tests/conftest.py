@@ -29,8 +29,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What tests have this machine believe or consent to is not noted among what its user did."""
+    """What tests have this machine believe or consent to is not noted among what its user did, and what that user
+    wishes for all runs holds for none of a test."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture

@@ -39,9 +39,10 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    from diloco_cli.launch.plan_files import idle_devices, read_plan, refuse_stores
+    from diloco_cli.launch.plan_files import idle_devices, read_plan, refuse_region, refuse_stores
 
     plan = read_plan(file, overrides)
+    refuse_region(plan, region)
     refuse_stores(plan.inventory)
     for warning in (*plan.warnings, *idle_devices(plan.inventory)):
         talk(f"warning: {warning}")

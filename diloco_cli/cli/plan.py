@@ -56,7 +56,7 @@ def plan(
         from diloco_cli.plan.explain import explain as explanations
 
         extra["explanations"] = to_plain(explanations(made))
-    _write(made, output, plot)
+    _write(made, output, plot, inventory, file, overrides)
     changes = plan_differences(earlier, made) if earlier else []
     if json:
         data = plan_to_json(made) | extra | ({"changes": changes} if earlier else {})
@@ -102,11 +102,16 @@ def _calibrated(run: str, made: Plan) -> tuple[Plan, Any]:
     return replace(again, settings=made.settings), to_plain(calibration.comparison)
 
 
-def _write(made: Plan, output: Path | None, plot: Path | None) -> None:
+def _write(
+    made: Plan, output: Path | None, plot: Path | None, inventory: Path | None, file: Path | None, overrides: list[str]
+) -> None:
     if output is not None:
-        from diloco_cli.plan.plan_file import save_plan
+        from diloco_cli.launch.plan_sources import sources_of
+        from diloco_cli.plan.plan_file import plan_file_name, save_plan
 
-        path = save_plan(made, output)
+        path = output / plan_file_name(made) if output.is_dir() else output
+        sources = sources_of(inventory, file, overrides, path)
+        path = save_plan(made, path, None if sources is None else to_plain(sources))
         talk(f"plan written to {path}; start it: diloco launch {path}")
     if plot is not None:
         from diloco_cli.cli.plan_view import waterfall_svg

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -43,9 +43,11 @@ class _Field:
 
 @dataclass
 class Builder:
-    """Builds settings by `rules` and remembers where each value came from: {"sync.every": "run.yaml:12"}."""
+    """Builds settings by `rules` and remembers where each value came from: {"sync.every": "run.yaml:12"}. `hints`: what
+    to say of a class's unknown keys."""
 
     rules: Rules
+    hints: Mapping[type, str] = field(default_factory=dict)
     origins: Origins = field(default_factory=dict)
     schemas: dict[type, dict[str, _Field]] = field(default_factory=dict)
 
@@ -59,7 +61,7 @@ class Builder:
                 raise UsageError(f"{_at(path)}the key '{key}' is called '{RENAMED[key]}' now", where=child.where)
             if key not in schema:
                 known = f"{suggestion(key, schema)}; allowed: {', '.join(schema)}"
-                raise UsageError(f"{_at(path)}unknown key '{key}'{known}", where=child.where)
+                raise UsageError(f"{_at(path)}unknown key '{key}'{known}", where=child.where, hint=self.hints.get(cls))
         values = {
             schema[key].name: self._value(schema[key], child, _join(path, key)) for key, child in node.value.items()
         }
@@ -67,6 +69,10 @@ class Builder:
             if entry.required and key not in node.value:
                 raise UsageError(f"{_at(path)}the key '{key}' is missing", where=node.where)
         return cls(**values)
+
+    def keys(self, cls: type) -> Iterator[tuple[str, Any]]:
+        """The keys of a class, with their types."""
+        return ((key, entry.hint) for key, entry in self._schema(cls).items())
 
     def _schema(self, cls: type) -> dict[str, _Field]:
         """The fields of a class by their keys, in order."""

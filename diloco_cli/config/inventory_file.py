@@ -11,6 +11,7 @@ from typing import Any
 from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Rule, Rules
 from diloco_cli.config.devices import with_catalogue_facts
+from diloco_cli.config.file_kinds import refuse_other_file
 from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
 from diloco_cli.config.inventory_checks import Places, check_inventory, with_own_names, with_whole_hosts
 from diloco_cli.config.readers import Reader, above, at_least, between, inside, integer, number, quantity
@@ -56,6 +57,7 @@ def load_inventory(path: Path | str) -> Inventory:
 
 def _load(path: Path) -> Inventory:
     tree = read_yaml_file(path)
+    refuse_other_file(tree, "inventory", path)
     refuse_newer(tree, INVENTORY_VERSION)
     _read_host_as_hosts(tree)
     builder = Builder(_rules(path.parent))

@@ -8,6 +8,8 @@ from typing import Any
 
 from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Origins, Rule, Rules
+from diloco_cli.config.file_kinds import refuse_other_file
+from diloco_cli.config.layers import put, put_below, put_environment, read_user_file
 from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, data_of
 from diloco_cli.config.readers import (
     above,
@@ -120,17 +122,31 @@ RULES: Rules = {
     EvaluationSettings: {"every": Rule(WHOLE), "sequences": Rule(WHOLE), "jump": Rule(above(0, number))},
 }
 
+HINTS: dict[type, str] = {
+    ModelSettings: f"a model is one of: preset: {' | '.join(MODEL_PRESETS)}; entrypoint: module:function (and args);"
+    " huggingface: NAME or folder; or parameters, layers, width, sequence (for `plan` and `simulate` alone)",
+    DataSettings: f"data are one of: preset: {' | '.join(DATA_PRESETS)}; entrypoint: module:function (and args)",
+}
+
 
 def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunSettings:
     """The settings of a run file, with `a.b=value` overrides from --set."""
     return load_run_with_origins(path, overrides)[0]
 
 
-def load_run_with_origins(path: Path | str, overrides: Iterable[str] = ()) -> tuple[RunSettings, Origins]:
-    """The settings, and for each key that was given its place: {"sync.every": "run.yaml:12"}."""
-    tree = apply_overrides(read_yaml_file(Path(path)), overrides)
+def load_run_with_origins(
+    path: Path | str, overrides: Iterable[str] = (), only_file: bool = False
+) -> tuple[RunSettings, Origins]:
+    """The settings, and for each key that was given its place: {"sync.every": "run.yaml:12"}. `only_file`: without
+    the user's own file and the environment."""
+    tree = read_yaml_file(Path(path))
+    refuse_other_file(tree, "run file", Path(path))
+    if not only_file and isinstance(tree.value, dict):
+        put_below(tree, read_user_file())
+        put_environment(tree, RULES)
+    apply_overrides(tree, overrides)
     refuse_newer(tree, RUN_VERSION)
-    builder = Builder(RULES)
+    builder = Builder(RULES, HINTS)
     run = builder.build(RunSettings, tree)
     _check_model(run.model, _place(tree, "model"))
     _check_data(run, _place(tree, "data"))
@@ -153,14 +169,7 @@ def _apply(tree: Node, override: str) -> None:
     keys = path.strip().split(".")
     if not equals or not text.strip() or not all(keys):
         raise UsageError("cannot be read; write --set key.key=value, for example --set sync.every=40", where=place)
-    node = tree
-    for key in keys[:-1]:
-        if not isinstance(node.value, dict):
-            raise UsageError(f"'{key}' lies inside a value that is no mapping", where=place)
-        node = node.value.setdefault(key, Node({}, place))
-    if not isinstance(node.value, dict):
-        raise UsageError(f"'{keys[-1]}' lies inside a value that is no mapping", where=place)
-    node.value[keys[-1]] = parse_yaml(text, place, fixed_place=True)
+    put(tree, keys, parse_yaml(text, place, fixed_place=True), place)
 
 
 def inventory_path_of(run: RunSettings, run_path: Path | str) -> Path | None:

@@ -11,13 +11,15 @@ from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.config.validation import refuse_together
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import UsageError, suggestion
+from diloco_cli.launch.plan_sources import refuse_changed_sources
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
 from diloco_cli.plan.plan import Goal, Plan
-from diloco_cli.plan.plan_file import load_plan
+from diloco_cli.plan.plan_file import load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
 
+TEMPLATE_BUCKET = "my-bucket"
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
 PRESET_SEQUENCE = 128  # of preset data under a model of one's own
 
@@ -51,7 +53,9 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
             raise UsageError(
                 "--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ..."
             )
-        return load_plan(file)
+        plan = load_plan(file)
+        refuse_changed_sources(sources_in(file), file)
+        return plan
     run, origins = load_run_with_origins(file, overrides)
     inventory_path = inventory_path_of(run, file)
     if inventory_path is None:
@@ -63,10 +67,26 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
     return make_plan(run, inventory, facts)
 
 
+def refuse_region(plan: Plan, region: str | None) -> None:
+    """Raises UsageError for a region that the plan does not know; nothing is created for it."""
+    home = plan.inventory.store.region
+    known = sorted({island.region for island in plan.islands} | ({home} if home else set()))
+    if region is not None and region not in known:
+        raise UsageError(
+            f"run {plan.run.name} has no region {region!r}{suggestion(region, known)}; it has: {', '.join(known)}",
+            hint=f"--region {known[0]}, or none for all regions; nothing was created",
+        )
+
+
 def refuse_stores(inventory: Inventory) -> None:
-    """Raises UsageError for buckets that this version cannot launch on."""
+    """Raises UsageError for buckets that this version cannot launch on, and for the one that templates name."""
     stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
     for place, url in {"": inventory.store.url, **stores}.items():
+        if url is not None and url.split("/")[2].startswith(TEMPLATE_BUCKET):
+            raise UsageError(
+                f"{place}{url} is the template's: write your own bucket into the inventory",
+                hint=f"then prove it: diloco doctor {url.replace(TEMPLATE_BUCKET, 'YOUR-BUCKET', 1)}",
+            )
         if url is not None and url.startswith("memory:"):
             raise UsageError(
                 f"{place}memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"

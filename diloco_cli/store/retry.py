@@ -255,7 +255,7 @@ class RetryingStore:
             while True:
                 pause: RetryPause = next(steps)
                 if self._stop() or pause.seconds > self._remaining_s(started_s):
-                    raise pause.error
+                    raise self._given_up(pause.error, self._monotonic() - started_s)
                 since_s = clock.wall_s() if failing is None else failing.since_s
                 failing = Retrying(since_s, pause.attempts, verb, str(pause.error))
                 self._wait(failing, pause.seconds)
@@ -270,6 +270,12 @@ class RetryingStore:
         finally:
             with self._lock:
                 self._failing.pop(threading.get_ident(), None)
+
+    def _given_up(self, error: DilocoError, tried_s: float) -> DilocoError:
+        """For a command: how long it tried, and what examines the store."""
+        if self._deadline_s is not None and not error.hint:
+            error.hint = f"tried for {tried_s:.0f} s; examine the store: diloco doctor {self.url}"
+        return error
 
     def _remaining_s(self, started_s: float) -> float:
         own_s = math.inf if self._deadline_s is None else self._deadline_s - (self._monotonic() - started_s)

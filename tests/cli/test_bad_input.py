@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Diloco, edit
+from tests.forked import ROOT
+
+FOUND = [*map(shutil.which, ("python3.10", "python3.9")), *Path.home().glob(".pyenv/versions/3.10.*/bin/python")]
+OLD_PYTHONS = [python for python in FOUND if python and not subprocess.call([python, "-V"], stderr=subprocess.DEVNULL)]
 
 
 @pytest.mark.parametrize(
@@ -104,3 +110,75 @@ def test_export_and_verify_need_a_run_and_export_never_overwrites(diloco: Diloco
 def test_old_names_answer_with_those_of_today(diloco: Diloco, words: tuple[str, ...], now: str) -> None:
     done = diloco(*words)
     assert done.returncode == 2 and f"hint: {now}" in done.stderr and "another name" in done.stderr
+
+
+def test_a_region_that_does_not_exist_is_refused_before_anything_is_created(diloco: Diloco, quickstart: Path) -> None:
+    done = diloco("launch", "q/run.yaml", "--region", "us-centrall")
+    assert done.returncode == 2 and "did you mean us-central1?" in done.stderr and "hint:" in done.stderr
+    assert not (quickstart / "bucket").exists() and diloco("runs").stdout.count("quickstart") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        ("launch q/inventory.yaml", "this is an inventory, not a run file", "diloco plan q/inventory.yaml -f RUN"),
+        ("status q/inventory.yaml", "this is an inventory, not a run file", "inventory: inventory.yaml"),
+        ("plan q/run.yaml", "this is a run file, not an inventory", "diloco plan -f q/run.yaml"),
+        ("plan plan.json", "this is a plan, not an inventory", "diloco launch plan.json"),
+        ("plan -f plan.json", "this is a plan, not a run file", "diloco launch plan.json"),
+    ],
+)
+@pytest.mark.usefixtures("quickstart")
+def test_a_file_of_another_kind_is_said_to_be_one(diloco: Diloco, words: str, says: str, hint: str) -> None:
+    assert diloco("plan", "-f", "q/run.yaml", "-o", "plan.json").returncode == 0
+    done = diloco(*words.split())
+    assert done.returncode == 2 and says in done.stderr and hint in done.stderr.partition("hint:")[2]
+
+
+def test_a_plan_of_an_older_inventory_or_run_file_is_refused(diloco: Diloco, quickstart: Path) -> None:
+    words = ("plan", "-f", "q/run.yaml", "--set", "sync.every=80", "-o", "plan.json")
+    assert diloco(*words).returncode == 0
+    edit(quickstart / "inventory.yaml", "# a folder", "# another comment: a folder")
+    assert diloco("launch", "plan.json", "-n").returncode == 0, "what the file says is the same"
+    edit(quickstart / "inventory.yaml", "slowdown: 2.0", "slowdown: 3.0")
+    done = diloco("launch", "plan.json", "-n")
+    assert done.returncode == 2 and "q/inventory.yaml has changed since this plan was made" in done.stderr
+    again = done.stderr.partition("hint: make it again: ")[2].split()
+    assert again[0] == "diloco" and diloco(*again[1:]).returncode == 0
+    assert diloco("launch", "plan.json", "-n").returncode == 0
+    edit(quickstart / "run.yaml", "momentum: 0.5", "momentum: 0.6")
+    assert "q/run.yaml has changed" in diloco("launch", "plan.json", "-n").stderr
+    (quickstart / "run.yaml").unlink()
+    assert diloco("launch", "plan.json", "-n").returncode == 0, "a plan may travel without its files"
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("train.tokens=-5", "'-5' must not be negative"),
+        ("sync.skip_after=-1s", "'-1s' must not be negative"),
+        ("model.name=nano", "preset: gpt-pico | gpt-nano"),
+        ("data.path=here", "preset: python-stdlib | digits"),
+    ],
+)
+@pytest.mark.usefixtures("quickstart")
+def test_a_wrong_setting_says_what_is_allowed(diloco: Diloco, setting: str, says: str) -> None:
+    done = diloco("plan", "-f", "q/run.yaml", "--set", setting)
+    assert done.returncode == 2 and f"error: --set {setting}" in done.stderr and says in done.stderr
+
+
+def test_a_store_that_does_not_answer_says_for_how_long_it_was_tried(
+    diloco: Diloco, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    done = diloco("verify", "gs://bucket/runs/nano", DILOCO_STORE_CLIENT="default")
+    assert done.returncode == 6 and "hint: tried for" in done.stderr
+    assert "diloco doctor gs://bucket/runs/nano" in done.stderr
+
+
+@pytest.mark.skipif(not OLD_PYTHONS, reason="no Python older than 3.11 here")
+def test_an_older_python_says_which_is_needed() -> None:
+    command = [OLD_PYTHONS[0], "-m", "diloco_cli", "-h"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "diloco needs Python 3.11 or newer, and this is 3." in done.stderr
+    assert "Traceback" not in done.stderr and "hint:" in done.stderr

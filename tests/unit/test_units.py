@@ -38,7 +38,7 @@ def test_quantities_are_read_exactly(parse, text, value):
         (units.parse_bandwidth, "0 Mbps", "must be above 0"),
         (units.parse_bandwidth, "2 Gb", "unknown unit 'Gb'"),
         (units.parse_bandwidth, "2 MBps", "unknown unit 'MBps'"),
-        (units.parse_bandwidth, "-2 Gbps", "no number with a unit"),
+        (units.parse_bandwidth, "-2 Gbps", "must not be negative"),
         (units.parse_duration, "60", "seconds or minutes is unclear"),
         (units.parse_duration, "6 hours", "unknown unit 'hours'"),
         (units.parse_count, "1.5", "not a whole number"),
