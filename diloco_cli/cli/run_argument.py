@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -132,6 +132,11 @@ def foreground_store(url: str, box: Deadline | None = None, quiet: bool = False)
     store, news = open_store(url), RetryNews((lambda line: None) if quiet else talk)
     bounded, left_s = (store, lambda: inf) if box is None else (TimeBoxedStore(store, box), box.left_s)
     return RetryingStore(bounded, FOREGROUND_DEADLINE_S, left_s=left_s, on_retry=news.failing, on_answer=news.answered)
+
+
+def boxed(opened: OpenRun, box: Deadline) -> OpenRun:
+    """The same run with a store whose calls end at the deadline, and that says nothing."""
+    return replace(opened, store=foreground_store(opened.url, box, quiet=True))
 
 
 def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:

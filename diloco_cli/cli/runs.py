@@ -6,7 +6,7 @@ import typer
 
 from diloco_cli.cli.output import console, print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, open_known_run
-from diloco_cli.cli.status import read_status
+from diloco_cli.cli.watch import read_status
 from diloco_cli.errors import DilocoError
 
 

@@ -10,14 +10,13 @@ import typer
 from typer.core import TyperCommand
 
 from diloco_cli.cli.output import console, print_json, report_error, talk
-from diloco_cli.cli.run_argument import LOOK_S, OpenRun, RunArgument, open_run
-from diloco_cli.clock import sleep_s
+from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
+from diloco_cli.cli.watch import read_status
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import DegradedError, StoreError
+from diloco_cli.errors import DegradedError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
-    from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.deadline import Deadline
 
 WATCH_EVERY_S = 1.0
@@ -65,25 +64,38 @@ def status(
     from diloco_cli.store.deadline import Deadline
 
     box = Deadline(LOOK_S)
-    opened = open_run(run, box)
     if watch is not None:
         try:
-            _watch(Watcher(opened, box), max(SHORTEST_WATCH_S, watch), as_json)
+            current = _watched(run, box, max(SHORTEST_WATCH_S, watch), as_json)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED_STATUS) from None
-        return
-    current, _ = read_status(opened)
+    else:
+        current, _ = read_status(open_run(run, box))
     error = None
     if exit_code and current.state in TROUBLE:
         error = DegradedError(f"run {current.run} is {current.state}: {current.reason}", hint=current.hint or None)
-    if as_json:
+    if watch is None and as_json:
         print_json("status", to_plain(current), warnings=warnings_of(current), error=error)
-    else:
+    elif watch is None:
         _print(current)
-        if error is not None:
-            report_error(error)
     if error is not None:
+        if not as_json:
+            report_error(error)
         raise typer.Exit(error.exit_status)
+
+
+def _watched(run: str | None, box: Deadline, every_s: float, as_json: bool) -> Status:
+    """The run's last status; its summary is printed where the screen was."""
+    from diloco_cli.cli.watch import awaited_run, watch
+
+    opened = awaited_run(run, box, every_s)
+    current = watch(opened, box, every_s, as_json)
+    if not as_json:
+        from diloco_cli.observe.summary import summary_of, summary_text
+
+        box.restart(LOOK_S)
+        print(summary_text(summary_of(opened.facts())))
+    return current
 
 
 def clock_warnings(current: Status) -> list[str]:
@@ -101,57 +113,9 @@ def _print(current: Status) -> None:
     from diloco_cli.observe.render import status_text, status_view
 
     if sys.stdout.isatty():
-        console().print(status_view(current))
+        screen = console()
+        screen.print(status_view(current, screen.width), crop=False, overflow="ignore")
     else:
         print(status_text(current))
     for warning in clock_warnings(current):
         talk(f"warning: {warning}")
-
-
-def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
-    """`known` is the state returned by the call before: then only what is new is read."""
-    from diloco_cli.observe.status import status_of
-
-    facts = opened.facts(known)
-    return status_of(facts), facts.state
-
-
-class Watcher:
-    """One look after the other, each with a time limit of its own. If the store does not answer, the first look ends
-    with an error; a later one shows the last status with a message on stderr, because the person who watches wants to
-    see when the store answers again."""
-
-    def __init__(self, opened: OpenRun, box: Deadline) -> None:
-        self._opened, self._box = opened, box
-        self.current, self._known = read_status(opened)
-
-    def look(self) -> Status:
-        from diloco_cli.store.retry import is_retryable
-
-        self._box.restart(LOOK_S)
-        try:
-            self.current, self._known = read_status(self._opened, self._known)
-        except StoreError as error:
-            if not is_retryable(error):
-                raise
-            talk(f"status: {error}")
-        return self.current
-
-
-def _watch(watcher: Watcher, every_s: float, as_json: bool) -> None:
-    from rich.live import Live
-
-    from diloco_cli.observe.render import plain_line, status_view
-
-    if as_json or not sys.stdout.isatty():
-        current = watcher.current
-        while True:
-            print_json("status", to_plain(current)) if as_json else print(plain_line(current), flush=True)
-            if current.state in ("FINISHED", "STOPPED"):
-                return
-            sleep_s(every_s)
-            current = watcher.look()
-    with Live(status_view(watcher.current), console=console(), screen=True, auto_refresh=False) as live:
-        while True:
-            sleep_s(every_s)
-            live.update(status_view(watcher.look()), refresh=True)

@@ -6,14 +6,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import LOOK_S, OpenRun, foreground_store, head_of
-from diloco_cli.cli.status import read_status
+from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed, head_of
+from diloco_cli.cli.watch import read_status
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DilocoError
 from diloco_cli.launch.local_units import (
@@ -22,6 +22,7 @@ from diloco_cli.launch.local_units import (
     syncer_may_start,
     units_here,
 )
+from diloco_cli.observe.live import Curves, LiveScreen
 from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.state import RunState
@@ -37,6 +38,7 @@ from diloco_cli.store.retry import gone_after_s
 LINE_EVERY_S = 5.0
 LOOKS_FOR_BUCKET_S = 20.0  # without a commit
 SCREEN_EVERY_S = 1.0
+LINES_ABOVE = 4  # of what was said before the live screen
 QUIET_EVENTS = frozenset({"started", "done"})
 
 
@@ -158,11 +160,6 @@ def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
         print(summary_text(summary))
 
 
-def boxed(opened: OpenRun, box: Deadline) -> OpenRun:
-    """The same run with a store whose calls end at the deadline."""
-    return replace(opened, store=foreground_store(opened.url, box, quiet=True))
-
-
 class ProgressDisplay:
     """Talks on stderr while the supervision works: a live screen on a terminal, plain lines otherwise."""
 
@@ -170,6 +167,7 @@ class ProgressDisplay:
         self._box = Deadline(LOOK_S)
         self._opened = boxed(opened, self._box)
         self._known: RunState | None = None
+        self._curves = Curves()
         self._words = StoreWords(opened.name)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="progress", daemon=True)
@@ -208,7 +206,7 @@ class ProgressDisplay:
             self._show()
 
     def _show(self) -> None:
-        from diloco_cli.observe.render import plain_line, status_view
+        from diloco_cli.observe.render import plain_line
 
         while not self._ended.wait(SCREEN_EVERY_S if self._live else LINE_EVERY_S):
             for word in self._words.news():
@@ -220,6 +218,8 @@ class ProgressDisplay:
                 self._print(f"status: {error}")
                 continue
             if self._live is not None:
-                self._live.update(status_view(status), refresh=True)
+                self._curves.add(self._known.metrics)
+                room = self._live.console.height - LINES_ABOVE
+                self._live.update(LiveScreen(status, self._curves, max_lines=room), refresh=True)
             else:
                 talk(plain_line(status))

@@ -1,67 +1,117 @@
-"""Status as text for people."""
+"""Status as text for people. First whether the run is well, what limits it, what failed and what to do; then its units,
+and what happened."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from diloco_cli.observe.facts import UNKNOWN, moment
-from diloco_cli.observe.status import TOOK_PART, LearnerStatus, MirrorStatus, Status
+from diloco_cli.observe.lines import STYLE_OF, StyledLine, escaped, flowing, plain, styled, wrapped
+from diloco_cli.observe.status import MirrorStatus, Status
+from diloco_cli.observe.unit_table import unit_table
 from diloco_cli.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 RECENT_LINES = 5
-STYLES = (
-    (("TRAINING", "UPLOADING", "SERVING", "MERGING", "STANDING_BY", "FINISHED", "DONE"), "green"),
-    (("LOST", "FAILED", "STUCK", "SILENT", "STALLED"), "bold red"),
-    (("STARTING", "SLOW", "DEGRADED", "PAUSED", "STOPPED", "DRAINING"), "yellow"),
-    (("SUSPECT", "WAITING", "RECOVERING", "FENCED", "QUARANTINED"), "yellow"),
-)
+MAX_ERRORS = 5
+FINISHED = "FINISHED"
+AFTERWARDS = ("export", "verify")
+OVER = (FINISHED, "STOPPED", "PAUSED", "FAILED")
+"""States in which a screen that is watched ends: nothing happens any more until somebody does something."""
 
 
-def escaped(text: str) -> str:
-    """The text without control characters: text from the bucket must not control a terminal."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+def status_text(status: Status, width: int | None = None) -> str:
+    """The whole screen. Without a width nothing is shortened or wrapped."""
+    return plain(status_lines(status, width))
 
 
-def headline(status: Status) -> str:
-    """Two lines: the run's progress, and its rates."""
+def status_view(status: Status, width: int | None = None) -> Text:
+    """The same for a terminal, in colour."""
+    return styled(status_lines(status, width))
+
+
+def status_lines(status: Status, width: int | None = None) -> list[StyledLine]:
+    return [
+        *head_lines(status, width),
+        *unit_table(status, width),
+        *rest_lines(status, width),
+        *recent_lines(status, width, RECENT_LINES),
+    ]
+
+
+def head_lines(status: Status, width: int | None) -> list[StyledLine]:
+    """What a person has to know: progress, the verdict and its cause, what limits the pace, what failed, the rates."""
+    first, *others = flowing([f"run {escaped(status.run)}", status.state, *progress_parts(status)], width)
+    lines = [StyledLine(first, "bold", status.state), *map(StyledLine, others)]
+    style = STYLE_OF.get(status.state, "")
+    lines += [StyledLine(text, style) for reason in reasons(status) for text in wrapped(reason, width)]
+    for error in status.errors[:MAX_ERRORS]:
+        told = f"{error.unit} failed at {clock(error.time)}: {error.text}".splitlines()
+        lines += [StyledLine(text, "red") for line in told for text in wrapped(escaped(line), width)]
+    if status.limit and status.limit != status.reason:
+        lines += [StyledLine(text, "yellow") for text in wrapped(f"limit: {escaped(status.limit)}", width)]
+    if status.state == FINISHED and status.store is not None:
+        lines += [StyledLine(text, "bold") for text in flowing(next_commands(status.store.url), width, first="next: ")]
+    elif status.hint:
+        lines += [StyledLine(text, "bold") for text in wrapped(f"hint: {escaped(status.hint)}", width)]
+    return [*lines, *map(StyledLine, flowing(pulse_parts(status), width))]
+
+
+def reasons(status: Status) -> list[str]:
+    """Why the run is in its state, and since when; nothing where it is well."""
+    if status.state == "MERGING" or not status.reason:
+        return []
+    since = "" if status.since_s is None else f"for {format_duration(status.since_s)}: "
+    return [f"{since}{escaped(status.reason)}"]
+
+
+def next_commands(run: str) -> list[str]:
+    """What one does with a run that is over."""
+    return [f"diloco {command} {escaped(run)}" for command in AFTERWARDS]
+
+
+def progress_parts(status: Status) -> list[str]:
     done = 100 * status.tokens / status.tokens_target
     parts = [
-        f"commit {status.commit}",
+        f"commit {status.commit}" if status.commit >= 0 else "no commit yet",
         f"tokens {format_count(status.tokens)} / {format_count(status.tokens_target)} ({min(done, 100):.1f}%)",
     ]
     if status.eta_s is not None:
         parts.append(f"ETA {format_duration(status.eta_s)}")
-    parts.append(f"as of {format_duration(status.age_s)} ago" if status.age_s is not None else "no heartbeat yet")
-    return "   ".join(parts)
+    return parts
 
 
-def pulse(status: Status) -> str:
+def pulse_parts(status: Status) -> list[str]:
     parts = [f"loss {status.loss:.3f}" if status.loss is not None else "loss not evaluated yet"]
     if status.tokens_per_s is not None:
         parts.append(f"{format_count(status.tokens_per_s)} tok/s merged")
     if status.goodput is not None:
         parts.append(f"goodput {100 * status.goodput:.1f}%")
+    if status.participation is not None:
+        parts.append(f"participation {100 * status.participation:.0f}%")
+    parts.append(f"as of {format_duration(status.age_s)} ago" if status.age_s is not None else "no heartbeat yet")
     merge = status.last_merge
     if merge is not None:
         parts.append(
             f"last merge {format_duration(merge.age_s)} ago: {merge.participants} of {merge.alive}, "
             f"waited {merge.grace_used_s:.2f}s of {merge.grace_s:.2f}s grace"
         )
-    return "   ".join(parts)
+    return parts
 
 
-def verdict_lines(status: Status) -> list[str]:
-    """Why the run is in its state, since when, and what helps; nothing where it is well."""
-    if status.state == "MERGING":
-        return []
-    since = "" if status.since_s is None else f"since {format_duration(status.since_s)}: "
-    return [f"{since}{escaped(status.reason)}", *([f"hint: {escaped(status.hint)}"] if status.hint else [])]
+def rest_lines(status: Status, width: int | None) -> list[StyledLine]:
+    """What else there is to know: a loss that jumped, the regions' buckets, whom the run trusts."""
+    texts = [f"loss: {escaped(status.divergence)}"] if status.divergence and status.state != "PAUSED" else []
+    lines = [StyledLine(text, "yellow") for line in texts for text in wrapped(line, width)]
+    for mirror in status.mirrors:
+        style = "" if mirror.state == "FOLLOWS" else "yellow"
+        lines += [StyledLine(text, style) for text in flowing(mirror_parts(mirror), width, "    ")]
+    return lines + [StyledLine(text, "dim") for text in wrapped(status.trust, width) if text]
 
 
-def mirror_line(mirror: MirrorStatus) -> str:
+def mirror_parts(mirror: MirrorStatus) -> list[str]:
     """One region's own bucket: how far its log goes, the traffic, and errors."""
     words = [f"region {escaped(mirror.region)}", mirror.state.lower()]
     if mirror.commits_behind and mirror.state != "FOLLOWS":
@@ -77,86 +127,31 @@ def mirror_line(mirror: MirrorStatus) -> str:
         words.append(f"egress costs {mirror.egress_cost:.4g}")
     if mirror.unheard:
         words.append(f"not heard: {escaped(', '.join(mirror.unheard))}")
-    return "  ".join([*words, *([escaped(mirror.last_error)] if mirror.last_error else [])])
+    return [*words, escaped(mirror.last_error)]
 
 
-COLUMNS = ("LEARNER", "STATE", "INC", "HEARD", "BEHIND", "STEP", "TOK/S", "IN LAST 10", "LOSS", "UP/DOWN", "NOTE")
-LEFT = frozenset({"LEARNER", "STATE", "IN LAST 10", "NOTE"})
+def mirror_line(mirror: MirrorStatus) -> str:
+    return flowing(mirror_parts(mirror), None)[0]
 
 
-def status_text(status: Status) -> str:
-    """The whole screen as plain text: two lines, a row per unit, whom the run trusts, and the newest notes."""
-    rows = [COLUMNS, *(_learner_cells(learner) for learner in status.learners)]
-    if status.syncer is not None:
-        who = "" if status.syncer.unit == "syncer" else f" by {escaped(status.syncer.unit)}"
-        note = f"epoch {status.syncer.epoch}{who}   {escaped(status.syncer.note)}"
-        rows.append(("syncer", escaped(status.syncer.state), "", _age(status.syncer.heard_s), *[""] * 6, note))
-    else:
-        rows.append(("syncer", "-", "", "-", *[""] * 6, "not heard yet"))
-    for standby in status.standbys:
-        note = f"on {escaped(standby.host)}   {escaped(standby.note)}"
-        name = "(syncer)" if standby.name == "syncer" else escaped(standby.name)  # its unit, which serves no more
-        rows.append((name, escaped(standby.state), "", _age(standby.heard_s), *[""] * 6, note))
-    lines = [f"run {status.run}   {status.state}   {headline(status)}", *verdict_lines(status), pulse(status)]
-    lines += _aligned(rows)
-    lines += [f"loss: {escaped(status.divergence)}"] if status.divergence else []
-    lines += [mirror_line(mirror) for mirror in status.mirrors]
-    lines += [status.trust] if status.trust else []
-    if status.recent:
-        lines.append("recent:")
-        lines += [f"{_clock(e.time)}  {escaped(e.unit)}: {escaped(e.text)}" for e in status.recent[:RECENT_LINES]]
-    return "\n".join(lines)
-
-
-def status_view(status: Status) -> Text:
-    """The same for a terminal: states in colour."""
-    from rich.text import Text
-
-    view = Text(status_text(status))
-    view.highlight_words([status.run], "bold")
-    view.highlight_words([" ".join(COLUMNS[:1]), "recent:"], "bold")
-    for words, style in STYLES:
-        view.highlight_regex(rf"\b({'|'.join(words)})\b", style)
-    return view
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+def recent_lines(status: Status, width: int | None, most: int) -> list[StyledLine]:
+    """The newest events, the newest first."""
+    if not status.recent or most < 2:
+        return []
+    told = [f"{clock(event.time)}  {escaped(event.unit)}: {escaped(event.text)}" for event in status.recent[:most]]
     return [
-        "  ".join(
-            cell.ljust(width) if name in LEFT else cell.rjust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
-        ).rstrip()
-        for row in rows
+        StyledLine("recent:", "bold"),
+        *(StyledLine(text) for line in told for text in wrapped(line, width, " " * 10)),
     ]
-
-
-def _learner_cells(learner: LearnerStatus) -> tuple[str, ...]:
-    return (
-        escaped(learner.name),
-        escaped(learner.state),
-        str(learner.incarnation),
-        _age(learner.heard_s),
-        str(learner.behind),
-        str(learner.step),
-        format_count(learner.tokens_per_s),
-        learner.attendance.replace(TOOK_PART, "█").replace(".", "·"),
-        f"{learner.loss:.2f}" if learner.loss is not None else "",
-        f"{format_size(learner.up_bytes)}/{format_size(learner.down_bytes)}",
-        escaped(learner.note),
-    )
 
 
 def plain_line(status: Status) -> str:
     """One line for logs and pipes."""
     learners = " ".join(f"{l.name}:{escaped(l.state.lower())}" for l in status.learners)  # noqa: E741
-    trouble = f"  store: {escaped(status.store.retrying)}" if status.store and status.store.retrying else ""
-    return f"{status.run} {status.state}  {headline(status)}  {pulse(status)}  {learners}{trouble}"
+    trouble = [f"store: {escaped(status.store.retrying)}"] if status.store and status.store.retrying else []
+    parts = [f"{status.run} {status.state}", *reasons(status), *progress_parts(status), *pulse_parts(status)]
+    return flowing([*parts, learners, *trouble], None)[0]
 
 
-def _age(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.0f}s"
-
-
-def _clock(time: str) -> str:
+def clock(time: str) -> str:
     return "--:--:--" if moment(time) == UNKNOWN else moment(time).astimezone().strftime("%H:%M:%S")

@@ -113,6 +113,15 @@ class MirrorStatus:
 
 
 @dataclass(frozen=True)
+class UnitError:
+    """The last error of a unit."""
+
+    unit: str
+    time: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Status:
     """The fields of `status --json`. Tokens are merged tokens; loss is of the outer parameters, nats per token;
     `divergence`: what people should know of it, "" if it is well. `state`, `reason`, `since_s`, `hint` and `limit`: the
@@ -144,6 +153,7 @@ class Status:
     since_s: float | None = None
     hint: str = ""
     limit: str = ""
+    errors: list[UnitError] = field(default_factory=list)
 
 
 def status_of(facts: RunFacts) -> Status:

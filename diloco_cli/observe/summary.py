@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.render import escaped, mirror_line
+from diloco_cli.observe.lines import escaped
+from diloco_cli.observe.render import FINISHED, mirror_line, next_commands
 from diloco_cli.observe.status import MirrorStatus, status_of, wall_seconds
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.units import format_duration, format_size
@@ -54,6 +55,7 @@ class Summary:
     syncer: SyncerSummary
     mirrors: list[MirrorStatus] = field(default_factory=list)
     divergence: str = ""
+    hint: str = ""
 
 
 def summary_of(facts: RunFacts) -> Summary:
@@ -94,6 +96,7 @@ def summary_of(facts: RunFacts) -> Summary:
         syncer=SyncerSummary(state.epoch),
         mirrors=status.mirrors,
         divergence=status.divergence,
+        hint=status.hint,
     )
 
 
@@ -133,4 +136,10 @@ def summary_text(summary: Summary) -> str:
         f"  bucket         {summary.url}",
         *(f"  {mirror_line(mirror)}" for mirror in summary.mirrors),
     ]  # fmt: skip
+    if summary.state == FINISHED:
+        lines += [
+            f"  {'next' if not number else '':<14} {words}" for number, words in enumerate(next_commands(summary.run))
+        ]
+    elif summary.hint:
+        lines.append(f"  next           {escaped(summary.hint)}")
     return "\n".join(lines)

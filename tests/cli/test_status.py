@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli import status
+from diloco_cli.cli import watch as watching
 from diloco_cli.cli.run_argument import open_run
-from diloco_cli.cli.status import Watcher, with_interval
+from diloco_cli.cli.status import with_interval
+from diloco_cli.cli.watch import Watcher
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.store import open as opening
 from diloco_cli.store.deadline import Deadline
@@ -98,7 +99,7 @@ def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes
     monkeypatch.setattr(opening, "open_store", lambda url: hung)
     box = Deadline(20)
     watcher = Watcher(open_run(url, box), box)
-    monkeypatch.setattr(status, "LOOK_S", 0.2)
+    monkeypatch.setattr(watching, "LOOK_S", 0.2)
     hung.works.clear()
     try:
         for _ in range(4):
@@ -110,7 +111,7 @@ def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes
         hung.works.set()
     wait_until(lambda: not store_calls())
     say(tmp_path / "nano", "iowa", 0)
-    monkeypatch.setattr(status, "LOOK_S", 20)
+    monkeypatch.setattr(watching, "LOOK_S", 20)
     assert next(found.heard_s for found in watcher.look().learners if found.name == "iowa") is not None
 
 

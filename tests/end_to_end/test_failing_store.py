@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from diloco_cli.cli.run_argument import open_run
-from diloco_cli.cli.status import read_status
+from diloco_cli.cli.watch import read_status
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.observe.render import status_text
 from diloco_cli.observe.status import Status

@@ -63,11 +63,11 @@ def test_what_crosses_is_counted_and_priced_by_where_it_leaves() -> None:
 def test_screens_tell_the_lag_and_the_last_error_without_control_characters() -> None:
     late = with_region(replace(EU, behind=4, behind_s=61.0, error="create fails:\x1b[2J 503"))
     line = next(line for line in status_text(status_of(late)).splitlines() if line.startswith("region eu"))
-    assert line.startswith("region eu  behind  4 commits behind for 61 s  4 offers carried home")
-    assert "2 GB to it, 3 GB from it  1,200 requests, 300 of them writes  egress costs 1.3" in line
+    assert line.startswith("region eu   behind   4 commits behind for 61 s   4 offers carried home")
+    assert "2 GB to it, 3 GB from it   1,200 requests, 300 of them writes   egress costs 1.3" in line
     assert "\\x1b[2J 503" in line and "\x1b" not in line
     summary = summary_of(with_region(EU, phase="FINISHED"))
-    assert summary.mirrors[0].region == "eu" and "region eu  follows  4 offers" in summary_text(summary)
+    assert summary.mirrors[0].region == "eu" and "region eu   follows   4 offers" in summary_text(summary)
 
 
 def test_a_learner_that_is_not_heard_is_named_with_what_to_do() -> None:

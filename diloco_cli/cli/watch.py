@@ -1,0 +1,112 @@
+"""`diloco status --watch`: one look at the run after the other, until it ends: a live screen on a terminal, else a line
+or a JSON object each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from diloco_cli.cli.output import console, print_json, talk
+from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed, open_run
+from diloco_cli.clock import sleep_s
+from diloco_cli.config.codec import to_plain
+from diloco_cli.errors import NotFoundError, StoreError
+
+if TYPE_CHECKING:
+    from diloco_cli.observe.status import Status
+    from diloco_cli.protocol.log.state import RunState
+    from diloco_cli.store.deadline import Deadline
+
+Tell = Callable[[str], None]
+
+
+def awaited_run(run: str | None, box: Deadline, every_s: float) -> OpenRun:
+    """The run, once it exists. The person may watch before it is launched."""
+    from diloco_cli.runtime.runs import known_runs
+    from diloco_cli.store.port import StoreGoneError
+    from diloco_cli.store.retry import is_retryable
+
+    waits = False
+    while True:
+        box.restart(LOOK_S)
+        try:
+            return open_run(run, box)
+        except (NotFoundError, StoreError) as error:
+            absent = isinstance(error, NotFoundError | StoreGoneError)
+            if not absent and not (waits and isinstance(error, StoreError) and is_retryable(error)):
+                raise
+            if run is None and known_runs():  # the newest one, whose bucket has gone
+                raise
+            if not waits:
+                talk(f"{error}: waiting for it (Ctrl-C ends)")
+            waits = True
+        sleep_s(every_s)
+
+
+def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
+    """`known` is the state returned by the call before: then only what is new is read."""
+    from diloco_cli.observe.status import status_of
+
+    facts = opened.facts(known)
+    return status_of(facts), facts.state
+
+
+class Watcher:
+    """One look after the other, each with a time limit of its own. If the store does not answer, the first look ends
+    with an error; a later one keeps the last status and tells why, because the person who watches wants to see when the
+    store answers again."""
+
+    def __init__(self, opened: OpenRun, box: Deadline, tell: Tell = talk) -> None:
+        self._opened, self._box, self._tell = opened, box, tell
+        self.current, self.known = read_status(opened)
+
+    def look(self) -> Status:
+        from diloco_cli.store.retry import is_retryable
+
+        self._box.restart(LOOK_S)
+        try:
+            self.current, self.known = read_status(self._opened, self.known)
+        except StoreError as error:
+            if not is_retryable(error):
+                raise
+            self._tell(f"status: {error}")
+        return self.current
+
+
+def watch(opened: OpenRun, box: Deadline, every_s: float, as_json: bool) -> Status:
+    """The last status: of a run that has ended."""
+    if sys.stdout.isatty() and not as_json:
+        return _watch_live(boxed(opened, box), box, every_s)
+    return _watch_lines(Watcher(opened, box), every_s, as_json)
+
+
+def _watch_lines(watcher: Watcher, every_s: float, as_json: bool) -> Status:
+    from diloco_cli.observe.render import OVER, plain_line
+
+    while True:
+        current = watcher.current
+        print_json("status", to_plain(current)) if as_json else print(plain_line(current), flush=True)
+        if current.state in OVER:
+            return current
+        sleep_s(every_s)
+        watcher.look()
+
+
+def _watch_live(opened: OpenRun, box: Deadline, every_s: float) -> Status:
+    from rich.live import Live
+
+    from diloco_cli.observe.live import Curves, LiveScreen
+    from diloco_cli.observe.render import OVER
+
+    trouble: list[str] = []
+    watcher, curves = Watcher(opened, box, trouble.append), Curves()
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
+        while True:
+            curves.add(watcher.known.metrics)
+            live.update(LiveScreen(watcher.current, curves, " ".join(trouble)), refresh=True)
+            if watcher.current.state in OVER:
+                return watcher.current
+            sleep_s(every_s)
+            trouble.clear()
+            watcher.look()

@@ -1,0 +1,110 @@
+"""The live screen of a run: status, the curve of losses and the pace, in as many lines as the terminal has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from diloco_cli.observe.chart import Point, line_chart
+from diloco_cli.observe.lines import BAD, StyledLine, cut, escaped, styled
+from diloco_cli.observe.render import head_lines, recent_lines, rest_lines
+from diloco_cli.observe.status import Status, rate_between
+from diloco_cli.observe.unit_table import unit_table
+from diloco_cli.units import format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from diloco_cli.protocol.log.metrics import Metrics
+
+MAX_POINTS = 512
+SMALLEST_CHART, HIGHEST_CHART = 4, 10
+FEWEST_EVENTS = 3  # with their heading
+GAP = "   "
+
+
+class Curves:
+    """The curves of one watched run, bounded. The log's state has the losses of the whole run, but only its newest
+    merges: the pace is kept since the watch began, thinned like the losses."""
+
+    def __init__(self) -> None:
+        self.losses: list[Point] = []
+        self.rates: list[Point] = []
+        self._seen = -1
+
+    def add(self, metrics: Metrics) -> None:
+        self.losses = [(float(tokens), loss) for tokens, loss in metrics.losses]
+        merges = metrics.recent_merges
+        if not merges or merges[-1].n <= self._seen:
+            return
+        self._seen = merges[-1].n
+        rate, tokens = rate_between(merges[0], merges[-1]), float(merges[-1].tokens)
+        self.rates = [point for point in self.rates if point[0] < tokens]  # a rollback goes back
+        if rate is not None:
+            self.rates.append((tokens, rate))
+        if len(self.rates) > MAX_POINTS:
+            self.rates = [*self.rates[:-1:2], self.rates[-1]]
+
+
+@dataclass(frozen=True)
+class LiveScreen:
+    """Fits whatever size the terminal has when it is drawn. `trouble`: why the status is not newer."""
+
+    status: Status
+    curves: Curves
+    trouble: str = ""
+    max_lines: int | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = options.max_height if self.max_lines is None else min(self.max_lines, options.max_height)
+        trouble = [StyledLine(cut(escaped(self.trouble), options.max_width), BAD)] if self.trouble else []
+        lines = live_lines(self.status, self.curves, options.max_width, height - len(trouble))
+        yield styled([*trouble, *lines])
+
+
+def live_lines(status: Status, curves: Curves, width: int, height: int) -> list[StyledLine]:
+    """At most `height` lines. The verdict comes first; then curves, units and events share what is left."""
+    head = head_lines(status, width)[: max(3, height // 3)]
+    rest = rest_lines(status, width)
+    left = height - len(head)
+    charts = chart_lines(curves, width, min(HIGHEST_CHART, left // 3))
+    left -= len(charts)
+    units = _units(status, width, left - min(left // 3, FEWEST_EVENTS))
+    left -= len(units)
+    rest = rest[: max(0, left - (FEWEST_EVENTS if status.recent else 0))]
+    left -= len(rest)
+    events = [line._replace(text=cut(line.text, width)) for line in recent_lines(status, None, left - 1)]
+    return [*head, *charts, *units, *rest, *events][:height]
+
+
+def _units(status: Status, width: int, room: int) -> list[StyledLine]:
+    """The table with as many learners as there is room for."""
+    others = 2 + len(status.standbys)  # the heading, and the syncer
+    found = unit_table(status, width)
+    if len(found) > room:
+        found = unit_table(status, width, max(1, room - others))
+    return found[:room]
+
+
+def chart_lines(curves: Curves, width: int, height: int) -> list[StyledLine]:
+    """The loss and the pace beside each other, by merged tokens; nothing where there is no curve yet, or no room."""
+    if height < SMALLEST_CHART:
+        return []
+    half = (width - len(GAP)) // 2
+    left = _chart("held-out loss by merged tokens", curves.losses, half, height, "{:.2f}".format, False)
+    right = _chart("merged tok/s by merged tokens", curves.rates, half, height, format_count, True)
+    if not left and not right:
+        return []
+    left = left or ["held-out loss: the first evaluation is to come"[:half]] + [""] * (height - 1)
+    right = right or ["merged tok/s: more merges are to come"[:half]] + [""] * (height - 1)
+    lines = [f"{one:<{half}}{GAP}{other}".rstrip() for one, other in zip(left, right, strict=True)]
+    return [StyledLine(lines[0], "bold"), *(StyledLine(text, "cyan") for text in lines[1:])]
+
+
+def _chart(
+    title: str, points: Sequence[Point], width: int, height: int, y_text: Callable[[float], str], from_zero: bool
+) -> list[str]:
+    if len(points) < 2 or points[0][0] >= points[-1][0]:
+        return []
+    return [title[:width], *line_chart(points, width, height - 1, format_count, y_text, from_zero)]
