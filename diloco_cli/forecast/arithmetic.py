@@ -47,6 +47,9 @@ class TraceArithmetic:
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
         return self._refuse(offer) or UsualDelta(payload, sqrt(offer.steps))
 
+    def false_claim(self, fragment: int, delta: Any) -> str | None:
+        return None
+
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged:
         fragment = fragment_of_slot(slot, self._num_fragments)
         inputs = b";".join(b"%s*%r" % (delta.payload, weight) for delta, weight, _ in deltas)

@@ -117,6 +117,9 @@ class IntegerArithmetic:
             delta += numbers(self.current[offer.fragment], "state")[0] - numbers(decoded_base, "weights")[0]
         return Delta(delta, offer, norm)
 
+    def false_claim(self, fragment: int, delta: Any) -> str | None:
+        return None
+
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         late = {place: self.unfit(delta.offer) for place, (delta, _, _) in enumerate(deltas)}

@@ -1,11 +1,10 @@
 """`diloco verify`: replays the log from the bucket alone and compares every digest.
 
 It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py), measures the norms
-of the deltas that were merged (of a refused one that was not re-anchored, it compares what its payload states),
-recomputes each merge from the deltas that the log names, and demands bit-identical outer parameters. Norms are sums
-whose last bits differ between machines, so they must agree to one part in a million; what the log decided by the norms
-that it states must follow from them exactly, behind its floor too. Damage is listed, never raised: if a merge cannot
-be recomputed, the replay goes on from the bucket's bytes.
+of the deltas that were merged, or refused for them, recomputes each merge from the deltas that the log names, and
+demands bit-identical outer parameters. Norms are sums whose last bits differ between machines, so they must agree to
+one part in a million; what the log decided by the norms that it states must follow from them exactly, behind its floor
+too. Damage is listed, never raised: if a merge cannot be recomputed, the replay goes on from the bucket's bytes.
 
 If garbage was collected, the replay starts from the versions as of the floor; before it, it checks the chain and every
 rule, which need the log alone.
@@ -224,13 +223,19 @@ class LogVerifier:
         fragment = fragment_of_slot(commit.slot, self.run.num_fragments)
         for outcome in commit.outcomes:
             delta = self._refused_delta(outcome, fragment) if outcome.norm is not None else None
-            if delta is not None:
-                self._check_norm(outcome, delta, commit_key(commit.n))
+            if delta is None:
+                continue
+            self._check_norm(outcome, delta, commit_key(commit.n))
+            false = self.arithmetic.false_claim(fragment, delta)
+            who = f"{commit_key(commit.n)}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
+            self._expect(false is None, f"{who} is refused for a norm that it only claims: {false}")
 
     def _refused_delta(self, outcome: Outcome, fragment: int) -> DeltaSource | None:
         try:
             key = offer_key(outcome.learner, outcome.incarnation, outcome.seq)
-            offer = decode(Offer, self.store.get(key, MAX_RECORD_BYTES) or b"", key)
+            keyring, signer = self.run.keyring.without(self.books.revoked), learner_signer(outcome.learner)
+            data = genuine_of(lambda at: self.store.get(at, MAX_RECORD_BYTES), keyring, signer, key)
+            offer = decode(Offer, data or b"", key)
             max_bytes = max_fragment_bytes(self.run.layout, fragment)
             payload = self.store.get(delta_key(*offer.id, offer.payload_digest), max_bytes)
         except (RecordError, BadKeyError):

@@ -30,7 +30,7 @@ from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
 from diloco_cli.tensors.flat import flatten, parameter_facts
-from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of
+from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
 from diloco_cli.tensors.norms import measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, views
 
@@ -137,6 +137,9 @@ class TorchArithmetic:
         if not np.isfinite(source.norms).all() or not isfinite(source.norm):
             return "non_finite"
         return "bad_norms" if (source.norms < 0).any() else source
+
+    def false_claim(self, fragment: int, delta: DeltaSource) -> str | None:
+        return why_unsound(self._formats[fragment].cut, delta) if delta.claimed else None
 
     def _kept(self, data: bytes) -> bytes | memoryview:
         return data if self.spool is None else self.spool.keep(data)

@@ -178,7 +178,7 @@ class Merging:
     def _conclude(self, coefficients: Norms, length: Norms, radius: Norms) -> None:
         for index, source, meter in zip(self._indexes, self._sources, self._meters, strict=True):
             if meter is not None and not agree(meter.norms, source.norms, QUICK):
-                reason = _why_unsound(self.cut, source)  # squares may have left float32's range: look again
+                reason = why_unsound(self.cut, source)  # squares may have left float32's range: look again
                 if reason is not None:
                     self.unsound[index] = reason
         if self.compare and len(self._sources) > 1 and not self.unsound:
@@ -199,7 +199,8 @@ def _stretched(cut: Cut, index: int, chunk: torch.Tensor, factors: Norms, room: 
     return out
 
 
-def _why_unsound(cut: Cut, source: DeltaSource) -> str | None:
+def why_unsound(cut: Cut, source: DeltaSource) -> str | None:
+    """The reason why a delta must not be merged, by measuring its norms precisely; None if there is none."""
     found = measured_norms(cut, source.read)
     if not np.isfinite(found).all():
         return "non_finite"

@@ -11,14 +11,17 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
+from diloco_cli.observe.replay import verified
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key
+from diloco_cli.protocol.log.places import create_placed
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.eligibility import REASONS
+from diloco_cli.signing import Checksummed, learner_signer
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.virtual.world import World
@@ -43,7 +46,8 @@ class RefusalBucket:
         self.run, self.world = run, World()
         self.world.store.create(FORMAT_KEY, encode(run))
         for name in ("l0", "l1"):
-            self.world.store.create(incarnation_key(name, 1), b"{}")
+            key = incarnation_key(name, 1)
+            self.world.store.create(key, run.keyring.sign(learner_signer(name), key, encode(claim())))
         syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), lambda: "2026-01-01T00:00:00Z", lambda: "n")
         self.world.start("syncer", syncer.serve())
         self.world.run(lambda: self.world.store.get(commit_key(0)) is not None, 10)
@@ -68,7 +72,9 @@ class RefusalBucket:
         """Publish it under its own name and wait for what the log says of it."""
         if payload is not None:
             self.world.store.create(delta_key(*offer.id, offer.payload_digest), payload)
-        self.world.store.create(offer_key(*offer.id), encode(offer))
+        key, signer = offer_key(*offer.id), learner_signer(offer.learner)
+        mine = self.run.keyring.sign(signer, key, encode(offer))
+        self.world.start("stranger", create_placed(self.run.keyring, signer, key, mine))
         assert self.world.run(lambda: bool(self.outcomes(offer)), 60), "it has no outcome"
         return self.outcomes(offer)[0]
 
@@ -134,6 +140,34 @@ def test_a_norm_far_above_what_the_fragment_has_seen() -> None:
     for slot in range(4):
         assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
     assert bucket.put(*bucket.sound("l1", 0, 4, values(*[100.0] * SIZE))) == "norm_cap"
+
+
+@pytest.mark.parametrize("norms", [[1000.0, 1000.0], [1e9, 1e9]])
+def test_no_norm_is_remembered_that_a_payload_only_claims(norms: list[float]) -> None:
+    """What the log remembers of refused norms may once become what is usual (protocol/log/norms.py)."""
+    bucket = RefusalBucket(the_run())
+    for slot in range(4):
+        assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
+    assert bucket.put(*bucket.sound("l1", 0, 4, with_norms(norms, values()))) == "bad_norms"
+    assert not bucket.state().norms[0].refused
+
+
+@pytest.mark.parametrize("junk_first", [False, True])
+def test_verify_measures_the_norms_of_refused_deltas_at_each_place_of_their_offers(
+    monkeypatch: pytest.MonkeyPatch, junk_first: bool
+) -> None:
+    run = replace(the_run(), checksums=True)
+    run = replace(run, keyring=Checksummed(run.run_id))
+    bucket = RefusalBucket(run)
+    for slot in range(4):
+        assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
+    monkeypatch.setattr(TorchArithmetic, "false_claim", lambda *of: None)  # a syncer that believes what is claimed
+    if junk_first:
+        bucket.world.store.create(offer_key("l1", 1, 0), b'{"junk":1}')
+    assert bucket.put(*bucket.sound("l1", 0, 4, with_norms([1000.0, 1000.0], values()))) == "norm_cap"
+    monkeypatch.undo()
+    told = [text for text in verified(bucket.world.store, run).mismatches if "only claims" in text]
+    assert len(told) == 1 and "offer 1/0 of l1" in told[0]
 
 
 def test_a_base_that_was_used_and_data_that_was_merged() -> None:

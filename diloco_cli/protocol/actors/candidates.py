@@ -79,12 +79,28 @@ class Loader:
     inbox: Inbox
     recover: Recover
     loaded: dict[OfferId, LoadedDelta] = field(default_factory=dict)
+    measured: set[OfferId] = field(default_factory=set)
 
     def candidates(self, state: RunState) -> Steps[Candidates]:
         """Of the slot that is due; offers whose payload is not sound are dropped from the inbox."""
         offers = yield from self.load(state)
         self.loaded = {offer.id: self.loaded[offer.id] for offer in offers}
-        return judged(self.run, state, offers, self.loaded)
+        self.measured &= self.loaded.keys()
+        found = judged(self.run, state, offers, self.loaded)
+        while self._drop_false_claims(found):
+            found = judged(self.run, state, [offer for offer in offers if offer.id in self.loaded], self.loaded)
+        return found
+
+    def _drop_false_claims(self, found: Candidates) -> bool:
+        """Of offers that would be refused for their norm: nobody has measured it yet, and the log will remember it."""
+        unmeasured = [offer for offer in found.unfit if offer.id not in self.measured]
+        for offer in unmeasured:
+            self.measured.add(offer.id)
+            reason = self.arithmetic.false_claim(offer.fragment, self.loaded[offer.id])
+            if reason is not None:
+                self.inbox.drop(offer, reason)
+                del self.loaded[offer.id]
+        return any(offer.id not in self.loaded for offer in unmeasured)
 
     def load(self, state: RunState) -> Steps[list[Offer]]:
         """The offers whose payloads are there and sound."""

@@ -36,7 +36,7 @@ class Refused:
 
 class LoadedDelta(Protocol):
     """A delta as the arithmetic holds it, ready to merge. `norm`: of the delta as its learner made it, before it was
-    re-anchored; by the norms that its payload claims, or as measured. A merge finds claims that are false."""
+    re-anchored; by the norms that its payload claims, or as measured."""
 
     @property
     def norm(self) -> float: ...
@@ -57,6 +57,11 @@ class Arithmetic(Protocol):
 
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> LoadedDelta | str:
         """A delta ready to merge, re-anchored if the base's weights are given; or the reason of its refusal."""
+        ...
+
+    def false_claim(self, fragment: int, delta: Any) -> str | None:
+        """The reason to refuse a delta whose payload claims other norms than its values have; None if it does not. A
+        merge finds that out itself."""
         ...
 
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
