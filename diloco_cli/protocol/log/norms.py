@@ -9,11 +9,13 @@ several rounds at once.
              moves by a factor of FOLLOWS a round at most. A learner is not known before its delta of round SETTLED:
              the first ones, in warm-up, are short
 `refused`    of each learner whose offers were refused for their norm, and none merged since
+`trusted`    learners that an operator has readmitted (diloco readmit), until they are known again: what was remembered
+             of them is forgotten, and only the slot's other deltas judge theirs, as for all learners in a new run
 `merged`     the lengths of the newest merges as a whole
 
 The memory is taken to be out of date, and begins anew from what was refused, when most of the learners that have
 offered of late, at least two, were refused in two rounds or more with deltas of about one norm; or when the only one
-that is remembered at all was, in ALONE rounds. An operator who readmits a learner (diloco readmit) begins it anew.
+that is remembered at all was, in ALONE rounds.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from collections.abc import Iterable
 from math import sqrt
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from diloco_cli.protocol.log.commits import Commit, Merge, Readmit, Skip
+from diloco_cli.protocol.log.commits import Commit, Merge, Quarantine, Readmit, Skip
 from diloco_cli.protocol.log.records import MergedOffer, Outcome, fragment_of_slot
 
 SETTLED = 2  # merges of a fragment before a learner's norm is known
@@ -63,6 +66,7 @@ class FragmentNorms(Struct, frozen=True):
     usual: dict[str, Usual] = field(default_factory=dict)
     refused: dict[str, Refusals] = field(default_factory=dict)
     merged: tuple[float, ...] = ()
+    trusted: tuple[str, ...] = ()
 
 
 Norms = dict[int, FragmentNorms]
@@ -105,8 +109,8 @@ def upper_median(values: Iterable[float]) -> float | None:
 
 def norms_after(norms: Norms, commit: Commit, num_fragments: int) -> Norms:
     """The memory after one more commit. All code that judges norms uses this function."""
-    if isinstance(commit, Readmit):
-        return {fragment: FragmentNorms(merged=known.merged) for fragment, known in norms.items()}
+    if isinstance(commit, Quarantine | Readmit):
+        return {fragment: _kept_out_or_readmitted(known, commit) for fragment, known in norms.items()}
     if not isinstance(commit, Merge | Skip):
         return norms
     refused = [outcome for outcome in commit.outcomes if outcome.norm is not None]
@@ -121,8 +125,18 @@ def norms_after(norms: Norms, commit: Commit, num_fragments: int) -> Norms:
         usual,
         _with_refused(known.refused, commit.inputs, refused, now),
         (*known.merged, merged)[-MERGES_KEPT:] if merged > 0 else known.merged,
+        tuple(name for name in known.trusted if name not in usual or not usual[name].known),
     )
     return {**norms, fragment: _anew(after, now)}
+
+
+def _kept_out_or_readmitted(known: FragmentNorms, commit: Quarantine | Readmit) -> FragmentNorms:
+    trusted = tuple(name for name in known.trusted if name != commit.learner)
+    if isinstance(commit, Quarantine):
+        return replace(known, trusted=trusted)
+    usual = {name: one for name, one in known.usual.items() if name != commit.learner}
+    refused = {name: one for name, one in known.refused.items() if name != commit.learner}
+    return FragmentNorms(usual, refused, known.merged, (*trusted, commit.learner))
 
 
 def _with_merged(usual: dict[str, Usual], inputs: Iterable[MergedOffer], now: int) -> dict[str, Usual]:
@@ -163,5 +177,5 @@ def _anew(known: FragmentNorms, now: int) -> FragmentNorms:
     for start in range(len(firm) - most + 1):
         if firm[start + most - 1][0] <= AGREE * firm[start][0]:
             agreed = [(norm, name) for norm, name in firm[start:] if norm <= AGREE * firm[start][0]]
-            return FragmentNorms({name: Usual(norm, 1, now, SETTLED) for norm, name in agreed})
+            return FragmentNorms({name: Usual(norm, 1, now, SETTLED) for norm, name in agreed}, trusted=known.trusted)
     return known

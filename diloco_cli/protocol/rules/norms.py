@@ -7,8 +7,9 @@ A delta is refused (`norm_cap`) if it is longer than CAP times one of these, eac
 
 Of an even number the greater of the two in the middle counts. So while more than half of the learners are honest,
 nothing is merged that is longer than CAP times an honest learner's usual delta for the steps that it claims. Where a
-single other learner is known, the company decides instead of it, if there is one: nobody alone says what is usual. In
-the first rounds of fewer than three learners nothing is refused.
+single other learner is known, the company decides instead of it, if there is one: nobody alone says what is usual. The
+company alone judges a learner that an operator has readmitted, until it is known again. In the first rounds of fewer
+than three learners nothing is refused.
 
 `sync.clip` scales a delta down that is longer than so many times the reference; `sync.max_share` bounds what one
 learner weighs; `sync.max_step` scales a whole merge down that is longer than so many times the fragment's newest ones.
@@ -69,7 +70,8 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
         usual, rising = by_steps[delta.steps]
         others = _median_without(rising, delta.norm) if rising else None
         by_another = len(by_name) == 1 and delta.learner not in by_name
-        verdicts.append(_verdict(delta, None if by_another and company else usual, others, sync))
+        unjudged = (by_another and company) or delta.learner in known.trusted
+        verdicts.append(_verdict(delta, None if unjudged else usual, others, sync))
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
     weights = bounded_weights([deltas[place].weight for place in fit], sync.max_share)
     length = merged_length(

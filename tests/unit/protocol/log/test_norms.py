@@ -8,7 +8,7 @@ import msgspec
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.commit_log import Snapshot
-from diloco_cli.protocol.log.commits import EpochStart, Merge, Readmit, Refuse, Skip
+from diloco_cli.protocol.log.commits import EpochStart, Merge, Quarantine, Readmit, Refuse, Skip
 from diloco_cli.protocol.log.norms import (
     ALONE,
     FOLLOWS,
@@ -213,10 +213,21 @@ def test_the_only_learner_of_a_run_does_after_more_rounds() -> None:
     assert log.rounds(ALONE + 1, a=100.0) == [{"a"}] * ALONE + [set()]
 
 
-def test_an_operator_who_readmits_somebody_begins_it_anew() -> None:
+def test_who_is_readmitted_may_bring_other_norms_and_nobody_else_may() -> None:
     log = usual("a", "b")
+    assert log.round(a=1.0, b=100.0) == {"b"}
     log.norms = norms_after(log.norms, Readmit(learner="b"), 1)
-    assert log.round(a=100.0, b=1.0) == set() and len(log.memory.merged) == MERGES_KEPT
+    assert log.round(a=100.0, b=100.0) == {"a"} and len(log.memory.merged) == MERGES_KEPT
+    assert log.round(a=1.0, b=100.0) == set() and log.memory.trusted == (), "it is known again"
+    assert log.round(a=1.0, b=CAP * 101.0) == {"b"}
+
+
+def test_who_is_readmitted_is_judged_by_its_company_and_another_quarantine_ends_the_trust() -> None:
+    log = usual("a", "b", "c")
+    log.norms = norms_after(log.norms, Readmit(learner="b"), 1)
+    assert log.round(a=1.0, b=100.0, c=1.0) == {"b"}
+    log.norms = norms_after(log.norms, Quarantine(learner="b"), 1)
+    assert log.round(b=100.0) == {"b"}
 
 
 def test_a_merge_in_between_ends_a_learners_refusals() -> None:
