@@ -16,6 +16,7 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import NotFoundError, RefusedError
 
 if TYPE_CHECKING:
+    from diloco_cli.events.read import EventReader
     from diloco_cli.observe.facts import RunFacts
     from diloco_cli.protocol.log.operations import Steps
     from diloco_cli.protocol.log.records import RunFormat
@@ -36,13 +37,15 @@ RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP, autocompletion=
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that exists: where it lives, its store (retrying, within a deadline), its format."""
+    """A run that exists: where it lives, its store (retrying, within a deadline), its format; `events` reads each batch
+    of them once."""
 
     name: str
     url: str
     store: Store
     format: RunFormat
     clock: SystemClock
+    events: EventReader | None = None
 
     def perform(self, steps: Steps[Result]) -> Result:
         """Run a protocol generator to its end on the run's store."""
@@ -54,7 +57,7 @@ class OpenRun:
         """What the bucket says of the run now; what `known` holds of its log is not read again."""
         from diloco_cli.observe.facts import read_facts
 
-        return read_facts(self.url, self.format, self.store, self.clock, known)
+        return read_facts(self.url, self.format, self.store, self.clock, known, self.events)
 
 
 def find_run(text: str | None) -> KnownRun:
@@ -108,6 +111,7 @@ def _command_for(url: str, text: str | None) -> str:
 
 def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
     from diloco_cli.cli.output import talk
+    from diloco_cli.events.read import EventReader
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.driver import SystemClock, perform
     from diloco_cli.runtime.known_operators import check_operator
@@ -118,7 +122,7 @@ def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
     secret = signing_secret()
     run = perform(read_format(known.url, secret), store, clock)
     check_operator(run, known.url, secret, talk)
-    return OpenRun(run.name, known.url, store, run, clock)
+    return OpenRun(run.name, known.url, store, run, clock, EventReader())
 
 
 def foreground_store(url: str, box: Deadline | None = None, quiet: bool = False) -> Store:

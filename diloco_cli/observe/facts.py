@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from diloco_cli.clock import wall_s
+from diloco_cli.events.event import Event
+from diloco_cli.events.of_log import events_of
+from diloco_cli.events.read import EventReader, merged
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER, commit_key, heartbeat_key
@@ -48,7 +51,7 @@ class Heard(Generic[Heartbeat]):
 class RunFacts:
     """The facts for `status`. `now_s`: the store's time at reading, as this machine estimates it; `clock_skew_s`: how
     far it is ahead of this machine's clock, None if that is not notable. `commit_age_s`: of the newest commit, by the
-    store's own time of its object; None: it was not asked."""
+    store's own time of its object; None: it was not asked. `written`: the events that processes wrote."""
 
     url: str
     run: RunFormat
@@ -59,6 +62,14 @@ class RunFacts:
     clock_skew_s: float | None = None
     standbys: dict[str, Heard[SyncerHeartbeat]] = field(default_factory=dict)
     commit_age_s: float | None = None
+    written: list[Event] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[Event]:
+        """What is known to have happened, oldest first, with those of the log; by the store's clock."""
+        newest_s = moment(self.state.metrics.updated_at or self.run.created_at).timestamp()
+        ahead_s = 0.0 if self.commit_age_s is None else newest_s + self.commit_age_s - self.now_s
+        return merged(events_of(self.state.metrics, ahead_s), self.written)
 
     def seconds_since(self, time: str) -> float:
         """Since a moment that the log states. The clock of its writer may be wrong, but that of the newest commit is
@@ -79,8 +90,11 @@ def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float
     return max(wall_s, newest_s), skew_s if skew_s > TOLERATED_SKEW_S else None
 
 
-def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None) -> RunFacts:
-    """`known`: an earlier state, so that only the newer commits are read."""
+def read_facts(
+    url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None,
+    reader: EventReader | None = None,
+) -> RunFacts:  # fmt: skip
+    """`known`: an earlier state, so that only the newer commits are read; `reader`: likewise for events."""
     state = perform(read_log(run, known), store, clock)
     everybody = state.with_members(run).all_islands
     learners = _heartbeats(store, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat)
@@ -96,7 +110,10 @@ def read_facts(url: str, run: RunFormat, store: Store, clock: Clock, known: RunS
     now_s, skew_s = store_time(wall_s(), changes)
     serving = _heard(syncer, now_s).get(SYNCER)
     age_s = None if newest is None else max(0.0, now_s - newest.modified_s)
-    return RunFacts(url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s), age_s)
+    return RunFacts(
+        url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s), age_s,
+        (reader or EventReader()).read(store),
+    )  # fmt: skip
 
 
 def _heartbeats(store: Store, keys: Mapping[str, str], kind: type[Heartbeat]) -> dict[str, tuple[Heartbeat, float]]:

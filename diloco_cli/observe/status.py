@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from diloco_cli.events.event import Event
+from diloco_cli.events.read import newest
 from diloco_cli.observe.facts import RunFacts, moment
 from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, aged, learner_state, syncer_state
 from diloco_cli.observe.verdict import MERGES, verdict_of
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.log.metrics import MergeNote, Note
+from diloco_cli.protocol.log.metrics import MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import RunPhase
@@ -17,6 +19,7 @@ from diloco_cli.runtime.known_operators import trust_of
 
 FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long is no longer shown
 RECENT_SHOWN = 12
+QUIET_KINDS = frozenset({"merged", "collected"})  # `diloco events` shows them
 GB = 1e9
 TOOK_PART = "#"
 
@@ -144,7 +147,7 @@ class Status:
     learners: list[LearnerStatus] = field(default_factory=list)
     syncer: SyncerStatus | None = None
     store: StoreStatus | None = None
-    recent: list[Note] = field(default_factory=list)
+    recent: list[Event] = field(default_factory=list)
     clock_skew_s: float | None = None
     standbys: list[StandbyStatus] = field(default_factory=list)
     mirrors: list[MirrorStatus] = field(default_factory=list)
@@ -182,7 +185,7 @@ def status_of(facts: RunFacts) -> Status:
         learners=learners,
         syncer=syncer,
         store=_store(facts),
-        recent=list(reversed(state.metrics.notes[-RECENT_SHOWN:])),
+        recent=newest((event for event in facts.events if event.kind not in QUIET_KINDS), RECENT_SHOWN),
         clock_skew_s=facts.clock_skew_s,
         standbys=standbys,
         mirrors=[_mirror(facts, store) for store in run.regions],

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.log.records import MAX_EXACT, Event, OfferId, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import MAX_EXACT, OfferId, RunFormat, TapeEvent, fragment_of_slot
 from diloco_cli.protocol.log.tape import Tape, Track
 
 TrackId = tuple[str, int]
@@ -109,7 +109,7 @@ def _follow(tape: Tape, track: Track, needs: Needs) -> None:
                 needs.versions[event.fragment, base[event.fragment]] += 1
 
 
-def _check_event(event: Event, track: Track, fragments: int) -> None:
+def _check_event(event: TapeEvent, track: Track, fragments: int) -> None:
     numbers = (event.count, event.batch_tokens, event.n, event.local_steps, event.position, event.version, event.seq)
     _expect(all(0 <= number < MAX_EXACT for number in numbers), f"{_name(track)}: impossible numbers in {event}")
     _expect(0 <= event.fragment < fragments, f"{_name(track)}: no fragment {event.fragment}")

@@ -14,7 +14,7 @@ from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.ports import Progression
-from diloco_cli.protocol.log.records import Event, Mixing, OfferId
+from diloco_cli.protocol.log.records import Mixing, OfferId, TapeEvent
 from diloco_cli.protocol.log.tape import Tape, Track
 from diloco_cli.protocol.rules.schedule import fraction_of_run
 from diloco_cli.tapes.needs import Needs, Save
@@ -114,7 +114,7 @@ class Performer:
             self.fragments.begin(fragment, self.world.versions.values(fragment, version))
             self.world.versions.used(fragment, version)
 
-    def perform_until(self, reached: Callable[[Event], bool]) -> None:
+    def perform_until(self, reached: Callable[[TapeEvent], bool]) -> None:
         """Go on until the event that `reached` recognises has been performed."""
         with self._own_conditions():
             while self.cursor < len(self.track.events):
@@ -139,7 +139,7 @@ class Performer:
             self.random_state = torch.random.get_rng_state()
             torch.set_num_threads(1)
 
-    def _perform(self, event: Event) -> None:
+    def _perform(self, event: TapeEvent) -> None:
         match event.kind:
             case "steps":
                 for _ in range(event.count):
@@ -170,13 +170,13 @@ class Performer:
         self.steps += 1
         self.steps_since_merge += 1
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: TapeEvent) -> None:
         merges = self.world.merges_until(event.n)
         if merges > self.merges:
             self.merges, self.steps_since_merge = merges, 0
         self.local_steps = event.local_steps
 
-    def _adopt(self, event: Event) -> None:
+    def _adopt(self, event: TapeEvent) -> None:
         fragment, mixing = event.fragment, event.mixing or self._mixing_of_the_run()
         merged = self.world.versions.values(fragment, event.version)
         self.fragments.adopt(fragment, merged, mixing, event.since)
@@ -191,7 +191,7 @@ class Performer:
             )
         return mixing
 
-    def _save(self, event: Event) -> None:
+    def _save(self, event: TapeEvent) -> None:
         name: Save = (self.track.learner, self.track.incarnation, event.count)
         if name in self.world.needs.saves:
             moments = self.training.save()
@@ -199,7 +199,7 @@ class Performer:
                 raise UsageError(f"this tape cannot be played: {self.track.learner} saves moments before it has any")
             self.world.saved[name] = moments.encode()
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: TapeEvent) -> None:
         """Encode the delta if a merge takes it, keep the parameters if a later adoption goes back to them."""
         offer, fragment = (self.track.learner, self.track.incarnation, event.seq), event.fragment
         applied, kept = offer in self.world.needs.applied, offer in self.world.needs.since

@@ -19,7 +19,7 @@ from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.learner.inner import restore_inner_state
 from diloco_cli.learner.replica import CPU, Replica
 from diloco_cli.protocol.actors.ports import Merged, Refused
-from diloco_cli.protocol.log.records import Event, Offer, OfferId
+from diloco_cli.protocol.log.records import Offer, OfferId, TapeEvent
 from diloco_cli.protocol.log.tape import Tape, TapeMerge
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss
@@ -199,9 +199,9 @@ def _as_offer(offer: OfferId, sent: Sent) -> Offer:
     )  # fmt: skip
 
 
-def _sends(seq: int, event: Event) -> bool:
+def _sends(seq: int, event: TapeEvent) -> bool:
     return event.kind == "sent" and event.seq == seq
 
 
-def _saves(step: int, event: Event) -> bool:
+def _saves(step: int, event: TapeEvent) -> bool:
     return event.kind == "saved" and event.count == step

@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key, offer_key, read_inner_key
 from diloco_cli.protocol.log.places import genuine_of
-from diloco_cli.protocol.log.records import Beginning, Event, MergedOffer, Offer, OfferId, RunFormat
+from diloco_cli.protocol.log.records import Beginning, MergedOffer, Offer, OfferId, RunFormat, TapeEvent
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
@@ -93,7 +93,7 @@ def _read_track(
         began = offer.began if seq == 0 else began
         events += [
             *offer.events,
-            Event("sent", seq=seq, fragment=offer.fragment, slot=offer.slot, since=offer.feeds_back),
+            TapeEvent("sent", seq=seq, fragment=offer.fragment, slot=offer.slot, since=offer.feeds_back),
         ]
         missing -= {event.count for event in offer.events if event.kind == "saved"}
         lost = any(event.kind in ("lost", "sent") for event in offer.events)

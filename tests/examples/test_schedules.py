@@ -13,7 +13,7 @@ from diloco_cli.forecast.chips import equal_learners
 from diloco_cli.forecast.failing import generator, walk
 from diloco_cli.forecast.published import PUBLISHED
 from diloco_cli.layout import ParameterFact, make_layout
-from diloco_cli.protocol.log.records import Event, Island, RunFormat
+from diloco_cli.protocol.log.records import Island, RunFormat, TapeEvent
 from diloco_cli.protocol.log.tape import Tape
 from diloco_cli.tapes.needs import needs_of
 from examples.quality.methods.fleets import play_fleet
@@ -55,7 +55,7 @@ def mean_participants(tape: Tape) -> float:
     return sum(len(merge.inputs) for merge in tape.merges) / len(tape.merges)
 
 
-def steps_of(events: tuple[Event, ...]) -> int:
+def steps_of(events: tuple[TapeEvent, ...]) -> int:
     return sum(event.count for event in events if event.kind == "steps")
 
 

@@ -18,7 +18,7 @@ from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSetting
 from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.keys import delta_key
-from diloco_cli.protocol.log.records import Event, Offer, OfferId, RunFormat
+from diloco_cli.protocol.log.records import Offer, OfferId, RunFormat, TapeEvent
 from diloco_cli.protocol.log.tape import Tape, Track
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.memory import MemoryStore
@@ -194,5 +194,5 @@ def shifted(track: Track) -> list[int]:
     return found
 
 
-def is_of(event: Event, kind: str, other: Event) -> bool:
+def is_of(event: TapeEvent, kind: str, other: TapeEvent) -> bool:
     return event.kind == kind and event.fragment == other.fragment

@@ -14,7 +14,7 @@ from msgspec import structs
 from diloco_cli.config.settings import ColdStartSettings, SyncSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.observe.replay import LogVerifier, verified
-from diloco_cli.protocol.log.records import Event, RunFormat
+from diloco_cli.protocol.log.records import RunFormat, TapeEvent
 from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.tapes.files import read_tape, write_tape
@@ -132,7 +132,7 @@ def offer_loss(store: MemoryStore, merge: TapeMerge) -> list[float]:
 # -- one altered event shows ------------------------------------------------------------------------------------------
 
 
-def altered(tape: Tape, kind: str, alter: Callable[[Event], Event | None], most: int) -> Tape:
+def altered(tape: Tape, kind: str, alter: Callable[[TapeEvent], TapeEvent | None], most: int) -> Tape:
     """The tape with the longest track's first `most` events of a kind replaced, or left out for None."""
     track = max(tape.tracks, key=lambda track: len(track.events))
     chosen = set([i for i, event in enumerate(track.events) if event.kind == kind][:most])
@@ -153,7 +153,7 @@ def altered(tape: Tape, kind: str, alter: Callable[[Event], Event | None], most:
     ],
     ids=["one step more", "a larger batch", "another pace", "nothing heard", "nothing adopted"],
 )
-def test_another_history_is_noticed(kind: str, most: int, alter: Callable[[Event], Event | None]) -> None:
+def test_another_history_is_noticed(kind: str, most: int, alter: Callable[[TapeEvent], TapeEvent | None]) -> None:
     _, _, tape = recorded(SYNC)
     assert all(merge.as_recorded for merge in recorded_and_played(SYNC))
     assert first_difference(altered(tape, kind, alter, most)) is not None
@@ -210,16 +210,16 @@ def test_an_incarnation_of_which_nothing_was_merged_still_hands_on_its_moments()
     run = live_format(replace(SYNC, local_steps="planned"), learners=1)
     batch = run.islands[0].batch_tokens
 
-    def steps(count: int) -> Event:
-        return Event("steps", count=count, batch_tokens=batch)
+    def steps(count: int) -> TapeEvent:
+        return TapeEvent("steps", count=count, batch_tokens=batch)
 
-    def saved(count: int) -> Event:
-        return Event("saved", count=count)
+    def saved(count: int) -> TapeEvent:
+        return TapeEvent("saved", count=count)
 
     start = (0,) * run.num_fragments
     first = Track("l0", 1, 0, start, events=(steps(2), saved(2)))
     second = Track("l0", 2, 4 * batch, start, inner_step=2, events=(steps(3), saved(5), steps(1)))
-    third = Track("l0", 3, 9 * batch, start, inner_step=5, events=(steps(2), Event("sent", seq=0)))
+    third = Track("l0", 3, 9 * batch, start, inner_step=5, events=(steps(2), TapeEvent("sent", seq=0)))
     merge = TapeMerge(1, 0, 0, ((("l0", 3, 0), 1.0),), tokens=8)
 
     def outcome(*tracks: Track) -> str:

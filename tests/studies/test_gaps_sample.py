@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
-from diloco_cli.protocol.log.records import Beginning, Event, FragmentVersion, MergedOffer, Offer, Outcome
+from diloco_cli.protocol.log.records import Beginning, FragmentVersion, MergedOffer, Offer, Outcome, TapeEvent
 from tests.studies import gaps
 from tests.studies.gaps import HEADER, account, max_gap_s
 from tests.studies.launched import BATCH_TOKENS
@@ -22,7 +22,7 @@ def commit(at_s: float, *learners: str, outcomes: tuple[Outcome, ...] = (), seq:
     return Merge(slot=0, time=time, inputs=inputs, outputs=(FragmentVersion(0, 0, 0, 1, "", ""),), outcomes=outcomes)
 
 
-def offer(seq: int, fragment: int, start: int, end: int, *events: Event) -> Offer:
+def offer(seq: int, fragment: int, start: int, end: int, *events: TapeEvent) -> Offer:
     """Of steps number `start` to `end`."""
     data = (BATCH_TOKENS * start, BATCH_TOKENS * end)
     began = Beginning(0, (0, 0, 0, 0)) if seq == 0 else None
@@ -30,8 +30,8 @@ def offer(seq: int, fragment: int, start: int, end: int, *events: Event) -> Offe
                  events=events)  # fmt: skip
 
 
-def steps(number: int) -> Event:
-    return Event("steps", count=number, batch_tokens=BATCH_TOKENS)
+def steps(number: int) -> TapeEvent:
+    return TapeEvent("steps", count=number, batch_tokens=BATCH_TOKENS)
 
 
 def test_a_gap_lies_between_two_merges_of_one_learner_once_all_have_taken_part() -> None:

@@ -18,6 +18,7 @@ LAYERS: list[set[str]] = [
     | {"ed25519", "signing"},
     {"config"},
     {"store", "tensors", "protocol", "faults"},
+    {"events"},
     {"runtime", "virtual", "plan", "tasks"},
     {"learner", "syncer", "launch", "chaos", "histories", "forecast"},
     {"observe"},

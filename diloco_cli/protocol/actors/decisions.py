@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.log.records import Beginning, Event, FragmentVersion
+from diloco_cli.protocol.log.records import Beginning, FragmentVersion, TapeEvent
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 
@@ -34,7 +34,7 @@ class OfferDraft:
     data_end: int
     steps: int
     began: Beginning | None
-    events: tuple[Event, ...]
+    events: tuple[TapeEvent, ...]
     applied: int | None
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.log.records import (
     Beginning,
-    Event,
     FragmentVersion,
     Island,
     Mixing,
     Offer,
     RunFormat,
+    TapeEvent,
     Timings,
     fragment_of_slot,
 )
@@ -251,7 +251,7 @@ class Progress:
         """Start a fragment's books anew. An offer on its way stays: the fragment is offered again after its outcome."""
         book = self.books[fragment]
         book.data_start, book.steps, book.sent = self.position, 0, None
-        self.events.note(Event("dropped", fragment=fragment))
+        self.events.note(TapeEvent("dropped", fragment=fragment))
 
     # -- hearing from the log -----------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Progress:
             fastest = min([own_step_s, *state.recent_paces(sync.drift_rounds * self.run.num_fragments)])
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
         if news or self.local_steps != planned:
-            self.events.note(Event("heard", n=state.n, local_steps=self.local_steps))
+            self.events.note(TapeEvent("heard", n=state.n, local_steps=self.local_steps))
         return self._is_readmitted(known.quarantined) | self._step_aside(known)
 
     def _learn_outcomes(self, state: RunState, known: LearnerRecord) -> None:
@@ -354,7 +354,7 @@ class Progress:
             return False
         if overtaken:
             self.position = known.data_end
-            self.events.note(Event("moved", position=self.position))
+            self.events.note(TapeEvent("moved", position=self.position))
         for fragment in range(len(self.books)):
             self._start_anew(fragment)
         return True
@@ -378,7 +378,7 @@ class Progress:
 
     def saved(self, inner_step: int) -> None:
         """The inner optimizer's present moments, after its own step `inner_step`, are being uploaded."""
-        self.events.note(Event("saved", count=inner_step))
+        self.events.note(TapeEvent("saved", count=inner_step))
 
     def kept_since(self, fragment: int) -> OfferDraft | None:
         """With `rebase`: the merged offer since which own progress is in no version. None: a newer offer is on its way
@@ -391,9 +391,9 @@ class Progress:
         book.base = output
         if book.waits is None:
             book.sent = None
-        stated = None if mixing == self.run.settings.sync.mixing else mixing
+        own = None if mixing == self.run.settings.sync.mixing else mixing
         seq = None if since is None else since.seq
-        self.events.note(Event("adopted", fragment=output.fragment, version=output.version, mixing=stated, since=seq))
+        self.events.note(TapeEvent("adopted", fragment=output.fragment, version=output.version, mixing=own, since=seq))
 
     def behind(self) -> int:
         """Slots between the log's head and this learner's next one; 0 when it leads."""

@@ -13,6 +13,7 @@
     certificate/<role>/<name>/<public key>.json  create-once: an operator certifies the key of a machine
     request/<r>.json                             create-once, dense: an operator's intent
     join/<learner>/<e>-<number>.json             create-once: an island asks the syncer of epoch e to take part
+    event/<unit>/<t>-<nonce>.jsonl               create-once: what happened to a unit, for people (diloco_cli/events)
     heartbeat/<unit>.json, heartbeat/standby/<name>.json, hint/head.json
                                                  overwritten now and then: hints, never trusted for safety
 
@@ -36,14 +37,17 @@ HEAD_HINT_KEY = "hint/head.json"
 SYNCER = "syncer"
 STANDBY_HEARTBEATS = "heartbeat/standby/"
 JOINS = "join/"
+EVENTS = "event/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"(?:state|weights)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
 _DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
 _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
 _JOIN = re.compile(rf"join/({NAME_PATTERN.pattern})/([0-9]{{10,15}})-([0-9]{{4,8}})\.json")
+_EVENTS = re.compile(rf"event/({NAME_PATTERN.pattern})/([0-9]{{13}})-[0-9a-f]{{1,32}}\.jsonl")
 BYTES_PER_PARAMETER = 8
 """A state holds float32 parameters and momentum; a delta at most float32 values and as many norms; weights are less."""
+LAST_MS = 10**13 - 1  # since the epoch: in the year 2286
 HEADER_BYTES = 1 << 16  # of a payload: it names three tensors
 MOMENTS_HEADER_BYTES = 8 << 20  # names every tensor of the model twice
 
@@ -135,6 +139,17 @@ def read_join_key(key: str) -> tuple[str, int, int] | None:
     """(learner, epoch, number), or None if it is no such key."""
     found = _JOIN.fullmatch(key)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def event_key(unit: str, written_ms: int, nonce: str) -> str:
+    """Of a batch of events. The number counts down, so that a listing shows the newest batches of a unit first."""
+    return f"{EVENTS}{unit}/{LAST_MS - min(max(0, written_ms), LAST_MS):013d}-{nonce}.jsonl"
+
+
+def read_event_key(key: str) -> tuple[str, int] | None:
+    """(unit, when it was written by its writer's clock, in milliseconds), or None if it is no such key."""
+    found = _EVENTS.fullmatch(key)
+    return None if found is None else (found[1], LAST_MS - int(found[2]))
 
 
 def heartbeat_key(unit: str) -> str:

@@ -3,6 +3,8 @@ commits as the state; no decision depends on them."""
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -12,6 +14,8 @@ from diloco_cli.signing import short_key
 RECENT_MERGES = 10
 RECENT_NOTES = 20
 MAX_LOSSES = 512
+REFUSED, SKIP = "refused", "skip"
+SUMMED_UP_S = 600.0
 QUIET_OUTCOMES = ("superseded", "run_over", "before_rollback", "quarantined")  # many at a time, and said elsewhere
 
 
@@ -30,12 +34,15 @@ class MergeNote(Struct, frozen=True):
 
 
 class Note(Struct, frozen=True):
-    """Something that people should see in `status`."""
+    """Something that people should see in `status`. `kind`: that of the commit, or `refused`, whose text is the reason.
+    One note sums up `count` refusals or skips, the first of them at `since`."""
 
     time: str
     kind: str
     unit: str
     text: str
+    count: int = 1
+    since: str = ""
 
 
 class Metrics(Struct, frozen=True):
@@ -66,7 +73,7 @@ def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metr
         started_at=metrics.started_at or commit.time,
         offers_applied=metrics.offers_applied + len(commit.inputs),
         offers_refused=metrics.offers_refused + len(commit.outcomes),
-        notes=(*metrics.notes, *_notes(commit))[-RECENT_NOTES:],
+        notes=_noted(metrics.notes, commit)[-RECENT_NOTES:],
     )
     match commit:
         case commits.Merge():
@@ -91,17 +98,35 @@ def _merge_note(commit: commits.Merge, tokens: int) -> MergeNote:
     )  # fmt: skip
 
 
-def _notes(commit: commits.Commit) -> list[Note]:
-    notes = [
-        (
-            outcome.learner,
-            f"offer {outcome.incarnation}/{outcome.seq} of fragment {outcome.fragment} refused: {outcome.reason}",
-        )
-        for outcome in commit.outcomes
-        if outcome.reason not in QUIET_OUTCOMES
-    ]
-    notes += _own_notes(commit)
-    return [Note(commit.time, commit.kind, unit, text) for unit, text in notes]
+def _noted(notes: tuple[Note, ...], commit: commits.Commit) -> tuple[Note, ...]:
+    """The notes after one more commit. Refusals of one learner for one reason, within SUMMED_UP_S, are one note, and so
+    are skips: there may be many, and other notes must stay."""
+    for outcome in commit.outcomes:
+        if outcome.reason not in QUIET_OUTCOMES:
+            notes = _summed_up(notes, Note(commit.time, REFUSED, outcome.learner, outcome.reason, since=commit.time))
+    for unit, text in _own_notes(commit):
+        note = Note(commit.time, commit.kind, unit, text)
+        is_skip = commit.kind == SKIP
+        notes = _summed_up(notes, replace(note, since=commit.time)) if is_skip else (*notes, note)
+    return notes
+
+
+def _summed_up(notes: tuple[Note, ...], note: Note) -> tuple[Note, ...]:
+    """The notes and one more, which takes the place of an earlier one of the same."""
+    for known in notes:
+        is_same = (known.kind, known.unit) == (note.kind, note.unit) and (known.text == note.text or known.kind == SKIP)
+        if is_same and _is_soon(known, note.time):
+            others = tuple(other for other in notes if other is not known)
+            return (*others, replace(note, count=known.count + 1, since=known.since))
+    return (*notes, note)
+
+
+def _is_soon(note: Note, time: str) -> bool:
+    """Whether `time` is less than SUMMED_UP_S after the first of what the note sums up; times are only stated."""
+    try:
+        return (datetime.fromisoformat(time) - datetime.fromisoformat(note.since)).total_seconds() < SUMMED_UP_S
+    except (ValueError, TypeError):
+        return False
 
 
 def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:

@@ -161,7 +161,7 @@ EventKind = Literal["steps", "heard", "moved", "adopted", "dropped", "saved", "s
 Mixing = Literal["replace", "blend", "rebase"]
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+class TapeEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """One event that changed a learner's parameters; events are kept in their order (see protocol/log/tape.py).
 
     steps     `count` inner steps on batches of `batch_tokens`
@@ -232,7 +232,7 @@ class Offer:
     inner: str | None = None
     feeds_back: int | None = None
     began: Beginning | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[TapeEvent, ...] = ()
     schema: int = SCHEMA
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from diloco_cli.protocol.log.records import Beginning, Event, OfferId, RunFormat
+from diloco_cli.protocol.log.records import Beginning, OfferId, RunFormat, TapeEvent
 
 TAPE_SCHEMA = 3
 MAX_EVENTS = 4096  # between two offers; an honest learner's are a few per merge
@@ -33,7 +33,7 @@ class Track:
     inner_step: int | None = None
     inner_incarnation: int | None = None
     moments_lost: bool = False
-    events: tuple[Event, ...] = ()
+    events: tuple[TapeEvent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class EventLog:
     """The events of one incarnation that no offer carries yet. Its first offer carries `began`."""
 
     began: Beginning | None = None
-    events: list[Event] = field(default_factory=list)
+    events: list[TapeEvent] = field(default_factory=list)
 
     def begin(self, began: Beginning) -> None:
         self.began, self.events = began, []
@@ -77,14 +77,14 @@ class EventLog:
         if last is not None and last.kind == "steps" and last.batch_tokens == batch_tokens:
             self.events[-1] = structs.replace(last, count=last.count + 1)
         else:
-            self.note(Event("steps", count=1, batch_tokens=batch_tokens))
+            self.note(TapeEvent("steps", count=1, batch_tokens=batch_tokens))
 
-    def note(self, event: Event) -> None:
+    def note(self, event: TapeEvent) -> None:
         if len(self.events) >= MAX_EVENTS:
-            self.events = [Event("lost")]
+            self.events = [TapeEvent("lost")]
         self.events.append(event)
 
-    def take(self) -> tuple[Beginning | None, tuple[Event, ...]]:
+    def take(self) -> tuple[Beginning | None, tuple[TapeEvent, ...]]:
         """The events that the next offer carries; later events go to the offer after it."""
         taken = (self.began, tuple(self.events))
         self.began, self.events = None, []

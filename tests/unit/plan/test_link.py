@@ -8,7 +8,7 @@ from diloco_cli.plan.link import HEARTBEAT_BYTES, OFFER_BYTES, commit_bytes, joi
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.commits import Merge
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
-from diloco_cli.protocol.log.records import Event, FragmentVersion, MergedOffer, Offer, Outcome, Timings
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome, TapeEvent, Timings
 from diloco_cli.protocol.log.wire import encode
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
 
@@ -47,10 +47,10 @@ def some_commit(num_islands: int) -> Merge:
 
 def some_offer() -> Offer:
     events = (
-        Event("steps", count=5, batch_tokens=1024),
-        Event("adopted", version=1220, since=99),
-        Event("heard", n=1220, local_steps=33),
-        Event("steps", count=3, batch_tokens=1024),
+        TapeEvent("steps", count=5, batch_tokens=1024),
+        TapeEvent("adopted", version=1220, since=99),
+        TapeEvent("heard", n=1220, local_steps=33),
+        TapeEvent("steps", count=3, batch_tokens=1024),
     )
     return Offer(
         "iowa", 1, 100, 1170, 1, 1190, DIGEST, 934_912, 961_536, 26_624, 26, DIGEST, 154_244, NONCE,

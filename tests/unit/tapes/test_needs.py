@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.log.records import Event, Mixing
+from diloco_cli.protocol.log.records import Mixing, TapeEvent
 from diloco_cli.protocol.log.tape import Tape, Track
 from diloco_cli.tapes.needs import needs_of
 from tests.unit.tapes.tiny_tape import AGAIN, FIRST, MERGES, OTHER, RUN, TAPE, sent, steps
@@ -24,7 +24,7 @@ def test_a_track_is_performed_to_the_last_event_that_a_merge_or_a_successor_depe
 
 
 def test_moments_alone_keep_a_predecessor_in_the_play() -> None:
-    only_saved = replace(FIRST, events=(steps(2), Event("saved", count=2), steps(9), Event("saved", count=11)))
+    only_saved = replace(FIRST, events=(steps(2), TapeEvent("saved", count=2), steps(9), TapeEvent("saved", count=11)))
     merges = (
         replace(MERGES[0], inputs=MERGES[0].inputs[1:]),
         replace(MERGES[1], inputs=MERGES[1].inputs[1:]),
@@ -43,12 +43,12 @@ def with_merge(index: int, **changes: Any) -> Tape:
     return replace(TAPE, merges=tuple(replace(m, **changes) if i == index else m for i, m in enumerate(MERGES)))
 
 
-def events_of(*events: Event) -> Tape:
+def events_of(*events: TapeEvent) -> Tape:
     return with_track(OTHER, events=(steps(2), sent(0), *events, steps(1), sent(1)))
 
 
-def adopted(version: int, since: int | None = None, mixing: Mixing | None = None) -> Event:
-    return Event("adopted", fragment=0, version=version, since=since, mixing=mixing)
+def adopted(version: int, since: int | None = None, mixing: Mixing | None = None) -> TapeEvent:
+    return TapeEvent("adopted", fragment=0, version=version, since=since, mixing=mixing)
 
 
 def test_progress_may_be_kept_since_a_send_that_a_version_was_adopted_after() -> None:
@@ -68,17 +68,17 @@ def test_progress_may_be_kept_since_a_send_that_a_version_was_adopted_after() ->
         (with_track(AGAIN, inner_step=3), "restores moments that no track saved"),
         (with_track(AGAIN, inner_incarnation=2), "restores moments that no track saved"),
         (with_track(AGAIN, versions=(3, 2)), "no merge made version 3 of fragment 0"),
-        (events_of(Event("adopted", fragment=0, version=9)), "no merge made version 9 of fragment 0"),
-        (events_of(Event("adopted", fragment=0, version=1, since=5)), "since no such send"),
-        (events_of(Event("adopted", fragment=1, version=2, since=0)), "since no such send"),
+        (events_of(TapeEvent("adopted", fragment=0, version=9)), "no merge made version 9 of fragment 0"),
+        (events_of(TapeEvent("adopted", fragment=0, version=1, since=5)), "since no such send"),
+        (events_of(TapeEvent("adopted", fragment=1, version=2, since=0)), "since no such send"),
         (events_of(adopted(1, mixing="replace"), adopted(4, since=0)), "since no such send"),
         (events_of(adopted(1, since=0), adopted(4, since=0)), "since no such send"),
-        (events_of(Event("adopted", fragment=7, version=1)), "no fragment 7"),
-        (events_of(Event("steps", count=1)), "steps on batches of no tokens"),
-        (events_of(Event("steps", count=-1, batch_tokens=4)), "impossible numbers"),
-        (events_of(Event("heard", n=1)), "rounds of no steps"),
-        (events_of(Event("sent", seq=7, fragment=1, slot=2)), "slot 2 is not fragment 1's"),
-        (events_of(Event("lost")), "more happened"),
+        (events_of(TapeEvent("adopted", fragment=7, version=1)), "no fragment 7"),
+        (events_of(TapeEvent("steps", count=1)), "steps on batches of no tokens"),
+        (events_of(TapeEvent("steps", count=-1, batch_tokens=4)), "impossible numbers"),
+        (events_of(TapeEvent("heard", n=1)), "rounds of no steps"),
+        (events_of(TapeEvent("sent", seq=7, fragment=1, slot=2)), "slot 2 is not fragment 1's"),
+        (events_of(TapeEvent("lost")), "more happened"),
         (with_merge(1, n=1), "out of order"),
         (with_merge(1, slot=0), "out of order"),
         (with_merge(1, fragment=0), "its slot is another fragment's"),

@@ -11,7 +11,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.keys import inner_key, offer_key, read_inner_key
-from diloco_cli.protocol.log.records import Beginning, Event, Offer
+from diloco_cli.protocol.log.records import Beginning, Offer, TapeEvent
 from diloco_cli.protocol.log.tape import MAX_EVENTS, EventLog
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
@@ -20,15 +20,15 @@ from tests.unit.protocol.books import hear, stepped
 from tests.unit.protocol.integer_ports import WrittenLog
 from tests.unit.protocol.records import RUN, applied, genesis, merge, offer, output
 
-STEPS = Event("steps", count=2, batch_tokens=4)
+STEPS = TapeEvent("steps", count=2, batch_tokens=4)
 BEGAN = Beginning(0, (0, 0))
 SAVED = inner_key("l0", 1, 2, digest(b"moments"))
 
 
 def offers() -> list[Offer]:
     """Two of l0's first incarnation, one of its second, which restored what the first had saved."""
-    first = offer(genesis(), events=(STEPS, Event("saved", count=2)), began=BEGAN)
-    second = offer(genesis(), fragment=1, seq=1, slot=1, events=(Event("heard", n=1, local_steps=4),), inner=SAVED)
+    first = offer(genesis(), events=(STEPS, TapeEvent("saved", count=2)), began=BEGAN)
+    second = offer(genesis(), fragment=1, seq=1, slot=1, events=(TapeEvent("heard", n=1, local_steps=4),), inner=SAVED)
     again = offer(genesis(), incarnation=2, slot=2, data_start=8, events=(STEPS,), began=Beginning(8, (1, 0), SAVED))
     return [first, second, again]
 
@@ -56,9 +56,11 @@ def test_a_tape_holds_what_the_offers_tell_in_the_order_of_happening() -> None:
     tape = record(bucket(*fit(offers())), RUN)
     first, again = tape.tracks
     assert (first.learner, first.incarnation, first.position, first.versions) == ("l0", 1, 0, (0, 0))
-    assert first.events == (STEPS, Event("saved", count=2), Event("sent", seq=0)), "no further than what was merged"
+    assert first.events == (STEPS, TapeEvent("saved", count=2), TapeEvent("sent", seq=0)), (
+        "no further than what was merged"
+    )
     assert (again.incarnation, again.position, again.inner_step, again.inner_incarnation) == (2, 8, 2, 1)
-    assert again.events == (STEPS, Event("sent", seq=0, fragment=1, slot=1))
+    assert again.events == (STEPS, TapeEvent("sent", seq=0, fragment=1, slot=1))
     assert [(m.n, m.slot, m.fragment, m.inputs) for m in tape.merges] == [
         (1, 0, 0, ((("l0", 1, 0), 32.0),)), (2, 1, 1, ((("l0", 2, 0), 32.0),)),
     ]  # fmt: skip
@@ -80,7 +82,7 @@ def test_moments_are_followed_to_an_incarnation_of_which_nothing_was_merged() ->
     [
         (lambda o: o[1:], "this offer, or what comes after it, is missing"),
         (lambda o: [replace(o[0], began=None), *o[1:]], "does not tell how it began"),
-        (lambda o: [replace(o[0], events=(Event("lost"),)), *o[1:]], "more happened before it"),
+        (lambda o: [replace(o[0], events=(TapeEvent("lost"),)), *o[1:]], "more happened before it"),
         (lambda o: [replace(o[0], steps=3), *o[1:]], "not the offer that the log names"),
         (lambda o: [replace(o[0], events=(STEPS,)), o[2]], "missing"),
         (lambda o: [*o[:2], replace(o[2], began=Beginning(8, (1, 0), "inner/l0/x"))], "it restored 'inner/l0/x'"),
@@ -111,12 +113,15 @@ def test_steps_in_a_row_are_one_event_and_too_many_events_are_a_gap() -> None:
     log = EventLog()
     for batch_tokens in (4, 4, 4, 8):
         log.stepped(batch_tokens)
-    assert log.take() == (None, (Event("steps", count=3, batch_tokens=4), Event("steps", count=1, batch_tokens=8)))
+    assert log.take() == (
+        None,
+        (TapeEvent("steps", count=3, batch_tokens=4), TapeEvent("steps", count=1, batch_tokens=8)),
+    )
     assert log.take() == (None, ())
     for version in range(MAX_EVENTS + 3):
-        log.note(Event("adopted", version=version))
+        log.note(TapeEvent("adopted", version=version))
     _, events = log.take()
-    assert events[0] == Event("lost") and len(events) == 4
+    assert events[0] == TapeEvent("lost") and len(events) == 4
 
 
 def test_a_learners_books_tell_all_that_shaped_its_parameters() -> None:
@@ -124,7 +129,7 @@ def test_a_learners_books_tell_all_that_shaped_its_parameters() -> None:
     progress.begin("key", moments_lost=False)
     assert stepped(progress, 1) == []
     (draft,) = stepped(progress, 1)  # a slot every two steps: 4 local steps, 2 fragments
-    assert (draft.began, draft.events) == (Beginning(0, (0, 0), "key"), (Event("steps", count=2, batch_tokens=4),))
+    assert (draft.began, draft.events) == (Beginning(0, (0, 0), "key"), (TapeEvent("steps", count=2, batch_tokens=4),))
     head = merge(genesis(), applied("l0", incarnation=1, data_end=20))  # a predecessor's offer came late
     assert hear(progress, head)
     assert stepped(progress, 1, tokens=3) == []
@@ -133,8 +138,8 @@ def test_a_learners_books_tell_all_that_shaped_its_parameters() -> None:
     (late,) = stepped(progress, 1)
     assert late.began is None
     assert late.events == (
-        Event("heard", n=1, local_steps=4), Event("moved", position=20), Event("dropped", fragment=0),
-        Event("dropped", fragment=1), Event("steps", count=1, batch_tokens=3),
-        Event("adopted", fragment=0, version=1, mixing="rebase", since=0), Event("saved", count=7),
-        Event("steps", count=1, batch_tokens=4),
+        TapeEvent("heard", n=1, local_steps=4), TapeEvent("moved", position=20), TapeEvent("dropped", fragment=0),
+        TapeEvent("dropped", fragment=1), TapeEvent("steps", count=1, batch_tokens=3),
+        TapeEvent("adopted", fragment=0, version=1, mixing="rebase", since=0), TapeEvent("saved", count=7),
+        TapeEvent("steps", count=1, batch_tokens=4),
     )  # fmt: skip

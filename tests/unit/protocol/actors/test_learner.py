@@ -11,7 +11,7 @@ from diloco_cli.protocol.actors.learner import PAUSE_S
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import delta_key, heartbeat_key, incarnation_key, read_inner_key
 from diloco_cli.protocol.log.operations import Create
-from diloco_cli.protocol.log.records import Event, MergedOffer, Offer, Outcome
+from diloco_cli.protocol.log.records import MergedOffer, Offer, Outcome, TapeEvent
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.protocol.rules.eligibility import max_steps
@@ -164,7 +164,7 @@ def test_offers_tell_by_what_rule_a_version_was_adopted_where_that_is_not_the_ru
     living.until(lambda: living.seen.adoptions[2:])
     assert living.training.values[0] <= 70
     living.log.append("skip", slot=1)
-    told: list[Event] = []
+    told: list[TapeEvent] = []
     while not told[1:]:
         number = len(living.offers())
         living.until(lambda least=number: len(living.offers()) > least)

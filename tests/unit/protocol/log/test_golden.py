@@ -33,7 +33,6 @@ from diloco_cli.protocol.log.commits import (
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.records import (
     Beginning,
-    Event,
     FragmentVersion,
     Island,
     Join,
@@ -42,6 +41,7 @@ from diloco_cli.protocol.log.records import (
     Outcome,
     ProcessClaim,
     Request,
+    TapeEvent,
     Timings,
 )
 from diloco_cli.protocol.log.wire import decode, encode
@@ -89,10 +89,10 @@ COMMITS: list[Commit] = [
     Finish(**HEADER),
 ]
 EVENTS = (
-    Event("heard", n=6, local_steps=12.5),
-    Event("adopted", fragment=1, version=6, mixing="rebase", since=3),
-    Event("steps", count=32, batch_tokens=4),
-    Event("saved", count=96),
+    TapeEvent("heard", n=6, local_steps=12.5),
+    TapeEvent("adopted", fragment=1, version=6, mixing="rebase", since=3),
+    TapeEvent("steps", count=32, batch_tokens=4),
+    TapeEvent("saved", count=96),
 )
 OFFER = Offer(
     "l0", 1, 4, 6, 0, 6, "blake3-3333", 128, 256, 128, 32, "blake3-6666", 4096, "c0ffee",

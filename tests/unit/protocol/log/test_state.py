@@ -105,6 +105,21 @@ def test_outcomes_in_any_order_leave_a_bounded_memory() -> None:
     assert len(state.metrics.notes) == RECENT_NOTES
 
 
+def test_refusals_of_one_learner_for_one_reason_are_one_note_and_push_out_no_other() -> None:
+    state = follow(genesis(), "refuse", time="2026-01-01T00:00:00Z", reason="asked in vain")
+    for seq in range(100):
+        outcome = Outcome("l0", 1, seq, 0, "late")
+        at = f"2026-01-01T00:{seq // 10:02}:00Z"
+        state = follow(state, "skip", slot=state.slot, time=at, outcomes=(outcome,))
+    told = [note.text for note in state.metrics.notes]
+    assert [note.count for note in state.metrics.notes if note.kind == "skip"] == [100]
+    (refused,) = (note for note in state.metrics.notes if note.kind == "refused")
+    assert "asked in vain" in told and (refused.count, refused.unit, refused.text) == (100, "l0", "late")
+    assert (refused.since, refused.time) == ("2026-01-01T00:00:00Z", "2026-01-01T00:09:00Z")
+    later = follow(state, "refuse", time="2026-01-01T00:20:00Z", outcomes=(Outcome("l0", 1, 200, 0, "late"),))
+    assert later.metrics.notes[-1].count == 1
+
+
 def test_history_keeps_the_newest_versions_of_each_fragment() -> None:
     state = genesis()
     for seq in range(20):

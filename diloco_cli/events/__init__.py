@@ -1,0 +1,1 @@
+"""What happened, for people: events of units, of the log and of chaos. No decision depends on one."""

@@ -1,0 +1,85 @@
+"""Reads the events of a run from its bucket: those that processes wrote, merged with those of the log."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from contextlib import suppress
+from heapq import nlargest
+
+from diloco_cli.clock import monotonic_s
+from diloco_cli.errors import StoreError
+from diloco_cli.events.event import MAX_BATCH_BYTES, Event, decode_batch
+from diloco_cli.events.of_log import events_of
+from diloco_cli.protocol.log.keys import EVENTS, read_event_key
+from diloco_cli.protocol.log.metrics import Metrics
+from diloco_cli.store.port import Store
+
+BATCHES = 16  # of each unit, the newest
+MAX_PAGES = 64
+PAGE = 256  # keys of one listing
+LOOK_EVERY_S = 5.0
+
+
+class EventReader:
+    """Reads a run's batches of events again and again, each batch once. A listing a look, for units that wrote no more
+    than PAGE together; looks within LOOK_EVERY_S ask nothing."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, list[Event]] = {}
+        self._looked_s: float | None = None
+
+    def read(self, store: Store) -> list[Event]:
+        """The events that processes wrote, newest batches only, oldest first."""
+        now_s = monotonic_s()
+        if self._looked_s is None or now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            with suppress(StoreError):  # events are for display: without them the rest is shown
+                keys = newest_batches(store)
+                self._batches = {key: self._batches.get(key) or _batch(store, key) for key in keys}
+        return sorted((event for batch in self._batches.values() for event in batch), key=_time)
+
+
+def read_events(store: Store, metrics: Metrics, ahead_s: float = 0.0, reader: EventReader | None = None) -> list[Event]:
+    """What is known to have happened, oldest first: the newest events of every unit, and those of the log. `metrics`:
+    of the folded log. `ahead_s`: how far the log's clock is ahead of the store's. `reader`: of the look before."""
+    return merged(events_of(metrics, ahead_s), (reader or EventReader()).read(store))
+
+
+def merged(*streams: Iterable[Event]) -> list[Event]:
+    """All of them, in the order of their times."""
+    return sorted((event for stream in streams for event in stream), key=_time)
+
+
+def newest_batches(store: Store) -> list[str]:
+    """The keys of the newest BATCHES of each unit. One unit's flood costs a page at most: the listing goes on behind
+    its keys."""
+    found: dict[str, deque[str]] = defaultdict(deque)
+    after = ""
+    for _ in range(MAX_PAGES):
+        keys = store.list(EVENTS, after=after, limit=PAGE)
+        for key in keys:
+            read = read_event_key(key)
+            if read is not None and len(found[read[0]]) < BATCHES:
+                found[read[0]].append(key)
+        if len(keys) < PAGE:
+            break
+        unit = keys[-1].removeprefix(EVENTS).partition("/")[0]
+        after = f"{EVENTS}{unit}0" if len(found[unit]) >= BATCHES else keys[-1]  # "0" follows "/"
+    return [key for unit in sorted(found) for key in found[unit]]
+
+
+def newest(events: Iterable[Event], count: int) -> list[Event]:
+    """The newest first."""
+    return nlargest(count, events, key=_time)
+
+
+def _batch(store: Store, key: str) -> list[Event]:
+    data, stat, read = store.get(key, MAX_BATCH_BYTES), store.stat(key), read_event_key(key)
+    if data is None or stat is None or read is None:
+        return []
+    return decode_batch(data, read[0], stat.modified_s)
+
+
+def _time(event: Event) -> str:
+    return event.time
