@@ -3,6 +3,7 @@
     .diloco/<run>/run.json                 name and URL of the run
     .diloco/<run>/supervisor.json          identity of the supervising process
     .diloco/<run>/units/<unit>.json        identity of each living unit
+    .diloco/<run>/supervised.json          what the supervisor last decided about each unit
     .diloco/<run>/hold/<unit>              present: the supervisor must not restart this unit
     .diloco/<run>/logs/<unit>.log          what a unit printed
     .diloco/<run>/spool/                   deltas that a syncer has fetched and not merged yet, in files without names

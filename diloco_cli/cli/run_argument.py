@@ -18,6 +18,7 @@ from diloco_cli.errors import NotFoundError, RefusedError
 if TYPE_CHECKING:
     from diloco_cli.events.read import EventReader
     from diloco_cli.observe.facts import RunFacts
+    from diloco_cli.observe.local import Local
     from diloco_cli.protocol.log.operations import Steps
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.log.state import RunState
@@ -58,6 +59,12 @@ class OpenRun:
         from diloco_cli.observe.facts import read_facts
 
         return read_facts(self.url, self.format, self.store, self.clock, known, self.events)
+
+    def local(self) -> Local:
+        """What this machine knows of the run's units that live here."""
+        from diloco_cli.observe.local import read_local
+
+        return read_local(self.name, self.url, self.format)
 
 
 def find_run(text: str | None) -> KnownRun:

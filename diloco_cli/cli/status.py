@@ -94,7 +94,7 @@ def _watched(run: str | None, box: Deadline, every_s: float, as_json: bool) -> S
         from diloco_cli.observe.summary import summary_of, summary_text
 
         box.restart(LOOK_S)
-        print(summary_text(summary_of(opened.facts())))
+        print(summary_text(summary_of(opened.facts(), opened.local())))
     return current
 
 

@@ -153,7 +153,7 @@ def _say_last_words(
 def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
     from diloco_cli.observe.summary import summary_of, summary_text
 
-    summary = summary_of(opened.facts())
+    summary = summary_of(opened.facts(), opened.local())
     if as_json:
         print_json(command, asdict(summary))
     else:

@@ -49,7 +49,7 @@ def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status,
     from diloco_cli.observe.status import status_of
 
     facts = opened.facts(known)
-    return status_of(facts), facts.state
+    return status_of(facts, opened.local()), facts.state
 
 
 class Watcher:

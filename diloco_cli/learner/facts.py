@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diloco_cli.clock import utc_now_text
+from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.runtime.daemon import say
 
@@ -19,12 +19,13 @@ class Facts(Observer):
         self._name = name
         self._step_tokens = self.tokens = 0
         self.tokens_per_s = self.blocked_s = self.busy_s = 0.0
+        self._stepped_s = monotonic_s()
 
     def say(self, text: str) -> None:
         say(f"{utc_now_text()} {self._name}: {text}")
 
     def began(self, learner: Incarnation) -> None:
-        joined = learner.joined
+        joined, self._stepped_s = learner.joined, monotonic_s()
         moments = "new"
         if learner.moments_lost:
             moments = "lost, warming up anew" if joined.data_start > 0 else "none yet, warming up"
@@ -40,7 +41,7 @@ class Facts(Observer):
     def stepped(self, position: int, tokens: int) -> None:
         if not self.tokens:
             self.say("made its first step")
-        self._step_tokens = tokens
+        self._step_tokens, self._stepped_s = tokens, monotonic_s()
         self.tokens += tokens
 
     def took(self, phase: Phase, seconds: float) -> None:
@@ -64,4 +65,5 @@ class Facts(Observer):
             "tokens_per_s": round(self.tokens_per_s, 1),
             "mean_tokens_per_s": round(self.tokens / busy_s, 1),
             "blocked_percent": round(100 * self.blocked_s / busy_s, 3),
+            "last_step_s": round(monotonic_s() - self._stepped_s, 1),
         }

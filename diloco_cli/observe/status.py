@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from diloco_cli.events.event import Event
 from diloco_cli.events.read import newest
 from diloco_cli.observe.facts import RunFacts, moment
-from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, aged, learner_state, syncer_state
-from diloco_cli.observe.verdict import MERGES, verdict_of
+from diloco_cli.observe.local import Local
+from diloco_cli.observe.look import Look
+from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, aged
+from diloco_cli.observe.verdict import MERGES, verdict_at
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.states import LearnerState, RunPhase
 from diloco_cli.protocol.rules.divergence import concern
 from diloco_cli.runtime.known_operators import trust_of
 
@@ -159,14 +161,15 @@ class Status:
     errors: list[UnitError] = field(default_factory=list)
 
 
-def status_of(facts: RunFacts) -> Status:
+def status_of(facts: RunFacts, local: Local = Local()) -> Status:
+    """`local`: what this machine knows of its own units."""
     run, state = facts.run, facts.state
     tokens, rate = state.tokens(run.layout), merged_rate(state)
     target = run.settings.train.tokens
-    syncer, standbys = _syncer(facts), _standbys(facts)
-    learners = [_learner(facts, island) for island in state.with_members(run).all_islands]
+    standbys = _standbys(facts)
     ages = [heard.age_s for heard in facts.learners.values()] + ([facts.syncer.age_s] if facts.syncer else [])
-    verdict = verdict_of(facts)
+    look = Look(facts, local)
+    verdict = verdict_at(look)
     return Status(
         run=run.name,
         state=verdict.state,
@@ -182,8 +185,8 @@ def status_of(facts: RunFacts) -> Status:
         age_s=min(ages, default=None),
         reason=verdict.reason,
         last_merge=_last_merge(facts),
-        learners=learners,
-        syncer=syncer,
+        learners=[_learner(look, island) for island in state.with_members(run).all_islands],
+        syncer=_syncer(look),
         store=_store(facts),
         recent=newest((event for event in facts.events if event.kind not in QUIET_KINDS), RECENT_SHOWN),
         clock_skew_s=facts.clock_skew_s,
@@ -244,7 +247,8 @@ def _last_merge(facts: RunFacts) -> LastMerge | None:
     return LastMerge(age_s, len(note.participants), note.alive, note.quorum, note.grace_used_s, note.grace_s)
 
 
-def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
+def _learner(look: Look, island: Island) -> LearnerStatus:
+    facts = look.facts
     heard = facts.learners.get(island.name)
     known = facts.state.learner(island.name)
     took_part = "".join(TOOK_PART if island.name in n.participants else "." for n in facts.state.metrics.recent_merges)
@@ -252,7 +256,7 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
     return LearnerStatus(
         name=island.name,
         region=island.region,
-        state=learner_state(facts, island.name),
+        state=look.learners[island.name],
         incarnation=heartbeat.incarnation,
         heard_s=heard.age_s if heard else None,
         behind=heartbeat.behind,
@@ -264,8 +268,13 @@ def _learner(facts: RunFacts, island: Island) -> LearnerStatus:
         loss=heartbeat.loss,
         up_bytes=heartbeat.up_bytes,
         down_bytes=heartbeat.down_bytes,
-        note=_quarantine_note(known) or _unheard_note(facts, island.name) or heartbeat.retrying or heartbeat.note,
+        note=_note(look, island.name, known, heartbeat),
     )
+
+
+def _note(look: Look, name: str, known: LearnerRecord, heartbeat: LearnerHeartbeat) -> str:
+    said = _quarantine_note(known) or _unheard_note(look.facts, name) or heartbeat.retrying or heartbeat.note
+    return said or (look.missing.get(name, "") if look.learners[name] != LearnerState.DONE else "")
 
 
 def _unheard_note(facts: RunFacts, learner: str) -> str:
@@ -279,12 +288,13 @@ def _quarantine_note(known: LearnerRecord) -> str:
     )
 
 
-def _syncer(facts: RunFacts) -> SyncerStatus | None:
-    if facts.syncer is None:
+def _syncer(look: Look) -> SyncerStatus | None:
+    heard = look.facts.syncer
+    if heard is None:
         return None
-    heartbeat, age_s, state = facts.syncer.heartbeat, facts.syncer.age_s, syncer_state(facts) or ""
-    note = heartbeat.retrying or heartbeat.reason
-    return SyncerStatus(state, facts.state.epoch, heartbeat.host, age_s, heartbeat.unit, note)
+    said, state = heard.heartbeat, look.syncer or ""
+    note = said.retrying or said.reason
+    return SyncerStatus(state, look.facts.state.epoch, said.host, heard.age_s, said.unit, note)
 
 
 def _standbys(facts: RunFacts) -> list[StandbyStatus]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.lines import escaped
+from diloco_cli.observe.local import Local
 from diloco_cli.observe.render import FINISHED, mirror_line, next_commands
 from diloco_cli.observe.status import MirrorStatus, status_of, wall_seconds
 from diloco_cli.protocol.log.records import RunFormat
@@ -58,8 +59,8 @@ class Summary:
     hint: str = ""
 
 
-def summary_of(facts: RunFacts) -> Summary:
-    run, state, status = facts.run, facts.state, status_of(facts)
+def summary_of(facts: RunFacts, local: Local = Local()) -> Summary:
+    run, state, status = facts.run, facts.state, status_of(facts, local)
     assert status.store is not None
     up_bytes = sum(learner.up_bytes for learner in status.learners)
     down_bytes = sum(learner.down_bytes for learner in status.learners)

@@ -1,28 +1,36 @@
-"""The state of one unit as `status` shows it: what it last said of itself, and for how long it has been silent.
+"""The state of one unit as `status` shows it: what it last said of itself, for how long it has been silent, and what
+has become of its process, if that lived on this machine.
 
 UNIT_STATES explains every word; ARCHITECTURE.md shows the same table.
 """
 
 from __future__ import annotations
 
-from diloco_cli.observe.facts import RunFacts
+import os
+
+from diloco_cli.observe.facts import Heard, RunFacts
+from diloco_cli.observe.local import Local, LocalUnit
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.states import LearnerState, RunPhase, StandbyState, SyncerState
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 25.0
+STUCK_AFTER = 5.0  # times the time of a step
+FIRST_STEP_S = 60.0
 SUSPECT, LOST, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "QUARANTINED", "UPLOADING"
 LEFT = (LearnerState.DONE, LearnerState.FAILED)
+STEPS = (LearnerState.TRAINING, UPLOADING)
 UNIT_STATES = {
     LearnerState.STARTING: "a learner loads the newest versions, or has not been heard yet",
-    LearnerState.RECOVERING: "a learner loads the newest versions again after a failure",
+    LearnerState.RECOVERING: "a unit is being started again, or loads the newest versions after a failure",
     LearnerState.TRAINING: "a learner trains",
     UPLOADING: "a learner trains, and an offer of it is on its way to the bucket",
     LearnerState.WAITING: "a learner pauses: it is a round ahead of the merges, or its link is slow",
-    LearnerState.STUCK: "a learner is heard, and its step does not end",
+    LearnerState.STUCK: "a learner is heard and its step does not end, or a unit is paused on this machine",
     LearnerState.DRAINING: "a learner was told to leave, and awaits the outcome of its offers",
     LearnerState.FENCED: "a newer process has this one's place",
     LearnerState.DONE: "a unit has left in good order",
-    LearnerState.FAILED: "a learner has ended for good, with an error",
+    LearnerState.FAILED: "a unit has ended with an error",
     QUARANTINED: "a learner's offers are refused until `diloco readmit`",
     SyncerState.READING: "a syncer reads the log",
     SyncerState.CLAIMING: "a syncer takes over",
@@ -31,7 +39,7 @@ UNIT_STATES = {
     SyncerState.FINISHING: "the target is reached: the syncer evaluates and settles the last offers",
     StandbyState.STANDING_BY: "a standby takes over if the syncer falls silent",
     SUSPECT: f"no heartbeat for {SUSPECT_S:.0f} s",
-    LOST: f"no heartbeat for {LOST_S:.0f} s",
+    LOST: f"no heartbeat for {LOST_S:.0f} s, or its process on this machine has ended",
 }
 
 
@@ -39,22 +47,62 @@ def aged(state: str, age_s: float) -> str:
     return LOST if age_s > LOST_S else SUSPECT if age_s > SUSPECT_S else state
 
 
-def learner_state(facts: RunFacts, name: str) -> str:
-    heard, phase = facts.learners.get(name), facts.state.phase
-    if facts.state.learner(name).quarantined is not None and phase == RunPhase.RUNNING:
+def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:
+    heard, running = facts.learners.get(name), facts.state.phase == RunPhase.RUNNING
+    if running and facts.state.learner(name).quarantined is not None:
         return QUARANTINED
-    if heard is None:
-        return LearnerState.STARTING
-    said = heard.heartbeat.state
-    if said in LEFT or phase == RunPhase.FINISHED:
-        return LearnerState.FAILED if said == LearnerState.FAILED else LearnerState.DONE
-    return aged(said, heard.age_s)
+    said = LearnerState.STARTING if heard is None else heard.heartbeat.state
+    if facts.state.phase == RunPhase.FINISHED and said != LearnerState.FAILED:
+        return LearnerState.DONE if heard is not None else said
+    if running and (here := state_here(local.units.get(name), heard, said)):
+        return here
+    if heard is None or said in LEFT:
+        return said
+    return LearnerState.STUCK if is_stuck(facts, name, heard) else aged(said, heard.age_s)
 
 
-def syncer_state(facts: RunFacts) -> str | None:
+def is_stuck(facts: RunFacts, name: str, heard: Heard[LearnerHeartbeat]) -> bool:
+    """Whether it is heard and trains, and its step takes far longer than a step."""
+    said, island = heard.heartbeat, facts.run.island(name) or facts.state.with_members(facts.run).island(name)
+    if said.state not in STEPS or heard.age_s > SUSPECT_S or island is None:
+        return False
+    rate = said.mean_tokens_per_s
+    usual_s = STUCK_AFTER * island.batch_tokens / rate if rate > 0 else FIRST_STEP_S
+    return said.last_step_s > max(SUSPECT_S, usual_s)
+
+
+def syncer_state(facts: RunFacts, local: Local = Local()) -> str | None:
     """None: no syncer has been heard yet."""
     if facts.syncer is None:
-        return None
+        return state_here(local.units.get("syncer"), None, "") or None
     said = facts.syncer.heartbeat.state
-    over = said == SyncerState.DONE or facts.state.phase != RunPhase.RUNNING
-    return said if over else aged(said, facts.syncer.age_s)
+    if said == SyncerState.DONE or facts.state.phase != RunPhase.RUNNING:
+        return said
+    return state_here(syncer_here(facts, local), facts.syncer, said) or aged(said, facts.syncer.age_s)
+
+
+def syncer_here(facts: RunFacts, local: Local) -> LocalUnit | None:
+    """The syncer's process, if it is one of this machine's units."""
+    if facts.syncer is None:
+        return local.units.get("syncer")
+    said = facts.syncer.heartbeat
+    return local.units.get(said.unit) if said.host == os.uname().nodename else None
+
+
+def state_here(
+    unit: LocalUnit | None, heard: Heard[LearnerHeartbeat] | Heard[SyncerHeartbeat] | None, said: str
+) -> str:
+    """By the unit's process on this machine; "" if that tells nothing. Where no supervisor lives, a dead process's unit
+    may go on elsewhere: then it is heard."""
+    if unit is None or said in (LearnerState.DONE, LearnerState.FENCED):
+        return ""
+    if unit.condition == "paused":
+        return LearnerState.STUCK
+    if not unit.dead:
+        return ""
+    if unit.restarts:
+        return LearnerState.RECOVERING
+    if unit.gave_up:
+        return LearnerState.FAILED
+    heard_elsewhere = heard is not None and heard.age_s <= SUSPECT_S and not unit.supervised
+    return "" if heard_elsewhere or said == LearnerState.FAILED else LOST

@@ -110,6 +110,13 @@ def follow(files: dict[str, Path], stop: Callable[[], bool] = lambda: False) -> 
             sleep_s(FOLLOW_EVERY_S)
 
 
+def last_store_word(run: str, unit: str) -> tuple[str, str]:
+    """(time, text) of the newest line about the store in a unit's log; empty if there is none."""
+    said = [line for line in tail(log_path(run, unit), STORE_LINES) if STORE_MARK in line]
+    before, _, text = said[-1].partition(STORE_MARK) if said else ("", "", "")
+    return before.partition(" ")[0], text
+
+
 class StoreWords:
     """Lines about the store that were logged since this was made, each once. While the bucket takes no heartbeats, the
     logs alone show a failing store."""

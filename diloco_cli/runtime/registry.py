@@ -1,6 +1,7 @@
 """A run's files about its processes, by which other commands and the next supervisor find them.
 
 units/<unit>.json   the identity of the last process of a unit
+supervised.json     what the supervisor last decided about each unit, and why
 hold/<unit>         present: the supervisor must not restart this unit
 supervisor.json     the identity of the supervising process
 supervisor.lock     locked by it as long as it lives: the kernel unlocks it on any death
@@ -10,14 +11,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from diloco_cli.clock import wall_s
-from diloco_cli.errors import RefusedError
+from diloco_cli.config.codec import from_plain
+from diloco_cli.errors import NoSpaceError, RefusedError, UsageError
 from diloco_cli.paths import run_directory
 from diloco_cli.runtime.files import UnreadableError, checked_name, make_directory, read_json, write_json
 from diloco_cli.runtime.identity import (
@@ -81,6 +83,30 @@ def list_units(run: str) -> list[UnitRecord]:
     paths = sorted((_directory(run) / "units").glob("[a-z0-9]*.json"))[:MAX_UNITS]
     entries = (read_unit(run, path.stem) for path in paths)
     return [entry for entry in entries if isinstance(entry, UnitRecord)]
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """What the supervisor last decided about a unit: its state, why, and how often it has been started."""
+
+    state: str
+    starts: int
+    reason: str
+
+
+def note_supervised(run: str, units: Mapping[str, Supervised]) -> None:
+    """For other commands on this machine. Without space the old note stays: it must not end the supervision."""
+    with suppress(NoSpaceError):
+        write_json(_directory(run) / "supervised.json", {"units": {name: asdict(unit) for name, unit in units.items()}})
+
+
+def read_supervised(run: str) -> dict[str, Supervised]:
+    """By unit; empty if there is no valid note."""
+    try:
+        body = read_json(_directory(run) / "supervised.json") or {}
+        return {name: from_plain(Supervised, unit) for name, unit in body["units"].items()}
+    except (KeyError, AttributeError, ValueError, UsageError):
+        return {}
 
 
 def hold(run: str, unit: str) -> None:

@@ -32,7 +32,7 @@ from diloco_cli.runtime.ending import (
     without_bucket,
 )
 from diloco_cli.runtime.hearing import Asking, OnceInBackground, SignalCount
-from diloco_cli.runtime.registry import SUPERVISOR, log_path, supervisor_lock
+from diloco_cli.runtime.registry import SUPERVISOR, Supervised, log_path, note_supervised, supervisor_lock
 from diloco_cli.runtime.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
 from diloco_cli.runtime.supervised import SupervisedUnit
 from diloco_cli.runtime.units import UnitEvent, UnitSpec, UnitState, bound_log
@@ -231,6 +231,8 @@ class Supervisor:
 
     def _move(self, unit: SupervisedUnit, event: UnitEvent, kind: EventKind, reason: str) -> None:
         unit.go(event, reason)
+        notes = {u.spec.name: Supervised(u.state, u.starts, u.reason) for u in self.units}
+        note_supervised(self._run_name, notes)
         self._tell(kind, unit.spec.name, reason)
 
     def _bound_logs(self) -> None:

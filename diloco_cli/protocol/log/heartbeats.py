@@ -10,7 +10,8 @@ SLOWEST_KEPT = 0.995  # per heartbeat: an outage is forgotten within the hour, w
 
 @dataclass(frozen=True)
 class LearnerHeartbeat:
-    """What a learner states. Rates are per second of its own clock; byte counts are since its first incarnation."""
+    """What a learner states. Rates are per second of its own clock; byte counts are since its first incarnation.
+    `last_step_s`: seconds since its last step ended, or since it began."""
 
     state: str
     incarnation: int
@@ -28,6 +29,7 @@ class LearnerHeartbeat:
     note: str = ""
     retrying: str = ""
     writes: int = 0  # requests that write or list, for which stores charge most
+    last_step_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from diloco_cli.observe.facts import Heard, RunFacts
+from diloco_cli.observe.local import Local, LocalUnit, full_disk
 from diloco_cli.observe.status import status_of
 from diloco_cli.observe.unit_states import LOST_S, UNIT_STATES
 from diloco_cli.observe.verdict import MEANINGS, State, verdict_of
@@ -15,6 +19,7 @@ from diloco_cli.protocol.log.metrics import Note
 from diloco_cli.protocol.log.stability import Stability
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import LearnerState, StandbyState, SyncerState
+from diloco_cli.runtime.registry import Supervised
 from tests.unit.observe.test_status import HEARTBEAT, RUN, STATE, SYNCER, WAITING, at, facts, measured
 
 LOST_AGE_S = LOST_S + 1
@@ -103,10 +108,10 @@ def test_silence_of_all_is_silent_and_a_good_end_of_all_is_told_apart() -> None:
     assert (verdict_of(left).state, verdict_of(left).reason) == (State.SILENT, "all units have left in good order")
 
 
-def test_failures_of_all_learners_fail_the_run() -> None:
-    failed = learner_says(learner_says(facts(), "iowa", LearnerState.FAILED), "rhine", LearnerState.FAILED)
-    verdict = verdict_of(failed)
-    assert (verdict.state, verdict.reason) == (State.FAILED, "all learners have failed: iowa, rhine")
+def test_failures_of_all_learners_fail_the_run_unless_they_may_be_restarted_soon() -> None:
+    for age_s, state in ((2.0, State.STALLED), (9.0, State.FAILED)):
+        failed = learner_says(facts(), "iowa", LearnerState.FAILED, age_s)
+        assert verdict_of(learner_says(failed, "rhine", LearnerState.FAILED, age_s)).state == state
 
 
 def test_a_standby_that_is_heard_will_take_over() -> None:
@@ -145,7 +150,7 @@ def test_a_start_takes_a_while_and_then_is_a_stall() -> None:
     spoken = replace(facts(new), now_s=facts().now_s - 40.0)
     first = verdict_of(spoken)
     assert (first.state, first.reason) == (State.STARTING, "the first merge is to come; 2 of 2")
-    assert verdict_of(replace(spoken, learners={})).reason == "not heard yet: iowa, rhine"
+    assert verdict_of(replace(spoken, learners={})).reason == "waits for: iowa, rhine"
     assert verdict_of(later(spoken, 1000.0)).state == State.STALLED
 
 
@@ -171,3 +176,121 @@ def test_every_state_has_its_words() -> None:
     assert set(MEANINGS) == set(State)
     said = {*LearnerState, *SyncerState, *StandbyState, "UPLOADING", "QUARANTINED", "SUSPECT", "LOST"}
     assert set(UNIT_STATES) == said and RUN.name == "nano" and measured() == STATE
+
+
+def here(kind: str = "learner", condition: str = "dead", supervised: bool = True, **more: Any) -> LocalUnit:
+    return LocalUnit(kind, 7, condition, supervised=supervised, **more)
+
+
+SOON = Supervised("BACKOFF", 3, "killed by SIGKILL after 2.0 s; restart in 0.5 s")
+
+
+def test_a_dead_learner_is_known_at_once_on_its_own_machine() -> None:
+    verdict = verdict_of(facts(), Local({"rhine": here(supervised=True)}))
+    assert verdict.state == State.DEGRADED and "rhine (its process 7 has ended, and no supervisor" in verdict.reason
+    alone = Local({"rhine": here(supervised=False)})
+    assert verdict_of(facts(), alone).state == State.MERGING, "it may go on elsewhere"
+    assert verdict_of(facts(rhine=9.0), alone).state == State.DEGRADED
+    assert verdict_of(facts(rhine=9.0), alone).hint == "diloco resume file:///b/nano"
+
+
+def test_a_learner_that_is_being_restarted_says_why_and_how_often() -> None:
+    status = status_of(facts(), Local({"rhine": here(said=SOON, by_chaos=True)}))
+    assert (status.state, status.learners[1].state) == (State.DEGRADED, LearnerState.RECOVERING)
+    assert status.reason.endswith("rhine (it is being restarted, after 3 starts: killed by SIGKILL after 2.0 s; "
+                                  "restart in 0.5 s (chaos))")  # fmt: skip
+    assert status.hint == "diloco logs rhine --run file:///b/nano"
+
+
+def test_a_paused_process_is_stuck_and_the_command_that_revives_it_is_named() -> None:
+    status = status_of(facts(), Local({"rhine": here(condition="paused", by_chaos=True)}))
+    assert status.learners[1].state == LearnerState.STUCK
+    assert "its process 7 is paused by a signal (chaos)" in status.reason
+    assert status.hint == "diloco chaos revive rhine --run nano"
+
+
+def test_a_learner_that_is_heard_and_does_not_step_is_stuck() -> None:
+    """A step takes it 64 tokens' time."""
+    stands = facts(last_step_s=9.0, mean_tokens_per_s=1e6)
+    assert status_of(stands).learners[0].state == LearnerState.STUCK
+    verdict = verdict_of(stands)
+    assert verdict.state == State.DEGRADED and "its step has not ended for 10 s: it hangs" in verdict.reason
+    assert verdict.hint == "diloco logs iowa --run file:///b/nano"
+    assert verdict_of(facts(last_step_s=9.0, mean_tokens_per_s=1.0)).state == State.MERGING, "its steps are long"
+    assert verdict_of(facts(last_step_s=9.0)).state == State.MERGING, "its first step may take longer"
+    waits = learner_says(stands, "iowa", LearnerState.WAITING)
+    assert verdict_of(waits).state == State.MERGING
+
+
+def test_a_process_that_lives_and_is_not_heard_hangs() -> None:
+    verdict = verdict_of(facts(rhine=LOST_AGE_S), Local({"rhine": here(condition="running")}))
+    assert "not heard for 26 s, though its process 7 lives: it hangs" in verdict.reason
+    assert verdict.hint == "diloco logs rhine --run file:///b/nano"
+
+
+def test_a_learner_that_trains_and_is_never_merged_is_missing_and_says_why() -> None:
+    refused = Note(at(80), "merge", "iowa", "offer 1/7 of fragment 0 refused: stale")
+    ahead = structs.replace(noted(STATE, refused), n=500)
+    spoken = replace(facts(ahead, step=10**6), learners=facts(step=10**6).learners)
+    verdict = verdict_of(replace(spoken, learners={**spoken.learners, "rhine": Heard(replace(HEARTBEAT, step=0), 1.0)}))
+    assert verdict.state == State.DEGRADED and verdict.hint == "diloco logs iowa --run file:///b/nano"
+    assert verdict.reason.endswith(
+        "iowa (it trains, and no offer of it has been merged for 500 commits: offer 1/7 of fragment 0 refused: stale)"
+    )
+    young = structs.replace(STATE, n=4)
+    assert verdict_of(facts(young, step=10**6)).state == State.MERGING, "it is too soon to say so"
+
+
+def syncer_here(unit: LocalUnit, age_s: float = 1.0) -> tuple[RunFacts, Local]:
+    return syncer_says(facts(), age_s, host=os.uname().nodename), Local({"syncer": unit})
+
+
+def test_a_dead_syncer_stalls_the_run_on_its_own_machine() -> None:
+    spoken, local = syncer_here(here("syncer", supervised=False), age_s=9.0)
+    verdict = verdict_of(spoken, local)
+    assert verdict.state == State.STALLED and verdict.hint == "diloco resume file:///b/nano"
+    assert verdict.reason.startswith("no syncer serves: its process 7 has ended, and no supervisor lives here")
+    assert verdict_of(spoken).state == State.MERGING, "from afar it is only late"
+
+
+def test_a_syncer_that_is_being_restarted_stalls_the_run_once_a_merge_is_overdue() -> None:
+    spoken, local = syncer_here(here("syncer", said=SOON))
+    assert verdict_of(spoken, local).state == State.MERGING
+    verdict = verdict_of(later(spoken, 100.0), local)
+    assert (verdict.state, verdict.hint) == (State.STALLED, "")
+    assert verdict.reason.startswith("no syncer serves: it is being restarted, after 3 starts: killed by SIGKILL")
+
+
+def test_a_syncer_that_is_given_up_fails_the_run_with_the_reason() -> None:
+    spoken, local = syncer_here(here("syncer", supervised=False, said=Supervised("FAILED", 3, "ended with status 12")))
+    verdict = verdict_of(spoken, local)
+    assert (verdict.state, verdict.reason) == (State.FAILED, "the syncer has failed: ended with status 12")
+    assert verdict.hint == "diloco logs syncer --run file:///b/nano"
+
+
+def test_learners_that_are_given_up_fail_the_run_at_once_on_their_machine() -> None:
+    given_up = here(said=Supervised("FAILED", 3, "ended with status 1"), supervised=False)
+    verdict = verdict_of(facts(), Local({"iowa": given_up, "rhine": given_up}))
+    assert verdict.state == State.FAILED and "iowa (ended with status 1), rhine (ended with" in verdict.reason
+
+
+def test_a_full_disk_is_the_cause_of_a_stall_on_this_machine() -> None:
+    full = Local({"iowa": here(condition="running")}, full="no space is left in /b: 1 kB free, a merge needs 4 MB")
+    assert verdict_of(facts(), full).state == State.MERGING
+    verdict = verdict_of(later(facts(iowa=LOST_AGE_S, rhine=LOST_AGE_S, syncer=20.0), 70.0), full)
+    assert (verdict.state, verdict.reason) == (State.STALLED, full.full)
+
+
+def test_where_everything_here_has_ended_each_end_is_told() -> None:
+    dead = here(supervised=False)
+    spoken, _ = syncer_here(dead, age_s=9.0)
+    gone = facts(iowa=9.0, rhine=9.0)
+    verdict = verdict_of(
+        replace(spoken, learners=gone.learners), Local(dict.fromkeys(["iowa", "rhine", "syncer"], dead))
+    )
+    assert verdict.state == State.SILENT and verdict.reason.startswith("iowa: its process 7 has ended, and no")
+
+
+def test_the_disk_is_full_if_one_merge_does_not_fit(tmp_path: Path) -> None:
+    assert full_disk([tmp_path, tmp_path / "gone"], 1) == ""
+    assert full_disk([tmp_path], 1 << 62).startswith(f"no space is left in {tmp_path}: ")
