@@ -18,8 +18,10 @@ from diloco_cli.observe.unit_states import (
     syncer_here,
     syncer_state,
 )
+from diloco_cli.protocol.log.metrics import REFUSED
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.states import LearnerState, SyncerState
+from diloco_cli.protocol.log.sustained import share_of_best
 
 STALLS_AFTER = 1.8  # times the expected time between two merges
 WRITTEN_S, SILENT_S = 8.0, 25.0
@@ -55,6 +57,14 @@ class Look:
         told = self.syncer not in (None, SUSPECT, LOST) or bool(self.local.full or self.local.store)
         start_s = STARTS_WITHIN_S if self.starts else 0.0
         return self.idle_s > start_s + max(STALLS_AFTER * self.expected_s, WRITTEN_S if told else SILENT_S)
+
+    @property
+    def share_of_best(self) -> float | None:
+        """The present pace over the best sustained one. The time since the newest merge counts once a merge is late."""
+        known = self.facts.state.metrics.sustained
+        if not known.since:
+            return None
+        return share_of_best(known, self.facts.seconds_since(known.since) - min(self.idle_s, self.expected_s))
 
     @property
     def stated(self) -> str:
@@ -99,8 +109,9 @@ class Look:
         commits = facts.state.n - newest
         if heard.heartbeat.step <= rounds * island.local_steps or commits <= rounds * facts.run.num_fragments:
             return ""
-        refusals = [note.text for note in facts.state.metrics.notes if note.unit == island.name]
-        why = heard.heartbeat.note or heard.heartbeat.retrying or (refusals[-1] if refusals else "why is not known")
+        refusals = [n.text for n in facts.state.metrics.notes if (n.kind, n.unit) == (REFUSED, island.name)]
+        refused = f"refused: {refusals[-1]}" if refusals else "why is not known"
+        why = heard.heartbeat.note or heard.heartbeat.retrying or refused
         return f"it trains, and no offer of it has been merged for {commits} commits: {why}"
 
 

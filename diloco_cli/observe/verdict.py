@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from diloco_cli.observe.facts import RunFacts
+from diloco_cli.observe.limits import SLOW_BELOW, limit_of
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.look import SYNCER_GONE, WRITTEN_S, Look
 from diloco_cli.observe.unit_states import LOST, LOST_S, QUARANTINED, SUSPECT, syncer_here
@@ -73,7 +74,8 @@ def verdict_at(look: Look) -> Verdict:
         verdict = check(look)
         if verdict is not None:
             return verdict
-    return Verdict(State.MERGING, no_syncer(look) if look.syncer in (*SYNCER_GONE, SUSPECT) else look.stated)
+    reason = no_syncer(look) if look.syncer in (*SYNCER_GONE, SUSPECT) else look.stated
+    return Verdict(State.MERGING, reason, limit=limit_of(look))
 
 
 def _over(look: Look) -> Verdict | None:
@@ -202,7 +204,15 @@ def _degraded(look: Look) -> Verdict | None:
     planned = len(look.facts.run.islands)
     reason = f"merges go on without {len(look.missing)} of {planned} planned islands: {look.absences}"
     ages = [heard.age_s for name, heard in look.facts.learners.items() if name in look.missing]
-    return Verdict(State.DEGRADED, reason, max(ages, default=None), _brings_back(look))
+    return Verdict(State.DEGRADED, reason, max(ages, default=None), _brings_back(look), limit_of(look))
+
+
+def _slow(look: Look) -> Verdict | None:
+    share, limit = look.share_of_best, limit_of(look)
+    if share is None or share >= SLOW_BELOW:
+        return None
+    reason = f"merges go on at {share:.2f} of the best pace that this run sustained"
+    return Verdict(State.SLOW, reason, None, "" if limit else _logs(look), limit or "why is not known from the bucket")
 
 
 def _brings_back(look: Look) -> str:
@@ -228,5 +238,5 @@ def _logs(look: Look, unit: str = "") -> str:
 
 SILENCE = frozenset({LOST, LearnerState.DONE, LearnerState.FAILED, LearnerState.FENCED, LearnerState.STARTING})
 CHECKS: tuple[Callable[[Look], Verdict | None], ...] = (
-    _over, _failed, _silent, _draining, _starting, _stalled, _degraded,
+    _over, _failed, _silent, _draining, _starting, _stalled, _degraded, _slow,
 )  # fmt: skip

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diloco_cli.protocol.log import commits
+from diloco_cli.protocol.log.sustained import Sustained, sustained_after
 from diloco_cli.signing import short_key
 
 RECENT_MERGES = 10
@@ -58,6 +59,7 @@ class Metrics(Struct, frozen=True):
     losses: tuple[tuple[int, float], ...] = ()
     recent_merges: tuple[MergeNote, ...] = ()
     notes: tuple[Note, ...] = ()
+    sustained: Sustained = Sustained()
 
     @property
     def loss(self) -> float | None:
@@ -74,6 +76,7 @@ def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metr
         offers_applied=metrics.offers_applied + len(commit.inputs),
         offers_refused=metrics.offers_refused + len(commit.outcomes),
         notes=_noted(metrics.notes, commit)[-RECENT_NOTES:],
+        sustained=sustained_after(metrics.sustained, commit),
     )
     match commit:
         case commits.Merge():

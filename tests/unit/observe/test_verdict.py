@@ -19,8 +19,9 @@ from diloco_cli.protocol.log.metrics import Note
 from diloco_cli.protocol.log.stability import Stability
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import LearnerState, StandbyState, SyncerState
+from diloco_cli.protocol.log.sustained import Sustained
 from diloco_cli.runtime.registry import Supervised
-from tests.unit.observe.test_status import HEARTBEAT, RUN, STATE, SYNCER, WAITING, at, facts, measured
+from tests.unit.observe.test_status import HEARTBEAT, MERGES, RUN, STATE, SYNCER, WAITING, at, facts, measured
 
 LOST_AGE_S = LOST_S + 1
 
@@ -229,13 +230,13 @@ def test_a_process_that_lives_and_is_not_heard_hangs() -> None:
 
 
 def test_a_learner_that_trains_and_is_never_merged_is_missing_and_says_why() -> None:
-    refused = Note(at(80), "merge", "iowa", "offer 1/7 of fragment 0 refused: stale")
+    refused = Note(at(80), "refused", "iowa", "stale")
     ahead = structs.replace(noted(STATE, refused), n=500)
     spoken = replace(facts(ahead, step=10**6), learners=facts(step=10**6).learners)
     verdict = verdict_of(replace(spoken, learners={**spoken.learners, "rhine": Heard(replace(HEARTBEAT, step=0), 1.0)}))
     assert verdict.state == State.DEGRADED and verdict.hint == "diloco logs iowa --run file:///b/nano"
     assert verdict.reason.endswith(
-        "iowa (it trains, and no offer of it has been merged for 500 commits: offer 1/7 of fragment 0 refused: stale)"
+        "iowa (it trains, and no offer of it has been merged for 500 commits: refused: stale)"
     )
     young = structs.replace(STATE, n=4)
     assert verdict_of(facts(young, step=10**6)).state == State.MERGING, "it is too soon to say so"
@@ -294,3 +295,29 @@ def test_where_everything_here_has_ended_each_end_is_told() -> None:
 def test_the_disk_is_full_if_one_merge_does_not_fit(tmp_path: Path) -> None:
     assert full_disk([tmp_path, tmp_path / "gone"], 1) == ""
     assert full_disk([tmp_path], 1 << 62).startswith(f"no space is left in {tmp_path}: ")
+
+
+def paced(tokens: int, seconds: float, best: float = 100.0) -> RunState:
+    """A window of 100 s at the best pace of 100 tokens/s, and then `tokens` in `seconds`."""
+    known = Sustained(at(100.0 - seconds - 10.0), tokens, 3, (100.0, 10_000), (best, best, best), best)
+    return measured(sustained=known)
+
+
+def test_a_pace_below_four_fifths_of_the_best_sustained_one_is_slow_and_says_what_limits_it() -> None:
+    assert verdict_of(facts(paced(6_500, 100.0))).state == State.MERGING
+    verdict = verdict_of(facts(paced(5_500, 100.0)))
+    assert verdict.state == State.SLOW and verdict.reason.startswith("merges go on at 0.78 of the best pace")
+    assert verdict.limit == "rhine took part in 2 of the last 3 merges"
+    throttled = verdict_of(facts(paced(5_500, 100.0), tokens_per_s=10.0, mean_tokens_per_s=95.0))
+    assert throttled.limit == "iowa trains at 10 tok/s, usually at 95"
+    retries = verdict_of(syncer_says(facts(paced(5_500, 100.0)), retrying="put fails for 3 s: 503"))
+    assert retries.limit == "the syncer's store: put fails for 3 s: 503"
+    assert verdict_of(facts(paced(0, 100.0, best=0.0))).state == State.MERGING, "nothing to compare with"
+
+
+def test_the_grace_and_the_exchange_are_limits_too() -> None:
+    everybody = [structs.replace(merge, participants=("iowa", "rhine"), grace_used_s=20.0) for merge in MERGES]
+    assert verdict_of(facts(measured(recent_merges=tuple(everybody)))).limit == (
+        "the grace: each merge waits 20.0 s of 40.0 s"
+    )
+    assert verdict_of(facts(blocked_percent=43.0)).limit == "iowa spends 43% of its time on the exchange"

@@ -1,0 +1,54 @@
+"""What limits a run's pace, in words: the first cause that the facts show."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from diloco_cli.observe.look import Look
+from diloco_cli.observe.unit_states import STEPS
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.states import SyncerState
+from diloco_cli.units import format_count
+
+SLOW_BELOW = 0.8
+BLOCKED_PERCENT = 20.0
+GRACE_SHARE = 0.25  # of the time between two merges
+
+
+def limit_of(look: Look) -> str:
+    """ "" if the facts show none."""
+    facts, syncer = look.facts, look.facts.syncer
+    heard = {name: heard.heartbeat for name, heard in facts.learners.items() if look.learners[name] in STEPS}
+    if syncer is not None and syncer.heartbeat.retrying:
+        return f"the syncer's store: {syncer.heartbeat.retrying}"
+    if look.missing:
+        return f"missing: {', '.join(look.missing)}"
+    causes = [_of_learner(name, said) for name, said in heard.items()]
+    return next(filter(None, causes), "") or _of_merges(look)
+
+
+def _of_learner(name: str, said: LearnerHeartbeat) -> str:
+    if said.retrying:
+        return f"the store of {name}: {said.retrying}"
+    if said.tokens_per_s < SLOW_BELOW * said.mean_tokens_per_s:
+        usual = format_count(said.mean_tokens_per_s)
+        return f"{name} trains at {format_count(said.tokens_per_s)} tok/s, usually at {usual}"
+    if said.blocked_percent > BLOCKED_PERCENT:
+        return f"{name} spends {said.blocked_percent:.0f}% of its time on the exchange"
+    return ""
+
+
+def _of_merges(look: Look) -> str:
+    """Who is often left out, and how long the syncer waits."""
+    merges = look.facts.state.metrics.recent_merges
+    if len(merges) < 2:
+        return ""
+    planned = [island.name for island in look.facts.run.islands]
+    parts = {name: sum(name in merge.participants for merge in merges) for name in planned}
+    rarest = min(parts, key=lambda name: parts[name])
+    if parts[rarest] < SLOW_BELOW * len(merges):
+        return f"{rarest} took part in {parts[rarest]} of the last {len(merges)} merges"
+    grace_s = fmean(merge.grace_used_s for merge in merges)
+    if grace_s > GRACE_SHARE * look.expected_s:
+        return f"the grace: each merge waits {grace_s:.1f} s of {look.expected_s:.1f} s"
+    return "the syncer is busy with a merge" if look.syncer == SyncerState.MERGING else ""
