@@ -13,8 +13,9 @@ from msgspec import structs
 from diloco_cli.protocol.actors.collection import Collector, collected, floor_by_request
 from diloco_cli.protocol.actors.requests import MAX_REASON, Pending, pending_requests
 from diloco_cli.protocol.actors.rollback import published_anew, return_to
-from diloco_cli.protocol.log.commit_log import Pulse, append, claim_epoch, no_pulse, read_log
+from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Readmit, Refuse, Revoke, Stop
+from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.places import newest_claim
 from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat

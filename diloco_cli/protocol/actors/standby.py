@@ -14,6 +14,7 @@ from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
+from diloco_cli.protocol.log.epochs import newest_epoch
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
@@ -144,11 +145,9 @@ class Standby:
         """Whether the newest epoch was claimed by the process that this one replaces."""
         if self.instead_of is None:
             return False
-        newest, epoch = None, max(1, state.epoch)
-        while (data := (yield Get(epoch_key(epoch), MAX_RECORD_BYTES))) is not None:
-            newest, epoch = data, epoch + 1
+        newest = yield from newest_epoch(max(0, state.epoch - 1))
         try:
-            claim = None if newest is None else decode(ProcessClaim, newest, epoch_key(epoch - 1))
+            claim = None if newest is None else decode(ProcessClaim, newest[1], epoch_key(newest[0]))
         except RecordError:
             return False
         return claim is not None and (claim.host, claim.pid) == (self.claim.host, self.instead_of)

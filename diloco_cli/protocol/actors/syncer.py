@@ -29,12 +29,12 @@ from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.commit_log import (
     SNAPSHOT_EVERY,
     append,
-    claim_epoch,
     fence,
     next_commit,
     read_log,
     write_snapshot,
 )
+from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.heartbeats import Cadence
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Put, Steps

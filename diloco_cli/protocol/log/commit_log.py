@@ -18,13 +18,12 @@ from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     HEAD_HINT_KEY,
     commit_key,
-    epoch_key,
     is_name,
     read_snapshot_key,
     snapshot_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
-from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA, RunFormat
 from diloco_cli.protocol.log.state import RunState, apply
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import (
@@ -292,16 +291,6 @@ def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
         return
     yield Create(key, run.keyring.sign(LOG, key, data))
     yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
-
-
-def claim_epoch(run: RunFormat, claim: ProcessClaim, state: RunState) -> Steps[int]:
-    """The first free epoch after the log's, now claimed by this process."""
-    epoch = state.epoch + 1
-    while True:
-        mine = run.keyring.sign(LOG, epoch_key(epoch), encode(replace(claim, number=epoch)))
-        if (yield from create_signed(run.keyring, LOG, epoch_key(epoch), mine)) == mine:
-            return epoch
-        epoch += 1
 
 
 def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunState, bool]]:

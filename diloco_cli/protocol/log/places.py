@@ -5,8 +5,7 @@ A learner's record lies at the first of MAX_PLACES places of its key that was fr
 object in front of it changes neither the order of the records nor what the log says of them. The signature (or
 checksum) is over the key itself: the same bytes are genuine at each place, and relays may carry them to another one.
 
-What is not genuine counts as not there. So claims are dense: number k is claimed only after k-1, and the newest one is
-found by doubling and halving steps.
+What is not genuine counts as not there. So claims are dense, and the newest one is found by few looks (epochs.py).
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from dataclasses import dataclass, replace
 
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.log.commit_log import LOOKS, create_signed, read_signed
+from diloco_cli.protocol.log.epochs import CLAIMS_TRIED, REACH, furthest
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key, placed_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import MAX_EXACT, ProcessClaim
+from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import Unsigned, learner_signer
 
@@ -88,32 +88,30 @@ class Claimed:
 
 
 def newest_claim(
-    keyring: Unsigned, learner: str, known: int, reach: int = MAX_EXACT, same: int = 2
+    keyring: Unsigned, learner: str, known: int, reach: int = REACH, same: int = 2
 ) -> Steps[Claimed | None]:
     """The newest claim of a learner beyond number `known`, within `reach` of it; None if there is none."""
-    found: Claimed | None = None
-    low, high, step = known, known + reach + 1, 1
-    while high - low > 1:
-        number = min(low + step, (low + high + 1) // 2)
+
+    def look(number: int) -> Steps[bytes | None]:
         key = incarnation_key(learner, number)
-        data = (yield from read_placed(keyring, learner_signer(learner), key, same=same)).data
-        if data is None:
-            high = number
-        else:
-            low, found, step = number, Claimed(number, data), 2 * step
-    return found
+        return (yield from read_placed(keyring, learner_signer(learner), key, same=same)).data
+
+    found = yield from furthest(known, reach, look)
+    return None if found is None else Claimed(*found)
 
 
 def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, known: int) -> Steps[int]:
     """The first free number beyond `known`, which was claimed before; now it is claimed by this process."""
     signer, number = learner_signer(learner), known
-    while True:
+    for _ in range(CLAIMS_TRIED):
         newest = yield from newest_claim(keyring, learner, number, same=LOOKS)
         number = 1 + (number if newest is None else newest.number)
         key = incarnation_key(learner, number)
         mine = keyring.sign(signer, key, encode(replace(claim, number=number)))
         if (yield from create_placed(keyring, signer, key, mine, LOOKS)) == mine:
             return number
+    what = f"other processes with this learner's key have claimed {CLAIMS_TRIED} numbers first"
+    raise OccupiedError(what, where=incarnation_key(learner, number), hint="have its key revoked: diloco key revoke")
 
 
 class ClaimWatch:

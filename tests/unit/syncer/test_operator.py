@@ -9,8 +9,9 @@ import pytest
 
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.protocol.actors.request_handler import StandIn
-from diloco_cli.protocol.log.commit_log import append, claim_epoch, read_log
+from diloco_cli.protocol.log.commit_log import append, read_log
 from diloco_cli.protocol.log.commits import EpochStart
+from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim
