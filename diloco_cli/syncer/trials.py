@@ -17,7 +17,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.merging import read_payload
 from diloco_cli.protocol.actors.ports import Refused
-from diloco_cli.protocol.log.commit_log import state_after
+from diloco_cli.protocol.log.commit_log import read_log, state_after
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key, max_fragment_bytes, offer_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Steps
@@ -36,7 +36,8 @@ Result = TypeVar("Result")
 
 
 def state_at(run: RunFormat, store: Store, n: int) -> RunState:
-    return _now(store, state_after(run, n))
+    head = _now(store, read_log(run))
+    return _now(store, state_after(run, n, head.revoked))
 
 
 class Repetition:

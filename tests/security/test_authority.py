@@ -14,7 +14,16 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.authority import AuthorityError
-from diloco_cli.protocol.log.commit_log import append, fold, snapshot_at, write_snapshot
+from diloco_cli.protocol.log.commit_log import (
+    append,
+    fold,
+    newest_snapshot,
+    read_log,
+    snapshot_at,
+    state_after,
+    trusting_none_of,
+    write_snapshot,
+)
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, placed_key, snapshot_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.places import ClaimWatch
@@ -82,6 +91,51 @@ def test_a_snapshot_counts_only_under_the_key_of_its_commit() -> None:
     store.delete(snapshot_key(0))
     told(store, write_snapshot(SYNCER, state))
     assert told(store, snapshot_at(reader, 0)) == state
+
+
+def written(store: MemoryStore, state: RunState, writer: RunFormat, kind: str, **fields: Any) -> RunState:
+    """As `after`, with the commit in the store."""
+    key = commit_key(state.n + 1)
+    store.create(key, writer.keyring.sign(LOG, key, encode(commit(state, kind, **fields))))
+    return after(state, writer, kind, **fields)
+
+
+def with_a_thief_s_snapshot(**lies: Any) -> tuple[MemoryStore, RunState]:
+    """The key of the first syncer was stolen and is revoked; the thief has replaced the snapshot of an old commit of
+    that key, and the hint. The log, and its true end."""
+    store = MemoryStore()
+    state = written(store, RunState(), SYNCER, "epoch_start", outputs=genesis(RUN).outputs, epoch=1)
+    state = written(store, state, SYNCER, "skip", slot=0)
+    told(store, write_snapshot(SYNCER, structs.replace(state, **lies)))
+    state = written(store, state, RUN, "epoch_start", epoch=2, serves=False)
+    state = written(store, state, RUN, "revoke", epoch=2, key=FIRST_KEY)
+    state = written(store, state, OTHER, "epoch_start", epoch=3)
+    return store, written(store, state, OTHER, "skip", epoch=3, slot=1)
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"token_parameters": 10**9},
+        {"gc_floor": 1, "base_floor": 1},
+        {"revoked": {OTHER_KEY: 1}},  # the log does not go on behind it
+        {"slot": 7},
+    ],
+    ids=",".join,
+)
+def test_a_snapshot_by_a_thief_of_its_own_old_commit_counts_for_nothing_once_the_key_is_revoked(
+    lies: dict[str, Any],
+) -> None:
+    store, truth = with_a_thief_s_snapshot(**lies)
+    reader = as_learner(RUN, "l0")
+    assert told(store, read_log(reader)) == truth
+    assert told(store, state_after(reader, 2, truth.revoked)).slot == 1
+    assert told(store, newest_snapshot(trusting_none_of(reader, truth.revoked), -1)) is None
+
+
+def test_a_snapshot_that_hides_the_key_of_its_own_commit_counts_for_nothing() -> None:
+    store, truth = with_a_thief_s_snapshot(epoch_key=OTHER_KEY, token_parameters=10**9)
+    assert told(store, read_log(as_learner(RUN, "l0"))) == truth
 
 
 def test_only_an_epoch_start_begins_an_epoch() -> None:

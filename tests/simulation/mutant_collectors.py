@@ -74,5 +74,5 @@ class ForgetfulCollector(Collector):
 
     def work(self, state: RunState, now_s: float, budget_s: float) -> Steps[bool]:
         if self.sweep is None and now_s >= self.starts_s and not self.is_done(state):
-            self.sweep = EveryMoment((yield from state_after(self.run, self.floor)))
+            self.sweep = EveryMoment((yield from state_after(self.run, self.floor, state.revoked)))
         return (yield from super().work(state, now_s, budget_s))

@@ -260,7 +260,7 @@ def test_whoever_serves_is_heard_while_the_past_is_read() -> None:
         heartbeats.append(None)
         yield from ()
 
-    walk = fleet.world.start("reader", state_after(RUN, 14, pulse))
+    walk = fleet.world.start("reader", state_after(RUN, 14, (), pulse))
     assert done(fleet, walk).result.n == 14 and len(heartbeats) == 4, "from the snapshot of commit 10"
 
 
@@ -269,7 +269,7 @@ def test_the_past_is_read_from_the_newest_snapshot_before_it_or_from_the_beginni
     fleet.finish()
 
     def walked(n: int) -> Actor:
-        return done(fleet, fleet.world.start("reader", state_after(RUN, n)))
+        return done(fleet, fleet.world.start("reader", state_after(RUN, n, ())))
 
     from_snapshot = walked(12)
     whole = done(fleet, fleet.world.start("reader", read_log(RUN))).result

@@ -181,7 +181,7 @@ class Collector:
         if self.is_done(state) or now_s < self.starts_s:
             return False
         if self.sweep is None:
-            self.sweep = Sweep((yield from state_after(self.run, self.floor)))
+            self.sweep = Sweep((yield from state_after(self.run, self.floor, state.revoked)))
         while not self.sweep.is_done:
             before = self.sweep.deleted
             yield from self.sweep.step(state.epoch)
@@ -193,7 +193,7 @@ class Collector:
 
 def survey(run: RunFormat, state: RunState, floor: int) -> Steps[dict[str, list[str]]]:
     """Keys by kind that a floor would allow to delete, as far as a listing shows. Changes nothing."""
-    sweep = Sweep((yield from state_after(run, floor)))
+    sweep = Sweep((yield from state_after(run, floor, state.revoked)))
     while sweep.kinds:
         yield from sweep.look(state.epoch)
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}

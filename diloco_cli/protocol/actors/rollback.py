@@ -56,7 +56,7 @@ def return_to(
     if to is None or not state.gc_floor <= to < state.n:
         return f"only commits {state.gc_floor} to {state.n - 1} can be gone back to, not {to}"
     try:
-        then = yield from state_after(run, to, pulse)
+        then = yield from state_after(run, to, state.revoked, pulse)
     except NotFoundError as error:
         return str(error)
     changed = [o.fragment for o, c in zip(then.outputs, state.outputs, strict=True) if o.state_digest != c.state_digest]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -209,21 +209,36 @@ def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run), by)
 
 
-def read_log(run: RunFormat, state: RunState | None = None) -> Steps[RunState]:
-    """The log to its end: from `state`, or from the newest valid snapshot, or from commit 0.
+def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
+    """The log to its end: from the state `known`, or from the newest valid snapshot, or from commit 0.
 
     If the hint is lost or old, or its snapshot damaged, more than LONG_WAY commits follow; then newer snapshots are
-    looked for, once. So a log of any age opens with a bounded number of reads."""
-    if state is None:
-        state = yield from _hinted_snapshot(run)
-    far = state.n + LONG_WAY
+    looked for, once. So a log of any age opens with a bounded number of reads. A snapshot does not count whose key the
+    log has revoked since, or behind which the log does not go on: the log is read once more without that key's."""
+    distrusted: set[str] = set()
     while True:
-        later = yield from next_commit(run, state)
-        if later is None:
+        trusting = trusting_none_of(run, distrusted)
+        state = (yield from _hinted_snapshot(trusting)) if known is None else known
+        keys, far = {state.epoch_key} if known is None else set[str](), state.n + LONG_WAY
+        try:
+            while (later := (yield from next_commit(run, state))) is not None:
+                state = later
+                newer = (yield from newest_snapshot(trusting, state.n)) if state.n == far else None
+                if newer is not None:
+                    state, keys = newer, keys | {newer.epoch_key}
+        except (RecordError, SignatureError):
+            if not keys - {""} - distrusted:
+                raise
+            distrusted |= keys
+            continue
+        if not keys & state.revoked.keys():
             return state
-        state = later
-        if state.n == far:
-            state = (yield from newest_snapshot(run, state.n)) or state
+        distrusted |= state.revoked.keys()
+
+
+def trusting_none_of(run: RunFormat, revoked: Collection[str]) -> RunFormat:
+    """To read snapshots with: those that these keys have signed do not count."""
+    return replace(run, keyring=run.keyring.without(revoked)) if revoked else run
 
 
 def newest_snapshot(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Steps[RunState | None]:
@@ -278,6 +293,7 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     except RecordError:
         return None
     same = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.schema == SCHEMA
+    same = same and signed.public in ("", snapshot.state.epoch_key)
     return snapshot.state if same and snapshot.commit_digest == digest(commit) else None
 
 
@@ -340,10 +356,10 @@ def no_pulse() -> Steps[None]:
     yield from ()
 
 
-def state_after(run: RunFormat, n: int, pulse: Pulse = no_pulse) -> Steps[RunState]:
-    """The state after commit n, from the newest valid snapshot up to n, else from commit 0; `pulse` runs before each
-    commit that is read. Raises NotFoundError if there is no such commit."""
-    state = yield from _start(run, n)
+def state_after(run: RunFormat, n: int, revoked: Collection[str], pulse: Pulse = no_pulse) -> Steps[RunState]:
+    """The state after commit n, from the newest valid snapshot up to n by none of the keys that are `revoked` now, else
+    from commit 0; `pulse` runs before each commit that is read. Raises NotFoundError if there is no such commit."""
+    state = yield from _start(trusting_none_of(run, revoked), n)
     while state.n < n:
         yield from pulse()
         later = yield from next_commit(run, state)

@@ -34,6 +34,7 @@ from diloco_cli.protocol.log.commit_log import (
     fold,
     newest_snapshot,
     read_signed,
+    trusting_none_of,
     write_snapshot,
 )
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, snapshot_key, weights_key
@@ -183,7 +184,8 @@ class Mirror:
         snapshot's commit is compared with home's, so is the snapshot if home has it, and every later commit."""
         if self.state.n >= 0:
             return
-        state = yield from there(newest_snapshot(self.run, -1, self.head().n + 1))
+        head = self.head()
+        state = yield from there(newest_snapshot(trusting_none_of(self.run, head.revoked), -1, head.n + 1))
         if state is None:
             return
         ours = yield from self._of_home(commit_key(state.n))

@@ -22,7 +22,7 @@ CLAIM = ProcessClaim(0, "mine", "host", 1, "then", "test")
 MOST = 2 * REACH.bit_length()
 
 
-class Counted(MemoryStore):
+class CountingLooks(MemoryStore):
     """`everywhere`: each number is claimed by others."""
 
     def __init__(self, everywhere: bool = False) -> None:
@@ -44,7 +44,7 @@ class Counted(MemoryStore):
 
 @pytest.mark.parametrize("dead", [0, 1, 2, 1000, 4097])
 def test_the_first_free_epoch_is_claimed_by_few_looks_behind_any_number_of_dead_ones(dead: int) -> None:
-    store = Counted()
+    store = CountingLooks()
     for epoch in range(1, dead + 1):
         store.create(epoch_key(genesis().epoch + epoch), b"{}")
     assert store.perform(claim_epoch(RUN, CLAIM, genesis())) == genesis().epoch + dead + 1
@@ -52,7 +52,7 @@ def test_the_first_free_epoch_is_claimed_by_few_looks_behind_any_number_of_dead_
 
 
 def test_the_newest_epoch_that_is_claimed_is_found() -> None:
-    store = Counted()
+    store = CountingLooks()
     for epoch in range(1, 8):
         store.create(epoch_key(epoch), b"%d" % epoch)
     assert store.perform(newest_epoch(0)) == (7, b"7") and store.perform(newest_epoch(7)) is None
@@ -66,7 +66,7 @@ def apart(store: MemoryStore) -> None:
 
 
 def test_claims_that_lie_apart_drive_a_number_on_by_a_bounded_way() -> None:
-    store = Counted()
+    store = CountingLooks()
     apart(store)
     newest = store.perform(newest_claim(UNSIGNED, "l0", 0))
     assert newest is not None and newest.number <= REACH and store.looks <= MOST
@@ -77,8 +77,8 @@ def test_claims_that_lie_apart_drive_a_number_on_by_a_bounded_way() -> None:
 
 def test_one_who_takes_each_number_first_ends_the_claim_with_words() -> None:
     with pytest.raises(TryAgainError, match="64 epochs in a row"):
-        Counted(everywhere=True).perform(claim_epoch(RUN, CLAIM, genesis()))
-    store = Counted(everywhere=True)
+        CountingLooks(everywhere=True).perform(claim_epoch(RUN, CLAIM, genesis()))
+    store = CountingLooks(everywhere=True)
     with pytest.raises(OccupiedError):
         store.perform(claim_incarnation(UNSIGNED, "l0", CLAIM, 0))
     assert store.looks <= 2 * CLAIMS_TRIED * MOST
