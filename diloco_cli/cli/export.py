@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from diloco_cli.cli.output import print_json
+from diloco_cli.cli.output import print_json, progress
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
 from diloco_cli.errors import DataCheckError, NoSpaceError, UsageError
 from diloco_cli.runtime.files import NO_SPACE_ERRNOS
@@ -64,7 +64,7 @@ def _export_parameters(opened: OpenRun, path: Path, as_json: bool) -> None:
     state, size_bytes = head_of(opened), None
     while size_bytes is None:
         try:
-            with writing_to(path):
+            with writing_to(path), progress(f"reading the parameters of commit {state.n}"):
                 size_bytes = versions.export(opened.format, state, opened.store, path)
         except DataCheckError:
             before, state = state, head_of(opened, state)
@@ -80,7 +80,8 @@ def _export_tape(opened: OpenRun, path: Path, as_json: bool) -> None:
     from diloco_cli.tapes.files import write_tape
     from diloco_cli.tapes.recorder import record
 
-    tape = record(opened.store, opened.format)
+    with progress("reading the log and the offers"):
+        tape = record(opened.store, opened.format)
     size_bytes = write_tape(tape, path)
     last, incarnations = tape.merges[-1], len(tape.tracks)
     if as_json:

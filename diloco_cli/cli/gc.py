@@ -15,7 +15,7 @@ from diloco_cli.cli.operators import (
     open_unfinished,
     operator_of,
 )
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument
 from diloco_cli.errors import UsageError
 from diloco_cli.units import format_duration, format_size
@@ -44,7 +44,8 @@ def gc(
         confirm(f"delete these objects of run {opened.name}?", yes)
         grace = format_duration(opened.format.settings.retention.grace_s)
         talk(f"deletions begin {grace} after the floor is in the log, for readers that are on their way")
-        state = operator_of(opened, timeout_s).request("gc")
+        with progress("asking the syncer"):
+            state = operator_of(opened, timeout_s).request("gc")
         _discard_leftovers(opened.url)
         data |= {"floor": state.gc_floor, "commit": state.n}
     if as_json:

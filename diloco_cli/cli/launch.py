@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.output import talk
+from diloco_cli.cli.output import ProgressLine, progress, talk
 from diloco_cli.cli.run_argument import foreground_store, open_known_run
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
+    from diloco_cli.runtime.runs import KnownRun
     from diloco_cli.store.port import Store
 
 
@@ -41,7 +42,8 @@ def launch(
         )
     from diloco_cli.launch.plan_files import idle_devices, read_plan, refuse_region, refuse_stores
 
-    plan = read_plan(file, overrides)
+    with progress("planning"):
+        plan = read_plan(file, overrides)
     refuse_region(plan, region)
     refuse_stores(plan.inventory)
     for warning in (*plan.warnings, *idle_devices(plan.inventory)):
@@ -54,6 +56,16 @@ def launch(
 
 def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
     from diloco_cli.cli.supervision import go_on
+    from diloco_cli.runtime.consent import NamedHere, named_in_files
+
+    with progress("reading the model") as shown:
+        known = _created(plan, folder, region, shown)
+    named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
+    return go_on(open_known_run(known), region, detach, as_json, "launch", named)
+
+
+def _created(plan: Plan, folder: Path, region: str | None, shown: ProgressLine) -> KnownRun:
+    """The run in its bucket, new or from before."""
     from diloco_cli.launch.new_run import (
         create_in_region,
         create_run,
@@ -64,7 +76,7 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
         signed,
     )
     from diloco_cli.layout import layout_warning
-    from diloco_cli.runtime.consent import NamedHere, named_in_files, search_last
+    from diloco_cli.runtime.consent import search_last
     from diloco_cli.runtime.runs import remember_run
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import join_url
@@ -84,19 +96,21 @@ def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: 
         talk(f"warning: {fewer}")
     here = all(island.infra == "local" for island in plan.inventory.islands)
     if here and is_worth_a_try(plan.run, fresh.layout.num_parameters):
+        shown.text = "trying the model and its data"
         check_task(plan.run, min(island.batch_tokens for island in fresh.islands))
+    shown.text = f"proving that the bucket is fit: {url}"
     home = _trusted_store(url)
     theirs = [(store, _trusted_store(store.url)) for store in fresh.regions]
     for store, there in theirs:
         refuse_another_run(home, there, fresh, store)
+    shown.text = f"creating the run: {url}"
     run, how = create_run(home, fresh, url, secret)
     for store, there in theirs:
         create_in_region(home, there, run, store)
     known = remember_run(run.name, url)
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
-    named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
-    return go_on(open_known_run(known), region, detach, as_json, "launch", named)
+    return known
 
 
 def _trusted_store(url: str) -> Store:

@@ -74,6 +74,7 @@ def _version(value: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Show no progress."),
 ) -> None:
     """Train one model on islands of accelerators that only share a bucket (Decoupled DiLoCo)."""
 

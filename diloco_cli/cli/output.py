@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from diloco_cli.clock import utc_now_text
+from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.environment import environment_flag, environment_value
 from diloco_cli.errors import DilocoError
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = "1.0"
 WIDE = 240  # columns when the output is no terminal: Rich would cut tables at 80
+QUIET = frozenset({"-q", "--quiet"})  # of `diloco` itself: no progress
+SPINNER, BAR = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", 24
 
 
 def talk(text: str) -> None:
@@ -37,6 +42,41 @@ def console() -> Console:
         highlight=False,
         soft_wrap=not terminal,
     )
+
+
+@dataclass
+class ProgressLine:
+    """What a command that takes its time is at. `share`: how much of it is done, from 0 to 1; None: not known."""
+
+    text: str
+    share: Callable[[], float | None] = lambda: None
+
+
+@contextmanager
+def progress(text: str) -> Iterator[ProgressLine]:
+    """A moving line on stderr while the block works; nothing where that is no terminal, or with -q."""
+    shown = ProgressLine(text)
+    options = list(takewhile(lambda word: word.startswith("-"), sys.argv[1:]))
+    if not sys.stderr.isatty() or QUIET.intersection(options):
+        yield shown
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    began_s, screen = monotonic_s(), Console(stderr=True, highlight=False)
+
+    def line() -> Text:
+        return Text(_progress_line(shown, monotonic_s() - began_s, screen.width), no_wrap=True)
+
+    with Live(get_renderable=line, console=screen, refresh_per_second=8, transient=True, redirect_stdout=False):
+        yield shown
+
+
+def _progress_line(shown: ProgressLine, spent_s: float, width: int) -> str:
+    share, spinner = shown.share(), SPINNER[int(8 * spent_s) % len(SPINNER)]
+    done = "" if share is None else f"  {'━' * round(BAR * share):<{BAR}} {100 * share:3.0f}%"
+    return f"{spinner} {shown.text}{done}  {spent_s:.0f} s"[:width]
 
 
 def table(rows: Sequence[Sequence[str]], gap: str = "  ", left: Container[int] = (0,)) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import UsageError
 from diloco_cli.plots import save_svg
@@ -44,14 +44,16 @@ def plan(
 
     earlier = load_plan(diff) if diff else None
     goal = _goal(objective, budget, deadline)
-    made = plan_of_files(inventory, file, overrides, goal, talk)
+    with progress("planning"):
+        made = plan_of_files(inventory, file, overrides, goal, talk)
     extra: dict[str, Any] = {}
     if calibrate is not None:
         made, extra["calibration"] = _calibrated(calibrate, made)
     if simulate:
         from diloco_cli.forecast.plan_failures import simulated
 
-        extra["simulation"] = to_plain(simulated(made))
+        with progress("simulating failures"):
+            extra["simulation"] = to_plain(simulated(made))
     if explain:
         from diloco_cli.plan.explain import explain as explanations
 

@@ -17,7 +17,7 @@ from diloco_cli.cli.operators import (
     open_unfinished,
     operator_of,
 )
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument
 from diloco_cli.errors import UsageError
 
@@ -42,7 +42,8 @@ def rollback(
         _show(opened.name, data)
     if not dry_run:
         confirm(f"roll run {opened.name} back to commit {to}?", yes)
-        state = operator_of(opened, timeout_s).request("rollback", to=to)
+        with progress("asking the syncer"):
+            state = operator_of(opened, timeout_s).request("rollback", to=to)
         data |= {"commit": state.n, "version": state.base_floor}
     if as_json:
         print_json("rollback", data | {"dry_run": dry_run})

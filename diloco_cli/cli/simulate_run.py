@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.cli.run_argument import open_run
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import to_plain
@@ -74,7 +74,12 @@ def run(
     if tape is not None:
         found = replace(found, run=_with_real_tensors(found))
     started_s = monotonic_s()
-    fleet = simulated(found.run, found.hardware, faults, number, seconds)
+    with progress("simulating") as shown:
+
+        def watch(fleet: SimulatedFleet) -> None:
+            shown.share = lambda: min(1.0, fleet.world.now_s / seconds)
+
+        fleet = simulated(found.run, found.hardware, faults, number, seconds, watch)
     warnings = (*found.warnings, *_warnings(story, faults, number))
     outcome = report(fleet, found.prices, found.not_charged, warnings)
     wall_s = monotonic_s() - started_s

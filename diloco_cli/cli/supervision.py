@@ -208,6 +208,8 @@ class ProgressDisplay:
     def _show(self) -> None:
         from diloco_cli.observe.render import plain_line
 
+        if self._live is not None:
+            self._live.update("starting the units: a few seconds", refresh=True)
         while not self._ended.wait(SCREEN_EVERY_S if self._live else LINE_EVERY_S):
             for word in self._words.news():
                 self._print(f"{word.unit}: store: {word.text}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.consent import AllowStore, named_here
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, foreground_store, head_of, open_run
 from diloco_cli.errors import DataCheckError, StoreError, TryAgainError, UsageError
 
@@ -27,7 +27,6 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
-    from diloco_cli.observe.replay import verified
     from diloco_cli.runtime.consent import consented
     from diloco_cli.runtime.known_operators import trust_of
 
@@ -36,7 +35,7 @@ def verify(
     opened = open_run(run)
     if mirrors:
         consented(opened.format, opened.url, named_here([], allow_store), opened.format.region_urls, code=False)
-    found = verified(opened.store, opened.format)
+    found = _verified(opened)
     if found.ok and not found.commits:
         hint = f"see whether its syncer works: diloco status {opened.name}"
         raise TryAgainError(f"nothing to verify: run {opened.name} has no commit yet", where=opened.url, hint=hint)
@@ -66,6 +65,18 @@ def verify(
     if error is not None:
         raise error
     print("ok: the replay gives bit-identical outer parameters; nothing missing, nothing applied twice")
+
+
+def _verified(opened: OpenRun) -> Replay:
+    from diloco_cli.observe.replay import verified
+
+    with progress(f"replaying the log of {opened.name}") as shown:
+        commits = head_of(opened).n + 1
+
+        def watch(found: Replay) -> None:
+            shown.share = lambda: min(1.0, found.commits / commits) if commits else None
+
+        return verified(opened.store, opened.format, watch)
 
 
 def unpinned(opened: OpenRun) -> list[str]:

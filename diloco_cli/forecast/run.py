@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from diloco_cli.faults.timetable import Injection
@@ -133,9 +133,15 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
 
 
 def simulated(
-    run: RunFormat, hardware: dict[str, Hardware], faults: Sequence[Injection], seed: int, within_s: float
+    run: RunFormat,
+    hardware: dict[str, Hardware],
+    faults: Sequence[Injection],
+    seed: int,
+    within_s: float,
+    on_start: Callable[[SimulatedFleet], object] = lambda fleet: None,
 ) -> SimulatedFleet:
-    """Simulate a run for `within_s` of virtual time, or to its end."""
+    """Simulate a run for `within_s` of virtual time, or to its end. `on_start` gets the fleet, and can see how far it
+    is."""
     mean_fragment = run.layout.num_parameters / run.num_fragments
     fleet = SimulatedFleet(
         run=run,
@@ -145,6 +151,7 @@ def simulated(
         seed=seed,
         merge_s=syncer_s(mean_fragment, len(run.islands), run.settings.sync),
     )
+    on_start(fleet)
     fleet.run_for(within_s)
     return fleet
 

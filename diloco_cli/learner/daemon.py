@@ -156,7 +156,8 @@ def _learn(
     training, wire = _ports(run, replica, island.slowdown)
     learner = Learner(
         run, island.name, own_claim(), training, wire, nonce, lanes.start, facts, stop.is_set,
-        lambda: not stop.is_due(), lambda: facts.heartbeat() | _traffic(meter, store, earlier), lanes.news.set,
+        lambda: not stop.is_due(), lambda: facts.heartbeat(replica.passed) | _traffic(meter, store, earlier),
+        lanes.news.set,
     )  # fmt: skip
     news.heartbeat = lambda: _heartbeat_unless_it_fails(meter, learner)
 

@@ -59,9 +59,11 @@ class Facts(Observer):
     def missed(self, text: str) -> None:
         self.say(f"{text}; waits for its successor")
 
-    def heartbeat(self) -> dict[str, Any]:
+    def heartbeat(self, passed: float) -> dict[str, Any]:
+        """`passed`: the share of the present batch that was computed. The first step may take minutes, and until it
+        ends there is nothing else to tell."""
         busy_s = self.busy_s or 1.0
-        return {
+        return ({} if self.tokens else {"note": f"in its first step: {passed:.0%} of the batch"}) | {
             "tokens_per_s": round(self.tokens_per_s, 1),
             "mean_tokens_per_s": round(self.tokens / busy_s, 1),
             "blocked_percent": round(100 * self.blocked_s / busy_s, 3),

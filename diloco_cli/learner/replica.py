@@ -40,7 +40,7 @@ class Replica:
     """A model with its inner optimizer, reading shard `shard` of `num_shards` of the data.
 
     `micro_batch_tokens`: tokens of one forward and backward pass; None: as the settings say, with auto the whole batch.
-    `gradient_norm` is that of the last step, before clipping.
+    `gradient_norm` is that of the last step, before clipping; `passed`: the share of the batch that was computed.
     """
 
     settings: RunSettings
@@ -50,6 +50,7 @@ class Replica:
     num_shards: int
     device: torch.device = CPU
     gradient_norm: float = field(default=0.0, init=False)
+    passed: float = field(default=0.0, init=False)
     micro_batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +99,7 @@ class Replica:
         part of the loss that is returned. A batch of one micro-batch is computed as it is.
         """
         batch, micro = self.data.batch(self.shard, self.num_shards, position, batch_tokens), self.micro_batch_tokens
+        self.passed = 0.0
         losses = [self._pass(part, share) for part, share in micro_batches(batch, batch_tokens, micro)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -107,6 +109,7 @@ class Replica:
         with autocast(self.settings.train.precision, self.device):
             loss, objective = losses_of(self.model(inputs.to(self.device), targets.to(self.device)))
         (objective if share == 1.0 else share * objective).backward()  # type: ignore[no-untyped-call]
+        self.passed += share
         return loss.detach() if share == 1.0 else share * loss.detach()
 
 

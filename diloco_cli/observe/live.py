@@ -96,8 +96,9 @@ def chart_lines(curves: Curves, width: int, height: int) -> list[StyledLine]:
     right = _chart("merged tok/s by merged tokens", curves.rates, half, height, format_count, True)
     if not left and not right:
         return []
-    left = left or ["held-out loss: the first evaluation is to come"[:half]] + [""] * (height - 1)
-    right = right or ["merged tok/s: more merges are to come"[:half]] + [""] * (height - 1)
+    known = f"{curves.losses[-1][1]:.3f} (one so far)" if curves.losses else "not evaluated yet"
+    left = left or [f"held-out loss: {known}"[:half]] + [""] * (height - 1)
+    right = right or ["merged tok/s: more is to come"[:half]] + [""] * (height - 1)
     lines = [f"{one:<{half}}{GAP}{other}".rstrip() for one, other in zip(left, right, strict=True)]
     return [StyledLine(lines[0], "bold"), *(StyledLine(text, "cyan") for text in lines[1:])]
 

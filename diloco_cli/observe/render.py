@@ -84,7 +84,7 @@ def progress_parts(status: Status) -> list[str]:
 
 
 def pulse_parts(status: Status) -> list[str]:
-    parts = [f"loss {status.loss:.3f}" if status.loss is not None else "loss not evaluated yet"]
+    parts = [_loss(status)]
     if status.tokens_per_s is not None:
         parts.append(f"{format_count(status.tokens_per_s)} tok/s merged")
     if status.goodput is not None:
@@ -99,6 +99,14 @@ def pulse_parts(status: Status) -> list[str]:
             f"waited {merge.grace_used_s:.2f}s of {merge.grace_s:.2f}s grace"
         )
     return parts
+
+
+def _loss(status: Status) -> str:
+    if status.loss is not None:
+        return f"loss {status.loss:.3f}"
+    losses = [learner.loss for learner in status.learners if learner.loss is not None]
+    trained = f": {sum(losses) / len(losses):.3f} in training" if losses else ""
+    return f"loss not evaluated yet{trained}"
 
 
 def rest_lines(status: Status, width: int | None) -> list[StyledLine]:

@@ -12,6 +12,7 @@ rule, which need the log alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isclose
 
@@ -68,10 +69,12 @@ class Replay:
         return not (self.missing or self.mismatches or self.duplicates)
 
 
-def verified(store: Store, run: RunFormat) -> Replay:
-    """A replay; a second one if the log's floor rose during the first, and objects that it needed were deleted."""
+def verified(store: Store, run: RunFormat, on_start: Callable[[Replay], object] = lambda found: None) -> Replay:
+    """A replay; a second one if the log's floor rose during the first, and objects that it needed were deleted.
+    `on_start` gets each as it begins, and can see how far it is."""
     while True:
         replayer = LogVerifier(store, run)
+        on_start(replayer.found)
         found = replayer.replay()
         if found.ok or replayer.floor() <= found.floor:
             return found

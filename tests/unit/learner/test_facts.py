@@ -63,9 +63,13 @@ def test_its_first_step_is_worth_a_line_and_no_other(capfd: pytest.CaptureFixtur
 def test_rates_are_of_its_busy_time_and_what_the_exchange_takes_is_told() -> None:
     """Two steps of 1 s on 100 tokens, half a second of exchange, a wait of 1.5 s: 200 tokens in 4 s."""
     facts = Facts("l0")
-    assert facts.heartbeat() == {"tokens_per_s": 0.0, "mean_tokens_per_s": 0.0, "blocked_percent": 0.0}
+    found = facts.heartbeat(0.25)
+    assert (found["tokens_per_s"], found["mean_tokens_per_s"], found["blocked_percent"]) == (0.0, 0.0, 0.0)
+    assert found["note"] == "in its first step: 25% of the batch"
     for between in (("offer", 0.5), ("wait", 1.5)):
         facts.stepped(0, 100)
         facts.took("step", 1.0)
         facts.took(*between)  # type: ignore[arg-type]
-    assert facts.heartbeat() == {"tokens_per_s": 100.0, "mean_tokens_per_s": 50.0, "blocked_percent": 50.0}
+    found = facts.heartbeat(0.25)
+    assert (found["tokens_per_s"], found["mean_tokens_per_s"], found["blocked_percent"]) == (100.0, 50.0, 50.0)
+    assert "note" not in found

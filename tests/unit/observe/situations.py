@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import exp
 
+from diloco_cli.events.event import Event
 from diloco_cli.observe.live import Curves
 from diloco_cli.observe.status import (
     LastMerge,
@@ -17,7 +18,7 @@ from diloco_cli.observe.status import (
     SyncerStatus,
     UnitError,
 )
-from diloco_cli.protocol.log.metrics import Metrics, Note
+from diloco_cli.protocol.log.metrics import Metrics
 
 URL = "gs://north-sea/runs/nano-1b"
 IOWA = LearnerStatus(
@@ -34,9 +35,9 @@ HOME = replace(
     loss=2.96, up_bytes=28_000_000_000, down_bytes=90_000_000_000, note="link 3x too slow for its round of 150 s",
 )  # fmt: skip
 RECENT = [
-    Note("2026-11-24T10:41:00Z", "merge", "home-office-workstation", "late: 2.2M tokens dropped"),
-    Note("2026-11-24T10:23:01Z", "restart", "rhine", "started again by its supervisor, 61 s after it was killed"),
-    Note("2026-11-24T10:22:00Z", "kill", "rhine", "killed by chaos (seed 7, fault 14)"),
+    Event("2026-11-24T10:41:00Z", "refused", "home-office-workstation", "7 offers too late in 2 min"),
+    Event("2026-11-24T10:23:01Z", "restarted", "rhine", "started again by its supervisor, 61 s after it was killed"),
+    Event("2026-11-24T10:22:00Z", "chaos", "rhine", "killed by chaos (seed 7, fault 14)"),
 ]
 HEALTHY = Status(
     run="nano-1b",

@@ -159,6 +159,17 @@ def test_a_chart_has_its_ends_and_extremes() -> None:
     assert line_chart([(0, 1.0), (1, 1.0)], 30, 5, str, str)[0].endswith("⠉"), "a constant is a line"
 
 
+def test_a_chart_waits_for_its_second_point() -> None:
+    text = plain(live_lines(HEALTHY, curves(1), 100, 30))
+    assert "held-out loss" not in text, "no chart at all"
+    once = curves()
+    once.losses = once.losses[:1]
+    assert "held-out loss: 5.600 (one so far)" in plain(live_lines(HEALTHY, once, 80, 24))
+    unevaluated = curves()
+    unevaluated.losses = []
+    assert "held-out loss: not evaluated yet" in plain(live_lines(HEALTHY, unevaluated, 80, 24))
+
+
 def test_the_history_is_bounded_and_forgets_what_a_rollback_undid() -> None:
     def metrics(n: int, tokens: int) -> Metrics:
         merges = [MergeNote(n + i, n, f"2026-01-01T00:00:{i:02}Z", ("iowa",), 1, 1, 0, 0, tokens + i) for i in (0, 1)]

@@ -1,0 +1,50 @@
+"""Progress of what takes its time: on a terminal alone, and not with -q."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from diloco_cli.cli.output import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def terminal(*words: str) -> Iterator[Terminal]:
+    """As stderr of a command with these arguments. (pytest sets its own before each test.)"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", found := Terminal())
+        patch.setattr(sys, "argv", ["diloco", *words])
+        patch.setenv("TERM", "xterm")
+        yield found
+
+
+def test_progress_shows_what_is_done_and_how_much_of_it_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal("verify") as seen, progress("replaying the log") as shown:
+        shown.share = lambda: 0.43
+        print("data")
+    assert "replaying the log" in seen.getvalue() and "43%" in seen.getvalue()
+    assert capsys.readouterr().out == "data\n", "stdout is for data"
+
+
+def test_nothing_is_shown_where_no_terminal_is_or_with_q(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal("--debug", "-q", "verify") as seen, progress("replaying the log"):
+        pass
+    assert seen.getvalue() == ""
+    with progress("replaying the log"):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_passes_and_leaves_the_cursor_as_it_was() -> None:
+    with terminal("verify") as seen, pytest.raises(ZeroDivisionError), progress("replaying the log"):
+        raise ZeroDivisionError
+    assert seen.getvalue().rindex("\x1b[?25h") > seen.getvalue().rindex("\x1b[?25l")
