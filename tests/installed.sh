@@ -24,7 +24,7 @@ for command in $commands; do ends_with 0 "$command" --help; done
 ends_with 2 nonsense
 ends_with 2 simulate bandwidth --sites 0
 
-ends_with 0 init fleet
+ends_with 0 init fleet --for several
 ends_with 0 plan fleet/inventory.yaml -f fleet/run.yaml
 ends_with 2 simulate bandwidth --every 10
 ends_with 0 simulate bandwidth --every 10 --parameters 5B

@@ -18,7 +18,7 @@ class Listed:
 BEGIN = {
     "init": Listed(
         "Write a run that trains on this machine, or files to edit.",
-        ("diloco init",),
+        ("diloco init", "diloco init fleet --for gcs"),
     ),
     "inventory": Listed("Measure this machine for an inventory.", ("diloco inventory probe -f run.yaml",)),
     "plan": Listed(

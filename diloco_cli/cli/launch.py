@@ -40,13 +40,13 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    from diloco_cli.launch.plan_files import idle_devices, read_plan, refuse_region, refuse_stores
+    from diloco_cli.launch.plan_files import read_plan, refuse_region, refuse_stores
 
     with progress("planning"):
         plan = read_plan(file, overrides)
     refuse_region(plan, region)
     refuse_stores(plan.inventory)
-    for warning in (*plan.warnings, *idle_devices(plan.inventory)):
+    for warning in plan.warnings:
         talk(f"warning: {warning}")
     if dry_run:
         _say_plan(plan, region)

@@ -93,16 +93,6 @@ def refuse_stores(inventory: Inventory) -> None:
             )
 
 
-def idle_devices(inventory: Inventory) -> list[str]:
-    """Warnings about accelerators that this version plans with and leaves idle."""
-    return [
-        f"{i.name} has {i.accelerators.count * i.nodes} x {i.accelerators.name}, and this version trains on ONE of"
-        " them: it will be slower than planned; list one island a device to use them all"
-        for i in inventory.islands
-        if i.accelerators.count * i.nodes > 1 and not (i.accelerators.name.lower() == "cpu" and i.nodes == 1)
-    ]
-
-
 def _is_plan(file: Path) -> bool:
     """Plans are JSON objects, which begin with a brace; run files are YAML, which in practice does not."""
     try:

@@ -15,6 +15,7 @@ from diloco_cli.plan.memory import host_memory_gb, syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs, up_gb_per_day
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Stage, SyncerNeeds
+from diloco_cli.plan.practical import horizon_warnings, idle_devices, step_warnings
 from diloco_cli.plan.schedule import STATE_BITS, SYNCER_BPS, fragment_offsets, schedule_warnings, syncer_load
 from diloco_cli.plan.speed import num_devices, speed_warnings
 from diloco_cli.units import format_bandwidth
@@ -48,6 +49,9 @@ def assemble(
         warnings.append(f"the model has too few {unit} for {run.sync.fragments} fragments: there will be {count}")
     warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs)
     warnings += _cold_start_warnings(fleet, run, model)
+    prediction = predict(fleet, money, run, model)
+    warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)
+    warnings += idle_devices([candidate.island for candidate in fleet.kept])
     warnings += [warning for island in islands for warning in island.warnings]
     offsets = fragment_offsets(run.sync.every, fleet.schedule.fragments)
     return Plan(
@@ -57,7 +61,7 @@ def assemble(
         islands=tuple(islands),
         excluded=(*missing, *unused),
         schedule=dataclasses.replace(fleet.schedule, offsets=offsets),
-        prediction=predict(fleet, money, run, model),
+        prediction=prediction,
         money=money,
         syncer=needs,
         model=model,
@@ -137,6 +141,7 @@ def _island_warnings(
     if step_s > LATE_STEP * schedule.round_s:
         rounds = step_s / schedule.round_s
         warnings.append(f"{name}: one step takes {rounds:.1f} rounds; lower its batch_tokens or raise sync.every")
+    warnings += step_warnings(name, step_s, candidate.batch_tokens, model.sequence)
     if candidate.busy < IDLE_ACCELERATORS:
         sequences, count = candidate.batch_tokens // model.sequence, num_devices(candidate.island)
         better = count * max(1, round(sequences / count)) * model.sequence

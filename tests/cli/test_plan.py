@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from diloco_cli.cli.main import add_command
 from diloco_cli.cli.plan_view import islands_table
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.launch.plan_files import plan_of_files, read_plan
+from diloco_cli.launch.plan_files import plan_of_files, read_plan, refuse_stores
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 
@@ -155,15 +155,33 @@ def test_launch_warns_of_too_many_fragments_as_plan_does():
     assert "the model has too few tensors for 100 fragments: there will be 21" in warned
 
 
-def test_init_writes_files_that_can_be_planned_and_never_overwrites(diloco, tmp_path):
-    diloco("init", tmp_path / "new")
-    assert "feasible" in diloco("plan", "-f", tmp_path / "new" / "run.yaml")
+@pytest.mark.parametrize("place", ["here", "gcs", "s3", "home", "several"])
+def test_init_writes_files_that_can_be_planned_and_never_overwrites(diloco, tmp_path, place):
+    diloco("init", tmp_path / "new", "--for", place)
+    assert "feasible" in diloco("plan", "-f", tmp_path / "new" / "run.yaml").splitlines()[0]
     (tmp_path / "new" / "run.yaml").write_text("mine")
     with pytest.raises(UsageError, match="already there"):
-        diloco("init", tmp_path / "new")
+        diloco("init", tmp_path / "new", "--for", place)
     assert (tmp_path / "new" / "run.yaml").read_text() == "mine"
-    diloco("init", tmp_path / "new", "-y")
+    diloco("init", tmp_path / "new", "--force", "--for", place)
     assert (tmp_path / "new" / "run.yaml").read_text() != "mine"
+
+
+@pytest.mark.parametrize("place", ["gcs", "s3", "home"])
+def test_templates_for_other_hardware_have_nothing_to_warn_of_and_name_no_bucket_of_somebody(diloco, tmp_path, place):
+    diloco("init", tmp_path, "--for", place)
+    assert diloco("plan", "-f", tmp_path / "run.yaml").startswith("feasible: all 2 islands take part")
+    with pytest.raises(UsageError, match="is the template's: write your own bucket"):
+        refuse_stores(read_plan(tmp_path / "run.yaml", []).inventory)
+
+
+def test_a_horizon_of_years_and_steps_of_minutes_are_warnings_with_what_to_change(diloco):
+    words = ("--set", "train.tokens=90T", "--set", "train.batch_tokens=4M", "--json")
+    data = json.loads(diloco(*quickstart(*words)))["data"]
+    assert data["verdict"] == "feasible with warnings"
+    said = "\n".join(data["warnings"])
+    assert "90T tokens take" in said and "years" in said and "--set train.tokens=" in said
+    assert "one step takes" in said and "batch_tokens: " in said
 
 
 def test_without_any_inventory_plan_says_how_to_get_one(diloco):
