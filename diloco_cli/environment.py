@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+
+SHORTEST_SECRET = 8
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 
 
 def environment_value(name: str) -> str | None:
@@ -25,3 +29,9 @@ def environment_with(**values: str) -> dict[str, str]:
 
 def set_environment_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
+
+
+def secret_values() -> list[str]:
+    """The values of variables whose names speak of secrets, the longest first: they must not be told."""
+    found = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= SHORTEST_SECRET}
+    return sorted(found, key=len, reverse=True)

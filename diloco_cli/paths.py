@@ -5,6 +5,7 @@
     .diloco/<run>/units/<unit>.json        identity of each living unit
     .diloco/<run>/supervised.json          what the supervisor last decided about each unit
     .diloco/<run>/hold/<unit>              present: the supervisor must not restart this unit
+    .diloco/<run>/errors/<unit>.json       the last error of a unit's process
     .diloco/<run>/logs/<unit>.log          what a unit printed
     .diloco/<run>/spool/                   deltas that a syncer has fetched and not merged yet, in files without names
 

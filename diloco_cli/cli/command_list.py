@@ -38,6 +38,7 @@ TRAIN = {
     ),
     "status": Listed("The run at a glance, from the bucket alone.", ("diloco status --watch", "diloco status my-run")),
     "logs": Listed("What the units of this machine printed.", ("diloco logs syncer --lines 50",)),
+    "events": Listed("What happened, and by whom.", ("diloco events -f", "diloco events my-run --since 2h --json")),
     "stop": Listed("Stop a run cleanly, on all machines.", ("diloco stop my-run",)),
     "resume": Listed("Go on with a run from its bucket alone.", ("diloco resume gs://my-bucket/runs/my-run",)),
     "runs": Listed("The runs of this directory.", ("diloco runs --json",)),

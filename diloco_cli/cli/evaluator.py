@@ -16,6 +16,7 @@ REGISTRATION = {"hidden": True}
 def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix.")) -> None:
     """Started by the syncer: evaluates committed versions."""
     from diloco_cli.protocol.log.commit_log import read_format
+    from diloco_cli.runtime.causes import telling_why
     from diloco_cli.runtime.consent import NamedHere, consented
     from diloco_cli.runtime.driver import SystemClock, perform
     from diloco_cli.runtime.signing_key import signing_secret
@@ -24,7 +25,8 @@ def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucke
     from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout
 
     answers, requests = take_stdout(), requests_until_the_syncer_ends(sys.stdin)
-    store = RetryingStore(open_store(run))
-    read = perform(read_format(run, signing_secret()), store, SystemClock(monotonic_s, sleep_s, lambda: None))
-    run_format = consented(read, run, NamedHere())
-    serve_evaluations(run_format, store, requests, answers)
+    with telling_why(run, "evaluator"):
+        store = RetryingStore(open_store(run))
+        read = perform(read_format(run, signing_secret()), store, SystemClock(monotonic_s, sleep_s, lambda: None))
+        run_format = consented(read, run, NamedHere())
+        serve_evaluations(run_format, store, requests, answers)

@@ -28,10 +28,13 @@ def learner(
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
     from diloco_cli.learner.daemon import Newcomer, run_learner
+    from diloco_cli.runtime.causes import telling_why
 
     if not join and (region is not None or batch_tokens is not None):
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
     newcomer = Newcomer(region, batch) if join else None
     here = named_here(allow_code, allow_store)
-    sys.exit(run_learner(run, name, device, parse_duration(drain), newcomer, host_syncer, here))
+    drain_s = parse_duration(drain)
+    with telling_why(run, name):
+        sys.exit(run_learner(run, name, device, drain_s, newcomer, host_syncer, here))

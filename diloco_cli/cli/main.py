@@ -121,11 +121,20 @@ def main() -> None:
             _end(_full_disk(error))
         if wants_traceback():
             raise
-        talk(f"error: a bug in diloco: {type(error).__name__}: {error}")
-        talk("hint: run the same command with DILOCO_DEBUG=1 and report what it prints")
-        sys.exit(BUG_STATUS)
+        _end_by_a_bug(error)
     finally:
         _flush()
+
+
+def _end_by_a_bug(error: Exception) -> NoReturn:
+    """Of the user's own code, if the error was raised there; else of diloco."""
+    from diloco_cli.events.cause import cause_of
+
+    cause = cause_of(error)
+    talk(f"error: {cause.text}" if cause.place else f"error: a bug in diloco: {cause.text}")
+    report = "" if cause.place else " and report what it prints"
+    talk(f"hint: run the same command with DILOCO_DEBUG=1{report or ' to see the whole traceback'}")
+    sys.exit(BUG_STATUS)
 
 
 def _end(error: DilocoError) -> NoReturn:
@@ -133,7 +142,19 @@ def _end(error: DilocoError) -> NoReturn:
         traceback.print_exc()
     with suppress(OSError):  # stderr is closed, or on a full disk
         report_error(error)
+        _say_where(error)
     sys.exit(error.exit_status)
+
+
+def _say_where(error: DilocoError) -> None:
+    """The file and line of the user's own code, if that caused the error."""
+    if error.__cause__ is None:
+        return
+    from diloco_cli.events.cause import cause_of
+
+    cause = cause_of(error)
+    if cause.place:
+        talk(f"cause: {cause.text}")
 
 
 def _full_disk(error: OSError) -> NoSpaceError:

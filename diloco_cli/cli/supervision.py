@@ -13,6 +13,7 @@ from typing import Any
 from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed, head_of
+from diloco_cli.cli.told import telling
 from diloco_cli.cli.watch import read_status
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DilocoError
@@ -86,12 +87,12 @@ def supervise_run(opened: OpenRun, units: list[UnitSpec], region: str | None, co
         whole = WholeRun(
             partial(_participants, opened, units), partial(operator_of(opened).request_stop, "interrupted")
         )
-    with ProgressDisplay(opened) as progress:
+    with ProgressDisplay(opened) as progress, telling(opened, units, progress.tell) as tell:
         outcome = supervise(
             opened.name,
             units,
             run_state=_phase_reader(opened),
-            on_event=progress.tell,
+            on_event=tell,
             whole_run=whole,
             gone_after_s=gone_after_s(),
         )

@@ -29,17 +29,22 @@ def syncer(
     if (url is None) == (run is None):
         raise UsageError("which run? give its URL once", hint="diloco syncer gs://my-bucket/runs/my-run")
     place, here = url or run or "", named_here(allow_code, allow_store)
+    from diloco_cli.protocol.log.keys import SYNCER
+    from diloco_cli.runtime.causes import telling_why
+
     if not standby:
         if name is not None or hosted or instead_of is not None:
             raise UsageError("--name, --hosted and --instead-of belong to a standby", hint="add --standby")
         from diloco_cli.syncer.daemon import run_syncer
 
-        sys.exit(run_syncer(place, _rebuilt, here))
+        with telling_why(place, SYNCER):
+            sys.exit(run_syncer(place, _rebuilt, here))
     from diloco_cli.runtime.files import checked_name
     from diloco_cli.syncer.standby import run_standby
 
     called = checked_name(name or "standby", "name of a standby")
-    sys.exit(run_standby(place, called, instead_of, hosted, _rebuilt, here))
+    with telling_why(place, called):
+        sys.exit(run_standby(place, called, instead_of, hosted, _rebuilt, here))
 
 
 def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from diloco_cli.events.event import Event, time_text
+from diloco_cli.events.event import Event, Scalar, time_text
 from diloco_cli.protocol.log.metrics import REFUSED, MergeNote, Metrics, Note
 from diloco_cli.units import format_duration
 
@@ -36,9 +36,10 @@ def events_of(metrics: Metrics, ahead_s: float = 0.0) -> list[Event]:
 
 
 def _of_merge(note: MergeNote, ahead_s: float) -> Event:
-    text = f"merged {len(note.participants)} of {note.alive}: {', '.join(note.participants)}"
-    data = {"commit": note.n, "slot": note.slot, "participants": len(note.participants), "tokens": note.tokens}
-    return Event(_at(note.time, ahead_s), "merged", "syncer", text, dict(data))
+    learners = ", ".join(note.participants)
+    text = f"merged {len(note.participants)} of {note.alive}: {learners}"
+    data: dict[str, Scalar] = {"commit": note.n, "slot": note.slot, "learners": learners, "tokens": note.tokens}
+    return Event(_at(note.time, ahead_s), "merged", "syncer", text, data)
 
 
 def _of_note(note: Note, ahead_s: float) -> Event:
@@ -58,16 +59,17 @@ def _of_note(note: Note, ahead_s: float) -> Event:
 
 def _at(stated: str, ahead_s: float) -> str:
     """By the store's clock; "" if the text is no time."""
-    at_s = _moment_s(stated)
+    at_s = moment_s(stated)
     return "" if at_s is None else time_text(max(0.0, at_s - ahead_s))
 
 
 def _seconds(first: str, last: str) -> float:
-    first_s, last_s = _moment_s(first), _moment_s(last)
+    first_s, last_s = moment_s(first), moment_s(last)
     return 0.0 if first_s is None or last_s is None else last_s - first_s
 
 
-def _moment_s(text: str) -> float | None:
+def moment_s(text: str) -> float | None:
+    """Seconds since the epoch; None if the text is no time."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

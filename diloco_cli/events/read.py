@@ -10,9 +10,9 @@ from heapq import nlargest
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import StoreError
 from diloco_cli.events.event import MAX_BATCH_BYTES, Event, decode_batch
-from diloco_cli.events.of_log import events_of
-from diloco_cli.protocol.log.keys import EVENTS, read_event_key
-from diloco_cli.protocol.log.metrics import Metrics
+from diloco_cli.events.of_log import events_of, moment_s
+from diloco_cli.protocol.log.keys import EVENTS, SYNCER, commit_key, read_event_key
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
 
 BATCHES = 16  # of each unit, the newest
@@ -40,10 +40,13 @@ class EventReader:
         return sorted((event for batch in self._batches.values() for event in batch), key=_time)
 
 
-def read_events(store: Store, metrics: Metrics, ahead_s: float = 0.0, reader: EventReader | None = None) -> list[Event]:
-    """What is known to have happened, oldest first: the newest events of every unit, and those of the log. `metrics`:
-    of the folded log. `ahead_s`: how far the log's clock is ahead of the store's. `reader`: of the look before."""
-    return merged(events_of(metrics, ahead_s), (reader or EventReader()).read(store))
+def read_events(store: Store, state: RunState, reader: EventReader | None = None) -> list[Event]:
+    """What is known to have happened, oldest first: the newest events of every unit, and those of the log. `reader`:
+    that of the look before."""
+    newest = store.stat(commit_key(state.n)) if state.n >= 0 else None
+    stated_s = moment_s(state.metrics.updated_at)
+    ahead_s = 0.0 if newest is None or stated_s is None else stated_s - newest.modified_s
+    return merged(events_of(state.metrics, ahead_s), (reader or EventReader()).read(store))
 
 
 def merged(*streams: Iterable[Event]) -> list[Event]:
@@ -72,6 +75,19 @@ def newest_batches(store: Store) -> list[str]:
 def newest(events: Iterable[Event], count: int) -> list[Event]:
     """The newest first."""
     return nlargest(count, events, key=_time)
+
+
+def unhealed_errors(events: Iterable[Event]) -> list[Event]:
+    """The last error of each unit, oldest first, unless a merge since then shows that the unit is well: one with an
+    offer of this learner, or any merge if it is the syncer. `events`: oldest first."""
+    last: dict[str, Event] = {}
+    for event in events:
+        if event.kind == "error":
+            last[event.unit] = event
+        elif event.kind == "merged":
+            for unit in (SYNCER, *str(event.data["learners"]).split(", ")):
+                last.pop(unit, None)
+    return sorted(last.values(), key=_time)
 
 
 def _batch(store: Store, key: str) -> list[Event]:

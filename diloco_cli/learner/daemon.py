@@ -11,6 +11,7 @@ import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, TerminatedError, UsageError
+from diloco_cli.events.cause import note_position
 from diloco_cli.layout import make_layout
 from diloco_cli.learner.facts import Facts
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
@@ -130,6 +131,8 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
         _end_if_asked(stop)
     except BaseException as error:
         learner.ended_by(error)
+        if hasattr(learner, "progress"):
+            note_position(error, learner.progress.position)
         raise
     finally:
         learner.follower.leaves = True

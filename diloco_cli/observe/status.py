@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diloco_cli.events.event import Event
-from diloco_cli.events.read import newest
+from diloco_cli.events.read import newest, unhealed_errors
 from diloco_cli.observe.facts import RunFacts, moment
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.look import Look
@@ -119,7 +119,7 @@ class MirrorStatus:
 
 @dataclass(frozen=True)
 class UnitError:
-    """The last error of a unit."""
+    """The last error of a unit that has not been well since."""
 
     unit: str
     time: str
@@ -188,6 +188,7 @@ def status_of(facts: RunFacts, local: Local = Local()) -> Status:
         learners=[_learner(look, island) for island in state.with_members(run).all_islands],
         syncer=_syncer(look),
         store=_store(facts),
+        errors=[UnitError(e.unit, e.time, e.text) for e in unhealed_errors(facts.events)],
         recent=newest((event for event in facts.events if event.kind not in QUIET_KINDS), RECENT_SHOWN),
         clock_skew_s=facts.clock_skew_s,
         standbys=standbys,

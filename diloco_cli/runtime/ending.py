@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from diloco_cli.events.cause import Cause
 from diloco_cli.runtime.restart import FENCED_STATUS
 
 SIGNAL_STATUS_BASE = 128
@@ -25,11 +26,14 @@ AGAIN = "ask again to end at once"
 
 @dataclass(frozen=True)
 class SupervisionEvent:
-    """One line for people. `unit` is None if it concerns all."""
+    """One line for people. `unit` is None if it concerns all. `data`: facts for programs; of an end `pid`, `status` and
+    `lived_s`, of a start `pid` and which one it is. `cause`: what the unit itself said before its end."""
 
     kind: EventKind
     unit: str | None
     text: str
+    data: dict[str, str | int | float] = field(default_factory=dict)
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True)

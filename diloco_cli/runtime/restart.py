@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
+from diloco_cli.events.cause import Cause
+
 FENCED_STATUS = 9
 DONE_STATUSES = {0: "it is done", FENCED_STATUS: "a newer process has taken its place (fenced)"}
 # The world outside may heal, and the unit has already retried by itself: patience instead of a count.
@@ -38,16 +40,19 @@ class RestartPolicy:
     max_kills: int = 60
     window_s: float = 600.0
     max_hopeless: int = 3
+    max_repeats: int = 2
     patience_s: float = 3600.0
 
 
 @dataclass(frozen=True)
 class Exit:
-    """`status` is that of subprocess (-9: killed by signal 9); None: an adopted unit, not our child."""
+    """`status` is that of subprocess (-9: killed by signal 9); None: an adopted unit, not our child. `cause`: what the
+    process itself said."""
 
     at_s: float
     status: int | None
     lived_s: float
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,14 @@ def describe_exit(last: Exit) -> str:
     return f"ended with status {last.status} {lived}" + (f": {why}" if why else "")
 
 
+def exit_facts(last: Exit, pid: int | None) -> dict[str, str | int | float]:
+    """For programs. `signal`: the name of the one that killed it; `status`: how it ended by itself."""
+    how: dict[str, str | int | float] = {}
+    if last.status is not None:
+        how = {"signal": _signal_name(-last.status)} if last.status < 0 else {"status": last.status}
+    return {**({} if pid is None else {"pid": pid}), **how, "lived_s": round(last.lived_s, 1)}
+
+
 def is_healthy(life: Exit, policy: RestartPolicy) -> bool:
     """Whether a life was long, or was ended by a signal from outside, which is no fault of the unit."""
     killed = life.status is not None and -life.status in OUTSIDE_SIGNALS
@@ -104,6 +117,9 @@ def _delay_s(bad_lives: int, policy: RestartPolicy) -> float:
 def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> str | None:
     """The reason to give up, or None."""
     last = exits[-1]
+    repeats = _repeats(exits)
+    if repeats >= policy.max_repeats:
+        return f"{repeats + 1} times at the same place without progress, a restart does not heal it"
     if last.status in OUTSIDE_STATUSES:
         since_s = now_s - _outside_since_s(exits, policy)
         return f"so for {since_s:.0f} s now" if since_s > policy.patience_s else None
@@ -116,6 +132,21 @@ def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> st
         if count > bound:
             return f"restarts exhausted: {bound} within {policy.window_s:.0f} s"
     return None
+
+
+def _repeats(exits: Sequence[Exit]) -> int:
+    """How often, before the last one, the lives in a row ended by the same lasting error of the user's code, and no
+    further on in the data."""
+    causes = [life.cause for life in exits if life.cause is not None]
+    last = exits[-1].cause
+    if last is None or not last.lasting:
+        return 0
+    return sum(1 for _ in takewhile(lambda cause: _is_repeated(cause, last), reversed(causes[:-1])))
+
+
+def _is_repeated(cause: Cause, last: Cause) -> bool:
+    is_further = last.position is not None and cause.position is not None and last.position > cause.position
+    return cause.place == last.place and not is_further
 
 
 def _outside_since_s(exits: Sequence[Exit], policy: RestartPolicy) -> float:

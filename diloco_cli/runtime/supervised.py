@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.errors import RefusedError
+from diloco_cli.runtime.causes import read_cause
 from diloco_cli.runtime.identity import is_alive, signal_family, signal_process
 from diloco_cli.runtime.registry import UnitRecord, is_held, read_unit
 from diloco_cli.runtime.restart import Exit
@@ -31,7 +32,7 @@ class SupervisedUnit:
         self._told: set[int] = set()
         self._child: subprocess.Popen[bytes] | None = None
         self._record: UnitRecord | None = None
-        self._dead_pid: int | None = None
+        self.dead_pid: int | None = None
         self._alive_since_s = 0.0
 
     @property
@@ -61,7 +62,7 @@ class SupervisedUnit:
         return True
 
     def start(self) -> None:
-        self._child, self._record = start_unit(self.run, restarted(self.spec, self._dead_pid))
+        self._child, self._record = start_unit(self.run, restarted(self.spec, self.dead_pid))
         self._alive_since_s = monotonic_s()
         self.starts += 1
 
@@ -73,10 +74,12 @@ class SupervisedUnit:
         if status is None and (self._child or is_alive(self._record.identity)):
             return None
         signal_family(self._record.identity, signal.SIGKILL)
-        self._dead_pid = self._record.identity.pid
+        self.dead_pid = pid = self._record.identity.pid
         self._child, self._record = None, None
         now_s = monotonic_s()
-        return self.note(Exit(now_s, status, max(0.0, now_s - self._alive_since_s)))
+        return self.note(
+            Exit(now_s, status, max(0.0, now_s - self._alive_since_s), read_cause(self.run, self.spec.name, pid))
+        )
 
     def note(self, life: Exit) -> Exit:
         self.exits.append(life)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
+from diloco_cli.events.cause import Cause
 from diloco_cli.runtime.ending import (
     ENDINGS,
     Answer,
@@ -33,12 +34,21 @@ from diloco_cli.runtime.ending import (
 )
 from diloco_cli.runtime.hearing import Asking, OnceInBackground, SignalCount
 from diloco_cli.runtime.registry import SUPERVISOR, Supervised, log_path, note_supervised, supervisor_lock
-from diloco_cli.runtime.restart import DONE_STATUSES, FENCED_STATUS, Exit, RestartPolicy, decide, describe_exit
+from diloco_cli.runtime.restart import (
+    DONE_STATUSES,
+    FENCED_STATUS,
+    Exit,
+    RestartPolicy,
+    decide,
+    describe_exit,
+    exit_facts,
+)
 from diloco_cli.runtime.supervised import SupervisedUnit
 from diloco_cli.runtime.units import UnitEvent, UnitSpec, UnitState, bound_log
 from diloco_cli.store.port import StoreGoneError
 from diloco_cli.store.retry import GONE_AFTER_S
 
+Facts = dict[str, str | int | float]
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
 PARTICIPANTS_S = 2.0  # how long to wait for the bucket to say who takes part
 AFTER_DECISION: dict[str, tuple[UnitEvent, EventKind]] = {
@@ -210,30 +220,38 @@ class Supervisor:
         except DilocoError as error:
             self._settle(unit, unit.note(Exit(monotonic_s(), error.exit_status, 0.0)), str(error))
             return
-        self._move(unit, UnitEvent.SPAWNED, "started", f"process {unit.pid}")
+        again = f", restart {unit.starts - 1}" if unit.starts > 1 else ""
+        facts: Facts = {"pid": unit.pid or 0, "start": unit.starts}
+        self._move(unit, UnitEvent.SPAWNED, "started", f"process {unit.pid}{again}", facts)
 
     def _settle(self, unit: SupervisedUnit, life: Exit, detail: str | None = None) -> None:
-        """Decides what follows the end of a unit's process."""
+        """Decides what follows the end of a unit's process. `detail`: why it could not be started."""
+        if detail is None and life.cause is not None:
+            detail = life.cause.text
+        facts = exit_facts(life, unit.dead_pid)
         if self._ending is not None:
-            self._move(unit, UnitEvent.FINISHED, "done", describe_exit(life))
+            self._move(unit, UnitEvent.FINISHED, "done", describe_exit(life), facts, life.cause)
         elif unit.held and life.status not in DONE_STATUSES:
-            self._move(unit, UnitEvent.HOLD, "held", f"{describe_exit(life)}; held down")
+            self._move(unit, UnitEvent.HOLD, "held", f"{describe_exit(life)}; held down", facts, life.cause)
         else:
             decision = decide(tuple(unit.exits), monotonic_s(), self._restart, bool(unit.spec.later))
             reason = f"{detail}; {decision.reason}" if detail else decision.reason
             unit.restart_at_s = decision.at_s or 0.0
             event, kind = AFTER_DECISION[decision.action]
-            self._move(unit, event, kind, reason)
+            self._move(unit, event, kind, reason, facts, life.cause)
             if unit.spec.kind == "syncer" and life.status == FENCED_STATUS:
                 here = f"no syncer here any more; `diloco resume {self._run_name}` takes over"
                 here = "this one stands by from now on" if unit.spec.later else here
                 self._tell("fenced", unit.spec.name, f"another syncer serves the run: {here}")
 
-    def _move(self, unit: SupervisedUnit, event: UnitEvent, kind: EventKind, reason: str) -> None:
+    def _move(
+        self, unit: SupervisedUnit, event: UnitEvent, kind: EventKind, reason: str,
+        facts: Facts | None = None, cause: Cause | None = None,
+    ) -> None:  # fmt: skip
         unit.go(event, reason)
         notes = {u.spec.name: Supervised(u.state, u.starts, u.reason) for u in self.units}
         note_supervised(self._run_name, notes)
-        self._tell(kind, unit.spec.name, reason)
+        self._tell(kind, unit.spec.name, reason, facts, cause)
 
     def _bound_logs(self) -> None:
         for name in (SUPERVISOR, *(unit.spec.name for unit in self.units)):
@@ -273,9 +291,11 @@ class Supervisor:
         due = [unit.restart_at_s - monotonic_s() for unit in self.units if unit.state is UnitState.BACKOFF]
         return max(0.0, min([poll_s, *due]))
 
-    def _tell(self, kind: EventKind, unit: str | None, text: str) -> None:
+    def _tell(
+        self, kind: EventKind, unit: str | None, text: str, facts: Facts | None = None, cause: Cause | None = None
+    ) -> None:
         try:
-            self._on_event(SupervisionEvent(kind, unit, text))
+            self._on_event(SupervisionEvent(kind, unit, text, facts or {}, cause))
         except OSError:
             # The terminal is gone (its SIGHUP is handled elsewhere); lost output must not stop the supervision.
             self._on_event = lambda event: None
@@ -321,8 +341,7 @@ def _bucket_gone(run_name: str, error: StoreGoneError) -> StoreGoneError:
 
 def _run_failed(run_name: str, failed: Sequence[SupervisedUnit]) -> RunFailedError:
     reasons = "; ".join(f"{unit.spec.name}: {unit.reason}" for unit in failed)
-    names = failed[0].spec.name if failed else ""
-    return RunFailedError(
-        f"run {run_name} cannot go on: {reasons}",
-        hint=f"read `diloco logs {names} --run {run_name}`, then `diloco resume {run_name}`",
-    )
+    name = failed[0].spec.name if failed else ""
+    cause = failed[0].exits[-1].cause if failed and failed[0].exits else None
+    mend = f"mend {cause.place}" if cause is not None and cause.place else f"read `diloco logs {name} --run {run_name}`"
+    return RunFailedError(f"run {run_name} cannot go on: {reasons}", hint=f"{mend}, then `diloco resume {run_name}`")

@@ -21,6 +21,7 @@ from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.randomness import nonce
+from diloco_cli.runtime.causes import cause_environment
 from diloco_cli.runtime.child import diloco_command
 from diloco_cli.runtime.files import NO_SPACE_ERRNOS, checked_name, make_directory
 from diloco_cli.runtime.identity import identify
@@ -101,7 +102,8 @@ def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitR
     If this process dies between the two, the unit is not registered; its successor fences it off in the bucket.
     """
     token = nonce()
-    child = spawn(run, spec.name, spec.command, {**spec.environment, TOKEN_VARIABLE: token})
+    environment = {**spec.environment, **cause_environment(run, spec.name), TOKEN_VARIABLE: token}
+    child = spawn(run, spec.name, spec.command, environment)
     try:
         record = UnitRecord(spec.name, spec.kind, identify(child.pid, token), wall_s())
         write_unit(run, record)

@@ -6,6 +6,7 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,11 +21,8 @@ def ending(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """What `diloco` ends with if a command raises this: (exit status, stderr)."""
 
     def end(error: BaseException) -> Ending:
-        def fail(standalone_mode: bool) -> None:
-            raise error
-
         monkeypatch.setattr(sys, "argv", ["diloco", "runs"])
-        monkeypatch.setattr(boundary, "app", fail)
+        monkeypatch.setattr(boundary, "app", Mock(side_effect=error))
         with pytest.raises(SystemExit) as ended:
             boundary.main()
         assert isinstance(ended.value.code, int)
@@ -52,6 +50,17 @@ def test_a_reader_that_has_gone_is_no_error(ending: Callable[[BaseException], En
 def test_any_other_error_of_the_system_is_a_bug(ending: Callable[[BaseException], Ending]) -> None:
     status, text = ending(OSError(errno.EIO, "input/output error"))
     assert status == 1 and "a bug in diloco" in text
+
+
+def test_an_error_of_the_users_own_code_is_no_bug_in_diloco(ending: Callable[[BaseException], Ending]) -> None:
+    def batch() -> None:
+        raise IndexError("past the end")
+
+    with pytest.raises(IndexError) as caught:
+        batch()
+    status, text = ending(caught.value)
+    assert status == 1 and "bug in diloco" not in text
+    assert text.startswith("error: your code: tests/unit/test_main.py:") and "in batch: IndexError: past the" in text
 
 
 def test_output_that_nobody_reads_ends_quietly() -> None:

@@ -6,12 +6,22 @@ import json
 
 import pytest
 
-from diloco_cli.events.event import KINDS, MAX_BATCH, MAX_BATCH_BYTES, FreshEvent, decode_batch, encode_batch, time_text
+from diloco_cli.events.event import (
+    KINDS,
+    MAX_BATCH,
+    MAX_BATCH_BYTES,
+    Event,
+    FreshEvent,
+    decode_batch,
+    encode_batch,
+    time_text,
+)
 from diloco_cli.events.of_log import KIND_OF_COMMIT, events_of
-from diloco_cli.events.read import BATCHES, PAGE, EventReader, newest_batches, read_events
+from diloco_cli.events.read import BATCHES, PAGE, EventReader, newest_batches, read_events, unhealed_errors
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import event_key, read_event_key
+from diloco_cli.protocol.log.keys import commit_key, event_key, read_event_key
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.memory import MemoryStore
 
 AT_S = 1_800_000_000.0
@@ -98,13 +108,14 @@ def test_a_reader_fetches_each_batch_once() -> None:
 def test_written_events_and_those_of_the_log_are_one_stream_by_the_stores_time() -> None:
     store = MemoryStore()
     store.create(event_key("iowa", 1, "aa"), batch("killed"))
-    stat = store.stat(event_key("iowa", 1, "aa"))
-    assert stat is not None
-    hour_ahead = Note(time_text(stat.modified_s + 3600 + 5), "epoch_start", "syncer", "epoch 2 starts: takes over")
-    found = read_events(store, Metrics(notes=(hour_ahead,)), ahead_s=3600.0)
+    store.create(commit_key(3), b"{}")
+    ahead_s = 3600.0  # the clock of the syncer, against the store's
+    now_s = store.stat(commit_key(3)).modified_s
+    begun = Note(time_text(now_s + ahead_s - 5), "epoch_start", "syncer", "epoch 2 starts: takes over")
+    found = read_events(store, RunState(n=3, metrics=Metrics(notes=(begun,), updated_at=time_text(now_s + ahead_s))))
     assert [(event.kind, event.text) for event in found] == [
-        ("ended", "killed"),
         ("serving", "epoch 2 starts: takes over"),
+        ("ended", "killed"),
     ]
 
 
@@ -125,3 +136,12 @@ def test_every_kind_of_commit_that_is_noted_has_a_documented_kind() -> None:
     kinds = {kind.__struct_config__.tag for kind in Commit.__subclasses__()} - {"merge"}
     assert kinds | {"refused"} == set(KIND_OF_COMMIT)
     assert set(KIND_OF_COMMIT.values()) < set(KINDS)
+
+
+def test_an_error_is_told_until_its_unit_takes_part_again() -> None:
+    def at(second: float, kind: str, unit: str, learners: str = "") -> Event:
+        return Event(time_text(AT_S + second), kind, unit, f"at {second}", {"learners": learners})
+
+    broken = [at(0, "error", "iowa"), at(1, "error", "rhine"), at(2, "error", "iowa"), at(3, "error", "syncer")]
+    assert [event.text for event in unhealed_errors(broken)] == ["at 1", "at 2", "at 3"]
+    assert [event.unit for event in unhealed_errors([*broken, at(4, "merged", "syncer", "x, rhine")])] == ["iowa"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from diloco_cli.events.cause import Cause
 from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
 from diloco_cli.runtime.units import LAST_STATES, TRANSITIONS, UnitEvent, UnitState, next_state
@@ -95,3 +96,29 @@ def test_every_state_but_the_last_ones_can_be_left_and_no_last_one_can():
     assert {*TRANSITIONS.values()} == set(UnitState)
     with pytest.raises(IllegalStateError, match="DONE"):
         next_state(UnitState.DONE, UnitEvent.DUE)
+
+
+def failing(*causes: Cause | None) -> list[Exit]:
+    return [Exit(at_s=i * 2.0, status=1 if cause else -9, lived_s=20.0, cause=cause) for i, cause in enumerate(causes)]
+
+
+def at(position: int | None, place: str = "model.py:41", lasting: bool = True) -> Cause:
+    return Cause("your code: ...", place, lasting, position)
+
+
+def test_an_error_of_the_users_code_that_repeats_without_progress_ends_the_restarts():
+    for exits in ((at(None), at(None), at(None)), (at(500), at(500), at(100)), (at(500), None, at(500), at(500))):
+        decision = decide(failing(*exits), 10.0, POLICY)
+        assert decision.action == "give_up"
+        assert "3 times at the same place without progress" in decision.reason
+    assert decide(failing(at(500), at(500)), 10.0, POLICY).action == "restart"
+
+
+def test_progress_another_place_and_the_world_outside_do_not_count_as_repeated():
+    for exits in (
+        (at(500), at(500), at(501)),
+        (at(500), at(500), at(500, "model.py:42")),
+        (at(500, lasting=False),) * 3,
+        (None, None, None),
+    ):
+        assert decide(failing(*exits), 10.0, POLICY).action == "restart"

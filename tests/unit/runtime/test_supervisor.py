@@ -492,3 +492,26 @@ def test_a_terminal_that_closes_asks_once_however_often_it_says_so():
         assert (heard.count, heard.first) == (1, signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGINT)
         assert heard.count == 2
+
+
+BROKEN = """
+from diloco_cli.runtime.causes import telling_why
+with telling_why("memory://nowhere", "a"):
+    [][41]
+"""
+
+
+def test_an_error_of_the_users_code_is_told_with_its_line_and_soon_ends_the_restarts(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(BROKEN)
+    broken = UnitSpec("a", "learner", (sys.executable, str(tmp_path / "model.py")))
+    policy = RestartPolicy(first_delay_s=0.01, second_delay_s=0.01)
+    with Supervision(broken, unit("syncer", kind="syncer"), restart=policy) as run:
+        run.join()
+    assert run.kinds("a") == ["started", "ended", "started", "ended", "started", "failed"]
+    cause = "your code: model.py:4 in <module>: IndexError: list index out of range"
+    assert isinstance(run.error, RunFailedError)
+    assert run.error.exit_status == 12 and f"a: {cause}; ended with status 1" in str(run.error)
+    assert "3 times at the same place without progress" in str(run.error)
+    assert run.error.hint == "mend model.py:4, then `diloco resume nano`"
+    ended = next(event for event in run.events if event.kind == "ended")
+    assert ended.cause is not None and ended.cause.text == cause and ended.data["status"] == 1

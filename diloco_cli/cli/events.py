@@ -1,0 +1,73 @@
+"""`diloco events`: what happened in a run, oldest first: what its processes wrote, and what the log says."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+from diloco_cli.cli import complete
+from diloco_cli.cli.output import talk
+from diloco_cli.cli.run_argument import LOOK_S, RunArgument, head_of, open_run
+from diloco_cli.clock import sleep_s, wall_s
+from diloco_cli.config.codec import to_plain
+from diloco_cli.errors import StoreError
+from diloco_cli.units import parse_duration
+
+if TYPE_CHECKING:
+    from diloco_cli.events.event import Event
+    from diloco_cli.protocol.log.state import RunState
+
+FOLLOW_EVERY_S = 2.0
+INTERRUPTED_STATUS = 130
+Seen = set[tuple[str, str, str, str]]
+
+
+def events(
+    run: str | None = RunArgument,
+    follow: bool = typer.Option(False, "-f", "--follow", help="Go on with what happens, until Ctrl-C."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
+    since: str | None = typer.Option(None, "--since", metavar="DURATION", help="Only the last 10min, 2h, ..."),
+    unit: str | None = typer.Option(None, "--unit", help="Only this unit.", autocompletion=complete.units),
+) -> None:
+    """Print what happened: starts, ends and their causes, faults on purpose, refusals, takeovers, joins, merges."""
+    from diloco_cli.events.event import time_text
+    from diloco_cli.events.read import EventReader, read_events
+    from diloco_cli.store.deadline import Deadline
+
+    first = "" if since is None else time_text(wall_s() - parse_duration(since))
+    box = Deadline(LOOK_S)
+    opened, reader = open_run(run, box), EventReader()
+    known: RunState | None = None
+    seen: Seen = set()
+    try:
+        while True:
+            box.restart(LOOK_S)
+            try:
+                known = head_of(opened, known)
+                found = read_events(opened.store, known, reader)
+                _print([e for e in found if e.time >= first and unit in (None, e.unit)], seen, as_json)
+            except StoreError as error:
+                if not follow:
+                    raise
+                talk(f"events: {error}")
+            if not follow or (known is not None and known.phase == "FINISHED"):
+                return
+            sleep_s(FOLLOW_EVERY_S)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_STATUS) from None
+
+
+def _print(found: list[Event], seen: Seen, as_json: bool) -> None:
+    """What was not printed before. (A summed-up event is printed again when it has grown.)"""
+    from diloco_cli.observe.lines import escaped
+    from diloco_cli.observe.render import clock
+
+    for event in found:
+        key = (event.time, event.kind, event.unit, event.text)
+        if key in seen:
+            continue
+        seen.add(key)
+        line = f"{clock(event.time)}  {event.unit:<10} {event.kind:<11} {escaped(event.text)}"
+        print(json.dumps(to_plain(event)) if as_json else line, flush=True)

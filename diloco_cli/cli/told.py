@@ -1,0 +1,88 @@
+"""What a supervision tells: to the person in front of it, and to the bucket as events; with who killed what was
+killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from diloco_cli.chaos.journal import read_entries
+from diloco_cli.cli.output import talk
+from diloco_cli.cli.run_argument import OpenRun
+from diloco_cli.events.write import EventWriter
+from diloco_cli.runtime.causes import place_data
+from diloco_cli.runtime.ending import SupervisionEvent
+from diloco_cli.runtime.units import UnitSpec
+from diloco_cli.store.open import open_store
+
+SAID = {
+    "started": "started: ",
+    "restarted": "started again: ",
+    "adopted": "goes on: ",
+    "held": "stays down: ",
+    "gave_up": "is not started again: ",
+    "leaving": "leaves: ",
+    "stopping": "ends with all units here: ",
+    "terminated": "asked to end: ",
+    "killed": "slow to end: ",
+}
+Show = Callable[[SupervisionEvent], None]
+UNKNOWN = "not by diloco: by a person, or by the kernel for want of memory"
+
+
+@contextmanager
+def telling(opened: OpenRun, units: list[UnitSpec], show: Show) -> Iterator[Show]:
+    """What takes the events of a supervision of these units."""
+    teller = Teller(opened.name, opened.url, [unit.name for unit in units], show)
+    try:
+        yield teller.tell
+    finally:
+        teller.close()
+
+
+class Teller:
+    """Takes the events of a supervision. `units`: those that it supervises; what concerns all is told of the first."""
+
+    def __init__(self, run: str, url: str, units: list[str], show: Show) -> None:
+        self._run, self._units, self._show = run, units, show
+        self._writer = EventWriter(open_store(url))
+
+    def tell(self, event: SupervisionEvent) -> None:
+        event = with_killer(event, self._run)
+        unit = event.unit or self._units[0]
+        kind, told = kind_of(event), event.text
+        if event.cause is not None:
+            self._writer.note("error", unit, event.cause.text, place_data(event.cause))
+            told = told.removeprefix(f"{event.cause.text}; ")
+        self._writer.note(kind, unit, f"{SAID.get(kind, '')}{told}", event.data)
+        self._show(event)
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._writer.dropped:
+            talk(f"{self._writer.dropped} events were not written: {self._writer.trouble or 'the bucket is too slow'}")
+
+
+def kind_of(event: SupervisionEvent) -> str:
+    """The name in KINDS (events/event.py)."""
+    if event.kind == "started" and int(event.data.get("start", 1)) > 1:
+        return "restarted"
+    return "gave_up" if event.kind == "failed" else event.kind
+
+
+def with_killer(event: SupervisionEvent, run: str) -> SupervisionEvent:
+    """The event of an end by a signal, with who sent it: chaos, by its journal on this machine, or somebody else."""
+    name = event.data.get("signal")
+    if name is None or event.kind == "done":  # an end that this supervisor asked for
+        return event
+    numbered = enumerate(read_entries(run), start=1)
+    sent = [
+        number
+        for number, entry in numbered
+        if (entry.fault, entry.target, entry.pid) == ("kill", event.unit, event.data.get("pid"))
+        and entry.injected is not False
+    ]
+    by = f"chaos #{sent[-1]}" if sent else UNKNOWN
+    text = event.text.replace(f"killed by {name}", f"killed by {name} ({by})", 1)
+    return replace(event, text=text, data={**event.data, "by": f"chaos #{sent[-1]}" if sent else "unknown"})

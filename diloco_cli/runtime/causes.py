@@ -1,0 +1,88 @@
+"""What ended a unit's process, told by itself before it ends: to its supervisor in a file, or, where none started it,
+to the bucket as an event.
+
+    .diloco/<run>/errors/<unit>.json    the last error of a unit's process
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from diloco_cli.clock import monotonic_s, wall_s
+from diloco_cli.environment import environment_value
+from diloco_cli.errors import DilocoError, FencedError, TerminatedError
+from diloco_cli.events.cause import Cause, cause_of
+from diloco_cli.events.event import FreshEvent
+from diloco_cli.events.write import WRITE_EVERY_S, write_batch
+from diloco_cli.paths import run_directory
+from diloco_cli.protocol.log.keys import EVENTS, read_event_key
+from diloco_cli.runtime.files import checked_name, read_json, write_json
+from diloco_cli.store.open import open_store
+
+CAUSE_VARIABLE = "DILOCO_CAUSE_FILE"  # PID:PATH, the supervisor's pid and the file that it will read
+TELLS_WITHIN_S = 2.0
+
+
+@contextmanager
+def telling_why(url: str, unit: str) -> Iterator[None]:
+    """Around all that a unit's process does."""
+    try:
+        yield
+    except (TerminatedError, FencedError):
+        raise
+    except Exception as error:
+        with suppress(DilocoError, OSError):  # the error itself is what matters
+            _tell(url, unit, cause_of(error))
+        raise
+
+
+def cause_path(run: str, unit: str) -> Path:
+    return run_directory(run) / "errors" / f"{checked_name(unit, 'name of a unit')}.json"
+
+
+def cause_environment(run: str, unit: str) -> dict[str, str]:
+    """For a unit that this process starts and will read the cause of."""
+    return {CAUSE_VARIABLE: f"{os.getpid()}:{cause_path(run, unit)}"}
+
+
+def read_cause(run: str, unit: str, pid: int) -> Cause | None:
+    """What that process left."""
+    try:
+        body = read_json(cause_path(run, unit)) or {}
+    except ValueError:
+        return None
+    text, place, position = body.get("text"), body.get("place"), body.get("position")
+    if body.get("pid") != pid or not isinstance(text, str) or not isinstance(place, str):
+        return None
+    return Cause(text, place, body.get("lasting") is True, position if isinstance(position, int) else None)
+
+
+def _tell(url: str, unit: str, cause: Cause) -> None:
+    supervisor, _, path = (environment_value(CAUSE_VARIABLE) or "").partition(":")
+    if path and Path(path).stem == unit:
+        body = {"text": cause.text, "place": cause.place, "lasting": cause.lasting, "position": cause.position}
+        write_json(Path(path), {"pid": os.getpid(), **body})
+        if supervisor == str(os.getppid()):  # it lives, and tells the bucket
+            return
+    thread = threading.Thread(target=_tell_bucket, args=(url, unit, cause), daemon=True)
+    thread.start()
+    thread.join(TELLS_WITHIN_S)
+
+
+def _tell_bucket(url: str, unit: str, cause: Cause) -> None:
+    """One event, unless the unit's newest is younger than WRITE_EVERY_S: a process that is restarted fast must not
+    flood the bucket."""
+    with suppress(DilocoError, OSError):
+        store = open_store(url)
+        newest = [read_event_key(key) for key in store.list(f"{EVENTS}{unit}/", limit=1)]
+        if newest and newest[0] is not None and 0 <= wall_s() - newest[0][1] / 1000 < WRITE_EVERY_S:
+            return
+        write_batch(store, unit, [FreshEvent(monotonic_s(), "error", cause.text, place_data(cause))])
+
+
+def place_data(cause: Cause) -> dict[str, str | int | float]:
+    return {"place": cause.place} if cause.place else {}

@@ -1,0 +1,83 @@
+"""`diloco events`, and what a supervision tells: who killed what was killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.chaos.journal import record, record_plan
+from diloco_cli.cli.told import UNKNOWN, Teller
+from diloco_cli.events.cause import Cause
+from diloco_cli.events.event import KINDS, Event, FreshEvent
+from diloco_cli.events.read import EventReader
+from diloco_cli.events.write import write_batch
+from diloco_cli.runtime.ending import SupervisionEvent
+from diloco_cli.store.local import LocalStore
+from tests.cli.bucket import make_bucket
+from tests.cli.conftest import Diloco
+
+KILLED = "killed by SIGKILL after 3.0 s; restart in 0.2 s"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return make_bucket(tmp_path / "nano")
+
+
+def told(url: str, *events: SupervisionEvent) -> tuple[list[SupervisionEvent], list[Event]]:
+    """What was shown, and what the bucket has."""
+    shown: list[SupervisionEvent] = []
+    teller = Teller("nano", url, ["iowa", "rhine"], shown.append)
+    for event in events:
+        teller.tell(event)
+    teller.close()
+    return shown, EventReader().read(LocalStore(Path(url.removeprefix("file://"))))
+
+
+def test_a_kill_by_chaos_is_told_from_others(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    record_plan("nano", "pause", "iowa", pid=7)
+    record("nano", record_plan("nano", "kill", "iowa", pid=7), injected=True)
+    killed = [SupervisionEvent("ended", "iowa", KILLED, {"pid": pid, "signal": "SIGKILL"}) for pid in (7, 8)]
+    shown, written = told(url, *killed)
+    assert shown[0].text == "killed by SIGKILL (chaos #2) after 3.0 s; restart in 0.2 s"
+    assert UNKNOWN in shown[1].text
+    assert [event.data["by"] for event in written] == ["chaos #2", "unknown"]
+
+
+def test_the_bucket_has_the_error_once_and_documented_kinds(url: str) -> None:
+    cause = Cause("your code: model.py:41 in batch: IndexError: x", "model.py:41")
+    _, written = told(
+        url,
+        SupervisionEvent("started", "iowa", "process 7", {"pid": 7, "start": 1}),
+        SupervisionEvent("ended", "iowa", f"{cause.text}; ended with status 1", {"status": 1}, cause),
+        SupervisionEvent("started", "iowa", "process 8, restart 1", {"pid": 8, "start": 2}),
+        SupervisionEvent("failed", "iowa", "ended too often"),
+        SupervisionEvent("leaving", None, "SIGTERM"),
+    )
+    assert [event.kind for event in written] == ["started", "error", "ended", "restarted", "gave_up", "leaving"]
+    assert {event.kind for event in written} <= set(KINDS) and {event.unit for event in written} == {"iowa"}
+    assert (written[1].text, written[2].text) == (cause.text, "ended with status 1")
+    assert written[1].data == {"place": "model.py:41"}
+
+
+def test_events_are_printed_in_order_as_text_or_json_lines_of_one_unit_or_all(diloco: Diloco, url: str) -> None:
+    store = LocalStore(Path(url.removeprefix("file://")))
+    write_batch(store, "iowa", [FreshEvent(0.0, "started", "long ago"), FreshEvent(1e12, "ended", "bad \x1b[31m")])
+    write_batch(store, "rhine", [FreshEvent(1e12, "started", "process 9", {"pid": 9})])
+    plain = diloco("events", url)
+    assert [line.split()[1] for line in plain.stdout.splitlines()] == ["iowa", "iowa", "rhine"]
+    assert "\x1b" not in plain.stdout and "bad" in plain.stdout
+    lines = [json.loads(line) for line in diloco("events", url, "--json", "--unit", "rhine").stdout.splitlines()]
+    assert [(line["unit"], line["kind"], line["data"]) for line in lines] == [("rhine", "started", {"pid": 9})]
+    recent = diloco("events", url, "--since", "1min", "--unit", "iowa").stdout.splitlines()
+    assert len(recent) == 1 and "bad" in recent[0]
+
+
+def test_status_has_the_units_last_errors(diloco: Diloco, url: str) -> None:
+    write_batch(LocalStore(Path(url.removeprefix("file://"))), "iowa", [FreshEvent(1e12, "error", "your code: ...")])
+    data = json.loads(diloco("status", url, "--json").stdout)["data"]
+    assert [(error["unit"], error["text"]) for error in data["errors"]] == [("iowa", "your code: ...")]
+    assert data["recent"][0]["kind"] == "error"
