@@ -15,6 +15,8 @@ All of it may be lost without harm to the run: the bucket alone is enough to go 
                                            operator's key that the run at an address was first seen with
     $DILOCO_HOME/.consent/<digest>.json    or ~/.local/state/diloco/consent/<digest>.json, for all directories: this
                                            machine's consent to what the run format with that digest names
+    $DILOCO_HOME/.report/<digest>.json     or ~/.cache/diloco/report/<digest>.json, for all directories: the log of the
+                                           run with that id, folded, so that a next report reads only what is new
 """
 
 from __future__ import annotations
@@ -47,6 +49,15 @@ def user_file() -> Path:
     """The user's own settings, for all runs: $XDG_CONFIG_HOME/diloco/config.yaml or ~/.config/diloco/config.yaml."""
     config = environment_value("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "diloco" / "config.yaml"
+
+
+def user_cache_directory(kind: str) -> Path:
+    """What may be deleted at any time: below $DILOCO_HOME, else in the user's cache."""
+    home = environment_value("DILOCO_HOME")
+    if home is not None:
+        return Path(home).absolute() / f".{kind}"
+    cache = environment_value("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "diloco" / kind
 
 
 def templates_directory() -> Path:

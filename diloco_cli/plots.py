@@ -1,20 +1,43 @@
-"""Pictures without a plotting library: self-contained SVG, readable on light and dark pages."""
+"""Pictures as SVG that follows the page, or the reader's system, into light and dark.
+
+Drawn by matplotlib, an extra that only those install who want pictures: 25 MB, and half a second to import. A drawing
+has stand-ins for the colours of text and lines; the document names variables in their place, which a page may set.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import UsageError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INSTALL = "pip install 'diloco[report]'"
 COLOURS = ("#2f6fde", "#d95f02", "#1b9e77", "#a0459b", "#6b7280", "#b8860b", "#0e7490", "#c2185b")
-WIDTH, HEIGHT = 760, 440
-LEFT, RIGHT, TOP, BOTTOM = 72, 190, 48, 56  # margins; the legend stands on the right
-BAR_HEIGHT, BAR_LEFT = 30, 190
-NUM_TICKS = 6
+FAULT = "#d1453b"
+INK, FAINT, GRID = "#010203", "#040506", "#070809"
+PAGE = {INK: "var(--ink, #24292f)", FAINT: "var(--faint, #57606a)", GRID: "var(--grid, #d8dee4)"}
+DARK = "<style>@media (prefers-color-scheme: dark) {svg {--ink: #e6edf3; --faint: #9da7b3; --grid: #3d444d}}</style>"
+STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "diloco", "text.parse_math": False, "font.size": 10,
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
+    "figure.facecolor": "none", "axes.facecolor": "none", "legend.frameon": False, "legend.fontsize": 9,
+    "text.color": INK, "axes.labelcolor": FAINT, "axes.titlecolor": INK, "xtick.color": FAINT, "ytick.color": FAINT,
+    "axes.edgecolor": GRID, "grid.color": GRID, "axes.grid": True, "axes.axisbelow": True, "grid.linewidth": 0.7,
+    "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 10,
+    "axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0,
+    "lines.linewidth": 1.6, "figure.constrained_layout.use": True, "axes.formatter.useoffset": False,
+}  # fmt: skip
+_FONT = "font-family: 'DejaVu Sans', sans-serif"
+_GROUP = re.compile(r'<g id="[^"]*"')
 
 
 @dataclass(frozen=True)
@@ -38,129 +61,75 @@ class Axis:
     high: float | None = None
 
 
+def drawn(title: str, inches: tuple[float, float], draw: Callable[[Figure], None], whole: bool = True) -> str:
+    """The SVG of what `draw` draws on an empty figure: a whole document, or (not `whole`) an element of a page, which
+    sets the colours. Raises UsageError where matplotlib is not installed."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("pictures are drawn by matplotlib, which is not installed", hint=INSTALL) from None
+    stream = io.StringIO()
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=inches)
+        draw(figure)
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return _for_pages(stream.getvalue(), title, whole)
+
+
+def _for_pages(svg: str, title: str, whole: bool) -> str:
+    svg = svg[svg.index("<svg ") :]
+    for stand_in, colour in PAGE.items():
+        svg = svg.replace(stand_in, colour)
+    svg = svg.replace(_FONT, "font-family: system-ui, sans-serif")
+    svg = _GROUP.sub("<g", svg)  # ids that nothing refers to, and that a page would have many times
+    head, _, rest = svg.partition(">")
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    style = DARK if whole else ""
+    return f'{head} role="img"><title>{escape(title)}</title>{style}{rest}'
+
+
 def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """An SVG document. Raises ValueError without a point, or with one that a logarithmic axis cannot show."""
-    x_scale = _Scale.of(x, [point[0] for line in series for point in line.points], LEFT, WIDTH - RIGHT)
-    y_scale = _Scale.of(y, [point[1] for line in series for point in line.points], HEIGHT - BOTTOM, TOP)
-    parts = [*_grid(x_scale, y_scale), *_axis_labels(x, y)]
-    shown = 0
-    for number, line in enumerate(series):
-        colour = COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)]
-        parts += _line(line, x_scale, y_scale, colour)
-        if line.label:
-            parts += _legend(line, shown, colour)
-            shown += 1
-    return _document(title, HEIGHT, parts)
+    """An SVG document."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set_title(title)
+        for number, line in enumerate(series):
+            colour = COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)]
+            style = {"linestyle": "--"} if line.dashed else {"marker": "o", "markersize": 3.5}
+            axes.plot(*zip(*line.points, strict=True), color=colour, label=line.label or "_", **style)
+        set_up(axes, x, y)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+    return drawn(title, (7.6, 4.4), draw)
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     """Horizontal bars from zero: (label, value, value as text), the first on top."""
-    height = TOP + BAR_HEIGHT * len(bars) + 24
-    longest = max((value for _, value, _ in bars), default=0.0) or 1.0
-    room = WIDTH - BAR_LEFT - 130
-    parts = []
-    for number, (label, value, text) in enumerate(bars):
-        top = TOP + number * BAR_HEIGHT
-        length = room * max(0.0, value) / longest
-        parts.append(_text(BAR_LEFT - 10, top + 19, label, "end"))
-        parts.append(
-            f'<rect x="{BAR_LEFT}" y="{top + 5}" width="{length:.1f}" height="{BAR_HEIGHT - 10}" '
-            f'fill="{COLOURS[number % len(COLOURS)]}"/>'
-        )
-        parts.append(_text(BAR_LEFT + length + 8, top + 19, text, "start"))
-    return _document(title, height, parts)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set_title(title)
+        names = range(len(bars))
+        shown = axes.barh(names, [max(0.0, value) for _, value, _ in bars], color=COLOURS, height=0.6)
+        axes.bar_label(shown, [text for _, _, text in bars], padding=3)
+        axes.set_yticks(names, [label for label, _, _ in bars])
+        axes.invert_yaxis()
+        axes.xaxis.set_visible(False)
+        axes.grid(visible=False)
+        axes.margins(x=0.25)
+
+    return drawn(title, (7.6, 0.9 + 0.3 * len(bars)), draw)
 
 
-def save_svg(svg: str, path: Path) -> None:
-    """Raises UsageError for another kind of file, or where it cannot be written."""
-    if path.suffix.lower() != ".svg":
-        raise UsageError("plots are written as SVG", where=str(path), hint=f"--plot {path.with_suffix('.svg')}")
-    try:
-        path.write_text(svg, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the plot: {(error.strerror or str(error)).lower()}", where=str(path)) from None
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """From values to pixels. `ticks` are the values that get a grid line."""
-
-    low: float
-    high: float
-    log: bool
-    start: float
-    end: float
-    ticks: tuple[float, ...]
-
-    @classmethod
-    def of(cls, axis: Axis, values: Sequence[float], start: float, end: float) -> _Scale:
-        if not values:
-            raise ValueError("nothing to plot")
-        low = min(values) if axis.low is None else axis.low
-        high = max(values) if axis.high is None else axis.high
-        if axis.log and low <= 0:
-            raise ValueError(f"a logarithmic axis cannot show {low:g}")
-        if high <= low:
-            low, high = (low / 2, low * 2) if axis.log else (low - 0.5, low + 0.5)
-        ticks = _log_ticks(low, high) if axis.log else _linear_ticks(low, high)
-        return cls(min(low, ticks[0]), max(high, ticks[-1]), axis.log, start, end, ticks)
-
-    def at(self, value: float) -> float:
-        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
-        return self.start + (self.end - self.start) * (value - low) / (high - low)
-
-
-def _linear_ticks(low: float, high: float) -> tuple[float, ...]:
-    rough = (high - low) / NUM_TICKS
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = power * min((m for m in (1, 2, 5, 10) if m * power >= rough), default=10)
-    first = math.floor(low / step + 1e-9)
-    return tuple(k * step for k in range(first, math.ceil(high / step - 1e-9) + 1))
-
-
-def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten; over less than two of them also their doubles and fives. From the last one not above `low` to the
-    first one not below `high`."""
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    steps = (1, 2, 5) if last - first <= 2 else (1,)
-    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-    begin = max(index for index, tick in enumerate(ticks) if tick <= low * (1 + 1e-9))
-    end = min(index for index, tick in enumerate(ticks) if tick >= high * (1 - 1e-9))
-    return tuple(ticks[begin : max(end, begin + 1) + 1])
-
-
-def _grid(x: _Scale, y: _Scale) -> list[str]:
-    parts = []
-    for value in x.ticks:
-        at = x.at(value)
-        parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#8883" />')
-        parts.append(_text(at, HEIGHT - BOTTOM + 18, short_number(value), "middle"))
-    for value in y.ticks:
-        at = y.at(value)
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#8883" />')
-        parts.append(_text(LEFT - 8, at + 4, short_number(value), "end"))
-    return parts
-
-
-def _axis_labels(x: Axis, y: Axis) -> list[str]:
-    across, middle = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-    turned = f'<g transform="translate(20 {middle:.0f}) rotate(-90)">{_text(0, 0, y.label, "middle")}</g>'
-    return [_text(across, HEIGHT - 14, x.label, "middle"), turned]
-
-
-def _line(line: Series, x: _Scale, y: _Scale, colour: str) -> list[str]:
-    places = [(x.at(a), y.at(b)) for a, b in line.points]
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-    dash = ' stroke-dasharray="6 5"' if line.dashed else ""
-    dots = [] if line.dashed else [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in places]
-    return [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>', *dots]
-
-
-def _legend(line: Series, number: int, colour: str) -> list[str]:
-    left, at = WIDTH - RIGHT + 16, TOP + 10 + 22 * number
-    dash = ' stroke-dasharray="6 5"' if line.dashed else ""
-    mark = f'<path d="M{left} {at}h22" stroke="{colour}" stroke-width="3"{dash}/>'
-    return [mark, _text(left + 30, at + 4, line.label, "start")]
+def set_up(axes: Axes, x: Axis, y: Axis) -> None:
+    """Labels, limits, and numbers as people write them."""
+    axes.set(xlabel=x.label, ylabel=y.label, xscale="log" if x.log else "linear", yscale="log" if y.log else "linear")
+    axes.set_xlim(x.low, x.high)
+    axes.set_ylim(y.low, y.high)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: short_number(value))
 
 
 def short_number(value: float) -> str:
@@ -171,14 +140,11 @@ def short_number(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _document(title: str, height: int, parts: Sequence[str]) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="12" fill="#6b7280">'
-    )
-    heading = f'<text x="{LEFT}" y="26" font-size="15" font-weight="600">{escape(title)}</text>'
-    return "\n".join([head, f"<title>{escape(title)}</title>", heading, *parts, "</svg>"]) + "\n"
+def save_svg(path: Path, picture: Callable[[], str]) -> None:
+    """Raises UsageError for another kind of file, before it is drawn, or where it cannot be written."""
+    if path.suffix.lower() != ".svg":
+        raise UsageError("plots are written as SVG", where=str(path), hint=f"--plot {path.with_suffix('.svg')}")
+    try:
+        path.write_text(picture(), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the plot: {(error.strerror or str(error)).lower()}", where=str(path)) from None

@@ -33,6 +33,7 @@ def _state_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     wishes for all runs holds for none of a test."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -45,6 +45,10 @@ TRAIN = {
 }
 RESULTS = {
     "export": Listed("Write the parameters as safetensors.", ("diloco export my-run -o model.safetensors",)),
+    "report": Listed(
+        "A run as a page, a picture or a table to show.",
+        ("diloco report my-run -o my-run.html", "diloco report my-run --format csv"),
+    ),
     "verify": Listed("Replay the log and compare every digest.", ("diloco verify my-run",)),
     "replay": Listed("Play a recorded run on this one process.", ("diloco replay run.tape.gz",)),
 }

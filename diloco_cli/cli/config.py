@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from json import dumps
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import to_plain
-
-KEYS = {"sync.skip_after_s": "sync.skip_after"}  # settings with another name in the file
-
+from diloco_cli.config.origins import leaves, origin_of
 
 config = typer.Typer(help="Settings of a run.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -32,23 +28,6 @@ def show(
     if json:
         print_json("config", {"settings": to_plain(run), "origins": origins})
         return
-    for field, value in _leaves(to_plain(run)):
-        key = KEYS.get(field, field)
-        source = f"  # {_origin(origins, key)}" if origin else ""
+    for key, value in leaves(to_plain(run)):
+        source = f"  # {origin_of(origins, key)}" if origin else ""
         print(f"{key} = {dumps(value)}{source}")
-
-
-def _origin(origins: dict[str, str], key: str) -> str:
-    """A place for the key itself, or for the mapping that it was given in."""
-    while key not in origins and "." in key:
-        key = key.rpartition(".")[0]
-    return origins.get(key, "default")
-
-
-def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        place = f"{path}.{key}" if path else key
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, place)
-        else:
-            yield place, value

@@ -40,10 +40,10 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    from diloco_cli.launch.plan_files import read_plan, refuse_region, refuse_stores
+    from diloco_cli.launch.plan_files import read_plan_with_origins, refuse_region, refuse_stores
 
     with progress("planning"):
-        plan = read_plan(file, overrides)
+        plan, origins = read_plan_with_origins(file, overrides)
     refuse_region(plan, region)
     refuse_stores(plan.inventory)
     for warning in plan.warnings:
@@ -51,25 +51,28 @@ def launch(
     if dry_run:
         _say_plan(plan, region)
         return
-    sys.exit(_start(plan, file.parent, region, detach, as_json))
+    sys.exit(_start(plan, origins, file.parent, region, detach, as_json))
 
 
-def _start(plan: Plan, folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
+def _start(plan: Plan, origins: dict[str, str], folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
     from diloco_cli.cli.supervision import go_on
     from diloco_cli.runtime.consent import NamedHere, named_in_files
 
     with progress("reading the model") as shown:
-        known = _created(plan, folder, region, shown)
+        known = _created(plan, origins, folder, region, shown)
     named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
     return go_on(open_known_run(known), region, detach, as_json, "launch", named)
 
 
-def _created(plan: Plan, folder: Path, region: str | None, shown: ProgressLine) -> KnownRun:
+def _created(
+    plan: Plan, origins: dict[str, str], folder: Path, region: str | None, shown: ProgressLine
+) -> KnownRun:
     """The run in its bucket, new or from before."""
     from diloco_cli.launch.new_run import (
         create_in_region,
         create_run,
         islands_of,
+        keep_plan,
         make_format,
         refuse_another_run,
         shares_here,
@@ -107,6 +110,8 @@ def _created(plan: Plan, folder: Path, region: str | None, shown: ProgressLine) 
     run, how = create_run(home, fresh, url, secret)
     for store, there in theirs:
         create_in_region(home, there, run, store)
+    if how == "created":
+        keep_plan(home, plan, origins)
     known = remember_run(run.name, url)
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")

@@ -118,7 +118,7 @@ def _write(
     if plot is not None:
         from diloco_cli.cli.plan_view import waterfall_svg
 
-        save_svg(waterfall_svg(made), plot)
+        save_svg(plot, lambda: waterfall_svg(made))
         talk(f"waterfall drawn in {plot}")
 
 

@@ -212,7 +212,7 @@ def _plot(rows: list[GoodputRow], path: Path) -> None:
     from diloco_cli.cli.simulate_view import goodput_plot
     from diloco_cli.plots import save_svg
 
-    save_svg(goodput_plot(rows), path)
+    save_svg(path, lambda: goodput_plot(rows))
     talk(f"plot written to {path}")
 
 

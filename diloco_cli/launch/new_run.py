@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,16 +15,17 @@ from diloco_cli.config.validation import overlap_problem
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.layout import Layout, make_layout
 from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.plan_file import plan_to_json
 from diloco_cli.plan.speed import busy_cores, share_of_cores
 from diloco_cli.protocol.log.commit_log import parse_format, with_keys
-from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.keys import FORMAT_KEY, PLAN_KEY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.signing import OPERATOR, Checksummed, Secret
 from diloco_cli.store.open import join_url
-from diloco_cli.store.port import Created, Store
+from diloco_cli.store.port import Created, Store, StoreForbiddenError
 from diloco_cli.tasks.build import build_model_on_meta, carried
 from diloco_cli.tensors.flat import parameter_facts
 
@@ -133,6 +135,16 @@ def create_run(
             hint=f"go on with it: diloco resume {fresh.name}; or start another: --set name={fresh.name}-2",
         )
     return there, "existed"
+
+
+def keep_plan(store: Store, plan: Plan, origins: Mapping[str, str]) -> None:
+    """What was planned, beside the run's format, for reports; of the user's files their names alone. A run does without
+    it: an operator may not be allowed to write it."""
+    named = {
+        key: place.rpartition("/")[2] if not place.startswith("--set") else "--set" for key, place in origins.items()
+    }
+    with suppress(RecordError, StoreForbiddenError):
+        store.create(PLAN_KEY, encode(plan_to_json(plan) | {"origins": named}))
 
 
 def refuse_another_run(home: Store, there: Store, run: RunFormat, region: RegionStore) -> None:

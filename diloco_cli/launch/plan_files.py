@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from diloco_cli.config.build import Origins
 from diloco_cli.config.huggingface import CONFIG, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
@@ -48,6 +49,11 @@ def plan_of_files(
 
 def read_plan(file: Path, overrides: list[str]) -> Plan:
     """For `launch`: the plan in a plan file, or the plan of a run file with its inventory and its settings."""
+    return read_plan_with_origins(file, overrides)[0]
+
+
+def read_plan_with_origins(file: Path, overrides: list[str]) -> tuple[Plan, Origins]:
+    """The same, and where each setting of the run file comes from; a plan file has its origins in itself."""
     if _is_plan(file):
         if overrides:
             raise UsageError(
@@ -55,7 +61,7 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
             )
         plan = load_plan(file)
         refuse_changed_sources(sources_in(file), file)
-        return plan
+        return plan, {}
     run, origins = load_run_with_origins(file, overrides)
     inventory_path = inventory_path_of(run, file)
     if inventory_path is None:
@@ -64,7 +70,7 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
         )
     inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
     refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
-    return make_plan(run, inventory, facts)
+    return make_plan(run, inventory, facts), origins
 
 
 def refuse_region(plan: Plan, region: str | None) -> None:

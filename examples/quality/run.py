@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -12,6 +13,7 @@ import report
 from experiment import METHODS, TASKS, Method, Task, named, quick
 from ledger import Named, complete, finished, say
 
+from diloco_cli.errors import UsageError
 from diloco_cli.plots import Axis, Series, line_chart, save_svg
 
 HERE = Path(__file__).resolve().parent
@@ -98,8 +100,12 @@ def draw(rows: list[report.Row], folder: Path) -> None:
             if (mine := report.of(rows, task=task, learners=learners, method=method))
         ]
         title = f"{task}, M = {learners}: held-out loss of the outer parameters"
-        picture = line_chart(title, Axis("processed tokens"), Axis("nats per token"), series)
-        save_svg(picture, folder / f"{task}.svg")
+        axes = Axis("processed tokens"), Axis("nats per token")
+        try:
+            save_svg(folder / f"{task}.svg", partial(line_chart, title, *axes, series))
+        except UsageError as error:  # the table is what counts
+            say(f"{error}: {error.hint}")
+            return
         say(f"wrote {folder / f'{task}.svg'}")
 
 

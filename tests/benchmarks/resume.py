@@ -10,7 +10,7 @@ import argparse
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,19 @@ def make_run(learners: int = 8, fragments: int = 24) -> RunFormat:
     return run_of(settings, (Island(f"l{i}", "here", BATCH, fragments, 1.0, 1.0) for i in range(learners)), 1000)
 
 
-def build(directory: Path, commits: int) -> RunFormat:
-    """Commit 0 with every fragment's first version, then merges of two learners each, and a snapshot now and then."""
-    run, state = make_run(), RunState()
+def build(
+    directory: Path,
+    commits: int,
+    run: RunFormat | None = None,
+    draft: Callable[[RunFormat, RunState], Commit] | None = None,
+) -> RunFormat:
+    """Commit 0 with every fragment's first version, then merges of two learners each (or what `draft` makes of the
+    state), and a snapshot now and then."""
+    run, state, draft = run or make_run(), RunState(), draft or next_commit
     for folder in ("commit", "snapshot", "hint"):
         (directory / folder).mkdir(parents=True)
     while state.n + 1 < commits:
-        data = encode(_next(run, state))
+        data = encode(draft(run, state))
         (directory / commit_key(state.n + 1)).write_bytes(data)
         state = fold(run, state, data)
         if state.n % SNAPSHOT_EVERY == 0:
@@ -53,26 +59,37 @@ def build(directory: Path, commits: int) -> RunFormat:
     return run
 
 
-def _next(run: RunFormat, state: RunState) -> Commit:
-    n, slot, name = state.n + 1, state.slot, digest(b"%d" % state.n)
-    header: dict[str, Any] = {
-        "n": n, "epoch": 1, "nonce": f"{n:032x}", "previous": state.digest, "time": "2026-01-01T00:00:00.000Z",
-        "software": "bench",
+def header(state: RunState, time: str = "2026-01-01T00:00:00.000Z", epoch: int = 1) -> dict[str, Any]:
+    n = state.n + 1
+    return {
+        "n": n, "epoch": epoch, "nonce": f"{n:032x}", "previous": state.digest, "time": time, "software": "bench",
     }  # fmt: skip
-    if n == 0:
-        return EpochStart(
-            **header, outputs=tuple(FragmentVersion(f, 0, -1, 1, name, name) for f in range(run.num_fragments))
-        )
-    fragment, seq = fragment_of_slot(slot, run.num_fragments), slot
+
+
+def first(run: RunFormat, said: dict[str, Any]) -> EpochStart:
+    name = digest(b"first")
+    return EpochStart(**said, outputs=tuple(FragmentVersion(f, 0, -1, 1, name, name) for f in range(run.num_fragments)))
+
+
+def merge(run: RunFormat, state: RunState, said: dict[str, Any], who: Mapping[str, int]) -> Merge:
+    """The next slot's, of these learners in these incarnations."""
+    slot, name = state.slot, digest(b"%d" % state.n)
+    fragment = fragment_of_slot(slot, run.num_fragments)
     inputs = tuple(
         MergedOffer(
-            island.name, 1, seq, state.outputs[fragment].version, BATCH * slot, BATCH * (slot + 1), BATCH, 1, 1e6,
-            name, 4000, 1.0, norm=1.0,
+            learner, incarnation, slot, state.outputs[fragment].version, BATCH * slot, BATCH * (slot + 1), BATCH, 1,
+            1e6, name, 4000, 1.0, norm=1.0,
         )
-        for island in run.islands[:2]
+        for learner, incarnation in who.items()
     )  # fmt: skip
-    outputs = (FragmentVersion(fragment, n, slot, 1, name, name),)
-    return Merge(**header, slot=slot, inputs=inputs, outputs=outputs, tokens=2 * BATCH, quorum=1, alive=2)
+    outputs = (FragmentVersion(fragment, state.n + 1, slot, said["epoch"], name, name),)
+    tokens = len(inputs) * BATCH
+    return Merge(**said, slot=slot, inputs=inputs, outputs=outputs, tokens=tokens, quorum=1, alive=len(inputs))
+
+
+def next_commit(run: RunFormat, state: RunState, learners: int = 2) -> Commit:
+    said = header(state)
+    return first(run, said) if state.n < 0 else merge(run, state, said, {i.name: 1 for i in run.islands[:learners]})
 
 
 def opened(directory: Path, run: RunFormat) -> tuple[float, Counter[str], RunState]:

@@ -175,7 +175,7 @@ def main() -> None:
     rows, scaled = curve(), curve(scaled=True)
     missed += growth(rows, scaled)
     if "--plot" in sys.argv:
-        save_svg(plot(rows, scaled), Path(sys.argv[sys.argv.index("--plot") + 1]))
+        save_svg(Path(sys.argv[sys.argv.index("--plot") + 1]), lambda: plot(rows, scaled))
     if missed:
         sys.exit("\n".join(f"missed: {goal}" for goal in missed))
 

@@ -63,9 +63,14 @@ def test_the_simulation_benchmark_counts_what_it_times() -> None:
     rows = simulate.curve(days=0.05)
     assert [chips for chips, _, _ in rows] == list(simulate.CURVE_CHIPS)
     assert rows[-1][1] > 100 * rows[0][1] and all(seconds > 0 for _, _, seconds in rows)
-    assert simulate.plot(rows, rows).startswith("<svg")
     for form in ("fast", "stepwise", "unmemoised"):
         assert 80 < simulate.history(form, 0, days=0.05) < 95  # type: ignore[arg-type]
+
+
+def test_the_simulation_benchmark_draws_what_it_counts() -> None:
+    pytest.importorskip("matplotlib")
+    rows = [(chips, 2000, 0.004) for chips in simulate.CURVE_CHIPS]
+    assert simulate.plot(rows, rows).startswith("<svg")
 
 
 def test_the_simulation_benchmark_says_which_goals_are_missed() -> None:

@@ -81,10 +81,10 @@ def test_explain_prints_arithmetic_and_json_carries_it(diloco):
 
 
 def test_plot_draws_the_waterfall(diloco, tmp_path):
+    pytest.importorskip("matplotlib")
     diloco(*quickstart("--plot", tmp_path / "plan.svg"))
     svg = (tmp_path / "plan.svg").read_text()
-    assert svg.count("<rect") == 5
-    assert "after failures" in svg
+    assert all(f">{stage}<" in svg for stage in ("ideal", "after idle", "after link", "after failures"))
     with pytest.raises(UsageError, match="written as SVG"):
         diloco(*quickstart("--plot", tmp_path / "plan.png"))
 

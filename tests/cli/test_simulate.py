@@ -83,6 +83,7 @@ def test_a_users_own_plan_is_simulated(tmp_path: Path) -> None:
 
 
 def test_plots_are_whole_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     for name, words in (("one.svg", SMALL), ("grid.svg", ["--days", "0.05", "--seeds", "1"])):
         done = diloco("goodput", "--fast", *words, "--plot", str(tmp_path / name))
         assert done.returncode == 0, done.stderr

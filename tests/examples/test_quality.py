@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,8 @@ def test_the_quick_form_runs_every_method_once_and_a_second_start_finds_them_don
     for method in METHODS:
         assert f"| dense | 2 | {method} | 1 |" in first.out
     assert "one seed tells nothing" in first.out
-    assert ElementTree.parse(tmp_path / "dense.svg").getroot().tag.endswith("svg")
+    if find_spec("matplotlib"):
+        assert ElementTree.parse(tmp_path / "dense.svg").getroot().tag.endswith("svg")
     quality.main(words)
     second = capsys.readouterr()
     assert "0 to run" in second.err

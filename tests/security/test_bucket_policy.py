@@ -24,7 +24,8 @@ __all__ = ["frequent_snapshots"]
 JUDGE = Judge()
 ROLES: dict[str, Role] = {"syncer": "syncer", "operator": "operator", "reader": "reader"}
 EVERY_KIND = [
-    "FORMAT.json", "epoch/0000000001.json", "incarnation/{}/00000001.json", "offer/{}/00000001/0000000000.json",
+    "FORMAT.json", "plan.json", "epoch/0000000001.json",
+    "incarnation/{}/00000001.json", "offer/{}/00000001/0000000000.json",
     "delta/{}/00000001/0000000000-x", "inner/{}/00000001/000000000001-x", "state/0000/000000000001-0000000001-x",
     "weights/0000/000000000001-0000000001-x", "commit/000000000001.json", "snapshot/000000000001.json",
     "request/0000000000.json", "certificate/learner/{}/00.json", "join/{}/0000000001-0000.json",

@@ -30,8 +30,8 @@ FORBIDDEN_CALLS = {
 }  # fmt: skip
 STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
 KEY_FAMILIES = (
-    "FORMAT.json", "epoch/", "incarnation/", "offer/", "delta/", "state/", "weights/", "commit/", "snapshot/", "inner/",
-    "request/", "join/", "heartbeat/", "hint/",
+    "FORMAT.json", "plan.json", "epoch/", "incarnation/", "offer/", "delta/", "state/", "weights/", "commit/",
+    "snapshot/", "inner/", "request/", "join/", "heartbeat/", "hint/",
 )  # fmt: skip
 OTHERS = (
     "protocol/log/keys.py",  # the one module

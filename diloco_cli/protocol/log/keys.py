@@ -1,6 +1,7 @@
 """The only module that builds object keys of a run.
 
     FORMAT.json                                  create-once: settings, islands, fragment layout
+    plan.json                                    create-once: what was planned, for reports alone
     epoch/<e>.json                               create-once: which syncer claims epoch e
     incarnation/<learner>/<i>.json               create-once: which process is incarnation i of a learner
     offer/<learner>/<i>/<seq>.json               create-once, dense: a learner offers a delta
@@ -33,6 +34,7 @@ import re
 from diloco_cli.layout import Layout
 
 FORMAT_KEY = "FORMAT.json"
+PLAN_KEY = "plan.json"
 HEAD_HINT_KEY = "hint/head.json"
 SYNCER = "syncer"
 STANDBY_HEARTBEATS = "heartbeat/standby/"

@@ -1,0 +1,140 @@
+"""Reads a run's log for a report: each commit once, and never again on this machine.
+
+Nothing is verified a second time: the caller has the log's end from a reader that checks it, and the records before it
+are chained to that by their digests.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from diloco_cli.clock import monotonic_s
+from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError
+from diloco_cli.paths import user_cache_directory
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.metrics import Metrics, metrics_after
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.report.history import NOTABLE, CommitLine, Mark, RunHistory
+from diloco_cli.store.port import Store
+
+THREADS = 16  # of reads under way: a cloud's bucket takes tens of milliseconds for each
+AT_ONCE = 512
+TRIED, QUICK_S = 32, 0.002
+VERSION = 1  # of the kept files; others are read anew
+MAX_KEPT_BYTES = 64 << 20
+_line = msgspec.json.Decoder(CommitLine).decode
+Progress = Callable[[int, int], None]
+
+
+class KeptHistory(msgspec.Struct):
+    version: int
+    history: RunHistory
+
+
+def read_history(
+    store: Store, run: RunFormat, state: RunState, progress: Progress = lambda done, of: None
+) -> RunHistory:
+    """The commits up to that of `state`. Raises DataCheckError where they do not lead to it."""
+    path = user_cache_directory("report") / f"{digest(run.run_id.encode()).partition('-')[2]}.json"
+    history = _kept(path, run, state)
+    if history is not None and history.n < state.n and not _continues(store, history):
+        history = None
+    history = history or RunHistory(run.run_id, _parameters(run))
+    read = history.n
+    for n, data in _commits(store, read + 1, state.n):
+        _add(history, n, data)
+        if n % AT_ONCE == 0:
+            progress(n, state.n)
+    if history.digest != state.digest:
+        raise DataCheckError("the kept commits do not lead to the log's end", where=commit_key(state.n), hint=VERIFY)
+    history.tokens_before = state.tokens(run.layout) - history.tokens
+    if history.n > read:
+        _keep(path, history)
+    return history
+
+
+VERIFY = "diloco verify"
+
+
+def _parameters(run: RunFormat) -> tuple[int, ...]:
+    return tuple(fragment.num_parameters for fragment in run.layout.fragments)
+
+
+def _commits(store: Store, first: int, last: int) -> Iterator[tuple[int, bytes | None]]:
+    """One after the other where a read takes no time, as in a directory: threads would cost more than they save."""
+    began_s, quick = monotonic_s(), range(first, min(first + TRIED, last + 1))
+    yield from ((n, store.get(commit_key(n), MAX_RECORD_BYTES)) for n in quick)
+    if quick and monotonic_s() - began_s < QUICK_S * len(quick):
+        yield from ((n, store.get(commit_key(n), MAX_RECORD_BYTES)) for n in range(quick.stop, last + 1))
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        for start in range(quick.stop, last + 1, AT_ONCE):
+            numbers = range(start, min(start + AT_ONCE, last + 1))
+            yield from zip(
+                numbers, pool.map(lambda n: store.get(commit_key(n), MAX_RECORD_BYTES), numbers), strict=True
+            )
+
+
+def _add(history: RunHistory, n: int, data: bytes | None) -> None:
+    if data is None:
+        history.missing += 1
+        history.digest = ""
+        return
+    try:
+        line = _line(data)
+        if history.digest and (line.previous != history.digest or line.n != n):
+            raise DataCheckError("the hash chain is broken", where=commit_key(n), hint=VERIFY)
+        s = history.add(line, digest(data))
+    except (msgspec.MsgspecError, IndexError, OverflowError) as error:
+        raise DataCheckError(f"not a commit: {error}", where=commit_key(n), hint=VERIFY) from error
+    if line.kind in NOTABLE or line.jumped:
+        commit = decode(Commit, data, commit_key(n))
+        for note in metrics_after(Metrics(), commit, 0).notes:
+            if not note.text.startswith("offer "):
+                history.mark(Mark(s, note.kind, note.unit, note.text))
+
+
+def _kept(path: Path, run: RunFormat, state: RunState) -> RunHistory | None:
+    """What an earlier report left here, if it is of this very log."""
+    try:
+        if path.stat().st_size > MAX_KEPT_BYTES:
+            return None
+        kept = msgspec.json.decode(path.read_bytes(), type=KeptHistory, strict=False)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    history = kept.history
+    fits = kept.version == VERSION and history.run_id == run.run_id and history.parameters == _parameters(run)
+    if not fits or history.n > state.n or (history.n == state.n and history.digest != state.digest):
+        return None
+    return history
+
+
+def _continues(store: Store, history: RunHistory) -> bool:
+    """Whether the log goes on from what was kept: a bucket may have been restored from an older copy."""
+    data = store.get(commit_key(history.n), MAX_RECORD_BYTES)
+    return data is None or digest(data) == history.digest
+
+
+def _keep(path: Path, history: RunHistory) -> None:
+    """A report does not fail because nothing can be kept."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(prefix=".report.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(KeptHistory(VERSION, history)))
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise

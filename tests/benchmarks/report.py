@@ -1,0 +1,113 @@
+"""How long a report on a long run takes: `python -m tests.benchmarks.report [--commits N] [--keep DIRECTORY]`.
+
+100,000 commits of merges of 8 of 64 learners, with evaluations, restarts, takeovers and outages, built with the
+product's own records, without a syncer and without fsync; then the commands as people start them, on file://. Goals: a
+first report within 10 s and 500 MB, a series with at most 2,000 points, a page below 3 MB; `status` within 1 s. Seconds
+of wall time, process start included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from diloco_cli.clock import monotonic_s
+from diloco_cli.environment import environment_with
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, heartbeat_key
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.report.history import MAX_POINTS
+from tests.benchmarks import resume
+from tests.benchmarks.measure import machine, row
+
+LEARNERS, PARTICIPANTS, SLOT_S = 64, 8, 2.5
+START_S = 1_790_000_000.0
+EVALUATE_EVERY, RESTART_EVERY, TAKEOVER_EVERY = 50, 700, 9000
+MB = 1e6
+ROUNDS = 3
+
+
+def draft(run: RunFormat, state: RunState) -> Commit:
+    """8 learners that take turns, so that all 64 are known; each incarnation of one is a little longer than a day."""
+    n, epoch = state.n + 1, 1 + (state.n + 1) // TAKEOVER_EVERY
+    time = datetime.fromtimestamp(START_S + SLOT_S * n + 120 * (n // TAKEOVER_EVERY), UTC).isoformat()
+    said = resume.header(state, time, epoch)
+    if n == 0:
+        return resume.first(run, said)
+    if n % TAKEOVER_EVERY == 0:
+        return EpochStart(**said, reason="the syncer before it was not heard for 120 s")
+    if n % EVALUATE_EVERY == 0:
+        tokens = state.tokens(run.layout)
+        return Evaluation(**said, evaluated=n - 1, loss=1.5 + 4 / (1 + tokens / 2e6), tokens=tokens)
+    turn = n // 400
+    names = [run.islands[(turn + PARTICIPANTS * i) % LEARNERS].name for i in range(PARTICIPANTS)]
+    return resume.merge(run, state, said, dict.fromkeys(sorted(names), 1 + n // RESTART_EVERY))
+
+
+def build(directory: Path, commits: int) -> RunFormat:
+    run = resume.make_run(LEARNERS)
+    resume.build(directory, commits, run, draft)
+    (directory / FORMAT_KEY).write_bytes(encode(run))
+    (directory / "heartbeat").mkdir()
+    for island in run.islands:
+        said = LearnerHeartbeat("TRAINING", 1, commits, 100, 0, 400.0, 0, 400.0, 1.5, 10**9, 2 * 10**9, 10**6)
+        (directory / heartbeat_key(island.name)).write_bytes(encode(said))
+    (directory / heartbeat_key(SYNCER)).write_bytes(encode(SyncerHeartbeat("SERVING", 1, commits, "bench")))
+    return run
+
+
+def timed(words: list[str], home: Path) -> tuple[float, float, float]:
+    """(seconds, CPU seconds, MB at most) of one command."""
+    measured = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime, used.ru_maxrss)"
+    )
+    command = [sys.executable, "-c", measured, sys.executable, "-m", "diloco_cli", *words]
+    started_s, variables = monotonic_s(), environment_with(DILOCO_HOME=str(home))
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=variables)
+    cpu_s, kilobytes = map(float, done.stdout.split())
+    return monotonic_s() - started_s, cpu_s, kilobytes * 1024 / MB
+
+
+def points(csv: Path) -> int:
+    return len(csv.read_text().splitlines()) - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commits", type=int, default=100_000)
+    parser.add_argument("--keep", type=Path, help="a directory for the log, used again where it is there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        directory, home = options.keep or Path(folder) / "long", Path(folder) / "home"
+        if not (directory / FORMAT_KEY).exists():
+            started_s = monotonic_s()
+            build(directory, options.commits)
+            os.sync()
+            print(f"{options.commits:,} commits, built in {monotonic_s() - started_s:.0f} s")
+        print(machine())
+        url, page, csv = f"file://{directory.absolute()}", Path(folder) / "report.html", Path(folder) / "report.csv"
+        seconds, cpu_s, memory = timed(["report", url, "-o", str(page)], home)
+        print(row("a first report", [seconds], "< 10 s", seconds < 10))
+        print(row("its CPU seconds", [cpu_s], "", None))
+        print(row("its memory, MB", [memory], "< 500", memory < 500))
+        print(row("its page, MB", [page.stat().st_size / MB], "< 3", page.stat().st_size < 3 * MB))
+        again = [timed(["report", url, "-o", str(page), "-y"], home)[0] for _ in range(ROUNDS)]
+        print(row("a second report", again, "", None))
+        timed(["report", url, "--format", "csv", "-o", str(csv)], home)
+        print(row("points of a series", [points(csv)], f"<= {MAX_POINTS}", points(csv) <= MAX_POINTS, digits=0))
+        looks = [timed(["status", url], home)[0] for _ in range(ROUNDS)]
+        print(row("status", looks, "< 1 s", median(looks) < 1))
+
+
+if __name__ == "__main__":
+    main()

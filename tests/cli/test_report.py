@@ -1,0 +1,103 @@
+"""`diloco report` on buckets without any process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from diloco_cli.cli.report import FORMATS
+from diloco_cli.launch.new_run import keep_plan
+from diloco_cli.launch.plan_files import read_plan_with_origins
+from diloco_cli.protocol.log.keys import PLAN_KEY, commit_key
+from diloco_cli.store.local import LocalStore
+from tests.benchmarks.report import build
+from tests.cli.bucket import make_bucket
+from tests.cli.conftest import Diloco
+from tests.forked import ROOT
+
+COMMITS = 120
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("bucket") / "long"
+    folder.mkdir()
+    build(folder, COMMITS)
+    return f"file://{folder}"
+
+
+def test_a_page_a_picture_and_a_table_of_one_run(diloco: Diloco, url: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for form in FORMATS:
+        done = diloco("report", url, "--format", form)
+        assert done.returncode == 0 and f"long.{form}" in done.stdout, done.stderr
+    page, picture, table = ((tmp_path / f"long.{form}").read_text() for form in FORMATS)
+    assert page.startswith("<!doctype html>") and page.count("<figure>") == 7
+    state = json.loads(diloco("status", url, "--json").stdout)["data"]["state"]
+    assert f">{state}</span></h1>" in page
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert table.splitlines()[0].startswith("time_s,tokens,") and len(table.splitlines()) > 100
+
+
+def test_the_numbers_as_json_are_those_of_the_log_and_need_no_matplotlib(diloco: Diloco, url: str) -> None:
+    done = diloco("report", url, "--json")
+    data, state = json.loads(done.stdout)["data"], json.loads(diloco("status", url, "--json").stdout)["data"]
+    assert data["file"] is None and data["last_commit"] == COMMITS - 1 == state["commit"]
+    assert (data["tokens"], data["loss"], data["state"]) == (state["tokens"], state["loss"], state["state"])
+    assert len(data["learners"]) == 64 and sum(row["tokens"] for row in data["learners"]) <= data["tokens"]
+
+
+def test_a_run_that_has_just_been_created_is_reported(diloco: Diloco, tmp_path: Path) -> None:
+    done = diloco("report", make_bucket(tmp_path / "nano"), "--json")
+    assert json.loads(done.stdout)["data"]["merges"] == 0, done.stderr
+
+
+def test_a_broken_chain_is_a_failed_data_check_with_the_command_that_looks_closer(
+    diloco: Diloco, tmp_path: Path
+) -> None:
+    folder = tmp_path / "long"
+    folder.mkdir()
+    build(folder, COMMITS)
+    (folder / commit_key(5)).write_bytes((folder / commit_key(6)).read_bytes())
+    done = diloco("report", f"file://{folder}", "--json", DILOCO_HOME=str(tmp_path))
+    assert done.returncode == 11 and "chain is broken" in done.stderr + done.stdout
+    assert "diloco verify" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-o", "report.pdf"], "unknown format 'pdf'; allowed: html, svg, csv"),
+        (["--format", "png"], "unknown format 'png'"),
+        (["-o", "report"], "no format is known for report"),
+        (["-o", "nowhere/report.html"], "no directory nowhere"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_anything_is_read(
+    diloco: Diloco, url: str, words: list[str], message: str
+) -> None:
+    done = diloco("report", url, *words)
+    assert done.returncode == 2 and message in done.stderr and "hint:" in done.stderr
+
+
+def test_an_existing_file_is_kept_unless_told_otherwise(diloco: Diloco, url: str) -> None:
+    assert diloco("report", url, "--format", "csv").returncode == 0
+    again = diloco("report", url, "--format", "csv")
+    assert again.returncode == 2 and "-y" in again.stderr
+    assert diloco("report", url, "--format", "csv", "-y").returncode == 0
+
+
+def test_launch_keeps_its_plan_once_with_the_names_of_the_users_files_alone(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    plan, origins = read_plan_with_origins(ROOT / "examples" / "quickstart" / "run.yaml", ["train.tokens=1M"])
+    keep_plan(store, plan, origins)
+    before = store.get(PLAN_KEY, 1 << 20)
+    keep_plan(store, plan, {})
+    kept = json.loads(before)
+    assert store.get(PLAN_KEY, 1 << 20) == before
+    assert kept["prediction"]["tokens_per_s"] > 0 and kept["islands"][0]["name"] == "iowa"
+    assert kept["origins"]["sync.every"] == "run.yaml:12" and kept["origins"]["train.tokens"] == "--set"
+    assert str(ROOT) not in before.decode()
