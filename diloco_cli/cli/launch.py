@@ -64,9 +64,7 @@ def _start(plan: Plan, origins: dict[str, str], folder: Path, region: str | None
     return go_on(open_known_run(known), region, detach, as_json, "launch", named)
 
 
-def _created(
-    plan: Plan, origins: dict[str, str], folder: Path, region: str | None, shown: ProgressLine
-) -> KnownRun:
+def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | None, shown: ProgressLine) -> KnownRun:
     """The run in its bucket, new or from before."""
     from diloco_cli.launch.new_run import (
         create_in_region,

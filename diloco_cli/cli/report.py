@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from diloco_cli.cli.export import refuse_place, writing_to
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, progress
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from diloco_cli.report.history import Mark, RunHistory
+    from diloco_cli.report.history import RunHistory
     from diloco_cli.report.numbers import Report
 
 Format = Literal["html", "svg", "csv"]
 FORMATS: tuple[Format, ...] = ("html", "svg", "csv")
-TOLD_EVERY = 25_600  # commits
 
 
 def report(
@@ -63,22 +62,19 @@ def _format(form: str | None, output: Path | None) -> Format:
 
 
 def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
+    from diloco_cli.report.happened import marks_of
     from diloco_cli.report.numbers import report_of
     from diloco_cli.report.plan_file import read_launch_plan
     from diloco_cli.report.reading import read_history
 
     facts = opened.facts()
-    history = read_history(opened.store, opened.format, facts.state, _progress)
-    return report_of(facts, history, read_launch_plan(opened.store), _events(history)), history
+    with progress("reading the log") as shown:
 
+        def tell(done: int, of: int) -> None:
+            shown.share = lambda: done / of
 
-def _events(history: RunHistory) -> list[Mark]:
-    return sorted(history.marks, key=lambda mark: mark.s)
-
-
-def _progress(done: int, of: int) -> None:
-    if done and done % TOLD_EVERY == 0:
-        talk(f"report: read {done:,} of {of:,} commits")
+        history = read_history(opened.store, opened.format, facts.state, tell)
+    return report_of(facts, history, read_launch_plan(opened.store), marks_of(history, opened.store)), history
 
 
 def _written(form: Format, found: Report, history: RunHistory) -> str:

@@ -22,7 +22,7 @@ STRETCHES = 240  # of a curve; lanes have as many
 MAX_MARKED = 60
 LONGEST_LABEL = 24
 FEW_POINTS = 60  # so many are drawn as dots
-FAULTS = frozenset({RESTART, "epoch_start", "rollback", "quarantine", "stop", "kill", "chaos", "died", "paused"})
+FAULTS = frozenset({RESTART, "serving", "rolled_back", "quarantined", "stopped", "chaos", "gave_up", "error"})
 TIMES = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"))
 
 
@@ -189,7 +189,7 @@ def _lanes(report: Report, history: RunHistory, clock: TimeUnit) -> Callable[[Ax
         end = clock.at([parts[-1][1]])[0]
         axes.imshow(image, aspect="auto", interpolation="nearest", extent=(0, end, len(names) - 0.5, -0.5))
         restarts = [
-            (mark.s, names.index(mark.unit)) for mark in report.events if mark.unit in names and mark.kind in FAULTS
+            (mark.s, names.index(mark.unit)) for mark in report.events if mark.unit in names and mark.kind == RESTART
         ]
         at = clock.at([s for s, _ in restarts])
         axes.scatter(at, [row for _, row in restarts], marker="v", s=14, color=FAULT, linewidths=0, zorder=3)

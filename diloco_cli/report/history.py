@@ -21,7 +21,7 @@ MAX_OUTAGES = 200
 SHORTEST_OUTAGE_S = 10.0
 OUTAGE_SLOTS = 5  # slots without a merge, beyond which nobody would speak of a slow one
 MERGES_A_STRETCH = 4
-RESTART = "restart"
+RESTART = "restarted"
 NOTABLE = frozenset({
     "epoch_start", "membership", "quarantine", "readmit", "revoke", "rollback", "stop", "finish",
 })  # fmt: skip
@@ -201,7 +201,7 @@ class RunHistory(Struct):
             if item.incarnation > took.incarnation:
                 took.restarts += 1
                 took.incarnation = item.incarnation
-                self.mark(Mark(s, RESTART, item.learner, f"is back, as incarnation {item.incarnation}"))
+                self.mark(Mark(s, RESTART, item.learner, f"takes part again, as incarnation {item.incarnation}"))
             bin_.by[item.learner] = bin_.by.get(item.learner, 0) + 1
         count = len(line.inputs)
         bin_.fewest = min(bin_.fewest, count) if bin_.merges else count

@@ -50,10 +50,12 @@ class RegionRow:
 
 @dataclass(frozen=True)
 class Survived:
-    """What the run survived. `outage_s`: without a merge for much longer than a slot, in `outages` stretches."""
+    """What the run survived. `injected`: faults by `diloco chaos`, as far as their events are kept. `outage_s`:
+    without a merge for much longer than a slot, in `outages` stretches."""
 
     restarts: int
     takeovers: int
+    injected: int
     rollbacks: int
     refused_offers: int
     outages: int
@@ -159,7 +161,7 @@ def report_of(facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, eve
         up_bytes=summary.up_bytes,
         down_bytes=summary.down_bytes,
         data_parallel_bytes=summary.data_parallel_bytes,
-        faults=_faults(facts, history),
+        faults=_faults(facts, history, events),
         cost=None if plan is None else _cost(status, summary, plan),
         planned=planned,
         measured=_measured(status, summary, history, ideal, _speeds(facts)),
@@ -188,12 +190,13 @@ def _learner(learner: LearnerStatus, history: RunHistory) -> LearnerRow:
     )
 
 
-def _faults(facts: RunFacts, history: RunHistory) -> Survived:
+def _faults(facts: RunFacts, history: RunHistory, events: list[Mark]) -> Survived:
     restarts = {name: took.restarts for name, took in history.learners.items()}
     restarts |= {n: max(restarts.get(n, 0), heard.heartbeat.incarnation - 1) for n, heard in facts.learners.items()}
     return Survived(
         restarts=sum(restarts.values()),
         takeovers=history.takeovers,
+        injected=sum(mark.kind == "chaos" for mark in events),
         rollbacks=history.rollbacks,
         refused_offers=facts.state.metrics.offers_refused,
         outages=len(history.outages),

@@ -109,6 +109,7 @@ def figures_of(report: Report) -> list[tuple[str, str]]:
         (
             "faults survived",
             f"{faults.restarts} restart{_s(faults.restarts)}, {faults.takeovers} takeover{_s(faults.takeovers)}"
+            + (f", {faults.injected} injected" if faults.injected else "")
             + (f", {faults.rollbacks} rollback{_s(faults.rollbacks)}" if faults.rollbacks else ""),
         ),
         (

@@ -18,6 +18,7 @@ import msgspec
 from diloco_cli.clock import monotonic_s
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
+from diloco_cli.events.of_log import events_of
 from diloco_cli.paths import user_cache_directory
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
@@ -31,6 +32,8 @@ from diloco_cli.store.port import Store
 THREADS = 16  # of reads under way: a cloud's bucket takes tens of milliseconds for each
 AT_ONCE = 512
 TRIED, QUICK_S = 32, 0.002
+VERIFY = "diloco verify"
+ROUTINE = frozenset({"merged", "refused", "skipped"})
 VERSION = 1  # of the kept files; others are read anew
 MAX_KEPT_BYTES = 64 << 20
 _line = msgspec.json.Decoder(CommitLine).decode
@@ -62,9 +65,6 @@ def read_history(
     if history.n > read:
         _keep(path, history)
     return history
-
-
-VERIFY = "diloco verify"
 
 
 def _parameters(run: RunFormat) -> tuple[int, ...]:
@@ -99,10 +99,9 @@ def _add(history: RunHistory, n: int, data: bytes | None) -> None:
     except (msgspec.MsgspecError, IndexError, OverflowError) as error:
         raise DataCheckError(f"not a commit: {error}", where=commit_key(n), hint=VERIFY) from error
     if line.kind in NOTABLE or line.jumped:
-        commit = decode(Commit, data, commit_key(n))
-        for note in metrics_after(Metrics(), commit, 0).notes:
-            if not note.text.startswith("offer "):
-                history.mark(Mark(s, note.kind, note.unit, note.text))
+        for event in events_of(metrics_after(Metrics(), decode(Commit, data, commit_key(n)), 0)):
+            if event.kind not in ROUTINE:
+                history.mark(Mark(s, event.kind, event.unit, event.text))
 
 
 def _kept(path: Path, run: RunFormat, state: RunState) -> RunHistory | None:

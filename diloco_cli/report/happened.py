@@ -1,0 +1,26 @@
+"""What happened in a run: by its whole log, and by the newest events that its processes left in the bucket."""
+
+from __future__ import annotations
+
+from diloco_cli.events.read import EventReader
+from diloco_cli.report.history import MAX_MARKS, RESTART, Mark, RunHistory, seconds_of
+from diloco_cli.report.reading import ROUTINE
+from diloco_cli.store.port import Store
+
+TWIN_S = 120.0  # a restarted learner takes part again at most so much later
+
+
+def marks_of(history: RunHistory, store: Store) -> list[Mark]:
+    """In the order of their times. A restart that its supervisor tells of is not told by the log again."""
+    told = [
+        Mark(max(0.0, seconds_of(event.time) - history.started_s), event.kind, event.unit, event.text)
+        for event in EventReader().read(store)
+        if event.kind not in ROUTINE
+    ]
+    restarts = [mark for mark in told if mark.kind == RESTART]
+    by_log = [mark for mark in history.marks if not (mark.kind == RESTART and _has_twin(mark, restarts))]
+    return sorted([*by_log, *told], key=lambda mark: mark.s)[-MAX_MARKS:]
+
+
+def _has_twin(mark: Mark, restarts: list[Mark]) -> bool:
+    return any(other.unit == mark.unit and 0 <= mark.s - other.s + 1 <= TWIN_S for other in restarts)
