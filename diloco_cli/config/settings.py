@@ -90,9 +90,9 @@ class SyncSettings:
 
     `layout`: how tensors are dealt to fragments; `split_rows`: whether tensors larger than the ideal fragment are cut;
     `head_is_embedding`: whether an untied output head counts as one. `granularity`: what one norm of `rda` covers.
-    `clip`: a delta longer than so many times what is usual in its fragment is scaled down to that. `max_step`: so is a
-    whole merge longer than so many times the fragment's newest ones. `max_share`: the most that one learner weighs in a
-    merge, of 1.
+    `clip`: of three learners or more, a delta longer than so many times the others' is scaled down to that, and so is a
+    tensor that has so many times its share of the delta's norm. `max_step`: so is a whole merge longer than so many
+    times the fragment's newest ones. `max_share`: the most that one learner weighs in a merge, of 1.
     `mixing`: how a merged fragment that arrives replaces a learner's own parameters: `replace` drops them (the paper's
     alpha = 0), `blend` keeps a share of `blend` (alpha) of them, `rebase` puts the progress made in flight on top of
     the new version, `adaptive` rebases while the learners' deltas agree and replaces while they do not.
@@ -112,7 +112,7 @@ class SyncSettings:
     embedding_merge: Literal["rda", "avg"] = "avg"
     granularity: Literal["fragment", "tensor", "row"] = "tensor"
     weight: Literal["tokens2/steps", "tokens"] = "tokens2/steps"
-    clip: float | Literal["none"] = "none"
+    clip: float | Literal["none"] = 1.25
     max_step: float | Literal["none"] = 4.0
     max_share: float | Literal["none"] = "none"
     codec: Literal["fp32", "bf16", "int8", "int4"] = "bf16"

@@ -1,6 +1,7 @@
 """One hostile learner among at least three: its deltas are too long, at moments that it chooses. Nothing longer than
-the bound of protocol/rules/norms.py may be merged once the honest ones are known, and its good deltas must not save it
-from a quarantine. That no honest one is refused or kept out is demanded in every history (monitor.py)."""
+the bound of protocol/rules/norms.py may be merged once the honest ones are known, or counts for more than CLIP times
+those of two honest ones in its slot, and its good deltas must not save it from a quarantine. That no honest one is
+refused or kept out is demanded in every history (monitor.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Tactic = Literal["always", "absent", "in turn", "burst", "ratchet"]
 until they are as long as can be, and then again from the beginning."""
 TACTICS: tuple[Tactic, ...] = ("always", "absent", "in turn", "burst", "ratchet")
 LONG, RATCHET, LONGEST = 1000.0, 1.5, 1e6
-BOUND = 8.0
+BOUND, CLIP = 8.0, 1.25
 KNOWN = 2  # merges
 SLACK = 6.0  # faults beyond those for a quarantine
 
@@ -70,7 +71,8 @@ class NormBooks:
         self._count_faults(commit)
 
     def _check_norms(self, commit: Plain) -> None:
-        """8: no delta is merged that is longer than BOUND times those of the honest, for its steps."""
+        """8: no delta is merged that is longer than BOUND times those of the honest, for its steps; none beside two of
+        them counts for more than CLIP times theirs."""
         fragment = commit["outputs"][0]["fragment"]
         known = self.merged.setdefault(fragment, defaultdict(list))
         usual = [pairs for name, pairs in known.items() if not is_poisoner(name) and len(pairs) >= KNOWN]
@@ -82,6 +84,8 @@ class NormBooks:
                     _check(item, [pair for pairs in usual for pair in pairs], f"{who} is merged in spite of the log")
                 if len(here) >= 2:
                     _check(item, here, f"{who} is merged in spite of its company")
+                    counts = {**item, "norm": item["norm"] * item["scale"]}
+                    _check(counts, here, f"{who} is not shortened", CLIP)
         for item in commit["inputs"]:
             known[item["learner"]].append((item["norm"], item["steps"]))
 
@@ -101,8 +105,8 @@ class NormBooks:
                 expect(self.faults[name] < most, BLAME, f"{name} has {self.faults[name]:g} faults, and is not kept out")
 
 
-def _check(item: Plain, honest: Iterable[tuple[float, int]], text: str) -> None:
+def _check(item: Plain, honest: Iterable[tuple[float, int]], text: str, bound: float = BOUND) -> None:
     most = max(norm * max(item["steps"] / steps, sqrt(item["steps"] / steps)) for norm, steps in honest)
     expect(
-        item["norm"] <= BOUND * most * (1 + 1e-9), "8", f"{text}: its norm is {item['norm'] / most:.3g} times theirs"
+        item["norm"] <= bound * most * (1 + 1e-9), "8", f"{text}: its norm is {item['norm'] / most:.3g} times theirs"
     )

@@ -28,7 +28,7 @@ from diloco_cli.protocol.log.commits import (
 from diloco_cli.protocol.log.norms import NOTHING, Norms, norms_after
 from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import faults_after, faults_for_quarantine
-from diloco_cli.protocol.rules.eligibility import max_steps
+from diloco_cli.protocol.rules.eligibility import max_steps, round_steps
 from diloco_cli.protocol.rules.merging import rebase_of_next, token_weight
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.signing import OPERATOR, Signature
@@ -174,18 +174,23 @@ class Books:
         the norms that the log states."""
         sync, fragment = self.run.settings.sync, fragment_of_slot(commit.slot, self.run.num_fragments)
         refused = [one for one in commit.outcomes if one.norm is not None]
-        deltas = [
-            JudgedDelta(one.learner, max(1, one.steps), one.norm, token_weight(one.tokens, one.steps, sync.weight))
+        stated = [
+            (one.learner, max(1, one.steps), one.norm, token_weight(one.tokens, one.steps, sync.weight))
             for one in commit.inputs
-        ] + [JudgedDelta(one.learner, one.steps or 1, one.norm or 0.0) for one in refused]
-        judgement = judge(self.norms.get(fragment, NOTHING), deltas, sync)
-        for item, verdict in zip(commit.inputs, judgement.verdicts, strict=False):
+        ] + [(one.learner, one.steps or 1, one.norm or 0.0, 0.0) for one in refused]
+        deltas = [JudgedDelta(*one, round_steps=round_steps(self.run, one[0])) for one in stated]
+        known = self.norms.get(fragment, NOTHING)
+        judgement = judge(known, deltas, sync)
+        verdicts = judgement.verdicts
+        if isinstance(commit, Skip):  # which does not state the norms of those that were not refused
+            verdicts = tuple(judge(known, [delta], sync).verdicts[0] for delta in deltas)
+        for item, verdict in zip(commit.inputs, verdicts, strict=False):
             who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
             self.expect(not verdict.refused, f"{who} is merged, and {verdict.refused}")
             weight, scale = (item.weight, item.scale) if verdict.refused else (verdict.weight, verdict.scale)
             self.expect(item.weight == weight, f"{who} has weight {item.weight} instead of {weight}")
             self.expect(item.scale == scale, f"{who} is scaled by {item.scale}, where its norm gives {scale}")
-        for outcome, verdict in zip(refused, judgement.verdicts[len(commit.inputs) :], strict=True):
+        for outcome, verdict in zip(refused, verdicts[len(commit.inputs) :], strict=True):
             who = f"{key}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
             self.expect(bool(verdict.refused), f"{who} is refused for a norm that is usual")
             self.expect(outcome.fragment == fragment, f"{who} is judged in a slot of fragment {fragment}")

@@ -31,7 +31,7 @@ from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
 from diloco_cli.tensors.flat import flatten, parameter_facts
 from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
-from diloco_cli.tensors.norms import measured_norms
+from diloco_cli.tensors.norms import Cut, evened, measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, views
 
 SMALLEST_BYTES = 1 << 18  # smaller payloads stay in memory
@@ -147,7 +147,7 @@ class TorchArithmetic:
     def merge(self, slot: int, deltas: list[tuple[DeltaSource, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
-        sources = [replace(source, scale=scale) for source, _, scale in deltas]
+        sources = self._scaled(form.cut, deltas)
         weights = [weight for _, weight, _ in deltas]
         compare = self.sync.mixing == "adaptive"
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
@@ -163,6 +163,13 @@ class TorchArithmetic:
         if not finite:
             return Refused(dict.fromkeys(range(len(deltas)), "non_finite"))  # finite deltas can overflow together
         return replace(self._version(fragment, blank), agreement=merging.agreement)
+
+    def _scaled(self, cut: Cut, deltas: list[tuple[DeltaSource, float, float]]) -> list[DeltaSource]:
+        """The deltas as they are merged: in all by what the log says, and tensor by tensor beside each other."""
+        if self.sync.clip == "none":
+            return [replace(source, scale=scale) for source, _, scale in deltas]
+        factors = evened(cut, np.stack([source.norms for source, _, _ in deltas]), self.sync.clip)
+        return [replace(source, scale=scale * even) for (source, _, scale), even in zip(deltas, factors, strict=True)]
 
     def _version(self, fragment: int, blank: Blank) -> Merged:
         weights = self.weights_codec.to_bytes(blank.tensors["parameters"])

@@ -53,21 +53,22 @@ def rule_of(fragment: Fragment, sync: SyncSettings) -> MergeRule:
 
 
 def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
-    """The spans of the norms of this fragment's deltas, as the merge needs them; an average needs one, as a check."""
-    rda_applies = rule_of(fragment, sync) == "rda"
-    return Cut(spans(fragment, sync.granularity if rda_applies else "fragment"))
+    """The spans of the norms of this fragment's deltas, as the merge needs them. An average needs none finer than
+    tensors, which are compared between deltas."""
+    by_row = rule_of(fragment, sync) == "avg" and sync.granularity == "row"
+    return Cut(spans(fragment, "tensor" if by_row else sync.granularity))
 
 
 @dataclass(frozen=True)
 class DeltaSource:
     """One learner's delta: `read` decodes a chunk of it, `norms` [num_norms] are finite. `claimed`: the norms are the
-    learner's claim and not checked yet. `scale` shortens the whole delta. `made`: the norm of the delta as its learner
-    made it, where it was re-anchored since."""
+    learner's claim and not checked yet. `scale` shortens the delta, or each part that has a norm. `made`: the norm of
+    the delta as its learner made it, where it was re-anchored since."""
 
     read: Read
     norms: Norms
     claimed: bool = False
-    scale: float = 1.0
+    scale: float | Norms = 1.0
     made: float | None = None
 
     @property
@@ -104,8 +105,9 @@ class Merging:
         used = [index for index, weight in enumerate(weights) if weight > 0]
         self._indexes, self._sources = used, [sources[index] for index in used]
         self._shares = [weights[index] / total for index in used]
-        self._pairs = list(zip(self._shares, self._sources, strict=True))
-        self._means = [np.full(cut.num_norms, share * s.scale) for share, s in self._pairs]
+        self._norms = np.stack([source.norms for source in self._sources])
+        self._scales = np.stack([np.broadcast_to(source.scale, cut.num_norms) for source in self._sources])
+        self._means = list(np.array(self._shares)[:, None] * self._scales)
         self._meters = [NormMeter(cut) if source.claimed else None for source in self._sources]
         self._room, self._sum, self._out = (torch.empty(CHUNK) for _ in range(3))
         self.unsound: dict[int, str] = {}
@@ -126,15 +128,14 @@ class Merging:
             if self.compare:
                 length.add(index, merged)
             yield start, merged
-        coefficients = np.stack([share * source.scale * source.norms for share, source in self._pairs])
-        self._conclude(coefficients, length.norms, np.ones(self.cut.num_norms))
+        self._conclude(np.stack(self._means) * self._norms, length.norms, np.ones(self.cut.num_norms))
 
     def _rda(self, directions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        norms = np.stack([source.norms for source in self._sources])
+        norms = self._norms
         shares = np.array(self._shares)[:, None]
         moves = norms > TINY
         units = np.where(moves, shares / np.where(moves, norms, 1.0), 0.0)
-        radius = (np.array([share * source.scale for share, source in self._pairs])[:, None] * norms).sum(axis=0)
+        radius = (shares * self._scales * norms).sum(axis=0)
         length = NormMeter(self.cut)
         for index, start in enumerate(self.cut.starts()):
             summed = self._add_up(index, list(units), self._meters)

@@ -66,6 +66,9 @@ class Cut:
     def __init__(self, covering: list[Span]) -> None:
         self.size = sum(span.rows * span.width for span in covering)
         self.num_norms = sum(span.rows for span in covering)
+        self.firsts = np.cumsum([0] + [span.rows for span in covering[:-1]])
+        self.sizes = np.array([float(span.rows * span.width) for span in covering])
+        self.rows = np.array([span.rows for span in covering])
         self.chunks: list[list[Piece]] = [[] for _ in range(-(-self.size // CHUNK))]
         first = 0
         for span in covering:
@@ -118,6 +121,22 @@ def measured_norms(cut: Cut, read: Read) -> Norms:
     for index, start in enumerate(cut.starts()):
         meter.add(index, read(start, room[: min(CHUNK, cut.size - start)]))
     return meter.norms
+
+
+def evened(cut: Cut, norms: Norms, times: float) -> Norms:
+    """[sources, num_norms] -> factors of the same shape that shorten each tensor of a source so that it has no more
+    than `times` the share of the source's norm that it has in the others (the upper median); where these do not move
+    it, no more than its number of elements gives it. Of fewer than three sources nobody can tell, and all are 1."""
+    if len(norms) < 3:
+        return np.ones_like(norms)
+    lengths = np.sqrt(np.add.reduceat(norms**2, cut.firsts, axis=1))
+    whole = np.sqrt((lengths**2).sum(axis=1, keepdims=True))
+    shares = np.divide(lengths, whole, out=np.zeros_like(lengths), where=whole > 0)
+    rising, middle = np.sort(shares, axis=0), (len(shares) - 1) // 2
+    others = np.where(shares <= rising[middle], rising[middle + 1], rising[middle])
+    most = np.where(others > 0, times * others, np.sqrt(cut.sizes / cut.size))
+    factors = np.divide(most, shares, out=np.ones_like(shares), where=shares > most)
+    return np.repeat(factors, cut.rows, axis=1)
 
 
 def agree(found: Norms, claimed: Norms, tolerance: float) -> bool:

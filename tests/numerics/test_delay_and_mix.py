@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -13,6 +16,7 @@ from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.learner.wire import mixed
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.rules import norms
 from diloco_cli.tasks.build import build_model
 from tests.numerics.harness import flat, make_run, run_to_end, versions
 from tests.numerics.test_identities import CONSTANT, assert_close, inner_step
@@ -113,6 +117,7 @@ def reference(run: RunFormat, slots: int) -> torch.Tensor:
     return flat(run, {name: value.detach() for name, value in outer.items()})
 
 
+@patch.object(norms, "CAP", inf)  # fragments of one number: their deltas differ by more than those of any model
 @settings(max_examples=14, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
@@ -125,7 +130,7 @@ def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
     blend = data.draw(st.sampled_from([0.25, 0.5, 1.0]), "alpha")
     sync = SyncSettings(
         every=every, fragments=fragments, overlap=overlap, quorum=learners, merge="avg", adoption="at_tau",
-        mixing=mixing, blend=blend, embedding_merge="avg",
+        mixing=mixing, blend=blend, embedding_merge="avg", clip="none",
     )  # fmt: skip
     run = make_run(learners, 3, sync, OuterSettings("nesterov", 0.7, 0.5), CONSTANT)
     assert run.num_fragments == fragments

@@ -68,7 +68,7 @@ class Flipped(TensorWire):
 
 
 def the_run(rounds: int, evaluation: EvaluationSettings, outer: OuterSettings | None = None) -> RunFormat:
-    sync = SyncSettings(every=4, fragments=2, quorum=1, max_step="none")
+    sync = SyncSettings(every=4, fragments=2, quorum=1, max_step="none", clip="none")
     inner = InnerSettings("adamw", lr=0.01, warmup_steps=0, schedule="constant", save_every=1)
     run = make_run(3, rounds, sync, outer or OuterSettings("nesterov", 0.7, 0.5), inner)
     return replace(run, settings=replace(run.settings, evaluation=evaluation))

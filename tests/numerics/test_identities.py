@@ -19,7 +19,15 @@ DYADIC = InnerSettings(name="sgd", lr=0.25, warmup_steps=0, schedule="constant",
 
 
 def no_overlap(**changes: object) -> SyncSettings:
-    settings = {"every": 6, "fragments": 1, "overlap": 0, "merge": "avg", "adoption": "at_tau", **changes}
+    settings = {
+        "every": 6,
+        "fragments": 1,
+        "overlap": 0,
+        "merge": "avg",
+        "adoption": "at_tau",
+        "clip": "none",
+        **changes,
+    }
     return SyncSettings(**settings)  # type: ignore[arg-type]
 
 

@@ -8,10 +8,16 @@ import random
 import pytest
 
 from tests.security.attacks.hostile import Strategy
-from tests.security.norm_search import MAX_DRIFT, MAX_RISE, SPACE, changed, drawn, played
+from tests.security.norm_search import MAX_DRIFT, MAX_RISE, SEARCHED, SPACE, changed, drawn, played
 from tests.security.poisons import compared
 
 ROUNDS = 12
+SHORTENED = {
+    "below what is refused": Strategy(scale=7.5),
+    "with more steps than it made": Strategy(scale=7.5, claims=8.0),
+    "all of it in one small tensor": Strategy(scale=7.5, focus=True, claims=8.0, begins=0),
+    "before anything is usual": Strategy(scale=50.0, claims=8.0, direction="random", begins=0),
+}
 OF_FINDINGS = {
     "offers left while no syncer lives": Strategy(
         scale=1e4, in_silence=True, waits=False, ahead=3, restart_every=16, outage_slots=3.0
@@ -26,6 +32,12 @@ def test_a_hostile_learner_of_three_does_no_harm_by_long_deltas(strategy: Strate
     trial = played(strategy, rounds=ROUNDS)
     assert trial.reached and set(trial.blamed) <= {"x0"}
     assert trial.worst_rise <= MAX_RISE and trial.drift <= MAX_DRIFT, trial.line(0)
+
+
+@pytest.mark.parametrize("strategy", SHORTENED.values(), ids=SHORTENED.keys())
+def test_no_merge_of_long_deltas_that_nobody_refuses_raises_the_loss(strategy: Strategy) -> None:
+    trial = played(strategy, rounds=SEARCHED)
+    assert trial.reached and trial.worst_rise <= MAX_RISE and not trial.rollbacks, trial.line(0)
 
 
 def test_four_broken_learners_of_sixteen_do_no_harm_by_long_deltas() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
@@ -24,6 +25,17 @@ class JudgesAlone(Loader):
         alone = [judged(self.run, state, [offer], self.loaded) for offer in offers]
         fit = tuple(one for found in alone for one in found.fit)
         return Candidates(tuple(offers), fit, tuple(one for found in alone for one in found.refused))
+
+
+class NeverClips(Loader):
+    """Merges what is not refused as it is."""
+
+    def candidates(self, state: RunState) -> Steps[Candidates]:
+        settings = self.run.settings
+        run = replace(self.run, settings=replace(settings, sync=replace(settings.sync, clip="none")))
+        offers = yield from self.load(state)
+        self.loaded = {offer.id: self.loaded[offer.id] for offer in offers}
+        return judged(run, state, offers, self.loaded)
 
 
 class ForgetsAtRestart(Loader):

@@ -24,6 +24,7 @@ from diloco_cli.protocol.log.records import (
     fragment_of_slot,
 )
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.eligibility import round_steps
 from diloco_cli.protocol.rules.merging import as_logged, token_weight
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
@@ -45,13 +46,15 @@ class FitOffer:
 @dataclass(frozen=True)
 class Candidates:
     """A slot's `offers` with sound payloads, sorted by learner: those that `fit`, and the outcomes of those that are
-    refused if the slot is decided now; `reasons` says why. `step`: the factor by which the merge is shortened."""
+    refused if the slot is merged now; `reasons` says why. `step`: the factor by which the merge is shortened. `alone`:
+    those that are refused if the slot is skipped, for which nobody else's delta counts, with their reasons."""
 
     offers: tuple[Offer, ...] = ()
     fit: tuple[FitOffer, ...] = ()
     refused: tuple[Outcome, ...] = ()
     reasons: tuple[str, ...] = ()
     step: float = 1.0
+    alone: tuple[tuple[Outcome, str], ...] = ()
 
     @property
     def learners(self) -> set[str]:
@@ -64,10 +67,17 @@ class Candidates:
         fit = self.learners
         return [offer for offer in self.offers if offer.learner not in fit]
 
-    def told(self, reason: str) -> str:
-        """The reason of the slot's commit, with those of the refusals."""
-        more = len(self.reasons) - REASONS_TOLD
-        return "; ".join((reason, *self.reasons[:REASONS_TOLD], *([f"and {more} more"] if more > 0 else [])))
+    @property
+    def unfit_alone(self) -> list[Offer]:
+        """The offers that are refused if the slot is skipped."""
+        names = {outcome.learner for outcome, _ in self.alone}
+        return [offer for offer in self.offers if offer.learner in names]
+
+
+def told(reason: str, reasons: tuple[str, ...]) -> str:
+    """The reason of the slot's commit, with those of the refusals."""
+    more = len(reasons) - REASONS_TOLD
+    return "; ".join((reason, *reasons[:REASONS_TOLD], *([f"and {more} more"] if more > 0 else [])))
 
 
 @dataclass
@@ -120,19 +130,26 @@ def judged(run: RunFormat, state: RunState, offers: list[Offer], loaded: Mapping
     """The offers judged together, by the very norms that the log will state."""
     sync = run.settings.sync
     known = state.norms.get(fragment_of_slot(state.slot, run.num_fragments), NOTHING)
+    run = state.with_members(run)
     deltas = [
-        JudgedDelta(o.learner, o.steps, logged_norm(loaded[o.id].norm), token_weight(o.tokens, o.steps, sync.weight))
+        JudgedDelta(
+            o.learner, o.steps, logged_norm(loaded[o.id].norm), token_weight(o.tokens, o.steps, sync.weight),
+            round_steps=round_steps(run, o.learner),
+        )
         for o in offers
-    ]
+    ]  # fmt: skip
     judgement = judge(known, deltas, sync)
-    fit, refused, reasons = [], [], []
+    fit, refused, reasons, alone = [], [], [], []
     for offer, delta, verdict in zip(offers, deltas, judgement.verdicts, strict=True):
         if verdict.refused:
-            refused.append(Outcome(*offer.id, offer.fragment, "norm_cap", delta.norm, delta.steps))
+            outcome = Outcome(*offer.id, offer.fragment, "norm_cap", delta.norm, delta.steps)
+            refused.append(outcome)
             reasons.append(verdict.refused)
+            by_memory = judge(known, [delta], sync).verdicts[0].refused
+            alone += [(outcome, by_memory)] if by_memory else []
         else:
             fit.append(FitOffer(offer, loaded[offer.id], delta.norm, verdict.weight, verdict.scale))
-    return Candidates(tuple(offers), tuple(fit), tuple(refused), tuple(reasons), judgement.step)
+    return Candidates(tuple(offers), tuple(fit), tuple(refused), tuple(reasons), judgement.step, tuple(alone))
 
 
 def merge_commit(
@@ -154,15 +171,15 @@ def merge_commit(
         slot_s=round(slot_s, 6),
         agreement=as_logged(merged.agreement),
         step=candidates.step,
-        reason=candidates.told(reason),
+        reason=told(reason, candidates.reasons),
     )
 
 
 def skip_commit(candidates: Candidates, slot: int, reason: str, outcomes: tuple[Outcome, ...]) -> Skip:
     return Skip(
         slot=slot,
-        reason=candidates.told(reason),
-        outcomes=in_order(outcomes + candidates.refused),
+        reason=told(reason, tuple(why for _, why in candidates.alone)),
+        outcomes=in_order(outcomes + tuple(outcome for outcome, _ in candidates.alone)),
     )
 
 

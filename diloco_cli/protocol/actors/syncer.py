@@ -268,7 +268,7 @@ class Syncer:
             done = yield from self._commit(skip_commit(candidates, self.state.slot, decision.reason, outcomes))
             self.window_from_s += self.pace.slot_s
             if done:
-                self.inbox.forget(candidates.unfit)
+                self.inbox.forget(candidates.unfit_alone)
             self.inbox.sort_out(self.state)
         else:
             done = yield from self._merge(candidates, facts, grace, decision.reason)

@@ -31,7 +31,7 @@ from diloco_cli.protocol.log.records import MergedOffer, Outcome, fragment_of_sl
 
 SETTLED = 2  # merges of a fragment before a learner's norm is known
 NEW = 8  # merges during which it follows each delta: in warm-up norms grow fast
-FOLLOWS = 1.5
+FOLLOWS, FALLS = 1.5, 0.95
 LEARNERS_KEPT = 64  # in one fragment: the median of so many is as good as that of all
 ROUNDS_KEPT = 16
 MERGES_KEPT = 5
@@ -51,6 +51,10 @@ class Usual(Struct, frozen=True):
     @property
     def known(self) -> bool:
         return self.merges >= SETTLED
+
+    @property
+    def firm(self) -> bool:
+        return self.merges >= NEW
 
 
 class Refusals(Struct, frozen=True):
@@ -145,11 +149,19 @@ def _with_merged(usual: dict[str, Usual], inputs: Iterable[MergedOffer], now: in
         if norm == 0.0 or (before is None and len(usual) >= LEARNERS_KEPT):
             continue
         merges = 1 if before is None else min(before.merges + 1, NEW)
-        if before is not None and before.merges >= NEW:
-            norm = max(norm, shortest(before.norm, before.steps, steps) / FOLLOWS)
-            norm = min(norm, longest(before.norm, before.steps, steps) * FOLLOWS)
+        if before is not None and before.firm:
+            norm, steps = _followed(before, norm, steps)
         usual[item.learner] = Usual(norm, steps, now, merges)
     return usual
+
+
+def _followed(before: Usual, norm: float, steps: int) -> tuple[float, int]:
+    """The running norm, and its steps, after one more delta. It falls slowly: after a rollback some are short."""
+    if norm > FOLLOWS * longest(before.norm, before.steps, steps):
+        return FOLLOWS * before.norm, before.steps
+    if norm < FALLS * shortest(before.norm, before.steps, steps):
+        return FALLS * before.norm, before.steps
+    return norm, steps
 
 
 def _with_refused(

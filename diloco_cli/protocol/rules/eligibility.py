@@ -115,6 +115,13 @@ def max_steps(run: RunFormat) -> int:
     return (sync.drift_rounds + sync.staleness_rounds + 2) * longest
 
 
+def round_steps(run: RunFormat, learner: str) -> int:
+    """The inner steps of a learner's round: as planned, or, where they go by measured speed, as the fastest has."""
+    sync, island = run.settings.sync, run.island(learner)
+    planned = 1 if island is None else island.local_steps
+    return max(planned, sync.every) if sync.local_steps == "measured" else planned
+
+
 def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
     island = run.island(offer.learner)
     assert island is not None

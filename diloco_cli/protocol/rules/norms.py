@@ -11,17 +11,21 @@ single other learner is known, the company decides instead of it, if there is on
 company alone judges a learner that an operator has readmitted, until it is known again. In the first rounds of fewer
 than three learners nothing is refused.
 
-`sync.clip` scales a delta down that is longer than so many times the reference; `sync.max_share` bounds what one
-learner weighs; `sync.max_step` scales a whole merge down that is longer than so many times the fragment's newest ones.
+`sync.clip` scales a delta down that is longer than so many times the company, or where there is none the reference.
+For this and for its weight a delta counts for no more steps than a round has, or than the slot's other deltas hold:
+steps are the learner's word. `sync.max_share` bounds what one learner weighs; `sync.max_step` scales a whole merge down
+that is longer than so many times the fragment's newest ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from math import ceil
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.log.norms import FragmentNorms, longest, merged_length, upper_median
+from diloco_cli.protocol.log.norms import FOLLOWS, FragmentNorms, longest, merged_length, upper_median
 from diloco_cli.protocol.rules.merging import bounded_weights
 
 CAP = 8.0
@@ -31,12 +35,14 @@ FEWEST_MERGES = 4  # of a fragment, from which on a merge's length is compared w
 
 @dataclass(frozen=True)
 class JudgedDelta:
-    """A delta as the log states it: of one learner, of so many steps, with the weight that its tokens give."""
+    """A delta as the log states it: of one learner, of so many steps, with the weight that its tokens give.
+    `round_steps`: those of a round (rules/eligibility.py)."""
 
     learner: str
     steps: int
     norm: float
     weight: float = 0.0
+    round_steps: int = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -61,19 +67,30 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     """`known`: the memory of the fragment as of the commit before. Exact, from logged figures alone. Steps are at least
     one."""
     by_name = {name: (one.norm, one.steps) for name, one in known.usual.items() if one.known}
+    firm = [(one.norm, one.steps) for one in known.usual.values() if one.firm]
     company = [(delta.norm, delta.steps) for delta in deltas] if len(deltas) >= COMPANY else []
-    by_steps = {}  # most deltas have the same few numbers of steps
-    for steps in {delta.steps for delta in deltas}:
-        by_steps[steps] = upper_median(_lengths(by_name.values(), steps)), sorted(_lengths(company, steps))
+    counted = counted_steps(known, deltas)
+
+    @cache  # most deltas have the same few numbers of steps
+    def measures(steps: int) -> tuple[float | None, float | None, list[float]]:
+        settled = upper_median(_lengths(firm, steps)) if len(firm) >= COMPANY else None
+        return upper_median(_lengths(by_name.values(), steps)), settled, sorted(_lengths(company, steps))
+
     verdicts = []
-    for delta in deltas:
-        usual, rising = by_steps[delta.steps]
+    for delta, steps in zip(deltas, counted, strict=True):
+        usual, _, rising = measures(delta.steps)
         others = _median_without(rising, delta.norm) if rising else None
         by_another = len(by_name) == 1 and delta.learner not in by_name
         unjudged = (by_another and company) or delta.learner in known.trusted
-        verdicts.append(_verdict(delta, None if unjudged else usual, others, sync))
+        refused = _refusal(delta, None if unjudged else usual, others)
+        if refused:
+            verdicts.append(DeltaVerdict(refused=refused))
+            continue
+        _, settled, rising = measures(steps)
+        others = _median_without(rising, longest(delta.norm, delta.steps, steps)) if rising else None
+        verdicts.append(DeltaVerdict(_scale(delta, None if unjudged else settled, others, sync)))
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
-    weights = bounded_weights([deltas[place].weight for place in fit], sync.max_share)
+    weights = bounded_weights([_weight(deltas[place], counted[place]) for place in fit], sync.max_share)
     length = merged_length(
         (deltas[place].norm, verdicts[place].scale, weight) for place, weight in zip(fit, weights, strict=True)
     )
@@ -83,12 +100,28 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     return Judgement(tuple(verdicts), step)
 
 
+def counted_steps(known: FragmentNorms, deltas: Sequence[JudgedDelta]) -> list[int]:
+    """For how many steps each delta counts. Where nobody else is known, all that it states do."""
+    rounds = sorted(delta.steps / delta.round_steps for delta in deltas)
+    if len({*known.usual, *(delta.learner for delta in deltas)}) < 2:
+        return [delta.steps for delta in deltas]
+    counted = []
+    for delta in deltas:
+        others = _median_without(rounds, delta.steps / delta.round_steps) if len(deltas) > 1 else 1.0
+        counted.append(min(delta.steps, ceil(max(1.0, others) * delta.round_steps)))
+    return counted
+
+
 def step_factor(known: FragmentNorms, length: float, sync: SyncSettings) -> float:
     """By how much a merge of this length is shortened; 1: not at all."""
     usual = upper_median(known.merged)
     if sync.max_step == "none" or usual is None or len(known.merged) < FEWEST_MERGES:
         return 1.0
     return 1.0 if length <= sync.max_step * usual else sync.max_step * usual / length
+
+
+def _weight(delta: JudgedDelta, counted: int) -> float:
+    return delta.weight if counted == delta.steps else delta.weight * counted / delta.steps
 
 
 def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
@@ -101,13 +134,17 @@ def _median_without(rising: list[float], own: float) -> float:
     return rising[middle + 1] if own <= rising[middle] else rising[middle]
 
 
-def _verdict(delta: JudgedDelta, usual: float | None, others: float | None, sync: SyncSettings) -> DeltaVerdict:
+def _refusal(delta: JudgedDelta, usual: float | None, others: float | None) -> str:
     for what, measure in (("this fragment's usual delta", usual), ("the slot's other deltas", others)):
         if measure and delta.norm > CAP * measure:
             times = f"{delta.norm / measure:.3g} times as long as {what}"
-            return DeltaVerdict(
-                refused=f"{delta.learner}'s delta of {delta.steps} steps is {times}; {CAP:g} are allowed"
-            )
-    if sync.clip == "none" or not usual or delta.norm <= sync.clip * usual:
-        return DeltaVerdict()
-    return DeltaVerdict(sync.clip * usual / delta.norm)
+            return f"{delta.learner}'s delta of {delta.steps} steps is {times}; {CAP:g} are allowed"
+    return ""
+
+
+def _scale(delta: JudgedDelta, usual: float | None, others: float | None, sync: SyncSettings) -> float:
+    """`usual`: by a memory that is firm."""
+    measure = min(others, FOLLOWS * usual) if usual and others else usual or others
+    if sync.clip == "none" or not measure or delta.norm <= sync.clip * measure:
+        return 1.0
+    return sync.clip * measure / delta.norm

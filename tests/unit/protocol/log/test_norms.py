@@ -11,6 +11,7 @@ from diloco_cli.protocol.log.commit_log import Snapshot
 from diloco_cli.protocol.log.commits import EpochStart, Merge, Quarantine, Readmit, Refuse, Skip
 from diloco_cli.protocol.log.norms import (
     ALONE,
+    FALLS,
     FOLLOWS,
     LEARNERS_KEPT,
     MERGES_KEPT,
@@ -46,7 +47,7 @@ class Judged:
 
     def round(self, **norms: float) -> set[str]:
         """One slot; the names of those that were refused."""
-        deltas = [JudgedDelta(name, STEPS, norm, 1.0) for name, norm in sorted(norms.items())]
+        deltas = [JudgedDelta(name, STEPS, norm, 1.0, round_steps=STEPS) for name, norm in sorted(norms.items())]
         verdicts = judge(self.memory, deltas, self.sync).verdicts
         inputs, outcomes = [], []
         for delta, verdict in zip(deltas, verdicts, strict=True):
@@ -93,7 +94,17 @@ def test_a_new_learner_is_followed_closely_and_a_known_one_slowly() -> None:
     log.round(a=10.0)
     assert log.memory.usual["a"].norm == 2.0 * FOLLOWS
     log.round(a=0.1)
-    assert log.memory.usual["a"].norm == 2.0
+    assert log.memory.usual["a"].norm == 2.0 * FOLLOWS * FALLS
+
+
+def test_short_deltas_after_a_rollback_do_not_lower_what_is_usual() -> None:
+    """However few steps they hold."""
+    log = usual("a", "b", "c")
+    for steps in (1, 1, 2, 1):
+        short = tuple(replace(item(name, 0.01), steps=steps) for name in "abc")
+        log.norms = norms_after(log.norms, Merge(slot=log.slot, inputs=short, outputs=(output(0, 1, log.slot),)), 1)
+        log.slot += 1
+    assert log.memory.usual["a"].norm == FALLS**4 and log.memory.usual["a"].steps == STEPS
 
 
 def test_a_restarted_syncer_and_a_snapshot_remember_the_same() -> None:

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.log.norms import NOTHING, FragmentNorms, Usual
-from diloco_cli.protocol.rules.norms import CAP, FEWEST_MERGES, JudgedDelta, Judgement, judge
+from diloco_cli.protocol.log.norms import FOLLOWS, NEW, NOTHING, FragmentNorms, Usual
+from diloco_cli.protocol.rules.norms import CAP, FEWEST_MERGES, JudgedDelta, Judgement, counted_steps, judge
 
 H = 16
+
+
+def delta(learner: str, steps: int, norm: float, weight: float = 1.0) -> JudgedDelta:
+    return JudgedDelta(learner, steps, norm, weight, round_steps=H)
 
 
 def known(*norms: float, steps: int = H, merged: tuple[float, ...] = ()) -> FragmentNorms:
@@ -21,7 +25,7 @@ def known(*norms: float, steps: int = H, merged: tuple[float, ...] = ()) -> Frag
 
 def judged(memory: FragmentNorms, *norms: float, steps: int = H, **sync: Any) -> Judgement:
     """Deltas of l0, l1, ... with equal weights."""
-    deltas = [JudgedDelta(f"l{i}", steps, norm, 1.0) for i, norm in enumerate(norms)]
+    deltas = [delta(f"l{i}", steps, norm, 1.0) for i, norm in enumerate(norms)]
     return judge(memory, deltas, SyncSettings(**sync))
 
 
@@ -57,8 +61,8 @@ def test_a_minority_moves_the_bound_by_no_more_than_the_honest_differ() -> None:
         honest = [draw.uniform(0.5, 2.0) for _ in range(draw.randrange(2, 20))]
         hostile = [10 ** draw.uniform(-9, 9) for _ in range(len(honest) - 1)]
         memory, long = known(*honest, *hostile), CAP * max(honest) * 1.001
-        deltas = [JudgedDelta(f"l{i}", H, norm, 1.0) for i, norm in enumerate(honest)]
-        deltas += [JudgedDelta(f"l{len(honest) + i}", H, long, 1.0) for i in range(len(hostile))]
+        deltas = [delta(f"l{i}", H, norm, 1.0) for i, norm in enumerate(honest)]
+        deltas += [delta(f"l{len(honest) + i}", H, long, 1.0) for i in range(len(hostile))]
         verdicts = judge(memory, deltas, SyncSettings()).verdicts
         assert [bool(verdict.refused) for verdict in verdicts] == [False] * len(honest) + [True] * len(hostile)
 
@@ -104,7 +108,7 @@ def test_an_honest_delta_of_any_number_of_steps_is_fit(steps: int, power: float)
     """Slow and fast islands, and one that brings all that it made in an outage, in one slot and against the log."""
     norm = (steps / H) ** power
     assert refused(known(1.0, 1.0, 1.0), 1.0, 1.0) == []
-    deltas = [JudgedDelta("l0", H, 1.0, 1.0), JudgedDelta("l1", H, 1.0, 1.0), JudgedDelta("l2", steps, norm, 1.0)]
+    deltas = [delta("l0", H, 1.0, 1.0), delta("l1", H, 1.0, 1.0), delta("l2", steps, norm, 1.0)]
     for memory in (NOTHING, known(1.0, 1.0, 1.0)):
         assert not any(verdict.refused for verdict in judge(memory, deltas, SyncSettings()).verdicts)
 
@@ -114,20 +118,69 @@ def test_a_claim_of_more_steps_allows_no_more_than_these_could_make() -> None:
     assert refused(memory, 4 * CAP * 1.01, steps=4 * H) == [0] and refused(memory, 4 * CAP * 0.99, steps=4 * H) == []
 
 
+@pytest.mark.parametrize("claim", [2, 8])
+def test_more_steps_than_a_round_has_buy_neither_weight_nor_length(claim: int) -> None:
+    memory = known(1.0, 1.0, 1.0)
+    for others in (["l0", "l1"], ["l0"]):
+        deltas = [*(delta(name, H, 1.0) for name in others), delta("x", claim * H, 5.0, float(claim))]
+        verdict = judge(memory, deltas, SyncSettings()).verdicts[-1]
+        assert (verdict.weight, verdict.scale) == (1.0, 0.25)
+
+
+def test_steps_count_as_far_as_the_slots_other_deltas_have_them() -> None:
+    """After an outage all bring more; whoever is alone in the run is believed."""
+    all_late = [delta(f"l{i}", 3 * H, 3.0, 3.0) for i in range(3)]
+    assert {(v.weight, v.scale) for v in judge(known(1.0, 1.0, 1.0), all_late, SyncSettings()).verdicts} == {(3.0, 1.0)}
+    assert counted_steps(NOTHING, [delta("l0", 5 * H, 1.0)]) == [5 * H]
+    assert counted_steps(known(1.0, 1.0), [delta("l0", 5 * H, 1.0)]) == [H], "another is known"
+
+
+def test_a_slow_islands_few_steps_lower_no_others_weight() -> None:
+    deltas = [delta("slow", 2, 0.1), delta("slower", 1, 0.05), delta("fast", H, 1.0, 9.0)]
+    assert judge(NOTHING, deltas, SyncSettings()).verdicts[2].weight == 9.0
+
+
 # -- scales and weights -------------------------------------------------------------------------------------------
 
 
-def test_the_clip_scales_down_to_so_many_times_the_usual() -> None:
-    scales = [verdict.scale for verdict in judged(known(1.0, 1.0), 1.0, 4.0, clip=2.0).verdicts]
-    assert scales == [1.0, 0.5] and judged(known(1.0, 1.0), 4.0).verdicts[0].scale == 1.0
-    assert judged(NOTHING, 4.0, clip=2.0).verdicts[0].scale == 1.0
+def scales(memory: FragmentNorms, *norms: float, **options: Any) -> list[float]:
+    return [round(verdict.scale, 9) for verdict in judged(memory, *norms, **options).verdicts]
+
+
+def test_the_clip_scales_down_to_so_many_times_the_others_of_the_slot() -> None:
+    assert scales(NOTHING, 1.0, 0.8, 4.0, clip=2.0) == [1.0, 1.0, 0.5], "before anything is usual too"
+    assert scales(known(1.0, 1.0, 1.0), 1.0, 0.8, 5.0) == [1.0, 1.0, 0.25], "1.25 by default"
+    assert scales(NOTHING, 1.0, 0.8, 4.0, clip="none") == [1.0] * 3
+
+
+def test_without_others_the_clip_goes_by_what_three_learners_are_known_for() -> None:
+    assert scales(known(1.0, 1.0, 9.0), 5.0) == scales(known(1.0, 1.0, 9.0), 5.0, 1.0)[:1] == [0.25]
+    assert scales(known(1.0, 1.0), 5.0, 1.0) == [1.0, 1.0], "of two nobody knows whose are too long"
+    young = FragmentNorms({f"l{i}": Usual(1.0, H, 9, NEW - 1) for i in range(3)})
+    assert scales(young, 5.0) == [1.0], "in warm-up norms grow fast"
+
+
+def test_most_of_a_slot_lengthens_what_is_merged_no_faster_than_the_memory_follows() -> None:
+    assert scales(known(1.0, 1.0, 1.0), 7.5, 7.5, 1.0, clip=1.0) == [0.2, 0.2, 1.0]
+    assert FOLLOWS / 7.5 == 0.2
+
+
+def test_honest_deltas_of_a_slot_are_left_as_they_are() -> None:
+    """Within a quarter of the slot's others; in warm-up they may all be far above the memory."""
+    for norms in ((1.0, 0.9, 1.1), (10.0, 11.0, 9.0)):
+        young = FragmentNorms({f"l{i}": Usual(1.0, H, 9, 3) for i in range(3)})
+        assert scales(young, *norms) == [1.0] * 3
 
 
 def test_a_merge_longer_than_so_many_usual_ones_is_shortened_as_a_whole() -> None:
     memory = known(1.0, 1.0, 1.0, merged=(1.0,) * FEWEST_MERGES)
-    found = judged(memory, 3.0, 3.0, 6.0, max_step=2.0)
+    found = judged(memory, 3.0, 3.0, 6.0, max_step=2.0, clip="none")
     assert found.step == 0.5 and [verdict.scale for verdict in found.verdicts] == [0.5] * 3
-    assert judged(memory, 3.0, 3.0, 6.0, max_step="none").step == judged(memory, 2.0, 2.0, max_step=2.0).step == 1.0
+    assert (
+        judged(memory, 3.0, 3.0, 6.0, max_step="none", clip="none").step
+        == judged(memory, 2.0, 2.0, max_step=2.0).step
+        == 1.0
+    )
     few = known(1.0, 1.0, merged=(1.0,) * (FEWEST_MERGES - 1))
     assert judged(few, 6.0, 6.0, max_step=2.0).step == 1.0
 
@@ -139,7 +192,7 @@ def test_refused_deltas_neither_lengthen_nor_weigh_in_the_merge() -> None:
 
 
 def test_no_learner_weighs_more_than_its_share() -> None:
-    deltas = [JudgedDelta("l0", H, 1.0, 1.0), JudgedDelta("l1", H, 1.0, 8.0), JudgedDelta("l2", H, 1.0, 1.0)]
+    deltas = [delta("l0", H, 1.0, 1.0), delta("l1", H, 1.0, 8.0), delta("l2", H, 1.0, 1.0)]
     weights = [verdict.weight for verdict in judge(NOTHING, deltas, SyncSettings(max_share=0.5)).verdicts]
     assert weights == [1.0, 2.0, 1.0]
     assert [v.weight for v in judge(NOTHING, deltas, SyncSettings()).verdicts] == [1.0, 8.0, 1.0]
