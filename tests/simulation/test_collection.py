@@ -6,6 +6,7 @@ import pytest
 
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.commit_log import read_log, state_after
+from diloco_cli.protocol.log.keys import snapshot_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import (
@@ -52,6 +53,16 @@ def test_by_request_the_floor_is_the_second_newest_snapshot_and_what_only_older_
     gone = before - keys(fleet)
     assert {key.partition("/")[0] for key in gone} >= {"delta", "weights", "state"}
     assert all(key.startswith(DELETABLE) for key in gone)
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"{}"])
+def test_what_somebody_puts_in_the_place_of_a_snapshot_is_no_floor_and_no_reserve(junk: bytes) -> None:
+    fleet = started(RUN, 16)
+    genuine = {int(key[9:21]) for key in keys(fleet) if key.startswith("snapshot/")}
+    for n in set(range(16)) - genuine:
+        fleet.world.store.create(snapshot_key(n), junk)
+    assert answered(fleet, "gc").gc_floor == sorted(genuine)[-2]
+    finished(fleet)
 
 
 def test_commits_epochs_incarnations_offers_and_requests_are_never_deleted() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, snapshots_between, state_after
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, snapshot_at, snapshots_between, state_after
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
 from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_snapshot_key, read_version_key
 from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
@@ -29,6 +29,7 @@ from diloco_cli.protocol.rules.divergence import needed_from
 
 KINDS = ("delta", "weights", "state", "inner", "snapshot")
 PAGE = 256  # keys of one listing
+MAX_UNSOUND = 64  # snapshots passed over for one floor
 KEPT_MOMENTS = 4  # of each learner, the newest
 
 
@@ -52,14 +53,31 @@ def floor_in_turn(run: RunFormat, state: RunState) -> Steps[int | None]:
     if kept is None or state.n - kept - state.gc_floor < max(SNAPSHOT_EVERY, kept // 4):
         return None
     snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
-    return next_floor(state, snapshots, kept, needed_from(state, run))
+    return (yield from _sound_floor(run, state, snapshots, kept))
+
+
+def _sound_floor(run: RunFormat, state: RunState, snapshots: tuple[int, ...], kept: int) -> Steps[int | None]:
+    """The next floor by its snapshot, which must be sound, and so must the newest one: whoever writes into the bucket
+    can put an object in a snapshot's place. Passes over MAX_UNSOUND at most."""
+    for _ in range(MAX_UNSOUND):
+        floor = next_floor(state, snapshots, kept, needed_from(state, run))
+        if floor is None:
+            break
+        checked = floor, snapshots[-1]
+        sound = []
+        for n in checked:
+            sound += [] if (yield from snapshot_at(run, n)) is None else [n]
+        if len(sound) == len(checked):
+            return floor
+        snapshots = tuple(n for n in snapshots if n in sound or n not in checked)
+    return None
 
 
 def floor_by_request(run: RunFormat, state: RunState) -> Steps[int | str]:
     """The highest possible floor, or the reason why there is none."""
     snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
     needed = needed_from(state, run)
-    floor = next_floor(state, snapshots, 0, needed)
+    floor = yield from _sound_floor(run, state, snapshots, 0)
     if floor is None and needed is not None and next_floor(state, snapshots, 0, None) is not None:
         return f"nothing to collect: commit {needed}, the last one that evaluated well, is kept to go back to"
     if floor is None:

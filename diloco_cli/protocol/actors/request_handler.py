@@ -73,7 +73,7 @@ def _revoked(run: RunFormat, state: RunState, request: Request) -> Steps[Commit]
     name, floor = request.learner, 0
     if name is not None and state.with_members(run).island(name) is not None:
         floor = state.learner(name).floor
-        newest = yield from newest_claim(run.keyring, name, floor)
+        newest = yield from newest_claim(run.keyring.without(state.revoked), name, floor)
         floor = floor if newest is None else newest.number
     return Revoke(
         key=key, learner=name if floor else None, floor=floor, reason=(request.reason or "by request")[:MAX_REASON]

@@ -191,9 +191,11 @@ class Mirror:
         ours = yield from self._of_home(commit_key(state.n))
         if ours != (yield from self._there(commit_key(state.n))):
             yield from self._compare_again(commit_key(state.n))
-        kept = yield from self._here(snapshot_key(state.n))
-        if kept is not None and kept != (yield from self._there(snapshot_key(state.n))):
-            yield from self._compare_again(snapshot_key(state.n))
+        key = snapshot_key(state.n)
+        kept = yield from self._here(key)
+        theirs = kept is None or not self.run.keyring.authenticates(LOG, key, kept)  # gone, or what somebody put there
+        if not theirs and kept != (yield from self._there(key)):
+            yield from self._compare_again(key)
         self.state, self.last_snapshot = state, state.n
 
     def _compare_again(self, key: str) -> Steps[None]:

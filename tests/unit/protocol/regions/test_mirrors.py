@@ -14,6 +14,7 @@ from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.regions.mirrors import Mirror, RegionStoppedError
+from diloco_cli.signing import NOBODY, Signature, Unsigned
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.virtual.world import LATENCY_S, Actor, World
 from tests.unit.protocol.records import RUN, commit, output
@@ -118,6 +119,21 @@ def test_a_region_that_is_complete_costs_a_few_reads_at_any_age() -> None:
     bench.fill(last=LENGTH - 1, snapshot=10 * SNAPSHOT_EVERY)
     assert bench.mirror().error is None
     assert len(bench.reads) <= 2 * 10 + 20
+
+
+class NotJunk(Unsigned):
+    def signature(self, role: str, key: str, data: bytes) -> Signature | None:
+        return None if data == b"junk" else NOBODY
+
+
+def test_what_somebody_puts_in_the_place_of_a_snapshot_at_home_stops_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "RUN", replace(RUN, keyring=NotJunk()))
+    bench = MirrorBench()
+    last = 10 * SNAPSHOT_EVERY
+    bench.fill(last, snapshot=last)
+    bench.home.put(snapshot_key(last), b"junk")
+    assert bench.mirror().error is None
+    assert bench.far.list("commit/") == bench.home.list("commit/")
 
 
 @pytest.mark.parametrize("spoiled", ["commit", "snapshot"])
