@@ -8,7 +8,9 @@ process wrote them. So here, as in `store/gcs.py`, every doubtful create is sett
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 from diloco_cli.errors import NoSpaceError, StoreError
@@ -126,7 +128,8 @@ def _over_there(steps: Steps[Result]) -> Steps[Result]:
 class Bucket:
     """Objects by key. Implements store.port.Store, but for two things: `Exists` carries no bytes, and a create of the
     same bytes also gets `Exists`. `Client` settles that. Strongly consistent, but a listing does not show a key before
-    `listed_from_s`, and shows a deleted one up to `listed_until_s`."""
+    `listed_from_s`, and shows a deleted one up to `listed_until_s`. `foreign`: objects of forgers and flooders;
+    `forged`: those of them that are in other names (outsiders.py)."""
 
     url = "memory://histories"
 
@@ -134,12 +137,15 @@ class Bucket:
         self.objects: dict[str, bytes] = {}
         self.listed_from_s: dict[str, float] = {}
         self.listed_until_s: dict[str, float] = {}
+        self.foreign: set[str] = set()
+        self.forged: set[str] = set()
         self._now_s = now_s
+        self._sorted: list[str] = []  # keys, as far as this object was told of them
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         if key in self.objects:
             return Exists(b"")
-        self.objects[check_key(key)] = data
+        self.put(key, data)
         return Created()
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
@@ -153,7 +159,12 @@ class Bucket:
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         check_prefix(prefix)
         now_s, hidden = self._now_s(), self.listed_from_s
-        found = (key for key in self.objects if key.startswith(prefix) and key > after)
+        if len(self._sorted) != len(self.objects):  # those of a copy
+            self._sorted = sorted(self.objects)
+        found: Iterable[str] = self._sorted[bisect_left(self._sorted, max(prefix, f"{after}\0" if after else "")) :]
+        found = takewhile(lambda key: key.startswith(prefix), found)
+        if not hidden and not self.listed_until_s:
+            return list(islice(found, limit))
         shown = {key for key in found if hidden.get(key, now_s) <= now_s}
         for key, until_s in self.listed_until_s.items():
             if until_s > now_s and key.startswith(prefix) and key > after:
@@ -161,10 +172,14 @@ class Bucket:
         return sorted(shown)[:limit]
 
     def put(self, key: str, data: bytes) -> None:
-        self.objects[check_key(key)] = data
+        if key not in self.objects:
+            insort(self._sorted, check_key(key))
+        self.objects[key] = data
 
     def delete(self, key: str) -> None:
-        self.objects.pop(key, None)
+        if self.objects.pop(key, None) is not None:
+            at = bisect_left(self._sorted, key)
+            del self._sorted[at : at + (self._sorted[at : at + 1] == [key])]
 
     def stat(self, key: str) -> ObjectStat | None:
         data = self.objects.get(key)

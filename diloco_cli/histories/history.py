@@ -11,6 +11,8 @@ from traceback import extract_tb
 from typing import Any
 
 from diloco_cli.histories.client import Bucket
+from diloco_cli.histories.flooder import Flooder
+from diloco_cli.histories.forger import Forger
 from diloco_cli.histories.ledger import check_outcomes, max_lost
 from diloco_cli.histories.liveness import Healthy, check_bucket, check_restart
 from diloco_cli.histories.memo import remembered, tuned
@@ -18,13 +20,15 @@ from diloco_cli.histories.monitor import Monitor
 from diloco_cli.histories.nemesis import Nemesis
 from diloco_cli.histories.options import REGION, SLOW_LINK, Options, run_of
 from diloco_cli.histories.outcome import Actors, HistoryResult, Moment
+from diloco_cli.histories.outsiders import asked_again
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import Region
-from diloco_cli.histories.replayer import LIVENESS, Replayer, ViolationError, expect
+from diloco_cli.histories.replayer import FLOODER, LIVENESS, Replayer, ViolationError, expect
 from diloco_cli.histories.script import CallFaults, Script, drawn_nemesis_events
 from diloco_cli.histories.stream import Stream
 from diloco_cli.histories.supervisor import SimulatedSupervisor
 from diloco_cli.histories.witness import Beliefs
+from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, MAX_PORTIONS
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
 from diloco_cli.protocol.log.records import RunFormat
@@ -38,6 +42,7 @@ MAX_FAULTY = 3.0  # times an undisturbed run
 TEND_EVERY_S = 1.0
 LEAVE_S = 90.0
 LAST_LOOK_S, LAST_CALLS = 0.1, 40  # from the last look for offers to the run's end: calls for each learner
+LAST_CALLS_OF_A_FLOOD = 3 * MAX_PORTIONS * MAX_OFFERS_PER_POLL * (MAX_OLD_MAILBOXES + 1)  # there and back, some slow
 MAX_EVENTS, EVENTS_A_MERGE = 400_000, 200  # of a phase; of each learner
 FRAMES_TOLD = 4
 SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual latency
@@ -56,6 +61,8 @@ class WatchedWorld(World):
         if type(operation) is There:
             operation = operation.operation
         if type(operation) is Get:
+            if operation.key in bucket.foreign:
+                self.history.monitor.foreign_reads.read(actor.name)
             return bucket.get(operation.key, operation.max_bytes)
         before = bucket.get(operation.key) if type(operation) is Delete else None
         answer = self._perform_at(bucket, actor, operation)
@@ -88,7 +95,7 @@ class History:
         self.beliefs.moments = self.monitor.moments
         given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
         self.calls = CallFaults(options, given)
-        names = [island.name for island in self.run.islands]
+        names = [island.name for island in self.run.islands if island.name != FLOODER]
         drawn = drawn_nemesis_events(options, seed, names) if script is None else script.nemesis_events
         self.nemesis_events = drawn
         self.draw = Stream(seed, "history")
@@ -101,7 +108,7 @@ class History:
         self._begin()
 
     def _begin(self) -> None:
-        self.bucket.objects[FORMAT_KEY] = self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run))
+        self.bucket.put(FORMAT_KEY, self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run)))
         self.world.on_end = self.supervisor.ended
         usual = self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
         if any(event.kind == SLOW_LINK for event in self.nemesis_events):
@@ -114,7 +121,8 @@ class History:
 
     def _last_look_s(self) -> float:
         """The longest time of the syncer's last look at the mailboxes of all learners, also of those that joined."""
-        return LAST_LOOK_S + LAST_CALLS * len(self.roles) * self.options.latency_s
+        calls = LAST_CALLS * len(self.roles) + LAST_CALLS_OF_A_FLOOD * self.options.flooder
+        return LAST_LOOK_S + calls * self.options.latency_s
 
     # -- from beginning to end ----------------------------------------------------------------------------------
 
@@ -154,6 +162,10 @@ class History:
             self.supervisor.start_standby()
         for name in self.roles:
             self.supervisor.start_learner(name, self.draw.uniform() * self.options.slot_s)
+        if self.options.forger:
+            Forger(self, "forger")
+        if self.options.flooder:
+            Flooder(self, "flooder")
         for event in self.nemesis_events:
             self.world.call_at(event.at_s, lambda d=event: self.nemesis.strike(d))  # type: ignore[misc]
         max_s = MAX_FAULTY * self.options.merges * self.options.slot_s
@@ -207,6 +219,8 @@ class History:
         for process in self.supervisor.processes:
             process.resume()
         self.healthy = Healthy(self)
+        if self.options.forger or self.options.flooder:
+            asked_again(self)
         self._tend(self.healthy)
 
     def _tend(self, healthy: Healthy) -> None:

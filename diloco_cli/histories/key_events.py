@@ -59,7 +59,8 @@ class KeyEvents:
         )
         if key in self.history.bucket.objects:
             return
-        data = self.history.bucket.objects[key] = self.planted[key] = thief.keyring.sign(LOG, key, encode(skip))
+        data = self.planted[key] = thief.keyring.sign(LOG, key, encode(skip))
+        self.history.bucket.put(key, data)
         self.history.note(f"a thief wrote {key}, signed by {json.loads(data)['signature'].partition(':')[0]}")
         self.history.world.call_at(self.history.world.now_s + REMOVED_AFTER_S, self.remove)
 
@@ -68,12 +69,12 @@ class KeyEvents:
         number = 1 + sum(key.startswith(f"incarnation/{name}/") for key in objects)
         key = incarnation_key(name, number)
         claim = ProcessClaim(number, STOLEN_NONCE, "elsewhere", 1, "then", "stolen")
-        objects.setdefault(key, thief.keyring.sign(learner_signer(name), key, encode(claim)))
+        self.history.bucket.create(key, thief.keyring.sign(learner_signer(name), key, encode(claim)))
         self.history.note(f"a thief wrote {key}")
 
     def remove(self) -> None:
         """As the error that every reader gives tells an operator to."""
         for key in self.planted:
             self.history.note(f"an operator removed {key}")
-            del self.history.bucket.objects[key]
+            self.history.bucket.delete(key)
         self.planted.clear()

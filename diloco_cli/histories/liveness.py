@@ -146,9 +146,9 @@ class Healthy:
 
 
 def check_bucket(history: Scene) -> None:
-    """Unneeded objects are deleted: the number of objects is bounded by what is kept, by how often the floor moves and
-    by the readers' grace, which each syncer process waits anew. Demanded only of long histories whose syncer has time
-    between its merges."""
+    """Unneeded objects are deleted: the number of objects is bounded by what is kept, by how often the floor moves, by
+    the commits since the last good evaluation, and by the readers' grace, which each syncer process waits anew.
+    Demanded only of long histories whose syncer has time between its merges."""
     options, fragments = history.options, history.options.fragments
     kept = options.kept_rounds * fragments
     busy = options.latency_s * (len(history.roles) + 1) > COLLECTS_BELOW * options.slot_s
@@ -156,7 +156,7 @@ def check_bucket(history: Scene) -> None:
         return
     syncers = sum(process.role == SYNCER for process in history.supervisor.processes)
     grace_slots = syncers * (2 * GRACE_S + 2.0) / options.slot_s
-    commits = 1.5 * kept + 4 * options.snapshot_every + grace_slots + 10
+    commits = 1.5 * (kept + options.evaluates_every * fragments) + 4 * options.snapshot_every + grace_slots + 10
     most = {"state": commits + fragments, "delta": len(history.roles) * (commits + 4 * fragments)}
     for kind, bound in most.items():
         there = sum(key.startswith(f"{kind}/") for key in history.bucket.objects)
@@ -171,7 +171,8 @@ def check_gave_way(history: Scene, process: Process) -> None:
     elif history.region is not None and process.role in history.region.residents:
         bucket = history.region.bucket
     kind = "epoch/" if process.role == SYNCER else f"incarnation/{process.role}/"
-    newest = max((key for key in bucket.objects if key.startswith(kind)), default="")
+    keys = (key for key in bucket.objects if key.startswith(kind) and key not in bucket.forged)
+    newest = max(keys, default="")
     there = newest != "" and int(newest[len(kind) :].partition(".")[0].partition("-")[0]) > own
     expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from diloco_cli.digests import digest
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.replayer import Replayer, expect, signed_by
+from diloco_cli.protocol.actors.joining import MAX_PREDECESSORS
 
 FRESH = -1  # the commit of moments that were never saved
 
@@ -85,11 +86,14 @@ class MomentsWatch:
 
     def restored(self, learner: str, incarnation: int, moments: bytes | None) -> None:
         """Check that a new incarnation restored the moments named last before it began, or later ones. (If a rollback
-        or a collection has come since, it may have none.)"""
+        or a collection has come since, it may have none. Nor if so many have died since that it does not look as far
+        back.)"""
         promise, bucket = self.promised.get((learner, incarnation), (None, None))
         if promise is None or bucket is None or promise.base < self.replayer.base_floor:
             return
         if promise.signed_by in self.replayer.revoked:  # then nothing of it counts
+            return
+        if incarnation - promise.incarnation > MAX_PREDECESSORS:
             return
         fits = bucket.get(promise.key) is None
         if moments is not None:

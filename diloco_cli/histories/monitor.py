@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.histories.client import Bucket
+from diloco_cli.histories.genuine import ForeignReads, Genuine
 from diloco_cli.histories.harm import Harm
 from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.poisoner import NormBooks
@@ -43,7 +44,7 @@ INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be re
 })  # fmt: skip
 OUTCOME_ROUNDS = 2  # of merges: outcomes go with them, and a skip leaves the offers of its slot to the next merge
 OUTCOME_APART_S = 25.0  # for offers carried home: a call of the relay may have been slow since before faults ceased
-ANSWER_MERGES, ANSWER_S = 4, 20.0  # while a syncer serves, no request waits for its answer longer than both
+ANSWER_MERGES, ANSWER_S = 2, 8.0  # while a syncer serves, no request waits for its answer longer than both
 OUTCOME_S = 4.0  # at the least: a new incarnation is looked for only every second of the syncer's own clock
 
 
@@ -108,6 +109,7 @@ class Monitor:
         self.harm, self.norms = Harm(self.replayer), NormBooks(self.replayer)
         self.floors = self.floors_of(self.bucket)
         self.moments = MomentsWatch(self.replayer)
+        self.genuine, self.foreign_reads = Genuine(), ForeignReads()
 
     def floors_of(self, bucket: Bucket) -> Floors:
         return Floors(bucket, self.run.settings.retention.grace_s)
@@ -122,6 +124,8 @@ class Monitor:
         self.check_place(role, key)
         if role not in (SYNCER, OPERATOR):
             self.moments.born(key, data, self.bucket)
+        if role != SYNCER:
+            self.genuine.created(key)
         if key.startswith("commit/"):
             expect(key == f"commit/{self.replayer.n + 1:012d}.json", "1", f"{role} created {key} beyond the log's end")
             self._committed(self.replayer.feed(data), now_s)
@@ -193,7 +197,8 @@ class Monitor:
 
     def check_floor(self, floor: int) -> None:
         """9: a replay can start from the floor's snapshot, and from one more if that one is damaged."""
-        found = [int(key[9:21]) for key in self.bucket.objects if key.startswith("snapshot/")]
+        there = self.bucket.objects.keys() - self.bucket.forged
+        found = [int(key[9:21]) for key in there if key.startswith("snapshot/")]
         expect(floor in found, "9", f"the floor {floor} is no snapshot's")
         expect(max(found) > floor, "9", f"the floor {floor} is the newest snapshot's, and leaves none in reserve")
 
@@ -206,9 +211,12 @@ class Monitor:
         self.floors.show(commit, now_s)
         if commit["kind"] == "gc_floor":
             self.check_floor(commit["floor"])
+        self.genuine.committed(commit)
         self._check_blame(commit)
         self.harm.committed(commit)
         self.norms.committed(commit)
+        if commit["kind"] in ("merge", "skip"):
+            self.foreign_reads.slot_over(now_s, len(self.replayer.batches))
         if commit["request"] is not None:
             later = {number: at for number, at in self._asked.items() if number > commit["request"]}
             self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other

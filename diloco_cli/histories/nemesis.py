@@ -15,7 +15,7 @@ from diloco_cli.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
 from diloco_cli.histories.poisoner import Poisoner
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import JOINS_HERE
-from diloco_cli.histories.replayer import is_poisoner
+from diloco_cli.histories.replayer import FLOODER, is_poisoner
 from diloco_cli.histories.scene import Scene
 from diloco_cli.histories.script import LARGE, NemesisEvent
 from diloco_cli.histories.stream import Stream
@@ -73,8 +73,12 @@ class Nemesis:
 
     def readmit(self) -> None:
         """Operators readmit all quarantined learners; the monitor checks that no honest one is among them."""
-        for name in sorted(self.history.monitor.replayer.kept_out):
+        for name in sorted(self.history.monitor.replayer.kept_out - {FLOODER}):
             self._ask("readmit", learner=name)
+
+    def readmit_nobody(self) -> None:
+        """A request that changes nothing."""
+        self._ask("readmit", learner="nobody")
 
     # -- processes ----------------------------------------------------------------------------------------------
 

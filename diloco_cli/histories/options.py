@@ -21,7 +21,7 @@ from diloco_cli.config.settings import (
 from diloco_cli.config.validation import max_overlap
 from diloco_cli.digests import digest
 from diloco_cli.histories.poisoner import TACTICS, Tactic
-from diloco_cli.histories.replayer import POISONER
+from diloco_cli.histories.replayer import FLOODER, POISONER
 from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
@@ -56,6 +56,7 @@ OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, POISONED_MERGES = 0.08, (16, 60)
+OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
 
@@ -108,6 +109,8 @@ class Options:
     cold_every: int | None = None
     on_divergence: Literal["rollback", "pause", "warn"] = "rollback"
     poisoner: Tactic | None = None
+    forger: bool = False
+    flooder: bool = False
 
     @property
     def slot_s(self) -> float:
@@ -154,16 +157,17 @@ class Options:
         others = ", ".join(self.nemesis_events) or "none"
         signed = "signed, " if self.signed else ""
         apart = f", {self.apart} of them in a region of their own" if self.apart else ""
-        poisoner = "" if self.poisoner is None else f"; a poisoner ({self.poisoner})"
+        hostile = "" if self.poisoner is None else f"; a poisoner ({self.poisoner})"
+        hostile += "; a forger" * self.forger + "; a flooder" * self.flooder
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
             f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
             f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
-            f"{signed}faults of calls: {calls}; others: {others}{poisoner}"
+            f"{signed}faults of calls: {calls}; others: {others}{hostile}"
         )
 
     def without_faults(self) -> Options:
-        return replace(self, calls=(), nemesis_events=(), poisoner=None)
+        return replace(self, calls=(), nemesis_events=(), poisoner=None, forger=False, flooder=False)
 
 
 def drawn_options(seed: int) -> Options:
@@ -220,7 +224,7 @@ def drawn_options(seed: int) -> Options:
 
 def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
-    return _with_poisoner(_with_keys(_with_harm(options, seed), seed), seed)
+    return _with_outsiders(_with_poisoner(_with_keys(_with_harm(options, seed), seed), seed), seed)
 
 
 def _with_keys(options: Options, seed: int) -> Options:
@@ -246,6 +250,18 @@ def _with_poisoner(options: Options, seed: int) -> Options:
         merges=max(merges, options.merges),
         kept_rounds=1000,
         nemesis_events=kinds if "kill" in kinds else (*kinds, "kill"),
+    )
+
+
+def _with_outsiders(options: Options, seed: int) -> Options:
+    """In some histories others write into the bucket; half of these are signed, so that forgers have keys, too."""
+    draw = Stream(seed, "outsiders")
+    if not draw.chance(OUTSIDERS_SHARE):
+        return options
+    forger, flooder = draw.choice(((True, False), (False, True), (True, True)))
+    merges, signed = draw.whole(*OUTSIDERS_MERGES), draw.chance(0.5)
+    return replace(
+        options, forger=forger, flooder=flooder, signed=options.signed or signed, merges=max(merges, options.merges)
     )
 
 
@@ -282,7 +298,7 @@ def run_of(options: Options) -> RunFormat:
         train=TrainSettings(
             tokens=tokens, batch_tokens=BATCH_TOKENS, inner=InnerSettings(save_every=options.saves_every_rounds)
         ),
-        data=DataSettings(shards=options.learners + SPARE_SHARDS),
+        data=DataSettings(shards=options.learners + options.flooder + SPARE_SHARDS),
         evaluation=EvaluationSettings(every=options.evaluates_every, on_divergence=options.on_divergence),
         cold_start=ColdStartSettings(options.cold_rounds, options.cold_learners, options.cold_every),
         syncer=SyncerSettings(standbys=options.standbys, takeover_s=options.takeover_s),
@@ -305,6 +321,8 @@ def run_of(options: Options) -> RunFormat:
     places = ["here"] * (options.learners - options.apart) + [REGION] * options.apart
     names = [f"l{i}" for i in range(options.learners)]
     names[-1:] = names[-1:] if options.poisoner is None else [POISONER]
+    if options.flooder:
+        names, places = [*names, FLOODER], [*places, "here"]
     islands = tuple(
         Island(name, place, BATCH_TOKENS, every, BATCH_TOKENS / options.step_s, options.step_s)
         for name, place in zip(names, places, strict=True)

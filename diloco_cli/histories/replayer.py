@@ -45,6 +45,7 @@ SAID_BY_BOTH = (
 PLACES = 16  # of a record, where others may have taken the first ones
 LIVENESS, BLAME = "liveness", "blame"
 POISONER = "p0"  # the name of the hostile learner, where there is one
+FLOODER = "z0"  # and of the island that floods the bucket, and never trains
 
 
 class ViolationError(AssertionError):
