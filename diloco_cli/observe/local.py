@@ -46,8 +46,9 @@ class LocalUnit:
 
     @property
     def restarts(self) -> bool:
-        """Its supervisor will start it again, or does so now."""
-        return self.dead and self.supervised and self.said.state in (UnitState.BACKOFF, UnitState.STARTING)
+        """Its supervisor will start it again, or has done so: then it has not yet been heard."""
+        again = (UnitState.BACKOFF, UnitState.STARTING) if self.dead else (UnitState.RUNNING,)
+        return self.supervised and bool(self.said.last_end) and self.said.state in again
 
     @property
     def gave_up(self) -> bool:
@@ -59,10 +60,11 @@ class LocalUnit:
         who = " (chaos)" if self.by_chaos else ""
         if self.condition == "paused":
             return f"its process {self.pid} is paused by a signal{who}"
+        if self.restarts:
+            why = self.said.reason if self.dead else self.said.last_end
+            return f"it is being restarted, after {self.said.starts} starts: {why}{who}"
         if not self.dead:
             return ""
-        if self.restarts:
-            return f"it is being restarted, after {self.said.starts} starts: {self.said.reason}{who}"
         if self.gave_up or self.said.state == UnitState.HELD:
             return f"{self.said.reason}{who}"
         if self.said.state == UnitState.DONE:

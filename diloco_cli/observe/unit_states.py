@@ -67,8 +67,8 @@ def is_stuck(facts: RunFacts, name: str, heard: Heard[LearnerHeartbeat]) -> bool
     if said.state not in STEPS or heard.age_s > SUSPECT_S or island is None:
         return False
     rate = said.mean_tokens_per_s
-    usual_s = STUCK_AFTER * island.batch_tokens / rate if rate > 0 else FIRST_STEP_S
-    return said.last_step_s > max(SUSPECT_S, usual_s)
+    most_s = max(SUSPECT_S, STUCK_AFTER * island.batch_tokens / rate if rate > 0 else FIRST_STEP_S)
+    return said.last_step_s > most_s / 2 and said.last_step_s + heard.age_s > most_s
 
 
 def syncer_state(facts: RunFacts, local: Local = Local()) -> str | None:
@@ -98,10 +98,10 @@ def state_here(
         return ""
     if unit.condition == "paused":
         return LearnerState.STUCK
+    if unit.restarts and (unit.dead or heard is None or heard.age_s > SUSPECT_S):
+        return LearnerState.RECOVERING
     if not unit.dead:
         return ""
-    if unit.restarts:
-        return LearnerState.RECOVERING
     if unit.gave_up:
         return LearnerState.FAILED
     heard_elsewhere = heard is not None and heard.age_s <= SUSPECT_S and not unit.supervised

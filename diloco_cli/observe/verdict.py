@@ -110,6 +110,8 @@ def _silent(look: Look) -> Verdict | None:
     facts = look.facts
     if not look.unserved or any(state not in SILENCE for state in look.learners.values()):
         return None
+    if any(not unit.dead for unit in look.local.units.values()):
+        return None  # what hinders them is known here
     ages = [heard.age_s for heard in facts.learners.values()] + [heard.age_s for heard in facts.standbys.values()]
     ages += [facts.syncer.age_s] if facts.syncer is not None else []
     ended = any(state == LOST for state in look.learners.values()) or look.syncer == LOST

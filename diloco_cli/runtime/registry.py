@@ -87,11 +87,13 @@ def list_units(run: str) -> list[UnitRecord]:
 
 @dataclass(frozen=True)
 class Supervised:
-    """What the supervisor last decided about a unit: its state, why, and how often it has been started."""
+    """What the supervisor last decided about a unit: its state, why, how often it has been started, and how its last
+    process has ended ("": none has)."""
 
     state: str
     starts: int
     reason: str
+    last_end: str = ""
 
 
 def note_supervised(run: str, units: Mapping[str, Supervised]) -> None:

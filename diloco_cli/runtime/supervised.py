@@ -11,8 +11,8 @@ from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.errors import RefusedError
 from diloco_cli.runtime.causes import read_cause
 from diloco_cli.runtime.identity import is_alive, signal_family, signal_process
-from diloco_cli.runtime.registry import UnitRecord, is_held, read_unit
-from diloco_cli.runtime.restart import Exit
+from diloco_cli.runtime.registry import Supervised, UnitRecord, is_held, read_unit
+from diloco_cli.runtime.restart import Exit, describe_exit
 from diloco_cli.runtime.units import LAST_STATES, UnitEvent, UnitSpec, UnitState, next_state, restarted, start_unit
 
 MAX_EXITS_KEPT = 200
@@ -46,6 +46,12 @@ class SupervisedUnit:
     @property
     def pid(self) -> int | None:
         return self._record.identity.pid if self._record else None
+
+    @property
+    def account(self) -> Supervised:
+        """For other commands on this machine."""
+        last_end = describe_exit(self.exits[-1]) if self.exits else ""
+        return Supervised(self.state, self.starts, self.reason, last_end)
 
     def go(self, event: UnitEvent, reason: str) -> None:
         self.state = next_state(self.state, event)

@@ -33,7 +33,7 @@ from diloco_cli.runtime.ending import (
     without_bucket,
 )
 from diloco_cli.runtime.hearing import Asking, OnceInBackground, SignalCount
-from diloco_cli.runtime.registry import SUPERVISOR, Supervised, log_path, note_supervised, supervisor_lock
+from diloco_cli.runtime.registry import SUPERVISOR, log_path, note_supervised, supervisor_lock
 from diloco_cli.runtime.restart import (
     DONE_STATUSES,
     FENCED_STATUS,
@@ -249,8 +249,7 @@ class Supervisor:
         facts: Facts | None = None, cause: Cause | None = None,
     ) -> None:  # fmt: skip
         unit.go(event, reason)
-        notes = {u.spec.name: Supervised(u.state, u.starts, u.reason) for u in self.units}
-        note_supervised(self._run_name, notes)
+        note_supervised(self._run_name, {unit.spec.name: unit.account for unit in self.units})
         self._tell(kind, unit.spec.name, reason, facts, cause)
 
     def _bound_logs(self) -> None:

@@ -83,5 +83,40 @@ class SlowPositions(SlowNothing):
         return torch.tensor([[position]]), torch.zeros(1, 1)
 
 
+class SteeredData(SlowNothing):
+    """The file `orders/NAME` makes that learner `slow`, or lets it `hang`."""
+
+    def __init__(self, step_s: float, orders: str) -> None:
+        super().__init__(step_s)
+        self.orders = Path(orders)
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
+        found = super().batch(shard, num_shards, position, batch_tokens)
+        if ordered(self.orders) == "slow":
+            time.sleep(SLOWER * self.step_s)
+        while ordered(self.orders) == "hang":
+            time.sleep(0.05)
+        return found
+
+
+class SteeredModel(Numbers):
+    """The file `orders/evaluator` makes the held-out loss `high`."""
+
+    def __init__(self, elements: int, orders: str) -> None:
+        super().__init__(elements)
+        self.orders = Path(orders)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        high = not self.training and ordered(self.orders) == "high"
+        return super().forward(x, y) + (10.0 if high else 0.0)
+
+
+def ordered(orders: Path) -> str:
+    """What this process is to do; "" if nothing."""
+    path = orders / (own_name() or "evaluator")
+    return path.read_text() if path.exists() else ""
+
+
 model, witnessed_model = Numbers, Witnessed  # entrypoints, and those of data
 data, slow_data, slow_positions = Nothing, SlowNothing, SlowPositions
+steered_model, steered_data = SteeredModel, SteeredData

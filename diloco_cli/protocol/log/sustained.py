@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from diloco_cli.protocol.log import commits
 
-WINDOW_MERGES, WINDOW_S = 10, 10.0  # at least
+WINDOW_MERGES, WINDOW_S = 10, 5.0  # at least
 WINDOWS = 3
 
 

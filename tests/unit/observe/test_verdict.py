@@ -183,7 +183,8 @@ def here(kind: str = "learner", condition: str = "dead", supervised: bool = True
     return LocalUnit(kind, 7, condition, supervised=supervised, **more)
 
 
-SOON = Supervised("BACKOFF", 3, "killed by SIGKILL after 2.0 s; restart in 0.5 s")
+END = "killed by SIGKILL after 2.0 s"
+SOON = Supervised("BACKOFF", 3, f"{END}; restart in 0.5 s", END)
 
 
 def test_a_dead_learner_is_known_at_once_on_its_own_machine() -> None:
@@ -201,6 +202,9 @@ def test_a_learner_that_is_being_restarted_says_why_and_how_often() -> None:
     assert status.reason.endswith("rhine (it is being restarted, after 3 starts: killed by SIGKILL after 2.0 s; "
                                   "restart in 0.5 s (chaos))")  # fmt: skip
     assert status.hint == "diloco logs rhine --run file:///b/nano"
+    again = here(condition="running", said=Supervised("RUNNING", 4, "process 8", END))
+    assert verdict_of(facts(), Local({"rhine": again})).state == State.MERGING, "it is heard again"
+    assert "it is being restarted, after 4 starts: k" in verdict_of(facts(rhine=9.0), Local({"rhine": again})).reason
 
 
 def test_a_paused_process_is_stuck_and_the_command_that_revives_it_is_named() -> None:
@@ -218,6 +222,7 @@ def test_a_learner_that_is_heard_and_does_not_step_is_stuck() -> None:
     assert verdict.state == State.DEGRADED and "its step has not ended for 10 s: it hangs" in verdict.reason
     assert verdict.hint == "diloco logs iowa --run file:///b/nano"
     assert verdict_of(facts(last_step_s=9.0, mean_tokens_per_s=1.0)).state == State.MERGING, "its steps are long"
+    assert verdict_of(facts(last_step_s=3.0, mean_tokens_per_s=1e6, iowa=6.0)).state == State.MERGING
     assert verdict_of(facts(last_step_s=9.0)).state == State.MERGING, "its first step may take longer"
     waits = learner_says(stands, "iowa", LearnerState.WAITING)
     assert verdict_of(waits).state == State.MERGING

@@ -34,8 +34,8 @@ def test_a_pace_held_for_three_windows_is_sustained() -> None:
     assert merged(two, 21.0, 1.0, 10).best == 100.0
 
 
-def test_windows_last_for_ten_merges_and_ten_seconds() -> None:
-    fast = merged(Sustained(), 0.0, 0.1, 101)
+def test_windows_last_for_ten_merges_and_five_seconds() -> None:
+    fast = merged(Sustained(), 0.0, 0.1, 52)
     assert fast.rates == (pytest.approx(1000.0),)
     slow = merged(Sustained(), 0.0, 60.0, 11)
     assert slow.last == (600.0, 1000)
