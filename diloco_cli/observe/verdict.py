@@ -120,12 +120,15 @@ def _silent(look: Look) -> Verdict | None:
     if not ages:
         return Verdict(State.SILENT, "no unit has been heard yet", look.idle_s, _resume(look))
     since_s = min(ages)
-    if all(state == LearnerState.DONE for state in look.learners.values()) and look.syncer == SyncerState.DONE:
+    states = {**look.learners, **({"syncer": look.syncer} if look.syncer else {})}
+    left = [name for name, state in states.items() if state == LearnerState.DONE]
+    if len(left) == len(states):
         return Verdict(State.SILENT, "all units have left in good order", since_s, _resume(look))
     if look.local.units and all(unit.dead for unit in look.local.units.values()):
         accounts = "; ".join(f"{name}: {unit.account}" for name, unit in look.local.units.items())
         return Verdict(State.SILENT, accounts, since_s, _resume(look))
     reason = f"no unit has been heard for {format_duration(since_s)}; why is not known from the bucket"
+    reason = f"{', '.join(left)} left in good order; {reason}" if left else reason
     return Verdict(State.SILENT, reason, since_s, _resume(look))
 
 

@@ -1,7 +1,7 @@
 """The pace of a run's merges, and the best pace that it has sustained: for people only.
 
 The pace of a window of merges is the tokens of their offers over its time, each offer counted in full: so it does not
-depend on the sizes of fragments. What a run does for three windows in a row it sustains. One window shows nothing:
+depend on the sizes of fragments. What a run does for WINDOWS in a row it sustains. One window alone shows nothing:
 after an outage the offers that have piled up are merged as fast as the syncer can.
 """
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from diloco_cli.protocol.log import commits
 
 WINDOW_MERGES, WINDOW_S = 10, 5.0  # at least
-WINDOWS = 3
+WINDOWS = 5
 
 
 class Sustained(Struct, frozen=True):

@@ -28,10 +28,10 @@ def merged(known: Sustained, from_s: float, every_s: float, count: int, tokens: 
     return known
 
 
-def test_a_pace_held_for_three_windows_is_sustained() -> None:
-    two = merged(Sustained(), 0.0, 1.0, 21)
-    assert (two.rates, two.best) == ((100.0, 100.0), 0.0)
-    assert merged(two, 21.0, 1.0, 10).best == 100.0
+def test_a_pace_held_for_five_windows_is_sustained() -> None:
+    four = merged(Sustained(), 0.0, 1.0, 41)
+    assert (four.rates, four.best) == ((100.0,) * 4, 0.0)
+    assert merged(four, 41.0, 1.0, 10).best == 100.0
 
 
 def test_windows_last_for_ten_merges_and_five_seconds() -> None:
@@ -42,14 +42,14 @@ def test_windows_last_for_ten_merges_and_five_seconds() -> None:
 
 
 def test_offers_that_piled_up_in_an_outage_do_not_make_the_best_pace() -> None:
-    known = merged(Sustained(), 0.0, 1.0, 31)
+    known = merged(Sustained(), 0.0, 1.0, 51)
     known = merged(known, 330.0, 0.1, 200)  # ten minutes of nothing, then twenty seconds of offers that had piled up
     known = merged(known, 350.0, 1.0, 30)
     assert known.best == 100.0
 
 
 def test_a_new_syncer_a_stop_and_a_rollback_begin_anew_and_keep_the_best() -> None:
-    known = merged(Sustained(), 0.0, 1.0, 36)
+    known = merged(Sustained(), 0.0, 1.0, 56)
     stop = commits.Stop(n=1)
     assert sustained_after(known, stop) == Sustained(best=100.0)
 
@@ -61,7 +61,7 @@ def test_a_clock_that_goes_back_or_is_none_begins_anew() -> None:
 
 
 def test_the_present_pace_counts_the_last_whole_window_and_the_present_one() -> None:
-    known = merged(Sustained(), 0.0, 1.0, 31)
+    known = merged(Sustained(), 0.0, 1.0, 51)
     assert share_of_best(known, 0.0) == pytest.approx(1.0)
-    assert share_of_best(merged(known, 34.0, 4.0, 5), 20.0) == pytest.approx(0.5)
+    assert share_of_best(merged(known, 54.0, 4.0, 5), 20.0) == pytest.approx(0.5)
     assert share_of_best(Sustained(), 5.0) is None
